@@ -57,7 +57,7 @@ def refuse(_out: HelperOutput) -> dict[str, Any]:
 
 
 def hang(out: HelperOutput) -> dict[str, Any]:
-    out.message({"at": "/mnt/data"})
+    out.send_message({"at": "/mnt/data"})
     return stay(out)
 
 

@@ -57,7 +57,7 @@ Data of each group:
                 memory procs ecc_unc ecc_cor    as of NVIDIA; temperatures are those of the hottest place of the chip
                 ras {block: [uncorrectable, correctable]} bad_pages {retired, pending, failed}
                 xgmi {index: [weight, most MB/s]} xgmi_links [0|1...] slowdown [what holds the clocks down]
-    unshown     {gpus: [an entry of driver.pci, with node: result of opening its device node]}    if NVML shows fewer
+    hidden_gpus {gpus: [an entry of driver.pci, with node: result of opening its device node]}    if NVML shows fewer
     smi         {rc, devices: [{index, uuid, name, pci, driver}], errors: [text]}    only if NVML failed
     kernel_log  {source, uptime, since_s: age of its oldest line, dropped, lines: [{age_s, text}],
                 events: [errors of GPUs, counted (`kernel_log`)]}
@@ -158,7 +158,7 @@ def _second(request: FactsRequest, groups: Mapping[str, FactGroup]) -> dict[str,
     module = importlib.import_module("clusterctl.agent.facts.driver")
     entries = module.find_hidden_gpus(driver["data"], nvml["data"])
     root = str(request.get("root") or "/")
-    return {"unshown": _task("driver", "collect_hidden_gpus", root, entries)} if entries else {}
+    return {"hidden_gpus": _task("driver", "collect_hidden_gpus", root, entries)} if entries else {}
 
 
 def _task(module: str, function: str, *arguments: Any) -> Task:

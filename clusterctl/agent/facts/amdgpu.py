@@ -15,7 +15,7 @@ import struct
 
 from clusterctl.agent.facts import driver, gpu_values, processes
 from clusterctl.agent.facts.child_tasks import AbsentError
-from clusterctl.agent.facts.gpu_values import FILE_WORDS, GpuReading, read_doubtful_again
+from clusterctl.agent.facts.gpu_values import FILE_WORDS, GpuReading, repeat_doubtful_readings
 from clusterctl.agent.facts.hardware_errors import BOGUS
 from clusterctl.agent.linux import gpus, sysfs
 
@@ -264,10 +264,10 @@ class AmdgpuSession:
     def read_gpus(self) -> list[AmdgpuReading]:
         """Read every GPU."""
         by_node = {gpu["node"]: gpu["index"] for gpu in self.gpus}
-        readings = [AmdgpuReading(self._root, gpu).read_all(self.list_holders_of(gpu)) for gpu in self.gpus]
+        readings = [AmdgpuReading(self._root, gpu).read_all(self.list_gpu_processes(gpu)) for gpu in self.gpus]
         for reading, gpu in zip(readings, self.gpus):
             reading.values["xgmi"] = gpus.list_xgmi_links(self._root, gpu, by_node)
-        read_doubtful_again(readings)
+        repeat_doubtful_readings(readings)
         return readings
 
     def read_samples(self) -> list[dict[str, Any]]:
@@ -293,10 +293,10 @@ class AmdgpuSession:
             if gpu["index"] in indices:
                 memory = AmdgpuReading(self._root, gpu).read_memory()
                 if memory is not None:
-                    holding.append({"gpu": gpu["index"], **memory, "procs": self.list_holders_of(gpu)})
+                    holding.append({"gpu": gpu["index"], **memory, "procs": self.list_gpu_processes(gpu)})
         return holding
 
-    def list_holders_of(self, gpu: dict[str, Any]) -> list[dict[str, Any]]:
+    def list_gpu_processes(self, gpu: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the processes that hold memory of a GPU."""
 
         def describe(pid: int) -> dict[str, Any]:

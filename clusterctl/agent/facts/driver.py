@@ -126,22 +126,22 @@ def find_hidden_gpus(driver: dict[str, Any], nvml: dict[str, Any]) -> list[dict[
     """Return NVIDIA's entries of `driver.pci` that NVML does not show; none if either side has no addresses."""
     if nvml.get("count") is None:
         return []
-    nvml_addresses = [short_address(device["v"]["pci"]) for device in nvml["devices"] if "pci" in device["v"]]
+    nvml_addresses = [shorten_address(device["v"]["pci"]) for device in nvml["devices"] if "pci" in device["v"]]
     # A device whose handle is lost has no address, but NVML counts it, so it is not missing.
     nameless = len(nvml["devices"]) - len(nvml_addresses)
     cards = [entry for entry in driver.get("pci") or [] if entry["vendor"] == "nvidia"]
-    absent = [entry for entry in cards if short_address(entry["address"]) not in nvml_addresses]
+    absent = [entry for entry in cards if shorten_address(entry["address"]) not in nvml_addresses]
     return absent[: max(0, len(absent) - nameless)]
 
 
-def short_address(address: str) -> str:
+def shorten_address(address: str) -> str:
     """Return bus:device.function. NVML writes the domain with eight digits, the kernel with four."""
     domain, _, rest = address.lower().partition(":")
     return f"{int(domain, 16):x}:{rest}" if domain else rest
 
 
 def collect_hidden_gpus(root: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the group `unshown`."""
+    """Return the group `hidden_gpus`."""
     results = [
         sysfs.check_open(root, f"/dev/nvidia{entry['minor']}")
         if entry["driver"] == "nvidia" and entry["minor"] is not None

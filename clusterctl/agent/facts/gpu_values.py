@@ -126,7 +126,7 @@ class GpuReading:
         return {**facts, "odd": self.odd} if self.odd else facts
 
 
-def read_doubtful_again(readings: Sequence[GpuReading]) -> None:
+def repeat_doubtful_readings(readings: Sequence[GpuReading]) -> None:
     """Read values that may be chance results again, of all GPUs at once."""
     for _ in range(_MORE_READINGS):
         doubtful = [reading for reading in readings if reading.is_doubtful()]

@@ -269,7 +269,7 @@ def collect_kernel_log(root: str) -> dict[str, Any]:
         if output is None:
             reasons.append(reason)
             continue
-        seen: dict[str, Any] = {"source": source, "uptime": uptime, **filter_lines(output, pattern, uptime)}
+        seen: dict[str, Any] = {"source": source, "uptime": uptime, **filter_kernel_log(output, pattern, uptime)}
         best = seen if best is None or (seen["since_s"] or 0.0) > (best["since_s"] or 0.0) else best
         if best["since_s"] is None or uptime - best["since_s"] <= COMPLETE_WITHIN_S:
             break
@@ -278,7 +278,7 @@ def collect_kernel_log(root: str) -> dict[str, Any]:
     for name in _LOG_FILES:
         written = _this_boot(root, name, uptime)
         if written:
-            return {"source": name, "uptime": uptime, **filter_lines(written, _LOG_FILE, uptime)}
+            return {"source": name, "uptime": uptime, **filter_kernel_log(written, _LOG_FILE, uptime)}
     stated = [reason for reason in reasons if reason]
     if not stated:
         raise AbsentError("neither `dmesg` nor `journalctl` is there")
@@ -324,7 +324,7 @@ def _this_boot(root: str, name: str, uptime: float) -> str | None:
     return "\n".join(kept) if kept and last <= uptime else None
 
 
-def filter_lines(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> dict[str, Any]:
+def filter_kernel_log(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> dict[str, Any]:
     """Return the relevant lines of a kernel log, oldest first (`clusterctl.agent.facts` has the format)."""
     events = KernelEvents()
     kept: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ import time
 
 from clusterctl.agent.facts import gpu_values
 from clusterctl.agent.facts.child_tasks import AbsentError
-from clusterctl.agent.facts.gpu_values import NVML_WORDS, GpuReading, read_doubtful_again
+from clusterctl.agent.facts.gpu_values import NVML_WORDS, GpuReading, repeat_doubtful_readings
 from clusterctl.agent.linux import sysfs
 
 TYPE_CHECKING = False
@@ -445,7 +445,7 @@ class NvmlSession:
         readings = [
             NvmlReading(self._nvml, index, handle, root).read_all() for index, handle in enumerate(self.handles)
         ]
-        read_doubtful_again(readings)
+        repeat_doubtful_readings(readings)
         return readings
 
     def read_samples(self) -> list[dict[str, Any]]:

@@ -41,11 +41,11 @@ class HelperOutput:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
-    def data(self, stream: int, offset: int, payload: bytes) -> None:
+    def send_data(self, stream: int, offset: int, payload: bytes) -> None:
         """Send bytes of a stream; blocks while the connection is slow."""
         syscalls.write_all(self.descriptor, frames.encode_data(stream, offset, payload))
 
-    def message(self, value: Mapping[str, object]) -> None:
+    def send_message(self, value: Mapping[str, object]) -> None:
         """Send a message."""
         syscalls.write_all(self.descriptor, frames.encode_message(value))
 
@@ -85,9 +85,9 @@ def _run_task(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
         spawn.close_descriptors({write, *keep})
         out = HelperOutput(write)
         try:
-            out.message({"result": task(out)})
+            out.send_message({"result": task(out)})
         except Exception as error:
-            out.message({"error": commands.convert_to_request_error(error).answer(0)["error"]})
+            out.send_message({"error": commands.convert_to_request_error(error).answer(0)["error"]})
     finally:
         os._exit(0)
 

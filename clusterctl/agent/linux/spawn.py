@@ -159,7 +159,7 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def set_tag(value: int) -> None:
+def set_process_tag(value: int) -> None:
     """Mark this process and all its descendants, by the value of a resource limit."""
     for limit in (_RLIMIT_LOCKS, resource.RLIMIT_RSS):
         try:
@@ -175,7 +175,7 @@ def exec_program(program: Program) -> NoReturn:
     argv = build_command_line(program)
     try:
         if program.tag is not None:
-            set_tag(program.tag)
+            set_process_tag(program.tag)
         reset_signals()
         for limit, usual in _ORIGINAL_LIMITS.items():
             resource.setrlimit(limit, usual)

@@ -216,12 +216,12 @@ class JournalWriter:
 
 
 class JournalCache:
-    """States of all runs on this node, each folded only for new lines. Callers must not change what `of` returns."""
+    """States of all runs on this node, each folded only for new lines. Callers must not change a returned state."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[JournalReader, NodeState]] = {}
 
-    def of(self, run: RunDir) -> NodeState:
+    def read_state(self, run: RunDir) -> NodeState:
         """Return the state of a run; without a journal it is a new state."""
         reader, state = self._known.get(run.path) or (JournalReader(run.journal), NodeState())
         entries = reader.read_events()

@@ -79,7 +79,7 @@ class OffsetTable:
         self._offset_table.make(ranks)
         self._sent.make(ranks)
 
-    def of(self, rank: int) -> OutputOffsets:
+    def read_offsets(self, rank: int) -> OutputOffsets:
         """Return the record of a rank.
 
         Raises:
@@ -98,7 +98,7 @@ class OffsetTable:
         end, boot = self._sent.get(rank)
         return end if boot == _boot_number() else 0
 
-    def put(self, rank: int, offsets: OutputOffsets) -> None:
+    def write_offsets(self, rank: int, offsets: OutputOffsets) -> None:
         """Write all fields but `sent`."""
         self._offset_table.put(rank, (*astuple(offsets)[:-1], _boot_number()))
 
@@ -227,9 +227,9 @@ def read_output(
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if offset < 0:
-            offset = max(0, offset_table.of(rank).file_start + os.fstat(fd).st_size + offset)
+            offset = max(0, offset_table.read_offsets(rank).file_start + os.fstat(fd).st_size + offset)
         while True:
-            offsets = offset_table.of(rank)
+            offsets = offset_table.read_offsets(rank)
             begin = max(offset, offsets.first_valid)
             data = os.pread(fd, length, begin - offsets.file_start)
             now, size = _check_output(fd, offset_table, rank)
@@ -280,7 +280,7 @@ def _check_output(fd: int, offset_table: OffsetTable, rank: int) -> tuple[Output
     """Return the offsets and the size of an output; the size is `None` if its file was emptied."""
     size = os.fstat(fd).st_size
     # Read the record after the file size: the supervisor writes the record before it changes the file.
-    now = offset_table.of(rank)
+    now = offset_table.read_offsets(rank)
     return now, None if now.is_emptied(size) else now.file_start + size
 
 

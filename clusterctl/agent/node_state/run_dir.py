@@ -120,7 +120,7 @@ class RunDir:
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
     @property
-    def short(self) -> str:
+    def short_key(self) -> str:
         """Short form of the key, for names that other users can see."""
         return self.key[:6]
 
@@ -149,7 +149,7 @@ class RunDir:
         return self.file(run_files.SAMPLES_FILE)
 
     @property
-    def prepare(self) -> str:
+    def prepare_file(self) -> str:
         """Path of the last `Prepare` that was carried out."""
         return self.file("prepare.json")
 
@@ -172,7 +172,7 @@ class RunDir:
         """Return the directory of an attempt."""
         return self.file(f"attempt-{attempt}")
 
-    def start(self, attempt: int) -> str:
+    def start_file(self, attempt: int) -> str:
         """Return the path of the list of workers that an attempt was to start."""
         return os.path.join(self.attempt(attempt), "start.json")
 

@@ -194,7 +194,7 @@ def _query_processes(pids: list[int], question: Callable[[int], T]) -> tuple[dic
 
     def query(out: HelperOutput) -> dict[str, Any]:
         for pid in pids:
-            out.message({"answer": question(pid)})
+            out.send_message({"answer": question(pid)})
         return {}
 
     while pids and time.monotonic() < deadline:

@@ -53,7 +53,7 @@ class Prepare:
         script: A file that must exist, relative to the workdir; `None` if unknown.
         sample_seconds: Interval of activity samples.
         health_seconds: Interval of GPU and host samples; 0 turns them off.
-        forked: JSON form of `Forked`; `None` if every worker starts a new interpreter.
+        forked: JSON form of `ForkPlan`; `None` if every worker starts a new interpreter.
     """
 
     run: str
@@ -80,7 +80,7 @@ class Prepare:
 
 
 @dataclass(frozen=True)
-class Forked:
+class ForkPlan:
     """How the ranks of a node are forked from one process that has imported modules; see `job.start_method`.
 
     Attributes:

@@ -147,7 +147,7 @@ def _describe_sync(place: synced_code.SyncedWorkdir, run: str | None, data: byte
     entries = requests.decode_file_list(data)
     found = place.diff({path: entry for path, *entry in entries})
     return {
-        **_list_needed(entries, found.changed_files),
+        **_list_needed(entries, found.differing_files),
         "going": len(found.removed),
         "gone": found.removed[:_MAX_REMOVED_NAMES],
         "user": _find_live_run(place.folder, place.root, run) if found.changed else None,
@@ -190,7 +190,7 @@ class _FileCommands:
                 user = _find_live_run(place.folder, place.root, run) or starting
                 found = place.prepare_sync({path: entry for path, *entry in entries}, user, run)
                 edited: command_types.ManifestAnswer = {"need": [], "edited": found.edited[:_MAX_REMOVED_NAMES]}
-                return {**edited, **_list_needed(entries, found.changed_files)}
+                return {**edited, **_list_needed(entries, found.differing_files)}
 
             def plan_transfer(outcome: Message) -> _PendingTransfer:
                 def make_receiver() -> file_tree.FileReceiver:
@@ -308,7 +308,7 @@ class _FileCommands:
         folder, pattern, stream = _resolve_workdir(arguments), str(arguments["pattern"]), int(arguments["stream"])
 
         of = arguments.get("of")
-        began = None if of is None else self._runs.journal_states.of(self._runs.find_run(of)).began
+        began = None if of is None else self._runs.journal_states.read_state(self._runs.find_run(of)).began
 
         def send(out: HelperOutput) -> command_types.FetchAnswer:
             files: list[tuple[str, int, int]] = []
@@ -371,7 +371,7 @@ def _send_file(out: HelperOutput, stream: int, offset: int, path: str) -> tuple[
                 data = file.read(frames.CHUNK_BYTES)
                 if not data:
                     return sent, stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-                out.data(stream, offset + sent, data)
+                out.send_data(stream, offset + sent, data)
                 sent += len(data)
     except OSError as error:
         if not sent and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):

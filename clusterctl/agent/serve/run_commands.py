@@ -148,7 +148,11 @@ class RunCommands:
         """Return whether this controller follows a run that still needs a supervisor."""
         if key not in self._follow_sender or key not in self._epochs:
             return False
-        return self.journal_states.of(RunDir(self._session.root, *key)).state not in ("new", "swept", "finished")
+        return self.journal_states.read_state(RunDir(self._session.root, *key)).state not in (
+            "new",
+            "swept",
+            "finished",
+        )
 
     def _make_forwarder(self, command: Command) -> Handler:
         def forward(request_id: int, arguments: Any, epoch: int | None) -> Result:
@@ -169,7 +173,7 @@ class RunCommands:
             if command is Command.FINISH:
                 self.workdir_locks.release_run(run.run)
             if command in (Command.STOP, Command.FINISH):
-                state = self.journal_states.of(run)
+                state = self.journal_states.read_state(run)
                 if state.finished is not None or (state.seq == 0 and run_processes.find_supervisor(run) is None):
                     return {}
 
@@ -237,7 +241,7 @@ class RunCommands:
     ) -> command_types.StatusAnswer | None:
         run = self.find_run(arguments)
         self.check_epoch(run, epoch)
-        state = self.journal_states.of(run)
+        state = self.journal_states.read_state(run)
         answer: command_types.StatusAnswer = {
             "supervisor": has_supervisor(run),
             "epoch": fencing.read_epoch(run.epoch),
@@ -260,7 +264,7 @@ class RunCommands:
         return None
 
     def _list_runs(self, request_id: int, _asked: command_types.NoArguments, _epoch: int | None) -> None:
-        states = [(run, self.journal_states.of(run)) for run in run_dir.list_run_dirs(self._session.root)]
+        states = [(run, self.journal_states.read_state(run)) for run in run_dir.list_run_dirs(self._session.root)]
         # For a run without a supervisor, all processes of the machine must be searched.
         self._session.run_task(request_id, lambda _out: {"runs": [summarize_run(*each) for each in states]})
 
@@ -268,7 +272,7 @@ class RunCommands:
         self, request_id: int, arguments: command_types.EvidenceArguments, _epoch: int | None
     ) -> None:
         run = self.find_run(arguments)
-        state = self.journal_states.of(run)
+        state = self.journal_states.read_state(run)
         wanted_ranks = arguments.get("ranks")
         workers: list[RankProcess] = [
             {
@@ -302,7 +306,7 @@ class RunCommands:
             return
         run = self.find_run(arguments)
         self.check_epoch(run, epoch)
-        state = self.journal_states.of(run)
+        state = self.journal_states.read_state(run)
         self._session.run_task(request_id, lambda _out: {"bytes": _remove_run(run, state)})
 
 
@@ -312,7 +316,7 @@ def _read_output(run: RunDir, attempt: int, rank: int, offset: int, length: int)
         piece = output_offsets.read_output(run.of_rank(attempt, rank, "log"), offset_table, rank, offset, length)
         if piece is None:
             # The file was emptied and its supervisor has not noticed yet: nothing follows the bytes that were there.
-            offsets = offset_table.of(rank)
+            offsets = offset_table.read_offsets(rank)
             end = max(offsets.size, offsets.sent)
             piece = output_offsets.OutputPiece(end, b"", end, end)
         return piece

@@ -64,7 +64,9 @@ def collect_known_processes(run: RunDir, state: NodeState) -> run_processes.Know
         protected=run_processes.list_supervisor_and_waiters(run),
         cgroup=group if cgroup.list_members(group) else None,
     )
-    known_processes.stop_signal = signal.Signals[(syscalls.read_json(run.prepare) or {}).get("stop_signal", "SIGTERM")]
+    known_processes.stop_signal = signal.Signals[
+        (syscalls.read_json(run.prepare_file) or {}).get("stop_signal", "SIGTERM")
+    ]
     for worker in list_workers(run, state):
         # The time of its exit is unknown, so only processes that were in its session at its start count as members.
         ended = None if worker["alive"] else worker["start_time"]
@@ -75,7 +77,7 @@ def collect_known_processes(run: RunDir, state: NodeState) -> run_processes.Know
 def summarize_run(run: RunDir, state: NodeState | None = None) -> RunSummary:
     """Return one entry for the list of runs; by default `state` is read here from the journal."""
     state = state or fold_journal(journal.read_journal(run.journal))
-    prepared = syscalls.read_json(run.prepare) or {}
+    prepared = syscalls.read_json(run.prepare_file) or {}
     is_over = state.state in ("new", "swept", "finished")
     is_live = has_supervisor(run) or any(worker["alive"] for worker in list_workers(run, state))
     # Processes that a worker left behind live on even if supervisor, waiters and workers were all killed.

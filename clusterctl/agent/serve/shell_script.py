@@ -76,7 +76,7 @@ def _quote(text: bytes) -> bytes:
 def _copy_rank(runs: RunCommands, arguments: command_types.RankArguments) -> spawn.Program:
     """Return folder and environment of a rank, without the marks of the run."""
     run, rank = runs.find_run(arguments), int(arguments["rank"])
-    started = runs.journal_states.of(run).started.get(rank)
+    started = runs.journal_states.read_state(run).started.get(rank)
     process = None if started is None else proc.read_identity(started.pid)
     if started is None or process is None or process.start_time != started.start_time:
         raise RequestError(ErrorKind.NOT_FOUND, f"rank {rank} of run {run.run} is not running here")

@@ -140,8 +140,8 @@ def remove_code(workdir: SyncedWorkdir) -> int:
 
 def _read_workdir(run: RunDir) -> str | None:
     """Return the workdir of a run; "" if the run was never synced here, `None` if its record cannot be read."""
-    if not os.path.exists(run.prepare):
+    if not os.path.exists(run.prepare_file):
         workdir = find_synced_workdir(run.run, run.root)
         return "" if workdir is None else workdir.folder
-    workdir = (syscalls.read_json(run.prepare) or {}).get("workdir")
+    workdir = (syscalls.read_json(run.prepare_file) or {}).get("workdir")
     return workdir if isinstance(workdir, str) else None

@@ -90,7 +90,7 @@ class Attempt:
                 os.makedirs(self._run.status_dir(self.number), mode=0o700, exist_ok=True)
                 self.outputs.make(self.prepare.ranks)
                 record = {**dataclasses.asdict(self.prepare), "interpreter": self.python}
-                syscalls.write_json(self._run.prepare, record)
+                syscalls.write_json(self._run.prepare_file, record)
             except (gpu_claims.GpuClaimError, ports.PortError) as error:
                 raise commands.make_refused_error(str(error)) from error
             except OSError as error:
@@ -133,7 +133,9 @@ class Attempt:
         if self.known_processes.cgroup is None:
             self.known_processes.cgroup = cgroup.create_cgroup(f"{self._run.key[:16]}-{self.number}")
         ranks = [[one.rank, one.local_rank] for one in planned]
-        syscalls.write_json(self._run.start(self.number), {"workers": ranks, "cgroup": self.known_processes.cgroup})
+        syscalls.write_json(
+            self._run.start_file(self.number), {"workers": ranks, "cgroup": self.known_processes.cgroup}
+        )
         wanted = [one for one in planned if one.rank not in self.workers]
         if start.inject and wanted and (pythons := workers.judge_pythons(wanted[0].argv, self.prepare.workdir)):
             shim_files.note_pythons(self._run.status_dir(self.number), pythons)
@@ -162,7 +164,7 @@ class Attempt:
                 "stop_signal": int(self.known_processes.stop_signal),
             },
             cgroup=cgroup.find_procs_file(self.known_processes.cgroup),
-            title=f"{self._run.short} rank {one.rank}",
+            title=f"{self._run.short_key} rank {one.rank}",
         )
 
     def _record_started(self, worker: Worker) -> None:

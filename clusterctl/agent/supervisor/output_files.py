@@ -55,7 +55,7 @@ class OutputFile:
         self._index_safe = 0
         self._offset_table = offset_table or OffsetTable(run.attempt(attempt))
         self._shared = offset_table is not None
-        self.offsets = self._offset_table.of(rank)
+        self.offsets = self._offset_table.read_offsets(rank)
         self.fd = -1
         self.why = ""
         self.journalled_at = float("-inf")
@@ -71,7 +71,7 @@ class OutputFile:
 
     def write_offsets(self) -> None:
         """Write the offsets to the table."""
-        self._offset_table.put(self.rank, self.offsets)
+        self._offset_table.write_offsets(self.rank, self.offsets)
         if not self._shared:
             self._offset_table.close()
 

@@ -296,7 +296,7 @@ class Supervisor:
             raise commands.make_refused_error(f"attempt {prepare.attempt} of run {self._run.run} is over on this node")
         attempt = self._new_attempt(prepare)
         attempt.prepare_node()
-        self._fsync_queue.add(self._run.prepare)
+        self._fsync_queue.add(self._run.prepare_file)
         fencing.touch_lease(self._run.lease)
         self._set_attempt(attempt)
         self._record(events.Prepared(prepare.attempt, list(attempt.ports.numbers)))
@@ -314,7 +314,7 @@ class Supervisor:
                 f"attempt {start.attempt} of run {self._run.run} is not prepared on this node"
             )
         start = secrets.store_or_restore_secrets(self._run, start, functools.partial(self._alarm, "memory"))
-        started = functools.partial(self._fsync_queue.add, self._run.start(attempt.number))
+        started = functools.partial(self._fsync_queue.add, self._run.start_file(attempt.number))
         return self._forking.run_when_ready(functools.partial(attempt.start, start), started)
 
     def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -408,4 +408,4 @@ def _detach_from_parent(run: RunDir, keep: set[int]) -> None:
     syscalls.become_subreaper()
     syscalls.set_process_name("clusterctl-supv")
     # Other users see the title: the names of run and node would reveal the markers of its processes.
-    syscalls.set_process_title(f"clusterctl-agent supervise {run.short}")
+    syscalls.set_process_title(f"clusterctl-agent supervise {run.short_key}")

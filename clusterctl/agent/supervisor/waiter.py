@@ -169,7 +169,7 @@ def _become_worker(config: WaiterConfig, gate: int, go: int) -> NoReturn:
         spawn.close_descriptors({gate, go})
         os.close(go)
         if config.program.tag is not None:
-            spawn.set_tag(config.program.tag)
+            spawn.set_process_tag(config.program.tag)
         if config.cgroup is not None:
             with contextlib.suppress(OSError), open(config.cgroup, "w") as file:
                 file.write("0")

@@ -108,11 +108,11 @@ def find_cwd_and_python(
         make: Make the code folder. Otherwise the home is the folder as long as the code folder does not exist.
         out: Gets the place that is examined.
     """
-    out.message({"at": workdir})
+    out.send_message({"at": workdir})
     if make:
         file_tree.make_workdir(workdir)
     cwd = workdir if os.path.isdir(workdir) else os.path.expanduser("~")
-    out.message({"at": python or "the file system of an interpreter"})
+    out.send_message({"at": python or "the file system of an interpreter"})
     return {"python": resolve_python(cwd, python, hint), "cwd": cwd}
 
 
@@ -126,7 +126,7 @@ def prepare_workdir(run: RunDir, prepare: requests.Prepare) -> str:
     python = str(_run_in_child(find, _FILES_TIMEOUT_S)["python"])
 
     def check(out: HelperOutput) -> dict[str, Any]:
-        out.message({"at": prepare.workdir})
+        out.send_message({"at": prepare.workdir})
         if prepare.code_hash is not None:
             difference = synced_code.SyncedWorkdir(prepare.workdir, run.root).find_change(prepare.code_hash)
             if difference is not None:
@@ -148,7 +148,7 @@ def judge_pythons(argv: list[str], workdir: str) -> str:
     """Return what `shell_errors.judge_pythons` says of the command of a worker; "" if this is unknown."""
 
     def check(out: HelperOutput) -> dict[str, Any]:
-        out.message({"at": workdir})
+        out.send_message({"at": workdir})
         return {"pythons": shell_errors.judge_pythons(argv, workdir)}
 
     if argv[:1] == [spawn.PYTHON_PLACEHOLDER]:
@@ -342,7 +342,7 @@ def read_prepare(run: RunDir, state: NodeState) -> tuple[requests.Prepare, str]:
 
     The interpreter is "" if the record of this attempt is lost; then no worker can start.
     """
-    stored = syscalls.read_json(run.prepare) or {}
+    stored = syscalls.read_json(run.prepare_file) or {}
     try:
         prepare = requests.parse_dataclass(requests.Prepare, stored)
     except frames.FrameError:
@@ -357,7 +357,7 @@ def read_start_record(run: RunDir, state: NodeState) -> tuple[list[list[int]], s
 
     `None` means that it did not get so far.
     """
-    stored = syscalls.read_json(run.start(state.attempt))
+    stored = syscalls.read_json(run.start_file(state.attempt))
     if stored is not None:
         return stored["workers"], stored.get("cgroup")
     ranks = [[event.rank, event.local_rank] for event in state.started.values()]

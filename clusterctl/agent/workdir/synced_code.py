@@ -45,7 +45,7 @@ class SyncDiff:
         edited: Those of `changed_files` that are as in the last sync, and that something on this node has changed.
     """
 
-    changed_files: list[str]
+    differing_files: list[str]
     modes: list[tuple[str, int]]
     removed: list[str]
     hashes: dict[str, Any]
@@ -54,7 +54,7 @@ class SyncDiff:
     @property
     def changed(self) -> list[str]:
         """All files that the sync changes."""
-        return [*self.changed_files, *self.removed, *(path for path, _ in self.modes)]
+        return [*self.differing_files, *self.removed, *(path for path, _ in self.modes)]
 
 
 @dataclass
@@ -140,7 +140,7 @@ class SyncedWorkdir(FileTree):
             for path, (_, mode, _) in remembered["files"].items()
             if path not in files and mode != FOLDER_MODE and self._is_unchanged(path, remembered, fresh)
         ]
-        return SyncDiff(changed_files=need, modes=modes, removed=gone, hashes=fresh, edited=edited)
+        return SyncDiff(differing_files=need, modes=modes, removed=gone, hashes=fresh, edited=edited)
 
     def prepare_sync(self, files: dict[str, list[Any]], live: str | None, run: str | None = None) -> SyncDiff:
         """Remove files that this sync lacks, set permissions, and return the changes.
@@ -166,8 +166,8 @@ class SyncedWorkdir(FileTree):
             self.chmod(path, mode)
         for path in found.removed:
             self._remove_with_bytecode(path)
-        lacking = set(found.changed_files)
-        refuse_without_space(self.folder, [(path, files[path][0]) for path in found.changed_files])
+        lacking = set(found.differing_files)
+        refuse_without_space(self.folder, [(path, files[path][0]) for path in found.differing_files])
         self._save({path: entry for path, entry in files.items() if path not in lacking}, found.hashes, run)
         return found
 

@@ -175,7 +175,7 @@ _REMEDIES: dict[HiddenReason, tuple[Action, str]] = {
 
 
 def _list_hidden(view: NodeView) -> list[HiddenGpu]:
-    group = view.group("unshown")
+    group = view.group("hidden_gpus")
     if group.status == "timeout":
         return [HiddenGpu("a GPU", HiddenReason.FAULT, "opening its device node hangs")]
     return [_described(entry) for entry in group.data.get("gpus") or []]

@@ -62,7 +62,7 @@ def test_where_the_front_of_an_output_is_given_up_while_it_is_read_the_rest_is_s
     followed.log().write_bytes(b"a" * BLOCK + b"b" * BLOCK)
     offset_table = OffsetTable(followed.dir.attempt(0))
     offset_table.make([0])
-    offset_table.put(0, OutputOffsets(first_valid=BLOCK, size=2 * BLOCK, lost=BLOCK))
+    offset_table.write_offsets(0, OutputOffsets(first_valid=BLOCK, size=2 * BLOCK, lost=BLOCK))
 
     assert followed.follower.send_next_data(1 << 20) == BLOCK
     assert followed.data == [(BLOCK, b"b" * BLOCK)]

@@ -156,7 +156,7 @@ def test_a_limit_is_held_and_the_journal_hears_of_it_once(run: Run) -> None:
     outputs.close()
     (dropped,) = run.dropped()
     assert (dropped.lost, dropped.why) == (0, "logs.max_size")
-    assert dropped.first_valid == OffsetTable(run.dir.attempt(0)).of(0).first_valid
+    assert dropped.first_valid == OffsetTable(run.dir.attempt(0)).read_offsets(0).first_valid
 
 
 def test_a_limit_is_held_in_pieces_of_a_mebibyte_and_not_at_each_look(run: Run) -> None:
@@ -166,7 +166,7 @@ def test_a_limit_is_held_in_pieces_of_a_mebibyte_and_not_at_each_look(run: Run) 
         write(outputs, MEGABYTE // 4)
         outputs.record_replicated(0, 0, number * MEGABYTE // 4)
         outputs.update()
-        first.append(OffsetTable(run.dir.attempt(0)).of(0).first_valid)
+        first.append(OffsetTable(run.dir.attempt(0)).read_offsets(0).first_valid)
     assert len(set(first)) == 1 + 6
     assert first[-1] >= 5 * MEGABYTE
 
@@ -233,7 +233,7 @@ def test_a_file_that_grows_beyond_its_reserve_at_once_was_not_emptied(run: Run) 
         write(outputs, 3 * MEGABYTE)
         outputs.update()
     assert run.events == []
-    assert OffsetTable(run.dir.attempt(0)).of(0).file_start == 0
+    assert OffsetTable(run.dir.attempt(0)).read_offsets(0).file_start == 0
 
 
 @pytest.mark.parametrize("reserve", [MEGABYTE, 0], ids=["with a reserve", "without one"])
@@ -246,7 +246,7 @@ def test_a_file_that_was_emptied_goes_on_behind_what_was_sent(run: Run, reserve:
     os.truncate(run.log(), 0)
     os.write(outputs.descriptor(0), b"other\n")
     outputs.update()
-    offsets = offset_table.of(0)
+    offsets = offset_table.read_offsets(0)
     assert (offsets.file_start, offsets.first_valid, offsets.size, offsets.lost) == (12, 12, 18, 0)
     alarm = run.events[0]
     assert isinstance(alarm, Alarm)
@@ -269,7 +269,7 @@ def test_a_file_that_is_emptied_again_and_again_is_told_of_once_a_minute(run: Ru
     outputs.close()
     assert [type(event) for event in run.events] == [Alarm, Dropped, Dropped]
     assert run.dropped()[-1].first_valid == 300
-    assert OffsetTable(run.dir.attempt(0)).of(0).file_start == 300
+    assert OffsetTable(run.dir.attempt(0)).read_offsets(0).file_start == 300
 
 
 def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: Run) -> None:
@@ -291,10 +291,10 @@ def test_after_a_reboot_a_file_counts_as_it_is(run: Run) -> None:
     offset_table = Path(run.dir.attempt(0)) / "offsets"
     offset_table.write_bytes(offset_table.read_bytes()[:40] + b"another!")  # the boot that it was written in
     os.truncate(run.log(), 6)
-    assert not OffsetTable(run.dir.attempt(0)).of(0).is_emptied(6)
+    assert not OffsetTable(run.dir.attempt(0)).read_offsets(0).is_emptied(6)
     again = run.attempt(reserve=MEGABYTE)
     assert run.events == []
-    assert OffsetTable(run.dir.attempt(0)).of(0).size == 6
+    assert OffsetTable(run.dir.attempt(0)).read_offsets(0).size == 6
     again.close()
 
 
@@ -356,6 +356,6 @@ def test_what_is_replicated_of_an_index_is_that_of_the_attempt_it_was_said_of(ru
     second.record_replicated_index(0, 0, 16)
     second.record_replicated_index(1, 0, 16)
     second.record_replicated(0, 0, 10)
-    assert OffsetTable(run.dir.attempt(0)).of(0).replicated == 10
-    assert OffsetTable(run.dir.attempt(1)).of(0).replicated == 0
+    assert OffsetTable(run.dir.attempt(0)).read_offsets(0).replicated == 10
+    assert OffsetTable(run.dir.attempt(1)).read_offsets(0).replicated == 0
     second.close()

@@ -80,7 +80,7 @@ UPTIME = 900000.0
 def log(*texts: str, age: float = 60.0, since: float = UPTIME) -> dict[str, Any]:
     """What the collector makes of a kernel log that holds these lines."""
     stamped = "\n".join([f"[{UPTIME - since:12.6f}] first line", *(f"[{UPTIME - age:12.6f}] {text}" for text in texts)])
-    return {"source": "dmesg", "uptime": UPTIME, **hardware_errors.filter_lines(stamped, uptime=UPTIME)}
+    return {"source": "dmesg", "uptime": UPTIME, **hardware_errors.filter_kernel_log(stamped, uptime=UPTIME)}
 
 
 def link(address: str, of: str, **counted: dict[str, int]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def judged(check: str, *lines: Line, lookback: float = DAY, gpus: int = 8, **cha
     text = "\n".join(f"[{UPTIME - age:12.6f}] {said}" for age, said in [(UPTIME, "first line"), *lines])
     told = changed(
         facts(),
-        kernel_log={"source": "dmesg", "uptime": UPTIME, **hardware_errors.filter_lines(text, uptime=UPTIME)},
+        kernel_log={"source": "dmesg", "uptime": UPTIME, **hardware_errors.filter_kernel_log(text, uptime=UPTIME)},
         **{**OLD_DRIVER, **changes},
     )
     context = Context(nodes={"n0": Expectation(gpus=gpus)}, thresholds={f"{check}.lookback": lookback})

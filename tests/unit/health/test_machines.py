@@ -88,7 +88,7 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, Status, int | None], str]] = 
     "Slurm, two of eight": ({"nvml__uvm": "EPERM"}, ("gpu.device_access", FAIL, None), "open the device nodes"),
     "Docker, two of eight": ({"driver__dev": NO_UVM}, ("gpu.device_access", FAIL, None), "nvidia-modprobe -u"),
     "two GPUs given to a virtual machine": (
-        {"unshown": {"gpus": [healthy.pci(0x12, minor=2, node="EIO")]}},
+        {"hidden_gpus": {"gpus": [healthy.pci(0x12, minor=2, node="EIO")]}},
         ("gpu.count", WARN, None),
         "kernel log",
     ),
@@ -204,7 +204,7 @@ def test_gpus_that_are_declared_and_not_given_are_told_apart_from_broken_ones(na
 @pytest.mark.parametrize(("kind", "status"), [("0x0302", FAIL), ("0x0300", PASS)], ids=["3D controller", "display"])
 def test_a_card_without_display_that_no_driver_has_taken_is_a_fault(kind: str, status: Status) -> None:
     entry = healthy.pci(0x18, driver=None, node=None, **{"class": kind})
-    told = changed(SHAPES["HGX H100"].facts(), unshown={"gpus": [entry]})
+    told = changed(SHAPES["HGX H100"].facts(), hidden_gpus={"gpus": [entry]})
     (found,) = judge_node("n", told, Context(nodes={"n": Expectation()}), ["gpu.count"])
     assert found.status is status
 

@@ -57,7 +57,7 @@ class Shape:
         groups["procs"]["data"]["fabric_manager"] = bool(self.switches)
         if self.unshown:
             hidden = [{**entry, "node": how} for entry, (_, how) in zip(self._hidden(), self.unshown, strict=True)]
-            groups["unshown"] = healthy.group({"gpus": hidden})
+            groups["hidden_gpus"] = healthy.group({"gpus": hidden})
         if not self.gpus:
             groups["nvml"] = {"status": "absent", "reason": "no library", "data": {}, "ms": 1.0}
             groups["driver"]["data"].update(module=None, pci=[], dev=[])
