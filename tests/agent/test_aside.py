@@ -70,7 +70,7 @@ def hang(out: HelperOutput) -> dict[str, Any]:
             lambda _out: {"size": os.stat("/no/such").st_size}, "/no/such: No such file or directory", id="a fault"
         ),
         pytest.param(hang, "/mnt/data does not answer", id="it hangs"),
-        pytest.param(lambda _out: os._exit(3), "the process that did it was killed", id="it dies"),
+        pytest.param(lambda _out: os._exit(3), "the helper process was killed", id="it dies"),
     ],
 )
 def test_what_comes_of_a_task(task: helper_process.Task, said: object) -> None:

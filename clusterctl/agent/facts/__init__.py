@@ -130,10 +130,10 @@ def collect(request: FactsRequest) -> Facts:
     own = request.get("deadlines") or {}
     later = {name: max(deadline, began + float(seconds)) for name, seconds in own.items()}
     chosen = request.get("groups")
-    tasks = {name: task for name, task in _tasks(request, deadline).items() if not chosen or name in chosen}
-    tasks.update({name: _task("sampler", call) for name, call in _NOW.items() if name in (chosen or ())})
+    tasks = {name: task for name, task in _make_tasks(request, deadline).items() if not chosen or name in chosen}
+    tasks.update({name: _make_task("sampler", call) for name, call in _NOW.items() if name in (chosen or ())})
     groups: dict[str, FactGroup] = children.run_tasks(tasks, deadline, TOGETHER, later)
-    second = _second(request, groups)
+    second = _choose_second_round(request, groups)
     if second:
         groups.update(children.run_tasks(second, max(deadline, time.monotonic() + _SECOND_SECONDS)))
     stuck: list[StuckProcess] = [
@@ -145,23 +145,23 @@ def collect(request: FactsRequest) -> Facts:
     return {"schema": SCHEMA, "time": time.time(), "ms": elapsed, "groups": groups, "stuck": stuck}
 
 
-def _second(request: FactsRequest, groups: Mapping[str, FactGroup]) -> dict[str, Task]:
+def _choose_second_round(request: FactsRequest, groups: Mapping[str, FactGroup]) -> dict[str, Task]:
     """Return the groups that are collected only because of the results of the first round."""
     chosen, nvml, driver = request.get("groups"), groups.get("nvml"), groups.get("driver")
     if nvml is not None and "smi" in (chosen or ["smi"]):
         # A second source helps if NVML failed; a driver that hangs would hang that too.
         has_failed = nvml["status"] != "ok" or nvml["data"].get("init_error") is not None
         if has_failed and nvml["status"] not in ("absent", "timeout"):
-            return {"smi": _task("driver", "collect_smi")}
+            return {"smi": _make_task("driver", "collect_smi")}
     if nvml is None or driver is None or nvml["status"] != "ok" or driver["status"] != "ok":
         return {}
     module = importlib.import_module("clusterctl.agent.facts.driver")
     entries = module.find_hidden_gpus(driver["data"], nvml["data"])
     root = str(request.get("root") or "/")
-    return {"hidden_gpus": _task("driver", "collect_hidden_gpus", root, entries)} if entries else {}
+    return {"hidden_gpus": _make_task("driver", "collect_hidden_gpus", root, entries)} if entries else {}
 
 
-def _task(module: str, function: str, *arguments: Any) -> Task:
+def _make_task(module: str, function: str, *arguments: Any) -> Task:
     def collect_group() -> Mapping[str, object]:
         # The child imports the module, so each group pays for its own imports only.
         collector = getattr(importlib.import_module(f"clusterctl.agent.facts.{module}"), function)
@@ -171,7 +171,7 @@ def _task(module: str, function: str, *arguments: Any) -> Task:
     return collect_group
 
 
-def _tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
+def _make_tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
     root = str(request.get("root") or "/")
     wanted, peers = request.get("expect_gpus") is not False, request.get("peers") or {}
     workdir, checkpoints = request.get("workdir"), request.get("checkpoints")
@@ -179,23 +179,25 @@ def _tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
     optional: dict[str, Task] = {}
     # Without such a driver no child is started, to save its cost on every other machine.
     if os.path.isdir(root.rstrip("/") + _KFD):
-        optional["amdgpu"] = _task("amdgpu", "collect_amdgpu", root, wanted)
+        optional["amdgpu"] = _make_task("amdgpu", "collect_amdgpu", root, wanted)
     if workdir and checkpoints:
-        optional["checkpoint"] = _task("storage", "collect_checkpoint", workdir, checkpoints)
+        optional["checkpoint"] = _make_task("storage", "collect_checkpoint", workdir, checkpoints)
     return {
-        "nvml": _task("nvml", "collect_nvml", root, wanted),
+        "nvml": _make_task("nvml", "collect_nvml", root, wanted),
         **optional,
-        "driver": _task("driver", "collect_driver", root),
-        "kernel_log": _task("hardware_errors", "collect_kernel_log", root),
-        "host": _task("host", "collect_host", root, str(request.get("salt") or "")),
-        "hardware": _task("hardware_errors", "collect_hardware_errors", root),
-        "disk": _task("storage", "collect_disks", root, workdir, request.get("paths") or [], requester, checkpoints),
-        "mounts": _task("storage", "collect_mounts", root, request.get("mounts") or [], deadline),
-        "names": _task("network", "collect_names", peers),
-        "net": _task("network", "collect_network", root, peers),
-        "ports": _task("network", "collect_ports", request.get("ports") or [], root),
-        "procs": _task("processes", "collect_processes", root),
-        "versions": _task("host", "collect_versions", root),
+        "driver": _make_task("driver", "collect_driver", root),
+        "kernel_log": _make_task("hardware_errors", "collect_kernel_log", root),
+        "host": _make_task("host", "collect_host", root, str(request.get("salt") or "")),
+        "hardware": _make_task("hardware_errors", "collect_hardware_errors", root),
+        "disk": _make_task(
+            "storage", "collect_disks", root, workdir, request.get("paths") or [], requester, checkpoints
+        ),
+        "mounts": _make_task("storage", "collect_mounts", root, request.get("mounts") or [], deadline),
+        "names": _make_task("network", "collect_names", peers),
+        "net": _make_task("network", "collect_network", root, peers),
+        "ports": _make_task("network", "collect_ports", request.get("ports") or [], root),
+        "procs": _make_task("processes", "collect_processes", root),
+        "versions": _make_task("host", "collect_versions", root),
     }
 
 

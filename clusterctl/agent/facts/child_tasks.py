@@ -51,7 +51,7 @@ class _Child:
         reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _child([(name, tasks[name]) for name in names], writer)
+            _run_child([(name, tasks[name]) for name in names], writer)
         os.close(writer)
         self.reader = reader
 
@@ -207,7 +207,7 @@ def count_wakeups(root: str, pid: int) -> int | None:
     return int(values.get("voluntary_ctxt_switches") or 0)
 
 
-def _child(tasks: list[tuple[str, Task]], writer: int) -> None:
+def _run_child(tasks: list[tuple[str, Task]], writer: int) -> None:
     """Run tasks in the fork and write one line of JSON for each; never return."""
     code = 1
     try:
@@ -219,7 +219,7 @@ def _child(tasks: list[tuple[str, Task]], writer: int) -> None:
         os.closerange(4, 256)
         for _, task in tasks:
             began = time.monotonic()
-            outcome = _outcome(task)
+            outcome = _run_task(task)
             outcome["ms"] = round((time.monotonic() - began) * 1000, 1)
             syscalls.write_all(3, json.dumps(outcome).encode() + b"\n")
         code = 0
@@ -227,7 +227,7 @@ def _child(tasks: list[tuple[str, Task]], writer: int) -> None:
         os._exit(code)
 
 
-def _outcome(task: Task) -> FactGroup:
+def _run_task(task: Task) -> FactGroup:
     try:
         return {"status": "ok", "reason": None, "data": task()}
     except (DeniedError, PermissionError) as error:

@@ -76,7 +76,7 @@ _IMEX = "/dev/nvidia-caps-imex-channels"
 def collect_driver(root: str) -> dict[str, Any]:
     """Return the group `driver`."""
     modules = [line.split()[0] for line in (sysfs.read_text(root, "/proc/modules") or "").splitlines() if line]
-    gpus, switches = _pci(root)
+    gpus, switches = _list_pci_gpus(root)
     proc = sysfs.read_text(root, "/proc/driver/nvidia/version")
     match = re.search(r"Module\s+(\S+)\s", (proc or "") + " ")
     return {
@@ -92,7 +92,7 @@ def collect_driver(root: str) -> dict[str, Any]:
     }
 
 
-def _pci(root: str) -> tuple[list[dict[str, Any]], int]:
+def _list_pci_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
     gpus: list[dict[str, Any]] = []
     switches = 0
     for address in sysfs.list_names(root, _BUS):

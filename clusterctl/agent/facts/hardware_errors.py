@@ -46,26 +46,26 @@ _MEMORY = "/sys/devices/system/edac/mc"
 
 def collect_hardware_errors(root: str) -> dict[str, Any]:
     """Return the group `hardware`."""
-    cards = [*_gpus(root), *_network(root)]
+    cards = [*_list_gpus(root), *_list_network_cards(root)]
     places: dict[str, str] = {}
     for place, what in cards:
-        for port in _port_path(place):
+        for port in _list_ports_above(place):
             places.setdefault(port, what if port == place else f"above {what}")
     devices: list[dict[str, Any]] = [
         {"address": os.path.basename(place), "of": what, **errors}
         for place, what in places.items()
-        if (errors := _errors(place)) is not None
+        if (errors := _read_pcie_errors(place)) is not None
     ]
-    return {"pcie": devices, "memory": _memory(root)}
+    return {"pcie": devices, "memory": _read_memory_errors(root)}
 
 
-def _gpus(root: str) -> list[tuple[str, str]]:
+def _list_gpus(root: str) -> list[tuple[str, str]]:
     bases = [f"/sys/bus/pci/drivers/{driver}" for driver in _DRIVERS]
     cards = [(base, name) for base in bases for name in sysfs.list_names(root, base) if driver.is_pci_device(name)]
     return [(os.path.realpath(sysfs.join_root(root, f"{base}/{name}")), f"GPU {name}") for base, name in cards]
 
 
-def _network(root: str) -> list[tuple[str, str]]:
+def _list_network_cards(root: str) -> list[tuple[str, str]]:
     versions: dict[str, str] = {}
     for base in _CARDS:
         for name in sysfs.list_names(root, base):
@@ -75,15 +75,15 @@ def _network(root: str) -> list[tuple[str, str]]:
     return list(versions.items())
 
 
-def _port_path(place: str) -> list[str]:
+def _list_ports_above(place: str) -> list[str]:
     """Return the paths of a card, of the port above it, and of its root port."""
-    way = [place]
-    while driver.is_pci_device(above := os.path.dirname(way[-1])):
-        way.append(above)
-    return [*way[:2], *way[2:][-1:]]
+    ports = [place]
+    while driver.is_pci_device(above := os.path.dirname(ports[-1])):
+        ports.append(above)
+    return [*ports[:2], *ports[2:][-1:]]
 
 
-def _errors(place: str) -> dict[str, Any] | None:
+def _read_pcie_errors(place: str) -> dict[str, Any] | None:
     """Return `{correctable, nonfatal, fatal}`, the counts by kind of error; `None` if nothing counts them."""
     texts = {grade: sysfs.read_text("/", f"{place}/aer_dev_{grade}") for grade in ("correctable", "nonfatal", "fatal")}
     if all(text is None for text in texts.values()):
@@ -95,7 +95,7 @@ def _errors(place: str) -> dict[str, Any] | None:
     return counts
 
 
-def _memory(root: str) -> list[dict[str, Any]]:
+def _read_memory_errors(root: str) -> list[dict[str, Any]]:
     return [
         {
             "controller": name,
@@ -171,7 +171,7 @@ class KernelEvents:
         """Count the line if it is a GPU error; return whether it is."""
         self._lines += 1
         if "NVRM" in text:
-            return self._take_xid(text, age)
+            return self._count_xid(text, age)
         if "amdgpu" in text:
             event = parse_amdgpu_line(text)
             if event is not None:
@@ -186,14 +186,14 @@ class KernelEvents:
         self._count(("sxid", device.lower(), int(code), grade), detail, age)
         return True
 
-    def _take_xid(self, text: str, age: float | None) -> bool:
+    def _count_xid(self, text: str, age: float | None) -> bool:
         if match := _XID.search(text):
             device, code, detail = match.group(1).lower(), int(match.group(2)), match.group(3)
             word = _GRADE.search(detail) if code in _GRADED else None
             grade = "" if word is None else "nonfatal" if word.group(1) else "fatal"
             self._count(("xid", device, code, grade), detail, age)
             return True
-        device = self._off_the_bus(text)
+        device = self._find_lost_gpu(text)
         if device is not None:
             # The driver writes the event once with a number and once without. Some lines lack the function.
             counted = [key[1].split(".")[0] for key in self.entries if key[2] == _OFF_BUS_CODE]
@@ -201,7 +201,7 @@ class KernelEvents:
                 self._count(("xid", device, _OFF_BUS_CODE, ""), "GPU has fallen off the bus", age)
         return device is not None
 
-    def _off_the_bus(self, text: str) -> str | None:
+    def _find_lost_gpu(self, text: str) -> str | None:
         """Return the address of a GPU that this line reports as lost, perhaps with those before it."""
         if match := _OFF_BUS.search(text):
             return match.group(1).lower()
@@ -269,14 +269,14 @@ def collect_kernel_log(root: str) -> dict[str, Any]:
         if output is None:
             reasons.append(reason)
             continue
-        seen: dict[str, Any] = {"source": source, "uptime": uptime, **filter_kernel_log(output, pattern, uptime)}
-        best = seen if best is None or (seen["since_s"] or 0.0) > (best["since_s"] or 0.0) else best
+        log: dict[str, Any] = {"source": source, "uptime": uptime, **filter_kernel_log(output, pattern, uptime)}
+        best = log if best is None or (log["since_s"] or 0.0) > (best["since_s"] or 0.0) else best
         if best["since_s"] is None or uptime - best["since_s"] <= COMPLETE_WITHIN_S:
             break
     if best is not None:
         return best
     for name in _LOG_FILES:
-        written = _this_boot(root, name, uptime)
+        written = _read_this_boot(root, name, uptime)
         if written:
             return {"source": name, "uptime": uptime, **filter_kernel_log(written, _LOG_FILE, uptime)}
     stated = [reason for reason in reasons if reason]
@@ -298,7 +298,7 @@ def _run_reader(argv: list[str], seconds: float | None) -> tuple[str | None, str
     return None, complaints[-1] if complaints else f"{argv[0]}: nothing to read"
 
 
-def _this_boot(root: str, name: str, uptime: float) -> str | None:
+def _read_this_boot(root: str, name: str, uptime: float) -> str | None:
     """Return the lines of this boot at the end of a log file, or `None` if they cannot be distinguished.
 
     Time stamps since boot only rise; a lower one starts a new boot.

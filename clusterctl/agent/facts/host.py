@@ -33,7 +33,7 @@ def collect_limits(root: str) -> dict[str, Any]:
     """Return the limits of the group `host`."""
     groups = "" if root == "/" else root.rstrip("/")
     memory, processes = cgroup.read_memory_limit(groups), cgroup.read_process_limit(groups)
-    may = _capabilities(root)
+    may = _read_capabilities(root)
     return {
         # The kernel does not apply these limits to processes with such capabilities (`ib_umem_get`, `copy_process`).
         "memlock": None if may >> _CAP_IPC_LOCK & 1 else _get_rlimit(resource.RLIMIT_MEMLOCK),
@@ -55,7 +55,7 @@ def _get_rlimit(which: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def _capabilities(root: str) -> int:
+def _read_capabilities(root: str) -> int:
     """Return the capabilities that are valid on the machine; those of a user namespace are not."""
     if (sysfs.read_text(root, "/proc/self/uid_map") or "").split() != ["0", "0", "4294967295"]:
         return 0
@@ -85,21 +85,21 @@ def collect_memory(root: str) -> dict[str, Any]:
         "mem_available": sizes.get("MemAvailable"),
         "swap_used": used,
         # Without swapped memory there is nothing to measure.
-        "swap_rate": _swapping(root) if used else 0.0 if used == 0 else None,
+        "swap_rate": _measure_swap_rate(root) if used else 0.0 if used == 0 else None,
     }
 
 
-def _swapping(root: str) -> float | None:
+def _measure_swap_rate(root: str) -> float | None:
     """Return the bytes per second that move to and from the swap space."""
-    began, before = time.monotonic(), _swapped(root)
+    began, before = time.monotonic(), _read_swapped_bytes(root)
     syscalls.sleep_interval(_SWAP_INTERVAL_S)
-    after = _swapped(root)
+    after = _read_swapped_bytes(root)
     if before is None or after is None:
         return None
     return round((after - before) / (time.monotonic() - began))
 
 
-def _swapped(root: str) -> int | None:
+def _read_swapped_bytes(root: str) -> int | None:
     pages = re.findall(r"^pswp(?:in|out) (\d+)", sysfs.read_text(root, "/proc/vmstat") or "", re.MULTILINE)
     return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE") if pages else None
 
@@ -192,7 +192,7 @@ def collect_host(root: str, salt: str = "") -> dict[str, Any]:
         "netns": proc.read_namespace("net") or None,
         "kernel": os.uname().release,
         "arch": os.uname().machine,
-        "distro": _distro(root),
+        "distro": _read_distribution(root),
         "user": os.environ.get("USER") or str(os.getuid()),
         "uptime": read_first_number(sysfs.read_text(root, "/proc/uptime")),
         **collect_memory(root),
@@ -202,7 +202,7 @@ def collect_host(root: str, salt: str = "") -> dict[str, Any]:
     }
 
 
-def _distro(root: str) -> str | None:
+def _read_distribution(root: str) -> str | None:
     found = re.search(r'^PRETTY_NAME="?([^"\n]*)', sysfs.read_text(root, "/etc/os-release") or "", re.MULTILINE)
     return found.group(1) if found else None
 
@@ -217,12 +217,12 @@ def find_library(name: str, root: str = "/", *, prefix: str | None = None) -> st
     for place in [*listed, own]:
         if os.path.exists(sysfs.join_root(root, f"{place}/{name}")):
             return f"{place.rstrip('/')}/{name}"
-    return _cached(name, root) or next(
+    return _find_cached_library(name, root) or next(
         (f"{place}/{name}" for place in _USUAL if os.path.exists(sysfs.join_root(root, f"{place}/{name}"))), None
     )
 
 
-def _cached(name: str, root: str) -> str | None:
+def _find_cached_library(name: str, root: str) -> str | None:
     """Return the path of a name in `/etc/ld.so.cache`, whose strings end in a zero byte (ldconfig(8))."""
     data = sysfs.read_bytes_or_none(sysfs.join_root(root, "/etc/ld.so.cache")) or b""
     end = data.find(f"/{name}\0".encode())
@@ -246,16 +246,16 @@ _BUILT = r"^{}(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)[^'\"]*['\"]"
 
 def collect_versions(root: str = "/") -> dict[str, Any]:
     """Return the group `versions`. `root` is the prefix of the machine's libraries."""
-    packages, places = _packages()
+    packages, places = _list_packages()
     listing = "\n".join(f"{name}=={packages[name]}" for name in sorted(packages)).encode()
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
         "torch": packages.get("torch"),
-        "torch_cuda": _torch(places.get("torch"), "cuda"),
-        "torch_hip": _torch(places.get("torch"), "hip"),
-        **_nccl(packages, root),
-        "net_plugin": _net_plugin(root),
+        "torch_cuda": _read_torch_build(places.get("torch"), "cuda"),
+        "torch_hip": _read_torch_build(places.get("torch"), "hip"),
+        **_find_nccl(packages, root),
+        "net_plugin": _find_net_plugin(root),
         "verbs": find_library("libibverbs.so.1", root) or find_library("libibverbs.so", root),
         "packages": len(packages),
         "packages_hash": f"{zlib.crc32(listing):08x}{zlib.adler32(listing):08x}",
@@ -263,7 +263,7 @@ def collect_versions(root: str = "/") -> dict[str, Any]:
     }
 
 
-def _nccl(packages: dict[str, str], root: str) -> dict[str, Any]:
+def _find_nccl(packages: dict[str, str], root: str) -> dict[str, Any]:
     """Return version and origin of the NCCL that torch would load.
 
     A preloaded library comes first. Torch from PyPI finds the package beside it (its RPATH precedes LD_LIBRARY_PATH).
@@ -280,7 +280,7 @@ def _nccl(packages: dict[str, str], root: str) -> dict[str, Any]:
     return {"nccl": named.group(1) if named else None, "nccl_from": path}
 
 
-def _net_plugin(root: str) -> str | None:
+def _find_net_plugin(root: str) -> str | None:
     """Return the library that NCCL would use to reach other nodes, such as aws-ofi-nccl."""
     name = os.environ.get("NCCL_NET_PLUGIN", "")
     if "/" in name or name == "none":
@@ -288,7 +288,7 @@ def _net_plugin(root: str) -> str | None:
     return find_library(f"libnccl-net-{name}.so" if name else "libnccl-net.so", root)
 
 
-def _packages() -> tuple[dict[str, str], dict[str, str]]:
+def _list_packages() -> tuple[dict[str, str], dict[str, str]]:
     """Return packages by version and by place; the first on the path wins, as for an import."""
     packages: dict[str, str] = {}
     places: dict[str, str] = {}
@@ -309,7 +309,7 @@ def _packages() -> tuple[dict[str, str], dict[str, str]]:
     return packages, places
 
 
-def _torch(place: str | None, what: str) -> str | None:
+def _read_torch_build(place: str | None, what: str) -> str | None:
     """Return the CUDA or HIP version of torch, from the text of its version file."""
     text = sysfs.read_text("/", os.path.join(place, "torch", "version.py")) if place is not None else None
     built = re.search(_BUILT.format(what), text or "", re.MULTILINE)

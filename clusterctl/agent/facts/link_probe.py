@@ -143,7 +143,7 @@ class _Peer:
 
     def exchange(self, nonce: bytes, payload: int) -> bool:
         """Read what has arrived and send what is owed; return whether the peer stays connected."""
-        del self.pending[: _send(self.sock, self.pending)]
+        del self.pending[: _send_available(self.sock, self.pending)]
         data = self.sock.recv(_CHUNK)
         if not data:
             return False
@@ -185,16 +185,16 @@ def probe_connection(address: str, port: int, nonce: str, timeout: float, payloa
         with socket.create_connection((address, port), timeout=timeout) as sock:
             outcome["source"] = sock.getsockname()[0]
             sock.sendall(nonce.encode() + b"\n")
-            if _line(sock) != nonce.encode():
+            if _receive_line(sock) != nonce.encode():
                 outcome["error"] = "wrong answer"
             elif payload:
-                outcome["error"] = _exchange(sock, payload, began + timeout, outcome)
+                outcome["error"] = _exchange_payload(sock, payload, began + timeout, outcome)
     except OSError as error:
-        outcome["error"] = _why(error)
+        outcome["error"] = _describe_error(error)
     return {**outcome, "ok": outcome["error"] is None, "ms": round((time.monotonic() - began) * 1000, 1)}
 
 
-def _why(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "refused"
     if isinstance(error, ConnectionResetError):
@@ -205,7 +205,7 @@ def _why(error: OSError) -> str:
     return "unreachable" if error.errno in (101, 113) else str(error)
 
 
-def _exchange(sock: socket.socket, payload: int, until: float, outcome: dict[str, Any]) -> str | None:
+def _exchange_payload(sock: socket.socket, payload: int, until: float, outcome: dict[str, Any]) -> str | None:
     """Send so many bytes and read them back, with counts in `outcome`; return the error."""
     sock.setblocking(False)
     out, moved = memoryview(bytes(payload)), time.monotonic()
@@ -219,7 +219,7 @@ def _exchange(sock: socket.socket, payload: int, until: float, outcome: dict[str
         poll.poll(1000 * min(_LOOK_SECONDS, until - now))
         before = (outcome["sent"], outcome["received"])
         try:
-            out = out[_send(sock, out) :]
+            out = out[_send_available(sock, out) :]
             data = sock.recv(_CHUNK)
             if not data:
                 return "hung up"
@@ -237,14 +237,14 @@ def _exchange(sock: socket.socket, payload: int, until: float, outcome: dict[str
     return None
 
 
-def _send(sock: socket.socket, data: bytearray | memoryview) -> int:
+def _send_available(sock: socket.socket, data: bytearray | memoryview) -> int:
     try:
         return sock.send(data) if data else 0
     except BlockingIOError:
         return 0
 
 
-def _line(sock: socket.socket) -> bytes:
+def _receive_line(sock: socket.socket) -> bytes:
     received = b""
     while not received.endswith(b"\n") and len(received) < _LONGEST_LINE:
         chunk = sock.recv(1)

@@ -52,11 +52,11 @@ FIELDS = {
 _SIGNED = frozenset({_TLIMIT_SHUTDOWN, _TLIMIT_SLOWDOWN, _TLIMIT_MEM_MAX, _TLIMIT_GPU_MAX})
 
 
-def _ecc_errors(n: Any, gpu: Any, kind: int, counter: int) -> Any:
+def _read_ecc_errors(n: Any, gpu: Any, kind: int, counter: int) -> Any:
     return n.nvmlDeviceGetTotalEccErrors(gpu, kind, counter)
 
 
-def _threshold(n: Any, gpu: Any, kind: int) -> Any:
+def _read_threshold(n: Any, gpu: Any, kind: int) -> Any:
     return n.nvmlDeviceGetTemperatureThreshold(gpu, kind)
 
 
@@ -69,27 +69,27 @@ def read_memory(n: Any, handle: Any) -> dict[str, Any]:
     return {"used": info.used, "total": info.total, "version": version}
 
 
-def _reasons(n: Any, handle: Any) -> int:
+def _read_slowdown_reasons(n: Any, handle: Any) -> int:
     try:
         return int(n.nvmlDeviceGetCurrentClocksEventReasons(handle))
     except n.NVMLError_FunctionNotFound:
         return int(n.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
-def _sram(n: Any, handle: Any) -> dict[str, int]:
+def _read_sram_errors(n: Any, handle: Any) -> dict[str, int]:
     status = n.c_nvmlEccSramErrorStatus_v1_t()
     n.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
     unc = status.aggregateUncParity + status.aggregateUncSecDed
     return {"unc": unc, "threshold": status.bThresholdExceeded}
 
 
-def _rows(n: Any, handle: Any) -> dict[str, int]:
+def _count_spare_rows(n: Any, handle: Any) -> dict[str, int]:
     """Return the number of memory banks by their spare rows."""
     banks = n.nvmlDeviceGetRowRemapperHistogram(handle)
     return {name: getattr(banks, name) for name in ("max", "high", "partial", "low", "none")}
 
 
-def _fabric(n: Any, handle: Any) -> dict[str, Any]:
+def _read_fabric(n: Any, handle: Any) -> dict[str, Any]:
     info = n.c_nvmlGpuFabricInfo_v3_t()
     try:
         n.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
@@ -121,14 +121,14 @@ SAMPLED_VALUES: dict[str, Call] = {
     "temp": lambda n, gpu: n.nvmlDeviceGetTemperature(gpu, n.NVML_TEMPERATURE_GPU),
     "power_w": lambda n, gpu: n.nvmlDeviceGetPowerUsage(gpu) / 1000,
     "sm_clock": lambda n, gpu: n.nvmlDeviceGetClockInfo(gpu, n.NVML_CLOCK_SM),
-    "throttle": _reasons,
-    "ecc_unc": lambda n, gpu: _ecc_errors(n, gpu, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_VOLATILE_ECC),
+    "throttle": _read_slowdown_reasons,
+    "ecc_unc": lambda n, gpu: _read_ecc_errors(n, gpu, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_VOLATILE_ECC),
     "remapped": lambda n, gpu: list(n.nvmlDeviceGetRemappedRows(gpu)),
 }
 """The call for each value of a sample; `n` is the bindings' module, `gpu` a handle."""
 ALL_VALUES: dict[str, Call] = {
     **SAMPLED_VALUES,
-    "throttle": lambda n, gpu: [_reasons(n, gpu)],
+    "throttle": lambda n, gpu: [_read_slowdown_reasons(n, gpu)],
     "serial": lambda n, gpu: decode_text(n.nvmlDeviceGetSerial(gpu)),
     "name": lambda n, gpu: decode_text(n.nvmlDeviceGetName(gpu)),
     "pci": lambda n, gpu: decode_text(n.nvmlDeviceGetPciInfo(gpu).busId).lower(),
@@ -138,16 +138,18 @@ ALL_VALUES: dict[str, Call] = {
     "capability": lambda n, gpu: list(n.nvmlDeviceGetCudaComputeCapability(gpu)),
     "ecc_mode": lambda n, gpu: list(n.nvmlDeviceGetEccMode(gpu)),
     "ecc_default": lambda n, gpu: n.nvmlDeviceGetDefaultEccMode(gpu)[0],
-    "ecc_cor": lambda n, gpu: _ecc_errors(n, gpu, n.NVML_MEMORY_ERROR_TYPE_CORRECTED, n.NVML_VOLATILE_ECC),
-    "ecc_unc_aggregate": lambda n, gpu: _ecc_errors(n, gpu, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_AGGREGATE_ECC),
-    "sram": _sram,
-    "rows": _rows,
+    "ecc_cor": lambda n, gpu: _read_ecc_errors(n, gpu, n.NVML_MEMORY_ERROR_TYPE_CORRECTED, n.NVML_VOLATILE_ECC),
+    "ecc_unc_aggregate": lambda n, gpu: _read_ecc_errors(
+        n, gpu, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_AGGREGATE_ECC
+    ),
+    "sram": _read_sram_errors,
+    "rows": _count_spare_rows,
     "retired_pending": lambda n, gpu: n.nvmlDeviceGetRetiredPagesPendingStatus(gpu),
     "inforom": lambda n, gpu: n.nvmlDeviceValidateInforom(gpu) is None,
     "repair": lambda n, gpu: list(n.nvmlDeviceGetRepairStatus(gpu)),
-    "temp_slowdown": lambda n, gpu: _threshold(n, gpu, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
-    "temp_max": lambda n, gpu: _threshold(n, gpu, n.NVML_TEMPERATURE_THRESHOLD_GPU_MAX),
-    "mem_temp_max": lambda n, gpu: _threshold(n, gpu, n.NVML_TEMPERATURE_THRESHOLD_MEM_MAX),
+    "temp_slowdown": lambda n, gpu: _read_threshold(n, gpu, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+    "temp_max": lambda n, gpu: _read_threshold(n, gpu, n.NVML_TEMPERATURE_THRESHOLD_GPU_MAX),
+    "mem_temp_max": lambda n, gpu: _read_threshold(n, gpu, n.NVML_TEMPERATURE_THRESHOLD_MEM_MAX),
     "margin": lambda n, gpu: n.nvmlDeviceGetMarginTemperature(gpu),
     "power_limit_w": lambda n, gpu: n.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
     "power_default_w": lambda n, gpu: n.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000,
@@ -157,7 +159,7 @@ ALL_VALUES: dict[str, Call] = {
     "pcie_width_max": lambda n, gpu: n.nvmlDeviceGetMaxPcieLinkWidth(gpu),
     "pcie_gen": lambda n, gpu: n.nvmlDeviceGetCurrPcieLinkGeneration(gpu),
     "pcie_gen_max": lambda n, gpu: n.nvmlDeviceGetMaxPcieLinkGeneration(gpu),
-    "fabric": _fabric,
+    "fabric": _read_fabric,
     "persistence": lambda n, gpu: n.nvmlDeviceGetPersistenceMode(gpu),
     "mig": lambda n, gpu: list(n.nvmlDeviceGetMigMode(gpu)),
     "compute_mode": lambda n, gpu: n.nvmlDeviceGetComputeMode(gpu),
@@ -228,7 +230,7 @@ class NvmlReading(GpuReading):
         self._read_fields({number: name for number, name in FIELDS.items() if name in names})
         slowdowns = self.values.get("throttle")
         if slowdowns and slowdowns[0] & HW_SLOWDOWN:
-            slowdowns.append(try_call(self._nvml, _reasons, self._nvml, self.handle)[0] or 0)
+            slowdowns.append(try_call(self._nvml, _read_slowdown_reasons, self._nvml, self.handle)[0] or 0)
         procs = self.values.get("procs") or []
         if not all(entry["visible"] for entry in procs):
             listed = self._list_processes()
@@ -317,7 +319,7 @@ class XidWatcher:
 
     def __init__(self, handles: list[Any]) -> None:
         self._nvml = _import_bindings()
-        self._indices = {_address(handle): index for index, handle in enumerate(handles) if handle is not None}
+        self._indices = {_get_address(handle): index for index, handle in enumerate(handles) if handle is not None}
         self._set: Any = None
         try:
             events = self._nvml.nvmlEventSetCreate()
@@ -340,11 +342,11 @@ class XidWatcher:
                 # A timeout: no more events.
                 break
             if event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
-                errors.append({"gpu": self._indices.get(_address(event.device)), "xid": int(event.eventData)})
+                errors.append({"gpu": self._indices.get(_get_address(event.device)), "xid": int(event.eventData)})
         return errors
 
 
-def _address(handle: Any) -> int | None:
+def _get_address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 

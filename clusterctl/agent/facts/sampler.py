@@ -100,7 +100,7 @@ class _Machine:
             "mem_used": total - available,
             "mem_total": total,
             "load1": float(load[0]) if load else None,
-            "disk": _disks(),
+            "disk": _read_disks(),
         }
 
     def _cpu(self) -> float | None:
@@ -115,7 +115,7 @@ class _Machine:
         return round(100 * (1 - (now[1] - before[1]) / (now[0] - before[0])), 1)
 
 
-def _disks() -> list[record_types.DiskSpace]:
+def _read_disks() -> list[record_types.DiskSpace]:
     """Measure local file systems only: a hung mount must not stop the sampler."""
     disks: list[record_types.DiskSpace] = []
     for path in ("/", "/tmp", "/dev/shm"):  # noqa: S108, RUF100
@@ -150,7 +150,7 @@ class _DriverChild:
         """Return the GPU part of a sample, at `deadline` (monotonic) at the latest."""
         if self._pid is None:
             if time.monotonic() < self._not_before:
-                return _without("error", "the child that asks the driver ended; it is started again later")
+                return _make_empty_sample("error", "the child that asks the driver ended; it is started again later")
             self._start()
         if self._asked_at is None:
             self._asked_at = time.monotonic()
@@ -173,7 +173,7 @@ class _DriverChild:
         if pid == 0:
             os.close(requests)
             os.close(answers)
-            _serve(request_reader, answer_writer)
+            _serve_requests(request_reader, answer_writer)
         os.close(request_reader)
         os.close(answer_writer)
         self._pid, self._requests, self._answers = pid, requests, answers
@@ -199,7 +199,7 @@ class _DriverChild:
         assert self._asked_at is not None
         stuck_s = round(time.monotonic() - self._asked_at, 1)
         state, wchan = child_tasks.read_state(self._pid)
-        sample = _without("stuck", f"the driver has not answered for {stuck_s:.0f} s")
+        sample = _make_empty_sample("stuck", f"the driver has not answered for {stuck_s:.0f} s")
         return {**sample, "stuck_s": stuck_s, "state": state, "wchan": wchan}
 
     def _ended(self) -> record_types.GpuSamples:
@@ -209,10 +209,10 @@ class _DriverChild:
         how = syscalls.describe_exit(os.waitpid(self._pid, 0)[1])
         self._pid = None
         self._not_before = time.monotonic() + _RESTART_SECONDS
-        return _without("error", f"the child that asks the driver ended with {how}")
+        return _make_empty_sample("error", f"the child that asks the driver ended with {how}")
 
 
-def _serve(requests: int, answers: int) -> None:
+def _serve_requests(requests: int, answers: int) -> None:
     """Serve in the fork: one line of answer for each byte received; never return."""
     try:
         syscalls.set_parent_death_signal(signal.SIGKILL)
@@ -257,17 +257,17 @@ def sample_session(session: Any = None) -> record_types.GpuSamples:
     if session is None:
         session = gpu_library.open_gpus()
     if isinstance(session, str):
-        return _without("absent", session)
+        return _make_empty_sample("absent", session)
     if session.init_error is not None:
-        return _without("error", f"NVML does not open (code {session.init_error})")
-    return {"status": "ok", "reason": None, "gpus": [_gpu(device) for device in session.read_samples()]}
+        return _make_empty_sample("error", f"NVML does not open (code {session.init_error})")
+    return {"status": "ok", "reason": None, "gpus": [_make_gpu_sample(device) for device in session.read_samples()]}
 
 
-def _without(status: str, reason: str) -> record_types.GpuSamples:
+def _make_empty_sample(status: str, reason: str) -> record_types.GpuSamples:
     return {"status": status, "reason": reason, "gpus": [], "xids": []}
 
 
-def _gpu(device: dict[str, Any]) -> record_types.GpuSample:
+def _make_gpu_sample(device: dict[str, Any]) -> record_types.GpuSample:
     values = device["v"]
     memory, rows = values.get("memory") or {}, values.get("remapped") or [None] * 4
     trouble = {name: word for name, word in device["err"].items() if word in TROUBLE}

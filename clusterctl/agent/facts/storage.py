@@ -46,10 +46,10 @@ def collect_disks(
     if workdir and pattern:
         places.append(("checkpoints", find_checkpoint_folder(os.path.expanduser(workdir), pattern)))
     places += [("path", os.path.expanduser(path)) for path in more]
-    return {"paths": [_measure(path, what, owner) for what, path in places]}
+    return {"paths": [_measure_disk(path, what, owner) for what, path in places]}
 
 
-def _measure(path: str, what: str, owner: str) -> dict[str, Any]:
+def _measure_disk(path: str, what: str, owner: str) -> dict[str, Any]:
     """Measure the nearest existing folder: a working directory may not exist yet."""
     place = path
     while not os.path.isdir(place) and place not in ("/", ""):

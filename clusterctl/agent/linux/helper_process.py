@@ -103,7 +103,7 @@ def parse_result(messages: list[Message]) -> TaskResult:
             f"{last['at']} does not answer", "a file system may hang: `clusterctl health` checks each mount"
         )
     result: Message | None = last.get("result")
-    return commands.make_failed_error("the process that did it was killed") if result is None else result
+    return commands.make_failed_error("the helper process was killed") if result is None else result
 
 
 def run_in_helper(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[Message]:

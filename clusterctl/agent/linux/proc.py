@@ -228,9 +228,8 @@ def is_exiting_unblocked(stat: ProcessStat) -> bool:
 def is_dying(identity: ProcessIdentity) -> bool:
     """Return whether a process has ended or is ending without our doing: it exits, or SIGKILL is pending.
 
-    This can take long. Before its parent hears of it, the kernel frees its memory, closes its devices and sockets
-    (which
-    its peers notice) and waits for its other threads, whose SIGKILL is pending meanwhile.
+    This can take long. Before the kernel tells the parent, it frees the memory of the process, closes its devices and
+    sockets, and waits for its other threads. Peers notice the closed sockets earlier.
     """
     if not is_alive(identity):
         return True
@@ -255,9 +254,9 @@ def convert_to_ticks(moment: float) -> int:
     return int((read_boot_time() - time.monotonic() + moment) * TICKS_PER_SECOND)
 
 
-def read_run_delay() -> float | None:
-    """Return the seconds for which this process has waited for a processor so far (`/proc/self/schedstat`)."""
-    fields = read_bytes("/proc/self/schedstat").split()
+def read_run_delay(pid: int | str = "self") -> float | None:
+    """Return the seconds in which the main thread of a process could run and had no processor."""
+    fields = read_bytes(f"/proc/{pid}/schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) >= 2 else None
 
 

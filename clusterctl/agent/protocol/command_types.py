@@ -430,7 +430,10 @@ class ManifestAnswer(TypedDict):
 
 
 class CopyAnswer(TypedDict):
-    """The same for a listing that is copied into `folder`; if `name` is given, it replaces the first part of paths."""
+    """The numbers of the files in the listing that the node needs, and the folder that gets them.
+
+    If `name` is given, it replaces the first part of each path.
+    """
 
     need: Annotated[list[bounds.FileNumber], MaxItems(1 << 22)]
     folder: bounds.Path

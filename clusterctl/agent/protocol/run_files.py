@@ -49,9 +49,9 @@ def parse_attempt(name: str) -> int:
 
 
 def find_first_kept_byte(size: int, max_bytes: int) -> int:
-    """Return the first byte that is kept of a file of `size` bytes that discards its front: at least `most / 2` stay.
+    """Return the first byte that is kept of a file of `size` bytes that discards its front.
 
-    It depends on the size only, so a reader of the file knows what is gone.
+    At least half of `max_bytes` stays. The result depends on the size only, so a reader of the file can compute it.
     """
     half = max_bytes // 2
     return max(0, size // half - 1) * half

@@ -192,7 +192,8 @@ class SupervisorLink:
         else:
             pending.answer_once(
                 commands.make_failed_error(
-                    stuck, "it ends when what it waits for answers; the machine may have to be restarted"
+                    stuck,
+                    "it ends when the file server or device that it waits for answers; otherwise restart the machine",
                 ).answer(0)
             )
 

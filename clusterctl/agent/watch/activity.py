@@ -98,6 +98,7 @@ class ActivitySampler:
             root = next((each for each in members if each.identity == worker.identity), None)
             subject = subject if status else root
         transfers = [transfer for each in members if (transfer := _read_transfers(each.pid)) is not None]
+        starved_s = proc.read_run_delay(subject.pid) if subject else None
         # The agent has caused the bytes of stack dumps.
         dumped = _read_size(os.path.join(self._status_dir, f"rank-{rank}.stacks")) or 0
         return {
@@ -110,7 +111,7 @@ class ActivitySampler:
             "read": sum(read for read, _ in transfers) if transfers else None,
             "written": sum(written for _, written in transfers) - dumped if transfers else None,
             "output": _read_size(worker.output) if worker else None,
-            "starved_s": _read_starved_seconds(subject.pid) if subject else None,
+            "starved_s": None if starved_s is None else round(starved_s, 2),
             "faults": subject.faults if subject else None,
             "inside": status,
         }
@@ -169,12 +170,6 @@ def _read_transfers(pid: int) -> tuple[int, int] | None:
         return None
     fields = dict(line.split(b": ", 1) for line in data.splitlines())
     return int(fields[b"rchar"]), int(fields[b"wchar"])
-
-
-def _read_starved_seconds(pid: int) -> float | None:
-    """Return the seconds in which the main thread of a process could run and had no CPU."""
-    words = read_bytes(f"/proc/{pid}/schedstat", 256).split()
-    return round(int(words[1]) / 1e9, 2) if len(words) == 3 else None
 
 
 def _read_size(path: str) -> int | None:
