@@ -137,7 +137,7 @@ def _padding_of(digits: str) -> bool:
     return len(digits) > 1 and digits[0] == "0"
 
 
-def natural_sort_key(name: str) -> tuple[object, ...]:
+def make_natural_sort_key(name: str) -> tuple[object, ...]:
     """Return a sort key that puts `n2` before `n10`."""
     pieces = _NATURAL.split(name)
     numbers = (int(p) if len(p) <= _MAX_DIGITS else 10**_MAX_DIGITS for p in pieces[1::2])
@@ -159,7 +159,7 @@ def fold_hosts(names: Iterable[str]) -> str:
     the same names in the same order, unless one contains a bracket, a comma or a blank. A user may paste the result
     into a cluster file, where the order decides the ranks.
     """
-    items = [(name, "") for name in sorted(set(names), key=natural_sort_key)]
+    items = [(name, "") for name in sorted(set(names), key=make_natural_sort_key)]
     while any(_LAST_NUMBER.fullmatch(head) for head, _ in items):
         items = _fold_last_number(items)
     return ",".join(head + tail for head, tail in items)

@@ -114,7 +114,7 @@ def _read_file(disk: DiskFiles, name: str) -> ClusterFileText:
         hint = f"`clusterctl up {option}` runs it on the hosts of ./cluster.yaml"
         raise ConfigError([Problem(name, 0, 0, "is a script, and no cluster file", hint)])
     try:
-        text = disk.read_own(name)
+        text = disk.read_trusted(name)
     except UnsafePermissionsError as error:
         raise ConfigError([Problem(name, 0, 0, str(error), error.hint)]) from error
     except OSError as error:
@@ -146,7 +146,7 @@ def parse_cluster_file(
     report = Report()
     trees = [tree for source in sources if (tree := _parse_tree(source, report)) is not None]
     if len(trees) < len(sources):
-        raise ConfigError(report.ordered(source.path for source in sources))
+        raise ConfigError(report.sort_problems(source.path for source in sources))
     root = merge_trees(trees)
     root = apply_sets(root, sets, report)
     root = apply_overrides(root, overrides or Overrides())
@@ -156,10 +156,13 @@ def parse_cluster_file(
     context = BuildContext(path=sources[0].absolute, filling=filling, files=files, report=report, **options)
     built = spec_builder.build_spec(root, context)
     if report.problems or built is None:
-        raise ConfigError(report.ordered(source.path for source in sources))
+        raise ConfigError(report.sort_problems(source.path for source in sources))
     _warn_of_active_environment(built.spec, environ, root, report)
     if any(host.transport is not TransportKind.LOCAL for host in built.spec.hosts):
-        _warn_of_search_paths(filling)
+        for mark, path, name in filling.search_paths:
+            # The other nodes have their programs elsewhere.
+            hint = f"`job.prologue` extends a node's own: `export {name}=/opt/x/bin:${name}`"
+            report.warn(mark, f"{format_path(path)}: `{name}` of this machine goes to every node", hint)
         _warn_of_shell_settings(built.spec, environ, files, root, report)
     return LoadedClusterFile(built.spec, tuple(report.warnings), built)
 
@@ -175,13 +178,6 @@ def _warn_of_active_environment(spec: ClusterSpec, environ: Mapping[str, str], r
             f"python: the active environment {prefix} does not run the ranks; {sys.executable} does, if a node has it"
         )
         report.warn(root.mark, what, f"`defaults: {{python: {prefix}/bin/python}}` chooses the active one")
-
-
-def _warn_of_search_paths(filling: Interpolation) -> None:
-    """Warn of search paths of this machine that go to other nodes, which have their programs elsewhere."""
-    for mark, path, name in filling.search_paths:
-        hint = f"`job.prologue` extends a node's own: `export {name}=/opt/x/bin:${name}`"
-        filling.report.warn(mark, f"{format_path(path)}: `{name}` of this machine goes to every node", hint)
 
 
 def _warn_of_shell_settings(

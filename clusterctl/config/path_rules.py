@@ -127,7 +127,7 @@ def _list_homes(owner: int) -> Iterator[str]:
 _WORKDIR_ROOT = "~/.local/share/clusterctl/work"
 
 
-def default_workdir(name: str, folder: str) -> str:
+def build_default_workdir(name: str, folder: str) -> str:
     """Return the default folder of the code on other machines.
 
     Args:

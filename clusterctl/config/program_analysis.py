@@ -119,14 +119,14 @@ _PYTHON_RUNNERS = ("uv", "uvx", "pixi", "pdm", "hatch", "poetry", "rye", "conda"
 """Programs other than Python that the shebang of a Python file may name."""
 
 
-class OtherFileType(NamedTuple):
+class NonPythonFile(NamedTuple):
     """The type of a file that is not Python, and the key that would run it."""
 
     what: str
     hint: str
 
 
-def find_python_problem(name: str, data: bytes) -> OtherFileType | str | None:
+def find_python_problem(name: str, data: bytes) -> NonPythonFile | str | None:
     """Return the type of a file that is not Python, or the syntax error of one that is; `None` if Python can run it."""
     suffix = os.path.splitext(name)[1].lower()
     if suffix in _ARCHIVE_SUFFIXES or data.startswith(b"PK\3\4"):
@@ -135,17 +135,17 @@ def find_python_problem(name: str, data: bytes) -> OtherFileType | str | None:
     interpreter = _find_interpreter(data)
     is_python = interpreter in (None, *_PYTHON_RUNNERS) or any(name in interpreter for name in ("python", "pypy"))
     if not is_python:
-        return OtherFileType(f"is run by `{interpreter}`, not by Python", f"`command: {path}` runs it")
+        return NonPythonFile(f"is run by `{interpreter}`, not by Python", f"`command: {path}` runs it")
     if b"\0" in data:
-        return OtherFileType("is a binary file, no Python", f"`command: {path}` runs it, if it is a program")
+        return NonPythonFile("is a binary file, no Python", f"`command: {path}` runs it, if it is a program")
     if suffix == ".ipynb" or (data.lstrip().startswith(b"{") and b'"cells"' in data and b'"nbformat"' in data):
         hint = f"`command: jupyter nbconvert --to notebook --execute {name}` runs it; `--to script` makes Python of it"
-        return OtherFileType("is a notebook, no Python", hint)
+        return NonPythonFile("is a notebook, no Python", hint)
     if suffix in _SHELL_SUFFIXES:
-        return OtherFileType("is a shell script, no Python", f"`command: bash {name}` runs it")
+        return NonPythonFile("is a shell script, no Python", f"`command: bash {name}` runs it")
     if suffix in _DATA_SUFFIXES:
         hint = f"name the program as `script`, and this file in `args: [{name}]`"
-        return OtherFileType("is data, no Python", hint)
+        return NonPythonFile("is data, no Python", hint)
     return _check_syntax(name, data, suffix)
 
 
@@ -159,7 +159,7 @@ def _find_interpreter(data: bytes) -> str | None:
     return os.path.basename(words[0]) if words else None
 
 
-def _check_syntax(name: str, data: bytes, suffix: str) -> OtherFileType | str | None:
+def _check_syntax(name: str, data: bytes, suffix: str) -> NonPythonFile | str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -167,7 +167,7 @@ def _check_syntax(name: str, data: bytes, suffix: str) -> OtherFileType | str | 
     except SyntaxError as error:
         if suffix.startswith(".py"):
             return f"line {error.lineno}: {error.msg}"
-        return OtherFileType(
+        return NonPythonFile(
             f"is no Python: line {error.lineno}: {error.msg}", f"`command: bash {name}` runs a shell script"
         )
     except (ValueError, RecursionError, MemoryError):

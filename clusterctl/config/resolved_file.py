@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 from typing_extensions import override
 
-from clusterctl.config.sections.host_section import DeclaredHost
 from clusterctl.config.sections.section_fields import CLUSTER_FILE, HOST
 from clusterctl.config.sections.spec_builder import BuiltSpec
 from clusterctl.config.spec import ClusterSpec
 from clusterctl.config.text.interpolation import escape_text, is_shell_text, list_shell_items
-from clusterctl.config.text.tree import Node, Path, format_path
+from clusterctl.config.text.tree import Path, format_path
 from clusterctl.config.text.yaml_parser import parse_scalar
 
 REDACTED = "***"
@@ -91,16 +90,11 @@ def list_origins(spec: ClusterSpec, built: BuiltSpec) -> dict[str, str]:
     places: dict[str, str] = {}
     for path, _ in iterate_leaves(resolve_spec(spec)):
         if path[0] == "hosts" and len(path) > 1:
-            node = _find_host_value(path, built.machines, built.root)
+            node = built.machines[int(path[1])].entry.node.find(*path[2:])
+            node = node if node is not None and node.value is not None else built.root.find("defaults", *path[2:])
         elif path[0] == "env" and len(path) > 1:
             node = built.env.child(path[1])
         else:
             node = built.root.find(*path)
         places[format_path(path)] = node.mark.place if node is not None and node.value is not None else "default"
     return places
-
-
-def _find_host_value(path: Path, machines: Sequence[DeclaredHost], root: Node) -> Node | None:
-    entry = machines[int(path[1])].entry.node
-    own = entry.find(*path[2:])
-    return own if own is not None and own.value is not None else root.find("defaults", *path[2:])

@@ -88,7 +88,11 @@ def _convert_to_draft7(part: Any) -> Any:
         return [_convert_to_draft7(item) for item in part]
     if not isinstance(part, dict):
         return part
-    result = {key: _convert_member(key, value) for key, value in part.items() if not _is_unwanted(key, value)}
+    result = {
+        key: _convert_member(key, value)
+        for key, value in part.items()
+        if not (key == "default" and value is None) and not (key == "title" and isinstance(value, str))
+    }
     reference = result.get("$ref")
     if isinstance(reference, str):
         return _wrap_reference(result, reference)
@@ -105,10 +109,6 @@ def _convert_member(key: str, value: Any) -> Any:
     if key != "properties" or not isinstance(value, dict):
         return _convert_to_draft7(value)
     return {name: _allow_variables(_convert_to_draft7(child)) for name, child in value.items()}
-
-
-def _is_unwanted(key: str, value: Any) -> bool:
-    return (key == "default" and value is None) or (key == "title" and isinstance(value, str))
 
 
 def _wrap_reference(result: dict[str, Any], reference: str) -> dict[str, Any]:
@@ -186,7 +186,9 @@ def _describe_values(annotation: Any, kind: FieldType) -> str:
     """Return what a user may write for a type."""
     if kind.word:
         return f"mapping or `{kind.word}`"
-    words = kind.choices or _describe_type(annotation)
+    is_enum = isinstance(annotation, type) and issubclass(annotation, Enum)
+    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+    words = kind.choices or (tuple(word.value for word in annotation) if is_enum else choices)
     if kind.syntax or words:
         return kind.syntax or ", ".join(f"`{word}`" for word in words)
     if kind.limits is not None:
@@ -196,16 +198,6 @@ def _describe_values(annotation: Any, kind: FieldType) -> str:
     if get_origin(annotation) is dict:
         return f"mapping to {_describe_values(*split_annotation(get_args(annotation)[1]))}".removesuffix(" to mapping")
     return {str: "text", bool: "`true`, `false`", float: "numbers"}.get(annotation, "mapping")
-
-
-def _describe_type(annotation: Any) -> tuple[Any, ...]:
-    if get_origin(annotation) is Literal:
-        return get_args(annotation)
-    return (
-        tuple(word.value for word in annotation)
-        if isinstance(annotation, type) and issubclass(annotation, Enum)
-        else ()
-    )
 
 
 if __name__ == "__main__":

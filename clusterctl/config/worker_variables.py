@@ -93,24 +93,24 @@ def list_shell_settings(environ: Mapping[str, str]) -> list[str]:
     return sorted(name for name in _SHELL_SETTINGS if environ.get(name))
 
 
-def is_owned(name: str) -> bool:
+def is_reserved_variable(name: str) -> bool:
     """Return whether clusterctl sets this variable, so that no key of the cluster file may."""
     return name in OWNED_NAMES or name.startswith(_OWNED_PREFIXES)
 
 
-def find_launcher(name: str) -> Launcher | None:
+def find_launcher_of_variable(name: str) -> Launcher | None:
     """Return the launcher that sets a variable, or `None` for any other variable."""
     return next((launcher for launcher in _LAUNCHERS if name.startswith(launcher.prefixes)), None)
 
 
-def is_job_of(launcher: Launcher, names: Collection[str]) -> bool:
+def is_inside_job_of(launcher: Launcher, names: Collection[str]) -> bool:
     """Return whether the variables of a process are those of a job of this launcher."""
     if launcher.job_names:
         return any(name in names for name in launcher.job_names)
     return any(name.startswith(launcher.prefixes) for name in names)
 
 
-def find_substitute(name: str) -> str | None:
+def find_equivalent_variable(name: str) -> str | None:
     """Return the variable of clusterctl to use in place of one that another launcher sets."""
     return _BY_FOREIGN_NAME.get(name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from clusterctl.config.worker_variables import OWNED_NAMES, find_launcher, find_substitute
+from clusterctl.config.worker_variables import OWNED_NAMES, find_equivalent_variable, find_launcher_of_variable
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import headline_patterns
 from clusterctl.why.evidence import Evidence, Rank, RankExit
@@ -80,7 +80,7 @@ def find_advice(end: RankExit) -> str:
         return "what that rank said is in the output, or with `--redirects` in a file below the `--log-dir` of torchrun"
     found = _MISSING_VARIABLE.search(end.message)
     name = next(filter(None, found.groups()), "") if found is not None else ""
-    launcher = find_launcher(name)
+    launcher = find_launcher_of_variable(name)
     if name in OWNED_NAMES:
         return (
             f"clusterctl sets `{name}` for every worker: `job.command`, `job.prologue`, `sudo` or a container "
@@ -91,7 +91,7 @@ def find_advice(end: RankExit) -> str:
         if not (name.isupper() and is_of_environment):
             return ""
         return f"ranks have no `{name}`: `env` sets it; what the `.bashrc` of a node exports may not reach them"
-    own = find_substitute(name)
+    own = find_equivalent_variable(name)
     remedy = f"read `{own}` instead" if own is not None else "set it in `env`"
     return f"`{name}` is a variable of {launcher.name}, and nobody sets it here: {remedy}"
 

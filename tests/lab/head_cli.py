@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from clusterctl.config.path_rules import default_workdir
+from clusterctl.config.path_rules import build_default_workdir
 from tests.lab import ways
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Head:
 
     def workdir(self, name: str = "lab") -> str:
         """Return where the code of this folder lies on a node, below the node's home."""
-        return default_workdir(name, str(self.folder.resolve())).removeprefix("~/")
+        return build_default_workdir(name, str(self.folder.resolve())).removeprefix("~/")
 
     def run(self, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run one command to its end."""

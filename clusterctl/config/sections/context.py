@@ -27,7 +27,7 @@ class DiskFiles:
         with open(path, "rb") as file:
             return file.read(MAX_BYTES + 1)
 
-    def read_own(self, path: str) -> bytes:
+    def read_trusted(self, path: str) -> bytes:
         """Read a file that decides what is executed (see `read`).
 
         Raises:
@@ -46,7 +46,7 @@ class DiskFiles:
         """Return whether the folder exists."""
         return os.path.isdir(path)
 
-    def real(self, path: str) -> str:
+    def resolve_links(self, path: str) -> str:
         """Return the path with all links resolved."""
         return os.path.realpath(path)
 
@@ -54,7 +54,7 @@ class DiskFiles:
         """Return why a folder, such as a home, must not be sent to nodes (the text follows its name), or `None`."""
         return path_rules.find_upload_obstacle(path)
 
-    def names(self, path: str) -> Sequence[str]:
+    def list_names(self, path: str) -> Sequence[str]:
         """Return the names in a folder, for suggestions; empty if it cannot be listed."""
         try:
             return sorted(os.listdir(path))

@@ -12,7 +12,7 @@ from clusterctl.config.path_rules import UPLOAD_HINT
 from clusterctl.config.program_analysis import find_last_activation, is_python_in_environment
 from clusterctl.config.sections.context import BuildContext
 from clusterctl.config.sections.environment import check_variable_names
-from clusterctl.config.sections.host_section import DeclaredHost, suggest_word
+from clusterctl.config.sections.host_section import DeclaredHost, suggest_similar_word
 from clusterctl.config.spec import CheckpointSpec, HealthSpec, JobSpec, Role, SyncSpec, TransportKind
 from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path, list_environments
 
@@ -46,7 +46,7 @@ def check_health(root: Node, health: HealthSpec, machines: Sequence[DeclaredHost
         if where and hosts and not any(fnmatchcase(host, where) for host in hosts):
             for mark in _find_name_nodes(section.child("ignore"), rule.partition("@")[0]):
                 context.report.warn(
-                    mark, f"health.ignore: `{where}` is no host of this file", suggest_word(where, hosts)
+                    mark, f"health.ignore: `{where}` is no host of this file", suggest_similar_word(where, hosts)
                 )
 
 
@@ -59,7 +59,7 @@ def _find_name_nodes(node: Node | None, name: str) -> Iterator[Mark]:
         return
     for item in node.value:
         if str(item.value).partition("@")[0] == name:
-            yield item.inside(0, len(name))
+            yield item.mark_part(0, len(name))
 
 
 def _check_restarts(root: Node, restart: Values, stall: Values, report: Report) -> None:
@@ -87,7 +87,7 @@ def _check_spares(root: Node, spares: Sequence[DeclaredHost], sections: Mapping[
         report.warn(root.find_mark("job", "checkpoint"), text, hint)
 
 
-def check_activation(root: Node, machines: Sequence[DeclaredHost], job: JobSpec, report: Report) -> None:
+def warn_of_overridden_activation(root: Node, machines: Sequence[DeclaredHost], job: JobSpec, report: Report) -> None:
     """Warn if the prologue activates an environment, but `python:` runs the script with another Python."""
     found = find_last_activation(job.prologue or "") if job.command is None else None
     if found is None:

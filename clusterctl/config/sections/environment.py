@@ -14,7 +14,7 @@ from clusterctl.config.sections.section_validation import keep_scalars_as_text, 
 from clusterctl.config.sections.shell_text import find_literal_mistakes
 from clusterctl.config.text.tree import Document, Mark, Node, Path, Report, format_path, list_environments
 from clusterctl.config.value_parsers import describe_value
-from clusterctl.config.worker_variables import REMEDIES, is_owned
+from clusterctl.config.worker_variables import REMEDIES, is_reserved_variable
 
 _LINE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][\w.-]*)[ \t]*=(.*)", re.DOTALL)
 _QUOTED = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
@@ -75,7 +75,7 @@ def check_variable_names(node: Node, path: Path, report: Report) -> None:
     """Report keys that are names of clusterctl's own variables, or that no environment can contain."""
     for name in node.value:
         where = format_path((*path, name))
-        if is_owned(name):
+        if is_reserved_variable(name):
             text = f"{where}: `{name}` is set by clusterctl for each worker"
             report.add(node.key_mark(name), text, REMEDIES.get(name))
         elif not name or "=" in name or any(c.isspace() for c in name):
@@ -109,7 +109,7 @@ def _read_env_files(root: Node, context: BuildContext) -> Iterator[Node]:
                 item.mark, f"env_file: must be a file or a list of files, not {describe_value(item.value)}"
             )
             continue
-        text = _read_text(item, "env_file", context, context.files.read_own)
+        text = _read_text(item, "env_file", context, context.files.read_trusted)
         if text is not None:
             yield _parse_env_file(Document(item.value, text), context)
 

@@ -65,7 +65,7 @@ def parse_host_words(text: str) -> list[ListedHost]:
 
 
 def parse_hostfile(text: str) -> list[ListedHost]:
-    """Read a host a line, in the forms of several launchers; see `hosts_of_line`.
+    """Read a host a line, in the forms of several launchers; see `parse_hostfile_line`.
 
     A range may stand for a host, and `#` begins a comment. Slots are workers, and so are lines that name a host again,
     as PBS writes them.

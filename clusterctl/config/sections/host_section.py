@@ -147,7 +147,7 @@ def _expand_names(node: Node, where: str, report: Report) -> list[str]:
     try:
         return ranges.expand_hosts(node.value)
     except ranges.HostRangeError as error:
-        report.add(node.inside(error.offset, error.length), f"{where}: {error}", error.hint)
+        report.add(node.mark_part(error.offset, error.length), f"{where}: {error}", error.hint)
         return []
 
 
@@ -233,7 +233,7 @@ def _check_repeated(machines: list[DeclaredHost], copies: Counter[str], report: 
                 report.add(at.mark, text, f"`{spec.address or spec.host}` is taken at {other.mark.place}")
 
 
-def suggest_word(word: str, words: list[str]) -> str | None:
+def suggest_similar_word(word: str, words: list[str]) -> str | None:
     """Return a hint that names the closest word."""
     close = similar(word, words)
     return f"did you mean `{close}`?" if close else None
@@ -295,7 +295,7 @@ def _read_host_list(path: object, context: BuildContext) -> str:
     if not isinstance(path, str) or not path:
         raise HostListError("the file must be a path", _FROM_HINT)
     try:
-        return context.files.read_own(context.resolve(path)).decode("utf-8", "replace")
+        return context.files.read_trusted(context.resolve(path)).decode("utf-8", "replace")
     except UnsafePermissionsError as error:
         raise HostListError(str(error), error.hint) from error
     except OSError as error:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import getopt
 import os
 import re
 import shlex
@@ -64,21 +65,26 @@ def _list_ssh_hosts(text: str, read_include: IncludeReader, depth: int) -> Itera
 
 
 _OPTION_KEYS = {
+    "-J": "proxy_jump",
+    "-p": "port",
+    "-l": "user",
+    "-i": "identity_file",
+    "-W": "forward",
     "proxyjump": "proxy_jump",
     "port": "port",
     "user": "user",
     "identityfile": "identity_file",
     "hostname": "address",
+    "proxycommand": "command",
 }
-_OPTIONS = {"-J": "proxyjump", "-p": "port", "-l": "user", "-i": "identityfile", "-W": "forward", "-o": ""}
 _IGNORED_OPTIONS = frozenset(
     {
         *("controlmaster", "controlpersist", "controlpath", "serveraliveinterval", "serveralivecountmax", "loglevel"),
         *("connecttimeout", "connectionattempts", "compression", "batchmode", "tcpkeepalive", "requesttty"),
+        *("-C", "-q", "-T", "-x", "-n", "-t"),
     }
 )
 """Options that change neither where a login leads nor who logs in."""
-_FLAGS = frozenset({"-C", "-q", "-T", "-x", "-n", "-tt", "-t"})
 
 
 def parse_ssh_arguments(text: str) -> dict[str, str]:
@@ -87,54 +93,47 @@ def parse_ssh_arguments(text: str) -> dict[str, str]:
     Raises:
         ValueError: An argument has no such key, or is unknown.
     """
-    found: dict[str, str] = {}
-    for name, value, word in _parse_options(shlex.split(text)):
-        if name == "proxycommand":
-            found["proxy_jump"] = _parse_jump_host(value)
-        elif name in _OPTION_KEYS:
-            found[_OPTION_KEYS[name]] = value
+    found, words = _parse_options(text)
+    if words or "forward" in found:
+        raise ValueError(f"`{next(iter(words), '-W')[:60]}` is no option of ssh that a host can have")
+    command = found.pop("command", None)
+    return found if command is None else {**found, "proxy_jump": _parse_jump_host(command)}
+
+
+def _parse_options(text: str) -> tuple[dict[str, str], list[str]]:
+    """Return the options of a command line of `ssh` by key, and its other words."""
+    try:
+        pairs, words = getopt.gnu_getopt(shlex.split(text), "J:p:l:i:W:o:CqTxnt")
+    except getopt.GetoptError as error:
+        raise ValueError(f"`-{error.opt[:60]}` is an option of ssh") from error
+    options: dict[str, str] = {}
+    for flag, argument in pairs:
+        name, value, option = flag, argument, flag
+        if flag == "-o":
+            option, value = [*re.split(r"\s*=\s*|\s+", argument.strip(), maxsplit=1), ""][:2]
+            name = option.lower()
+        if name in _OPTION_KEYS:
+            options[_OPTION_KEYS[name]] = value
         elif name not in _IGNORED_OPTIONS:
-            raise ValueError(f"`{word[:60]}` is {'an' if word.startswith('-') else 'no'} option of ssh")
-    return found
-
-
-def _parse_options(words: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and text of each option; other words have the name `word`."""
-    words = list(words)
-    while words:
-        word = words.pop(0)
-        if word in _FLAGS:
-            continue
-        name = _OPTIONS.get(word[:2])
-        if name is None or not (word[2:] or words):
-            yield ("unknown" if word.startswith("-") else "word"), word, word
-            continue
-        value = word[2:] or words.pop(0)
-        if not name:
-            name, value = [*re.split(r"\s*=\s*|\s+", value.strip(), maxsplit=1), ""][:2]
-            word = f"-o {name}"
-        yield name.lower(), value, word
+            raise ValueError(f"`-o {option[:60]}` is an option of ssh")
+    return options, words
 
 
 def _parse_jump_host(command: str) -> str:
     """Return the jump host of a command such as `ssh -W %h:%p user@bastion` or `ssh bastion nc %h %p`."""
-    program, *words = shlex.split(command) or [""]
-    options = [(name, value) for name, value, _ in _parse_options(words)]
-    values = dict(options)
-    hosts = [value for name, value in options if name == "word"]
-    has_netcat = [os.path.basename(word) for word in hosts[1:]] in (["nc", "%h", "%p"], ["netcat", "%h", "%p"])
-    if has_netcat:
-        del hosts[1:]
-    is_jump = values.get("forward") == "%h:%p" or has_netcat
-    if os.path.basename(program) != "ssh" or not is_jump or len(hosts) != 1:
+    options, words = _parse_options(command)
+    names = [os.path.basename(word) for word in words]
+    is_jump = len(words) == 2 if options.pop("forward", "") == "%h:%p" else names[2:] in _NETCAT
+    if names[:1] != ["ssh"] or not is_jump:
         raise ValueError(f"`ProxyCommand={command[:60]}` is no jump through another host")
-    if unknown := values.keys() - {"word", "forward", "user", "port"} - _IGNORED_OPTIONS:
-        raise ValueError(f"`{min(unknown)}` of `ProxyCommand={command[:60]}` has no key")
-    user, _, host = hosts[0].rpartition("@")
-    user = values.get("user", user)
-    return f"{user}@{host}".removeprefix("@") + (f":{values['port']}" if "port" in values else "")
+    user, _, host = words[1].rpartition("@")
+    user, port = options.pop("user", user), options.pop("port", "")
+    if options:
+        raise ValueError(f"`{min(options)}` of `ProxyCommand={command[:60]}` has no key")
+    return f"{user}@{host}".removeprefix("@") + (f":{port}" if port else "")
 
 
+_NETCAT = (["nc", "%h", "%p"], ["netcat", "%h", "%p"])
 _SECTION = re.compile(r"^\s*\[(?P<group>[\w.-]+)(?::(?P<kind>children|vars))?\]\s*(?:[#;].*)?$")
 _RANGE = re.compile(r"\[(\d+):(\d+)\]")
 _HOST_AND_PORT = re.compile(r"((?:[^:\[\]]|\[[^\]]*\])+):([0-9]+)")

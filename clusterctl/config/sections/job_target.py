@@ -9,20 +9,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.config.program_analysis import (
-    OtherFileType,
-    SingleNodeLauncher,
+    NonPythonFile,
     find_python_problem,
     find_single_node_launcher,
     split_shell_commands,
 )
 from clusterctl.config.sections.context import BuildContext
-from clusterctl.config.sections.host_section import DeclaredHost, suggest_word
+from clusterctl.config.sections.host_section import DeclaredHost, suggest_similar_word
 from clusterctl.config.sections.shell_text import (
     ASSIGNMENT,
+    analyze_variables,
     find_dropped_arguments,
     find_literal_mistakes,
     find_shell_mistakes,
-    find_variables,
 )
 from clusterctl.config.spec import JobSpec, Role, SyncSpec, TransportKind
 from clusterctl.config.text.interpolation import list_shell_items
@@ -30,9 +29,9 @@ from clusterctl.config.text.tree import Mark, Node, Path, format_path, list_envi
 from clusterctl.config.worker_variables import (
     OWNED_NAMES,
     REMEDIES,
-    find_launcher,
-    find_substitute,
-    is_job_of,
+    find_equivalent_variable,
+    find_launcher_of_variable,
+    is_inside_job_of,
 )
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -54,11 +53,10 @@ def check_target(
     marks = {key: root.find_mark("job", key) for key in ("script", "module", "command")}
     if job.module is not None:
         _check_module(job.module, marks["module"], context)
-    synced = _synced(root, sync)
-    if job.script is not None and synced is not None:
-        return replace(job, script=_check_script(job.script, synced.source, machines, marks["script"], context))
+    if job.script is not None and sync is not None:
+        return replace(job, script=_check_script(job.script, sync.source, machines, marks["script"], context))
     if job.command is not None:
-        files = {} if synced is None else dict(_list_script_files(job.command, synced.source, context))
+        files = {} if sync is None else dict(_list_script_files(job.command, sync.source, context))
         _check_command(job.command, files, machines, env, marks["command"], context)
     dropped = None if job.command is None else find_dropped_arguments(job.command, job.args)
     if dropped is not None:
@@ -68,18 +66,12 @@ def check_target(
     return job
 
 
-def list_shell_files(root: Node, job: JobSpec, sync: SyncSpec | None, context: BuildContext) -> dict[str, bytes]:
+def list_shell_files(job: JobSpec, sync: SyncSpec | None, context: BuildContext) -> dict[str, bytes]:
     """Return the scripts of a shell that the command runs, by name."""
-    synced = _synced(root, sync)
-    if job.command is None or synced is None:
+    if job.command is None or sync is None:
         return {}
-    named = _list_script_files(job.command, synced.source, context)
+    named = _list_script_files(job.command, sync.source, context)
     return {name: data for name, data in named if not data.startswith(b"#!") or _SHELLS.match(data)}
-
-
-def _synced(root: Node, sync: SyncSpec | None) -> SyncSpec | None:
-    node = root.child("sync")
-    return None if node is not None and node.value == "none" else sync
 
 
 def _check_module(module: str, mark: Mark, context: BuildContext) -> None:
@@ -111,7 +103,7 @@ def _check_script(script: str, source: str, machines: Sequence[DeclaredHost], ma
 def _relative_to_source(path: str, source: str, context: BuildContext) -> str | None:
     """Return a path relative to the synced folder, or `None` if it is outside, with and without links."""
     folder, name = os.path.split(path)
-    for below, top in ((folder, source), (context.files.real(folder), context.files.real(source))):
+    for below, top in ((folder, source), (context.files.resolve_links(folder), context.files.resolve_links(source))):
         found = os.path.relpath(os.path.join(below, name), top)
         if found.partition("/")[0] != "..":
             return found
@@ -137,8 +129,8 @@ def _check_link(
     script: str, path: str, source: str, machines: Sequence[DeclaredHost], mark: Mark, context: BuildContext
 ) -> None:
     """Refuse a script that no node would get, since links to elsewhere are not sent."""
-    real = context.files.real(path)
-    if _is_copied(machines) and os.path.relpath(real, context.files.real(source)).partition("/")[0] == "..":
+    real = context.files.resolve_links(path)
+    if _is_copied(machines) and os.path.relpath(real, context.files.resolve_links(source)).partition("/")[0] == "..":
         hint = "put the file itself there, or set `sync.source` to a folder that holds it"
         context.report.add(mark, f"job.script: `{script}` is a link to `{real}`, which is not sent to nodes", hint)
 
@@ -152,8 +144,8 @@ def _report_missing_script(script: str, path: str, mark: Mark, context: BuildCon
     if context.files.is_dir(path):
         context.report.add(mark, f"job.script: `{path}` is a folder", "name the Python file in it")
         return
-    hint = suggest_word(
-        name, [n for n in context.files.names(folder) if context.files.is_file(os.path.join(folder, n))]
+    hint = suggest_similar_word(
+        name, [n for n in context.files.list_names(folder) if context.files.is_file(os.path.join(folder, n))]
     )
     words_hint = "put arguments into `job.args`" if " " in script else None
     context.report.add(mark, f"job.script: there is no file `{path}`", hint or words_hint)
@@ -162,7 +154,7 @@ def _report_missing_script(script: str, path: str, mark: Mark, context: BuildCon
 def _check_python(script: str, path: str, mark: Mark, context: BuildContext) -> None:
     data = _read_file(path, context)
     found = None if data is None else find_python_problem(script, data)
-    if isinstance(found, OtherFileType):
+    if isinstance(found, NonPythonFile):
         context.report.add(mark, f"job.script: `{script}` {found.what}", found.hint)
     elif found is not None:
         hint = "a newer Python on the nodes may read it"
@@ -216,14 +208,9 @@ def _check_command(
     texts = [command, *(data.decode("utf-8", "replace") for data in files.values() if _SHELLS.match(data))]
     found = next((found for text in texts if (found := find_single_node_launcher(text)) is not None), None)
     if found is not None:
-        _warn_of_separate_worlds(found, len(workers), mark, context)
-
-
-def _warn_of_separate_worlds(found: SingleNodeLauncher, hosts: int, mark: Mark, context: BuildContext) -> None:
-    where = f"on each of the {hosts} hosts" if hosts > 1 else "in each rank"
-    text = f"job.command: `{found.launcher}` {found.why} makes a world of its own {where}"
-    hint = "`script:` with the Python file alone makes one world of all"
-    context.report.warn(mark, text, hint)
+        where = f"on each of the {len(workers)} hosts" if len(workers) > 1 else "in each rank"
+        text = f"job.command: `{found.launcher}` {found.why} makes a world of its own {where}"
+        context.report.warn(mark, text, "`script:` with the Python file alone makes one world of all")
 
 
 def check_shell_texts(
@@ -256,7 +243,7 @@ def check_shell_texts(
             start = max(text.rfind(blank, 0, mistake.offset) for blank in " \t\n") + 1
             shown = " ".join(text[start:].split()[:2])[:60]
             context.report.warn(mark, f"{where}: {mistake.text} (`{shown}`)", mistake.hint)
-    texts = [(mark, where, find_variables(text)) for mark, where, text in (*_list_texts(root, job), *scripts)]
+    texts = [(mark, where, analyze_variables(text)) for mark, where, text in (*_list_texts(root, job), *scripts)]
     # A transport of a command may lead into a job of another launcher.
     is_open = any(machine.spec.transport not in (TransportKind.SSH, TransportKind.LOCAL) for machine in machines)
     known = {*given, *context.environ, *(name for _, _, found in texts for name in found.assigned)}
@@ -265,7 +252,7 @@ def check_shell_texts(
             context.report.warn(mark, *_describe_replaced(where, found.replaced))
         for name in (*found.unexported, *found.premature):
             is_of_script = where.startswith("`") and not _SETTINGS.match(name)
-            if name in given or find_launcher(name) is not None or name in OWNED_NAMES or is_of_script:
+            if name in given or find_launcher_of_variable(name) is not None or name in OWNED_NAMES or is_of_script:
                 continue
             if name in found.premature:
                 text = f"{where}: `${name}` is filled in before the assignment at the beginning of the command"
@@ -278,8 +265,8 @@ def check_shell_texts(
             name
             for name in found.read
             if name not in known
-            and (launcher := find_launcher(name)) is not None
-            and not is_job_of(launcher, context.environ)
+            and (launcher := find_launcher_of_variable(name)) is not None
+            and not is_inside_job_of(launcher, context.environ)
         ]
         if unset and not is_open:
             context.report.warn(mark, *_describe_unset(where, unset))
@@ -327,9 +314,11 @@ def _describe_replaced(where: str, names: Sequence[str]) -> tuple[str, str]:
 
 
 def _describe_unset(where: str, names: Sequence[str]) -> tuple[str, str]:
-    launchers = dict.fromkeys(launcher.name for name in names if (launcher := find_launcher(name)) is not None)
+    launchers = dict.fromkeys(
+        launcher.name for name in names if (launcher := find_launcher_of_variable(name)) is not None
+    )
     text = f"{where}: nobody sets {_quoted(names)} here, as {' or '.join(launchers)} would"
-    pairs = {name: find_substitute(name) for name in names}
+    pairs = {name: find_equivalent_variable(name) for name in names}
     used = [f"`${own}` in place of `${name}`" for name, own in pairs.items() if own is not None]
     others = [name for name, own in pairs.items() if own is None]
     hints = [*([f"write {', '.join(used)}"] if used else [])]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from clusterctl.config.program_analysis import split_shell_commands
-from clusterctl.config.worker_variables import OWNED_NAMES, find_launcher, is_owned
+from clusterctl.config.worker_variables import OWNED_NAMES, find_launcher_of_variable, is_reserved_variable
 
 _LONGEST_TEXT = 1 << 16
 _HERE_DOCUMENT = re.compile(r"<<-?\s*\\?['\"]?(\w+)['\"]?[^\n]*\n")
@@ -214,7 +214,7 @@ def _list_quoted(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
             hint = "write `$HOME/` in double quotes, which is the home on the node"
             yield TextMistake(match.start(), len(match[0]), "bash does not expand `~` in quotes", hint)
         name = re.search(r"\$\{?([A-Z_]+)\b", inner) if is_single and not re.search(r"[\s;|]", inner) else None
-        if name is not None and (is_owned(name[1]) or _SHELL_VARIABLES.fullmatch(name[1])):
+        if name is not None and (is_reserved_variable(name[1]) or _SHELL_VARIABLES.fullmatch(name[1])):
             what = f"bash fills in nothing in single quotes, the program gets `${name[1]}` as it is"
             yield TextMistake(match.start(), len(match[0]), what, "use double quotes")
 
@@ -222,7 +222,7 @@ def _list_quoted(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
 def _list_escaped(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
     """Give variables of a rank behind a backslash, as they are written for an inner shell."""
     for match in re.finditer(r"(?<!\\)\\\$\{?([A-Z_]+)\b", text):
-        if quoting[match.start()] is Quoting.PLAIN and is_owned(match[1]):
+        if quoting[match.start()] is Quoting.PLAIN and is_reserved_variable(match[1]):
             what = f"the backslash keeps bash from filling in `${match[1]}`"
             yield TextMistake(match.start(), len(match[0]), what, "leave the backslash out")
 
@@ -390,7 +390,7 @@ class ShellVariables:
     premature: tuple[str, ...] = ()
 
 
-def find_variables(text: str) -> ShellVariables:
+def analyze_variables(text: str) -> ShellVariables:
     """Return which variables a text for bash sets and reads; nothing if it is very long or runs another launcher."""
     if len(text) > _MAX_CHARS:
         return ShellVariables()
@@ -400,7 +400,7 @@ def find_variables(text: str) -> ShellVariables:
     plain = _COMMENT.sub("", text)
     assigned = tuple(dict.fromkeys(name for words in commands for name in _list_assigned(words)))
     tested = {name for match in _TEST.finditer(plain) for name in _NAME.findall(match[0])}
-    tested_launchers = {launcher for name in tested if (launcher := find_launcher(name)) is not None}
+    tested_launchers = {launcher for name in tested if (launcher := find_launcher_of_variable(name)) is not None}
     optional = {match[1] for match in _WITH_DEFAULT.finditer(plain)}
     read = dict.fromkeys(match[1] or match[2] for match in _READ.finditer(plain))
     return ShellVariables(
@@ -413,7 +413,7 @@ def find_variables(text: str) -> ShellVariables:
         read=tuple(
             name
             for name in read
-            if (launcher := find_launcher(name)) is not None
+            if (launcher := find_launcher_of_variable(name)) is not None
             and launcher not in tested_launchers
             and name not in optional
         ),
@@ -476,7 +476,7 @@ def _list_inherited(text: str, others: Collection[str]) -> tuple[str, ...]:
 
 def is_common_variable(name: str) -> bool:
     """Return whether a shell, most logins, clusterctl or another launcher sets a variable."""
-    return bool(_SHELL_VARIABLES.fullmatch(name)) or name in OWNED_NAMES or find_launcher(name) is not None
+    return bool(_SHELL_VARIABLES.fullmatch(name)) or name in OWNED_NAMES or find_launcher_of_variable(name) is not None
 
 
 def _list_commands(text: str) -> Iterator[list[str]]:

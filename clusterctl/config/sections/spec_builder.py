@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl.config.path_rules import default_workdir
+from clusterctl.config.path_rules import build_default_workdir
 from clusterctl.config.sections import cross_checks, environment, host_section, job_target
 from clusterctl.config.sections.context import BuildContext
 from clusterctl.config.sections.host_section import DeclaredHost
@@ -58,11 +58,9 @@ def build_spec(root: Node, context: BuildContext) -> BuiltSpec | None:
     if job is not None:
         job = job_target.check_target(root, job, sync, hosts, environ.env, context)
         cross_checks.check_sync_source(root, sync, hosts, context)
-        cross_checks.check_activation(root, hosts, job, report)
+        cross_checks.warn_of_overridden_activation(root, hosts, job, report)
         given = {*environ.env, *environ.secrets, *(name for host in hosts for name in host.spec.env)}
-        job_target.check_shell_texts(
-            root, job, job_target.list_shell_files(root, job, sync, context), given, hosts, context
-        )
+        job_target.check_shell_texts(root, job, job_target.list_shell_files(job, sync, context), given, hosts, context)
     loss_node = root.child("on_controller_loss")
     loss = None if loss_node is None else _validate_section_or_word("on_controller_loss", loss_node, report)
     results = _build_results(root, context)
@@ -70,7 +68,7 @@ def build_spec(root: Node, context: BuildContext) -> BuiltSpec | None:
     if report.problems:
         return None
     local = sync.source if sync is not None else context.folder
-    remote = default_workdir(name, context.files.real(context.folder))
+    remote = build_default_workdir(name, context.files.resolve_links(context.folder))
     workdirs = [
         host.spec.workdir or (local if host.spec.transport is TransportKind.LOCAL else remote) for host in hosts
     ]
@@ -105,14 +103,14 @@ def _check_top(root: Node, report: Report) -> None:
     version = root.child("version")
     if version is None:
         if "version" not in meant:
-            report.add(root.mark.shifted(0, 1), "the key `version` is missing", "add `version: 1` at the top")
+            report.add(root.mark.shift(0, 1), "the key `version` is missing", "add `version: 1` at the top")
     elif version.value != 1 or not isinstance(version.value, int) or isinstance(version.value, bool):
         quotes = version.raw is not None and version.raw.strip() == "1"
         known = "this clusterctl reads version 1" if isinstance(version.value, int) else None
         text = f"version: must be `1`, not {describe_value(version.value)}"
         report.add(version.mark, text, "leave the quotes out" if quotes else known)
     if root.child("hosts") is None and "hosts" not in meant:
-        report.add(root.mark.shifted(0, 1), "the key `hosts` is missing", "add `hosts: {gpu01: 8}`: host and GPUs")
+        report.add(root.mark.shift(0, 1), "the key `hosts` is missing", "add `hosts: {gpu01: 8}`: host and GPUs")
 
 
 def _validate_sections(root: Node, report: Report) -> dict[str, dict[str, Any]]:
@@ -199,7 +197,7 @@ def _build_job(root: Node, values: Mapping[str, Any] | None, context: BuildConte
     node = root.child("job")
     if node is None or node.value is None:
         if context.require_job and "job" not in _list_intended_top_keys(root):
-            mark = root.key_mark("job") if "job" in root.keys else root.mark.shifted(0, 1)
+            mark = root.key_mark("job") if "job" in root.keys else root.mark.shift(0, 1)
             hint = "add `job: {script: train.py}`, or pass `--script`, `--module` or `--command`"
             context.report.add(mark, "there is no `job`: nothing to run", hint)
         return None

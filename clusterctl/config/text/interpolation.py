@@ -13,7 +13,7 @@ from typing import Any
 
 from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path
 from clusterctl.config.text.yaml_parser import parse_scalar
-from clusterctl.config.worker_variables import find_substitute, is_owned
+from clusterctl.config.worker_variables import find_equivalent_variable, is_reserved_variable
 
 _OURS = re.compile(r"\$\$(?=\{env:)|\$\{env:([^{}]{,1000})(\}?)|(?<![\\$])\$\([A-Z][A-Z0-9_]+\)")
 """What is looked at where a shell reads the text."""
@@ -110,11 +110,11 @@ class Interpolation:
             if match[0] == "$$":
                 pieces.append("$")
                 continue
-            mark = node.inside(match.start(), len(match[0]))
+            mark = node.mark_part(match.start(), len(match[0]))
             if is_shell and match[0].startswith("$("):
                 name = match[0][2:-1]
                 text = f"{format_path(path)}: bash runs a command `{name}` for `{match[0]}`, a variable of Kubernetes"
-                self.report.warn(mark, text, f"write `${find_substitute(name) or name}`")
+                self.report.warn(mark, text, f"write `${find_equivalent_variable(name) or name}`")
                 pieces.append(match[0])
                 continue
             used = True
@@ -199,7 +199,7 @@ def escape_text(text: str, *, is_shell: bool = False) -> str:
 
 
 def _suggest_remedy(name: str, token: str, path: Path) -> str:
-    own = name if is_owned(name) else find_substitute(name)
+    own = name if is_reserved_variable(name) else find_equivalent_variable(name)
     here, text = f"`${{env:{name}}}` is its value on this machine", f"`${token}` keeps the text"
     if path[-1] in ("workdir", "python") or path == ("job", "checkpoint", "pattern"):
         return f"`~/` is the home on the node; {here}; {text}"
@@ -228,21 +228,12 @@ def _warn_of_blanks(
         value = item.value if isinstance(item.value, str) else ""
         follows = i > 0 and _OPTION.fullmatch(str(items[i - 1].value)) is not None
         is_filled_in = before.raw is not None and _WHOLLY_FILLED_IN.fullmatch(before.raw.strip()) is not None
-        if i not in shell and holds_several_arguments(value, is_filled_in=is_filled_in and not follows):
+        is_several_words = is_filled_in and not follows and len(value.split()) > 1
+        if i not in shell and (_OPTION_AND_MORE.match(value) or is_several_words):
             # As it is written: what the variable holds may be a secret.
             shown = textwrap.shorten(before.raw or value, _MAX_SHOWN_CHARACTERS, placeholder="…")
             text = f"{format_path((*path, i))}: `{shown}` is one argument with blanks"
             report.warn(item.mark, text, hint)
-
-
-def holds_several_arguments(value: str, *, is_filled_in: bool = False) -> bool:
-    """Return whether an argument looks as if a shell should have split it.
-
-    Args:
-        value: The argument.
-        is_filled_in: All of it is what a variable holds, and it follows no option whose value it may be.
-    """
-    return bool(_OPTION_AND_MORE.match(value)) or (is_filled_in and len(value.split()) > 1)
 
 
 def _check_tilde(node: Node, path: Path, report: Report) -> bool:

@@ -54,7 +54,7 @@ class Mark:
         source = lines[self.line - 1] if self.line <= len(lines) else ""
         return Problem(self.document.path, self.line, self.column, text, hint, self.length, source)
 
-    def shifted(self, offset: int, length: int) -> Mark:
+    def shift(self, offset: int, length: int) -> Mark:
         """Return the position `offset` characters further on the same line."""
         return replace(self, column=self.column + offset, length=length)
 
@@ -120,13 +120,13 @@ class Node:
             return [child.plain() for child in self.value]
         return self.value
 
-    def inside(self, offset: int, length: int) -> Mark:
+    def mark_part(self, offset: int, length: int) -> Mark:
         """Return the position of a part of a scalar, as exactly as its quoting allows."""
         line = self.mark.document.lines[self.mark.line - 1] if self.mark.document.places else ""
         start = self.mark.column - 1 + (1 if self.quoted else 0)
         if self.raw is None or not line.startswith(self.raw, start):
             return self.mark
-        return self.mark.shifted(start - self.mark.column + 1 + offset, length)
+        return self.mark.shift(start - self.mark.column + 1 + offset, length)
 
 
 def list_environments(root: Node) -> list[tuple[Path, Node]]:
@@ -163,7 +163,7 @@ class Report:
             self._seen.add(key)
             where.append(problem)
 
-    def ordered(self, paths: Iterable[str]) -> list[Problem]:
+    def sort_problems(self, paths: Iterable[str]) -> list[Problem]:
         """Return the errors in the order of the files, then by position."""
         order = {path: index for index, path in enumerate(paths)}
         return sorted(self.problems, key=lambda p: (order.get(p.path, len(order)), p.line, p.column))

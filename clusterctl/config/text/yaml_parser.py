@@ -61,10 +61,10 @@ def _second_colon(mark: Mark, _: Mark | None) -> _Answer:
     line = mark.document.lines[mark.line - 1]
     before = line[: mark.column - 1]
     if "\t" in before[: len(before) - len(before.lstrip())]:
-        return *_TAB, mark.shifted(1 - mark.column, 1)
+        return *_TAB, mark.shift(1 - mark.column, 1)
     if ":" in before:
         return "a second `: ` in one line", "put the value in quotes", mark
-    key = mark.shifted(len(before) - len(before.lstrip()) - mark.column + 1, max(1, len(before.strip())))
+    key = mark.shift(len(before) - len(before.lstrip()) - mark.column + 1, max(1, len(before.strip())))
     hint = "check the indentation, and whether a `:` is missing in the line above"
     return "a key cannot stand here: this line continues the value above", hint, key
 
@@ -78,7 +78,7 @@ def _not_closed(mark: Mark, opened: Mark | None) -> _Answer:
     at = opened or mark
     before = mark.document.lines[mark.line - 1][: mark.column - 1] if mark.line <= len(mark.document.lines) else ""
     if _character_at(mark) == "{" and before.endswith("$"):
-        return "a `${` inside of brackets must be quoted", 'write `"${env:NAME}"`', mark.shifted(-1, 2)
+        return "a `${` inside of brackets must be quoted", 'write `"${env:NAME}"`', mark.shift(-1, 2)
     if mark.line == at.line and _character_at(mark) in ("[", "]"):
         return "a `[` inside of brackets must be quoted", 'write `"gpu[01-02]"`', mark
     return f"this `{_character_at(at)}` is not closed, or a comma is missing in it", None, at
@@ -177,7 +177,7 @@ def parse_yaml(document: Document, report: Report) -> Node | None:
     builder = _TreeBuilder(document, report)
     try:
         for event in yaml.parse(document.text, Loader=_LOADER):
-            builder.take(event)
+            builder.take_event(event)
     except _LimitError as error:
         report.add(error.mark, str(error), error.hint)
         return None
@@ -236,7 +236,7 @@ class _TreeBuilder:
         self._anchors: dict[str, Node | None] = {}
         self._count = 0
 
-    def take(self, event: Any) -> None:
+    def take_event(self, event: Any) -> None:
         """Take the next event."""
         if isinstance(event, yaml.ScalarEvent):
             self._put(self._scalar(event), event.anchor, 1)

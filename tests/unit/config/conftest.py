@@ -28,7 +28,7 @@ class Shelf(DiskFiles):
             raise FileNotFoundError(2, "No such file or directory", path)
         return self.contents[path]
 
-    read_own = read
+    read_trusted = read
 
     @override
     def is_file(self, path: str) -> bool:
@@ -39,7 +39,7 @@ class Shelf(DiskFiles):
         return any(name.startswith(path.rstrip("/") + "/") for name in self.contents)
 
     @override
-    def real(self, path: str) -> str:
+    def resolve_links(self, path: str) -> str:
         return path.replace("/home/me/link", FOLDER).replace(f"{FOLDER}/linked.py", "/elsewhere/linked.py")
 
     @override
@@ -47,7 +47,7 @@ class Shelf(DiskFiles):
         return "is a home" if path == "/home/me" else None
 
     @override
-    def names(self, path: str) -> Sequence[str]:
+    def list_names(self, path: str) -> Sequence[str]:
         return sorted({name[len(path) + 1 :].split("/")[0] for name in self.contents if name.startswith(path + "/")})
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.config.loader import ClusterFileText, parse_cluster_file
-from clusterctl.config.sections.shell_text import find_variables
+from clusterctl.config.sections.shell_text import analyze_variables
 from clusterctl.errors import ConfigError
 from tests.unit.config.conftest import FOLDER, Shelf
 
@@ -137,7 +137,7 @@ def test_each_text_that_a_shell_reads_is_looked_at(job: str, places: list[str]) 
     ],
 )
 def test_variables_that_only_the_environment_can_set_are_found(text: str, names: tuple[str, ...]) -> None:
-    assert find_variables(text).inherited == names
+    assert analyze_variables(text).inherited == names
 
 
 def test_a_variable_of_this_shell_that_is_not_sent_is_warned_of(parse_text: Callable[..., LoadedClusterFile]) -> None:
@@ -165,7 +165,7 @@ def test_a_variable_of_this_shell_that_is_not_sent_is_warned_of(parse_text: Call
 def test_variables_that_do_not_reach_a_program_are_found(
     text: str, unexported: tuple[str, ...], premature: tuple[str, ...], parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
-    found = find_variables(text)
+    found = analyze_variables(text)
     assert (found.unexported, found.premature) == (unexported, premature)
     told = [one for one in warnings_of(parse_text, text) if "not exported" in one or "is filled in before" in one]
     assert len(told) == len(unexported + premature)

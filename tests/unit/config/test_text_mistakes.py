@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.config.sections.shell_text import (
+    analyze_variables,
     find_dropped_arguments,
     find_literal_mistakes,
     find_shell_mistakes,
-    find_variables,
 )
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def test_the_value_of_a_variable_may_be_an_operator() -> None:
 @pytest.mark.parametrize("text", ["-" * 60_000, "<<A\n" * 15_000, " ".join(f"$V{i}" for i in range(8_000))], ids=len)
 def test_a_long_text_is_judged_and_nothing_is_found_in_it(text: str) -> None:
     assert find_shell_mistakes(text) == []
-    assert len(find_variables(text).inherited) in (0, 8_000)
+    assert len(analyze_variables(text).inherited) in (0, 8_000)
 
 
 @pytest.mark.parametrize(
