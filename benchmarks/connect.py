@@ -18,7 +18,7 @@ from benchmarks.measures import Measure, spread, timed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.session.inbox import Item
+    from clusterctl.session.controller_inbox import Item
 
 NODES = 32
 

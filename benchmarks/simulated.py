@@ -25,9 +25,9 @@ from typing import Any, cast
 import paramiko
 from typing_extensions import override
 
-from clusterctl.agent.protocol import commands, events, frames, run_files
-from clusterctl.agent.protocol.commands import Command
-from clusterctl.transport.ssh.stream import BufferedStream
+from clusterctl.agent.protocol import command_messages, events, frames, run_files
+from clusterctl.agent.protocol.command_messages import Command
+from clusterctl.transport.ssh.underlying_stream import BufferedStream
 
 LINE = b"step 1234567 loss 2.345678 lr 0.000123 tokens/s 123456 gpu 0 ok\n"
 """One line of output; where it stands in it follows from an offset, so that no node has to keep what it wrote."""
@@ -78,15 +78,15 @@ class Node:
             boot = BOOT.format(self.number)
             send(
                 frames.encode_message(
-                    commands.make_heartbeat_answer(frame["beat"], time.time(), time.monotonic(), boot)
+                    command_messages.make_heartbeat_answer(frame["beat"], time.time(), time.monotonic(), boot)
                 )
             )
             return
         with self.guard:
             self.epoch = frame.get("epoch") or self.epoch
             result = getattr(self, f"_{frame['cmd']}", self._nothing)(frame["args"], send)
-            if Command(frame["cmd"]) not in commands.COMMANDS_WITHOUT_ANSWER:
-                send(frames.encode_message(commands.make_answer(frame["id"], result)))
+            if Command(frame["cmd"]) not in command_messages.COMMANDS_WITHOUT_ANSWER:
+                send(frames.encode_message(command_messages.make_answer(frame["id"], result)))
             self.pump()
 
     def _nothing(self, _: dict[str, Any], __: Any) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Node:
     def _hello(self, _: dict[str, Any], __: Any) -> dict[str, Any]:
         address = {"interface": "eth0", "address": self._address(), "family": "inet", "up": True, "loopback": False}
         return {
-            "protocol": commands.PROTOCOL_VERSION,
+            "protocol": command_messages.PROTOCOL_VERSION,
             "hostname": f"node-{self.number}",
             "boot_id": BOOT.format(self.number),
             "net_ns": f"net-{self.number}",
@@ -243,7 +243,7 @@ class Node:
             if not data:
                 continue
             if file not in followed.streams:
-                followed.streams[file] = commands.FIRST_AGENT_STREAM + len(followed.streams) + 1
+                followed.streams[file] = command_messages.FIRST_AGENT_STREAM + len(followed.streams) + 1
                 push = {"push": "stream", "stream": followed.streams[file], **where, "file": file}
                 followed.send(frames.encode_message(push))
             followed.send(frames.encode_data(followed.streams[file], offset, data))

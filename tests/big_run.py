@@ -18,7 +18,7 @@ from clusterctl.agent.protocol import events as of_node
 from clusterctl.agent.protocol import run_files
 from clusterctl.config.loader import load_cluster_file
 from clusterctl.config.spec import dump_spec
-from clusterctl.run.nodes.evidence import Evidence, save_evidence
+from clusterctl.run.nodes.rank_evidence import Evidence, save_evidence
 from clusterctl.run.record import run_facts
 from clusterctl.run.record.rundir import RunDir, create_run_dir
 from clusterctl.run.record.writer import Writer

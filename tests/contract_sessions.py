@@ -17,11 +17,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import clusterctl
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.protocol.events import Prepared
 from clusterctl.errors import AgentError, NodeError, NotFoundError, RefusedError
 from clusterctl.session.connect import open_session
-from clusterctl.session.inbox import ClockMeasured, EventReceived, Item, OutputReceived, SessionLost, StreamReceived
+from clusterctl.session.controller_inbox import (
+    ClockMeasured,
+    EventReceived,
+    Item,
+    OutputReceived,
+    SessionLost,
+    StreamReceived,
+)
 from clusterctl.session.requests import StaleEpochError
 from clusterctl.session.session import Session
 from clusterctl.transport.agent_archive import AgentArchive, pack_files
@@ -49,7 +56,7 @@ def standin_bundle(salt: bytes = b"") -> AgentArchive:
                 f"clusterctl/agent/{name}.py": (package / "agent" / f"{name}.py").read_bytes()
                 for name in (
                     "protocol/__init__",
-                    "protocol/commands",
+                    "protocol/command_messages",
                     "protocol/frames",
                     "protocol/frozen_dataclass",
                 )

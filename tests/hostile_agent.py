@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import command_messages as wire
 from clusterctl.agent.protocol import events
 from clusterctl.agent.protocol import frames as frames_module
-from clusterctl.agent.protocol.commands import FIRST_AGENT_STREAM, Command
+from clusterctl.agent.protocol.command_messages import FIRST_AGENT_STREAM, Command
 
 Frames = Iterable[bytes]
 _PID = 999_999

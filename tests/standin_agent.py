@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import command_messages as wire
 from clusterctl.agent.protocol import frames
 
 EVENT = {"seq": 7, "wall": 1.5, "mono": 2.5, "boot": "b", "kind": "prepared", "attempt": 0, "ports": [4]}

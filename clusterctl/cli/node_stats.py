@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl.agent.protocol import command_types
-from clusterctl.agent.protocol.command_types import FactsRequest
+from clusterctl.agent.protocol import command_payload_types
+from clusterctl.agent.protocol.command_payload_types import FactsRequest
 from clusterctl.agent.protocol.record_types import HealthSample
 from clusterctl.cli import option_values
 from clusterctl.config.spec import HostSpec
@@ -103,7 +103,7 @@ def probe_nodes(
 
     def ask(node: str, session: Session) -> NodeStats:
         request: FactsRequest = {"groups": ["machine", "gpus"], "deadline": _DEADLINE}
-        asked: command_types.ProbeArguments = {
+        asked: command_payload_types.ProbeArguments = {
             "python": None,
             "prologue": None,
             "env": {},

@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import command_types
-from clusterctl.agent.protocol.command_types import ExecAnswer
+from clusterctl.agent.protocol import command_payload_types
+from clusterctl.agent.protocol.command_payload_types import ExecAnswer
 from clusterctl.agent.protocol.frames import StreamData
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError, RefusedError
 from clusterctl.render.exec_output import CommandResult, clean_lines, make_command_result
@@ -85,11 +85,11 @@ class RemoteCommand:
 
     def __init__(
         self,
-        program: command_types.ProgramArguments,
+        program: command_payload_types.ProgramArguments,
         seconds: float | None,
         parallel: int,
         console: Console | None,
-        around: Mapping[str, command_types.ProgramArguments] | None = None,
+        around: Mapping[str, command_payload_types.ProgramArguments] | None = None,
     ) -> None:
         self._program, self._seconds, self._console = program, seconds, console
         self._around = around or {}
@@ -118,7 +118,7 @@ class RemoteCommand:
     def _run(self, session: Session, collector: OutputCollector) -> ExecAnswer:
         collector.first_stream = session.new_stream(collector.take, count=2)
         around = self._around.get(session.node, {})
-        asked: command_types.ExecArguments = {
+        asked: command_payload_types.ExecArguments = {
             **around,
             **self._program,
             "timeout": self._seconds,

@@ -21,8 +21,8 @@ from clusterctl.render.status import RunView, WorkerActivity, activity_from_samp
 from clusterctl.run.record import run_facts, sample_files, state_reader
 from clusterctl.run.record.rundir import RunDir, read_saved_verdict
 from clusterctl.run.record.saved_verdict import read_evidence
-from clusterctl.run.rules import rank_timing, why_evidence
-from clusterctl.run.rules.policy import Limits
+from clusterctl.run.rules import rank_time_shares, why_evidence
+from clusterctl.run.rules.next_action import Limits
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.why import slowness
 from clusterctl.why.slowness import LONG_WAIT_S, find_stragglers
@@ -52,15 +52,15 @@ def add_stragglers(run: RunDir, view: RunView, newest: Mapping[str, ActivitySamp
     state = view.state
     if state.phase is not RunPhase.RUNNING:
         return view
-    if not rank_timing.has_recent_progress(newest.values(), state.attempt, LONG_WAIT_S) and (
+    if not rank_time_shares.has_recent_progress(newest.values(), state.attempt, LONG_WAIT_S) and (
         slow := find_blocking_ranks(run, state)
     ):
         return replace(view, slow=slow)
-    if not rank_timing.are_all_counted(newest.values()):
+    if not rank_time_shares.are_all_counted(newest.values()):
         return view
     # One after the other: the ends of all of them together are tens of megabytes.
     ends = ((last, _end(run, node)) for node, last in newest.items())
-    among = find_stragglers(rank_timing.measure_wait_shares(ends, state.attempt))
+    among = find_stragglers(rank_time_shares.measure_wait_shares(ends, state.attempt))
     return replace(view, slow=_reasons(view, among, {n: _end(run, n) for n in newest})) if among else view
 
 
@@ -70,13 +70,15 @@ def _end(run: RunDir, node: str) -> list[bytes]:
 
 def find_blocking_ranks(run: RunDir, state: RunState) -> dict[int, str]:
     """Return the ranks that block all others for long, with the activity of each."""
-    standing = rank_timing.find_idle_ranks(sample_files.read_newest_lines(run, state, _RECENT_BYTES), state.attempt)
+    standing = rank_time_shares.find_idle_ranks(
+        sample_files.read_newest_lines(run, state, _RECENT_BYTES), state.attempt
+    )
     return {rank: standing[rank].activity for rank in slowness.find_blocking_ranks(standing, len(state.workers))}
 
 
 def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, Sequence[bytes]]) -> dict[int, str]:
     state = view.state
-    known = rank_timing.measure_rank_timings(ends, state.attempt, max_lines=_FEW)
+    known = rank_time_shares.measure_rank_timings(ends, state.attempt, max_lines=_FEW)
     troubles = {node: tuple(t.message for (n, _, _), t in state.troubles.items() if n == node) for node in state.nodes}
     return {
         rank: slowness.describe_reason(known, rank, troubles[state.workers[rank].node]) if {rank} < known.keys() else ""

@@ -18,7 +18,7 @@ from clusterctl.errors import ClusterctlError, NotFoundError
 from clusterctl.render.live_view import WaitingLine
 from clusterctl.run.controller import control_socket
 from clusterctl.run.nodes import code_exclusions, code_manifest
-from clusterctl.run.nodes.evidence import Evidence, collect_evidence
+from clusterctl.run.nodes.rank_evidence import Evidence, collect_evidence
 from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunState

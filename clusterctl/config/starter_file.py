@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterctl.config import host_ranges as ranges
-from clusterctl.config.sections.host_lists import ListedHost
+from clusterctl.config.sections.launcher_hosts import ListedHost
 
 
 def set_gpus(machine: ListedHost, gpus: int | None) -> ListedHost:

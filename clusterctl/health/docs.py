@@ -10,7 +10,7 @@ from jinja2 import Environment
 
 from clusterctl.health.checks.xid import CATALOGUE, Weight
 from clusterctl.health.context import EXPECT_KEYS
-from clusterctl.health.driver_errors import MEANINGS, NVML_NAMES, READINGS
+from clusterctl.health.gpu_library_errors import MEANINGS, NVML_NAMES, READINGS
 from clusterctl.health.model import VENDORS
 from clusterctl.health.registry import CHECKS
 

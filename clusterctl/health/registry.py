@@ -10,15 +10,16 @@ from clusterctl.config.spec import INTERVAL_KEY, HealthSpec
 from clusterctl.health.check import Check
 from clusterctl.health.checks import (
     amd,
+    clocks,
     device_errors,
     driver,
     framework,
     gpu_memory,
     gpu_usage,
-    host,
+    hardware_errors,
     infiniband,
-    kernel_log,
     links,
+    machine_kernel_log,
     network,
     presence,
     resources,
@@ -35,7 +36,7 @@ _FAMILIES = (
 )
 _MODULES = (
     *(network, infiniband, driver, presence, device_errors, xid, amd, gpu_memory, thermal, links, gpu_usage),
-    *(resources, host, storage, kernel_log, versions, framework),
+    *(resources, hardware_errors, clocks, storage, machine_kernel_log, versions, framework),
 )
 _ALL = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Check)]
 

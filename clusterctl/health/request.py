@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from clusterctl.agent.protocol.command_types import FactsRequest
+from clusterctl.agent.protocol.command_payload_types import FactsRequest
 from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.health.checks.driver import check_response_time
 from clusterctl.health.registry import DEADLINE_KEY

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
+from clusterctl.agent.protocol.command_messages import NETWORK_INTERFACE_VARIABLES
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec
 from clusterctl.config.worker_variables import select_interfaces
 from clusterctl.plan.layout import NodeLayout, get_job

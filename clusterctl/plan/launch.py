@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clusterctl.agent.protocol import requests
-from clusterctl.agent.protocol.command_types import ProgramArguments
+from clusterctl.agent.protocol.command_payload_types import ProgramArguments
 from clusterctl.config.field_types import StartMethod
 from clusterctl.config.sections.shell_text import analyze_variables
 from clusterctl.config.spec import ClusterSpec, Framework, JobSpec

@@ -11,10 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType
 from typing import Protocol, TypeVar, cast
 
-from clusterctl.agent.protocol.commands import PROTOCOL_VERSION
+from clusterctl.agent.protocol.command_messages import PROTOCOL_VERSION
 from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefusedError, RefusedError
-from clusterctl.session.inbox import ItemQueue
+from clusterctl.session.controller_inbox import ItemQueue
 from clusterctl.session.requests import HELLO
 from clusterctl.session.session import Session
 from clusterctl.transport.agent_archive import AgentArchive, load_agent_archive
@@ -23,7 +23,7 @@ from clusterctl.transport.bootstrap import Preamble, start_agent
 from clusterctl.transport.fallback import FallbackTransport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.ssh.stream import PreDialer
+from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 E = TypeVar("E", bound=ClusterctlError)
 

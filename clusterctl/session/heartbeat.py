@@ -7,9 +7,9 @@ import time
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from clusterctl.agent.protocol.commands import make_heartbeat
+from clusterctl.agent.protocol.command_messages import make_heartbeat
 from clusterctl.agent.protocol.frames import encode_message
-from clusterctl.session.inbox import ClockMeasured
+from clusterctl.session.controller_inbox import ClockMeasured
 
 
 class ClockSync:

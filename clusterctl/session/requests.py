@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from clusterctl.agent.protocol import command_types, requests
-from clusterctl.agent.protocol.command_types import Facts
-from clusterctl.agent.protocol.commands import Command, ErrorKind
+from clusterctl.agent.protocol import command_payload_types, requests
+from clusterctl.agent.protocol.command_messages import Command, ErrorKind
+from clusterctl.agent.protocol.command_payload_types import Facts
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.record_types import EvidenceAnswer
 from clusterctl.agent.protocol.validators import ValidationError
@@ -104,43 +104,47 @@ class Request(Generic[Arguments, Answer]):
         return derive_object(self.answer)
 
 
-HELLO = Request(Command.HELLO, command_types.NoArguments, command_types.HelloAnswer)
+HELLO = Request(Command.HELLO, command_payload_types.NoArguments, command_payload_types.HelloAnswer)
 # Resolves names and looks up the route to every peer.
-ROUTES = Request(Command.ROUTES, command_types.RoutesArguments, command_types.RoutesAnswer, 60.0)
-PROBE = Request(Command.PROBE, command_types.ProbeArguments, Facts)
+ROUTES = Request(Command.ROUTES, command_payload_types.RoutesArguments, command_payload_types.RoutesAnswer, 60.0)
+PROBE = Request(Command.PROBE, command_payload_types.ProbeArguments, Facts)
 # Open or close a port. The peer that connects to it waits meanwhile.
-LISTEN = Request(Command.LISTEN, command_types.ListenArguments, command_types.ListenAnswer, 10.0)
-UNLISTEN = Request(Command.UNLISTEN, command_types.UnlistenArguments, command_types.NoAnswer, 10.0)
-CONNECT = Request(Command.CONNECT, command_types.ConnectArguments, command_types.ConnectAnswer)
-MANIFEST = Request(Command.MANIFEST, command_types.ManifestArguments, command_types.ManifestAnswer)
-RECEIVE = Request(Command.RECEIVE, command_types.ReceiveArguments, command_types.ReceiveAnswer)
-COPY = Request(Command.COPY, command_types.CopyArguments, command_types.CopyAnswer)
-FETCH = Request(Command.FETCH, command_types.FetchArguments, command_types.FetchAnswer)
+LISTEN = Request(Command.LISTEN, command_payload_types.ListenArguments, command_payload_types.ListenAnswer, 10.0)
+UNLISTEN = Request(Command.UNLISTEN, command_payload_types.UnlistenArguments, command_payload_types.NoAnswer, 10.0)
+CONNECT = Request(Command.CONNECT, command_payload_types.ConnectArguments, command_payload_types.ConnectAnswer)
+MANIFEST = Request(Command.MANIFEST, command_payload_types.ManifestArguments, command_payload_types.ManifestAnswer)
+RECEIVE = Request(Command.RECEIVE, command_payload_types.ReceiveArguments, command_payload_types.ReceiveAnswer)
+COPY = Request(Command.COPY, command_payload_types.CopyArguments, command_payload_types.CopyAnswer)
+FETCH = Request(Command.FETCH, command_payload_types.FetchArguments, command_payload_types.FetchAnswer)
 # Walks a checkpoint folder on a file server.
-CHECKPOINTS = Request(Command.CHECKPOINTS, command_types.CheckpointsArguments, command_types.CheckpointsAnswer, 60.0)
+CHECKPOINTS = Request(
+    Command.CHECKPOINTS, command_payload_types.CheckpointsArguments, command_payload_types.CheckpointsAnswer, 60.0
+)
 # Reads every source file of a workdir, which may lie on a file server.
-CODE = Request(Command.CODE, command_types.CodeArguments, command_types.CodeAnswer, 30.0)
+CODE = Request(Command.CODE, command_payload_types.CodeArguments, command_payload_types.CodeAnswer, 30.0)
 # Reserves disk space for all ranks and claims GPUs that an earlier run may still be releasing.
-PREPARE = Request(Command.PREPARE, requests.Prepare, command_types.PrepareAnswer, 60.0)
+PREPARE = Request(Command.PREPARE, requests.Prepare, command_payload_types.PrepareAnswer, 60.0)
 # Forks a waiter and a worker for each rank.
-START = Request(Command.START, requests.Start, command_types.NoAnswer, 60.0)
-STOP = Request(Command.STOP, requests.Stop, command_types.NoAnswer)
-FINISH = Request(Command.FINISH, command_types.FinishArguments, command_types.NoAnswer)
-FOLLOW = Request(Command.FOLLOW, requests.Follow, command_types.NoAnswer)
-READ = Request(Command.READ, command_types.ReadArguments, command_types.ReadAnswer)
-STATUS = Request(Command.STATUS, command_types.RunArguments, command_types.StatusAnswer)
+START = Request(Command.START, requests.Start, command_payload_types.NoAnswer, 60.0)
+STOP = Request(Command.STOP, requests.Stop, command_payload_types.NoAnswer)
+FINISH = Request(Command.FINISH, command_payload_types.FinishArguments, command_payload_types.NoAnswer)
+FOLLOW = Request(Command.FOLLOW, requests.Follow, command_payload_types.NoAnswer)
+READ = Request(Command.READ, command_payload_types.ReadArguments, command_payload_types.ReadAnswer)
+STATUS = Request(Command.STATUS, command_payload_types.RunArguments, command_payload_types.StatusAnswer)
 # Folds the journals of all runs on the node.
-RUNS = Request(Command.RUNS, command_types.NoArguments, command_types.RunsAnswer, 30.0)
+RUNS = Request(Command.RUNS, command_payload_types.NoArguments, command_payload_types.RunsAnswer, 30.0)
 # The request carries a shorter limit of its own: the node answers with what it has by then.
-EVIDENCE = Request(Command.EVIDENCE, command_types.EvidenceArguments, EvidenceAnswer, 15.0)
-CLEAN = Request(Command.CLEAN, command_types.RunArguments, command_types.CleanAnswer)
-EXEC = Request(Command.EXEC, command_types.ExecArguments, command_types.ExecAnswer)
-SHELL_SCRIPT = Request(Command.SHELL_SCRIPT, command_types.ShellScriptArguments, command_types.ShellScriptAnswer)
-BYE = Request(Command.BYE, command_types.NoArguments, command_types.NoAnswer)
+EVIDENCE = Request(Command.EVIDENCE, command_payload_types.EvidenceArguments, EvidenceAnswer, 15.0)
+CLEAN = Request(Command.CLEAN, command_payload_types.RunArguments, command_payload_types.CleanAnswer)
+EXEC = Request(Command.EXEC, command_payload_types.ExecArguments, command_payload_types.ExecAnswer)
+SHELL_SCRIPT = Request(
+    Command.SHELL_SCRIPT, command_payload_types.ShellScriptArguments, command_payload_types.ShellScriptAnswer
+)
+BYE = Request(Command.BYE, command_payload_types.NoArguments, command_payload_types.NoAnswer)
 # Without an answer.
-CREDIT = Request(Command.CREDIT, command_types.CreditArguments, command_types.NoAnswer)
-REPLICATED = Request(Command.REPLICATED, command_types.ReplicatedArguments, command_types.NoAnswer)
-CANCEL = Request(Command.CANCEL, command_types.CancelArguments, command_types.NoAnswer)
+CREDIT = Request(Command.CREDIT, command_payload_types.CreditArguments, command_payload_types.NoAnswer)
+REPLICATED = Request(Command.REPLICATED, command_payload_types.ReplicatedArguments, command_payload_types.NoAnswer)
+CANCEL = Request(Command.CANCEL, command_payload_types.CancelArguments, command_payload_types.NoAnswer)
 
 REQUESTS = {request.command: request for request in vars().copy().values() if isinstance(request, Request)}
 """The request of each command."""

@@ -15,14 +15,14 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from clusterctl.agent.protocol.command_types import HelloAnswer
-from clusterctl.agent.protocol.commands import (
+from clusterctl.agent.protocol.command_messages import (
     FIRST_AGENT_STREAM,
     HEARTBEAT_INTERVAL_S,
     Command,
     ErrorKind,
     make_request,
 )
+from clusterctl.agent.protocol.command_payload_types import HelloAnswer
 from clusterctl.agent.protocol.frames import (
     CHUNK_BYTES,
     MAX_FRAME_BYTES,
@@ -35,8 +35,7 @@ from clusterctl.agent.protocol.frames import (
 )
 from clusterctl.agent.protocol.run_files import parse_attempt
 from clusterctl.errors import AgentError, ConnectError, NodeError, NodeRefusedError
-from clusterctl.session.heartbeat import HEARTBEAT_TIMER, ClockSync
-from clusterctl.session.inbox import (
+from clusterctl.session.controller_inbox import (
     AttemptsReplicated,
     ControllerSuperseded,
     EventReceived,
@@ -45,6 +44,7 @@ from clusterctl.session.inbox import (
     SessionLost,
     StreamReceived,
 )
+from clusterctl.session.heartbeat import HEARTBEAT_TIMER, ClockSync
 from clusterctl.session.requests import REQUESTS, ProtocolError, error_from_wire
 from clusterctl.session.sender import Sender
 from clusterctl.transport.base import Channel

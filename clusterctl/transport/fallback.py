@@ -12,7 +12,7 @@ from clusterctl.transport.base import Channel, Progress, Transport, ignore_progr
 from clusterctl.transport.openssh import OpenSshTransport, has_askpass
 from clusterctl.transport.ssh.config import get_destination
 from clusterctl.transport.ssh.login_errors import find_reason_for_openssh
-from clusterctl.transport.ssh.stream import PreDialer
+from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 _RESTRICTED_SHELL = re.compile(r"\brestricted\b")
 

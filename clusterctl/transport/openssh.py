@@ -41,7 +41,7 @@ from clusterctl.transport.ssh.config import (
 )
 from clusterctl.transport.ssh.host_keys import accepts_new_keys
 from clusterctl.transport.ssh.login_errors import explain_ssh_log
-from clusterctl.transport.ssh.stream import PreDialer
+from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 _SHELL = "sh"
 """Without a path: a restricted shell runs nothing that contains a `/`."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from typing_extensions import NotRequired, Required, get_type_hints, is_typeddict
 
-from clusterctl.agent.protocol import bounds, record_types, validators
+from clusterctl.agent.protocol import record_types, validators, wire_types
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.validators import Validator
 
-_NAMES = {"bounds": bounds, **vars(record_types)}
+_NAMES = {"wire_types": wire_types, **vars(record_types)}
 """What the annotations of dataclasses name: agents do not import it, so their modules lack it."""
 _UNBOUNDED = {bool: validators.boolean, int: validators.integer(), float: validators.number()}
 """Validators of types that need no bound of their own."""

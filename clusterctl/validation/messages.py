@@ -6,7 +6,7 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import command_types
+from clusterctl.agent.protocol import command_payload_types
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.record_types import RankEvidence
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
@@ -14,14 +14,14 @@ from clusterctl.agent.protocol.validators import ValidationError
 from clusterctl.validation.derivation import derive_object
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.commands import Command
+    from clusterctl.agent.protocol.command_messages import Command
 
-HEARTBEAT_ANSWER = derive_object(command_types.HeartbeatAnswer)
-EVENT_PUSH = derive_object(command_types.EventPush)
-STREAM_PUSH = derive_object(command_types.StreamPush)
-ATTEMPTS_REPLICATED_PUSH = derive_object(command_types.AttemptsReplicatedPush)
-PREAMBLE = derive_object(command_types.Preamble)
-_ERROR = derive_object(command_types.ErrorAnswer)
+HEARTBEAT_ANSWER = derive_object(command_payload_types.HeartbeatAnswer)
+EVENT_PUSH = derive_object(command_payload_types.EventPush)
+STREAM_PUSH = derive_object(command_payload_types.StreamPush)
+ATTEMPTS_REPLICATED_PUSH = derive_object(command_payload_types.AttemptsReplicatedPush)
+PREAMBLE = derive_object(command_payload_types.Preamble)
+_ERROR = derive_object(command_payload_types.ErrorAnswer)
 _EVIDENCE = derive_object(RankEvidence)
 _MAX_MESSAGE_CHARS = 8192
 _STREAM_FILE = re.compile(r"attempt-(0|[1-9][0-9]{0,6})/rank-(0|[1-9][0-9]{0,6})\.(?:log|idx)")

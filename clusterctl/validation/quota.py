@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.agent.protocol.commands import FIRST_AGENT_STREAM, Command
+from clusterctl.agent.protocol.command_messages import FIRST_AGENT_STREAM, Command
 from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
 
 MAX_MESSAGE_BYTES = 1 << 20

@@ -13,7 +13,7 @@ import pytest
 from clusterctl.agent.linux import proc
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.processes import run_processes
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from tests.agent.talk import Refused, Talk
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from tests.lab.waiting import wait_for
 if TYPE_CHECKING:
     from clusterctl.run.nodes.preflight import Preflight
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.inbox import ItemQueue
+    from clusterctl.session.controller_inbox import ItemQueue
     from clusterctl.session.session import Session
     from clusterctl.transport.local import LocalChannel
 

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux.spawn import PYTHON_PLACEHOLDER
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from tests.agent.talk import REPOSITORY, SECONDS
 
 if TYPE_CHECKING:

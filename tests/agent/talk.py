@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.protocol import commands, frames
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol import command_messages, frames
+from clusterctl.agent.protocol.command_messages import Command
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECONDS = 60.0
@@ -68,14 +68,14 @@ class Talk:
 
     def post(self, command: Command, /, **arguments: Any) -> int:
         self._number += 1
-        self._write(frames.encode_message(commands.make_request(self._number, command, arguments, self.epoch)))
+        self._write(frames.encode_message(command_messages.make_request(self._number, command, arguments, self.epoch)))
         return self._number
 
     def data_frame(self, stream: int, offset: int, payload: bytes) -> None:
         self._write(frames.encode_data(stream, offset, payload))
 
     def beat(self, number: int) -> None:
-        self._write(frames.encode_message(commands.make_heartbeat(number)))
+        self._write(frames.encode_message(command_messages.make_heartbeat(number)))
 
     def ask(self, command: Command, /, **arguments: Any) -> dict[str, Any]:
         return self.answer(self.post(command, **arguments))
@@ -130,7 +130,7 @@ class Talk:
             self.replies[frame["id"]] = frame
 
     def _take_data(self, data: frames.StreamData) -> None:
-        if data.stream < commands.FIRST_AGENT_STREAM:
+        if data.stream < command_messages.FIRST_AGENT_STREAM:
             buffer = self.data.setdefault(data.stream, bytearray())
             assert len(buffer) == data.offset
             buffer += data.payload

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.linux import helper_process, proc
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import command_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ def test_a_fork_has_let_go_of_the_output_of_ranks_and_of_our_group_when_it_is_th
 
 
 def refuse(_out: HelperOutput) -> dict[str, Any]:
-    raise commands.make_refused_error("no", "try another")
+    raise command_messages.make_refused_error("no", "try another")
 
 
 def hang(out: HelperOutput) -> dict[str, Any]:

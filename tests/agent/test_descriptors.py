@@ -13,7 +13,7 @@ import pytest
 from clusterctl.agent.linux import spawn
 from clusterctl.agent.linux.event_loop import EventLoop, FolderWatcher
 from clusterctl.agent.node_state.run_dir import RunDir
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.protocol.events import Event, Exited, Prepared, Stamp, Started, Swept, encode_event
 from clusterctl.agent.protocol.requests import Follow
 from clusterctl.agent.serve.run_follower import RunFollower

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.transport.agent_archive import load_agent_archive
 from tests import fake_nvml
 from tests.agent.talk import SECONDS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.facts import gpu_values as agent_answers
-from clusterctl.health import driver_errors
+from clusterctl.health import gpu_library_errors
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_node, verdict
 from clusterctl.health.model import Finding, Status
@@ -322,11 +322,11 @@ WORDS = {
 
 def test_every_word_for_an_answer_has_a_meaning_for_the_judges() -> None:
     known = {
-        *driver_errors.MEANINGS,
-        driver_errors.UNSUPPORTED,
-        driver_errors.DENIED,
-        driver_errors.CORRUPTED,
-        driver_errors.FAILED,
+        *gpu_library_errors.MEANINGS,
+        gpu_library_errors.UNSUPPORTED,
+        gpu_library_errors.DENIED,
+        gpu_library_errors.CORRUPTED,
+        gpu_library_errors.FAILED,
     }
     of_nvml = {agent_answers.NVML_WORDS.get(code, agent_answers.FAILED) for code in range(1000)}
     assert set(WORDS.values()) | {"failed"} == of_nvml

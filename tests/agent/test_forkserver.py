@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from tests.agent.conftest import gone
 from tests.agent.started import Job, Ran
 from tests.agent.test_start_methods import installed, path_of

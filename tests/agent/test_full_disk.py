@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.agent.node_state.journal import JournalReader, JournalWriter
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from tests.agent.conftest import Node
 
 JOURNAL = "journal.jsonl"

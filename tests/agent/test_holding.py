@@ -16,7 +16,7 @@ import pytest
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.ports import IntruderCheck
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.supervisor.gpu_claims import PREFIX, GpuClaimError, GpuClaims
 from tests.agent.talk import Refused
 

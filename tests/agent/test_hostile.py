@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.protocol.run_files import JOURNAL_FILE
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, TransportKind, dump_spec
 from clusterctl.run.controller.loop import Controller
@@ -31,7 +31,7 @@ from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.inbox import ItemQueue
+    from clusterctl.session.controller_inbox import ItemQueue
 
 LIAR, HONEST = "liar", "honest"
 GRACE = 1.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.linux import spawn
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from tests.agent.conftest import Node, gone
 from tests.agent.talk import Refused
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from clusterctl.agent.protocol import frames, run_files
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from tests.agent.conftest import BIN, Node
 
 LOG = "attempt-0/rank-0.log"

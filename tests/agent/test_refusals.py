@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.agent.linux import helper_process
 from clusterctl.agent.linux.event_loop import EventLoop
-from clusterctl.agent.protocol import commands, frames
+from clusterctl.agent.protocol import command_messages, frames
 from clusterctl.agent.serve.session import Session
 from clusterctl.agent.supervisor.control_server import ControlServer
 
@@ -35,11 +35,11 @@ def in_serve(error: Exception, _place: Path) -> dict[str, Any]:
         def fail(*_: object) -> None:
             raise error
 
-        request = commands.make_request(1, commands.Command.RUNS, {}, None)
+        request = command_messages.make_request(1, command_messages.Command.RUNS, {}, None)
         theirs.sendall(frames.encode_message(request))
         theirs.shutdown(socket.SHUT_WR)
         descriptor = ours.detach()
-        Session(descriptor, descriptor, 60.0, [lambda _: {commands.Command.RUNS: fail}]).loop.run()
+        Session(descriptor, descriptor, 60.0, [lambda _: {command_messages.Command.RUNS: fail}]).loop.run()
         return refusal_in(theirs.recv(1 << 16))
 
 
@@ -48,7 +48,7 @@ def aside_of_serve(error: Exception, _place: Path) -> dict[str, Any]:
         raise error
 
     outcome = helper_process.parse_result(helper_process.run_in_helper(fail, 10.0))
-    assert isinstance(outcome, commands.RequestError)
+    assert isinstance(outcome, command_messages.RequestError)
     answer: dict[str, Any] = outcome.answer(1)["error"]
     return answer
 
@@ -76,9 +76,11 @@ def in_the_supervisor(error: Exception, place: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("error", "kind", "message", "hint"),
     [
-        pytest.param(commands.make_refused_error("no", "try another"), "refused", "no", "try another", id="a refusal"),
         pytest.param(
-            commands.make_refused_error("no place", "make one"), "refused", "no place", "make one", id="no root"
+            command_messages.make_refused_error("no", "try another"), "refused", "no", "try another", id="a refusal"
+        ),
+        pytest.param(
+            command_messages.make_refused_error("no place", "make one"), "refused", "no place", "make one", id="no root"
         ),
         pytest.param(KeyError("workdir"), "bad_request", "missing 'workdir'", None, id="a name is missing"),
         pytest.param(ValueError("no number"), "bad_request", "no number", None, id="a wrong value"),

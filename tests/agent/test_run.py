@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent import inject
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from tests.agent.conftest import BIN, gone
 from tests.agent.talk import Refused
 from tests.lab.waiting import wait_for

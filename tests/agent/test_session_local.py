@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.protocol.commands import Command, make_request
+from clusterctl.agent.protocol.command_messages import Command, make_request
 from clusterctl.agent.protocol.frames import encode_message
 from clusterctl.config.spec import HostSpec, TransportKind
 from clusterctl.errors import AgentError
@@ -26,7 +26,7 @@ from clusterctl.session.connect import Transports, open_session, open_sessions
 from clusterctl.transport.agent_archive import AgentArchive, load_agent_archive
 from clusterctl.transport.bootstrap import Preamble, PreambleParser, make_script, start_agent
 from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.ssh.keys import SshAgent
+from clusterctl.transport.ssh.login_keys import SshAgent
 from tests.contract_sessions import DEADLINE, Open, Reach, SessionContract, standin_bundle
 from tests.lab.waiting import wait_for
 

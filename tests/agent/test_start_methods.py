@@ -391,7 +391,7 @@ def test_ranks_of_two_nodes_train_together(nodes: Callable[[], Node], method: st
             }
             for n in range(2)
         ]
-        from clusterctl.agent.protocol.commands import Command
+        from clusterctl.agent.protocol.command_messages import Command
 
         talk.ask(Command.START, **one.node.where, attempt=0, workers=workers, inject=False)
     logs = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.supervisor.gpu_claims import GpuClaimError, GpuClaims
 
 if TYPE_CHECKING:

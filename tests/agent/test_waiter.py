@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from tests.agent.conftest import gone
 from tests.agent.talk import REPOSITORY, Refused
 from tests.lab.waiting import wait_for

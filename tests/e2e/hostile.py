@@ -11,8 +11,8 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from clusterctl import errors
-from clusterctl.agent.protocol import bounds, record_types, validators
 from clusterctl.agent.protocol import events as node_events
+from clusterctl.agent.protocol import record_types, validators, wire_types
 from clusterctl.run.rules import controller_events
 
 MARK = "zqx"
@@ -115,7 +115,13 @@ def _examples(kinds: Iterable[type], path: Path, run: str) -> Iterator[dict[str,
             yield {"kind": kind.KIND, **fields}  # type: ignore[attr-defined]
 
 
-_IMPORTED_NAMES = {"bounds": bounds, **vars(validators), **vars(record_types), **vars(errors), "Annotated": Annotated}
+_IMPORTED_NAMES = {
+    "wire_types": wire_types,
+    **vars(validators),
+    **vars(record_types),
+    **vars(errors),
+    "Annotated": Annotated,
+}
 """What the annotations of events name, and import for the type checker alone."""
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from clusterctl.config.path_rules import build_default_workdir
+from clusterctl.config.default_workdir import build_default_workdir
 from tests.lab import ways
 
 if TYPE_CHECKING:

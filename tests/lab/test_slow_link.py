@@ -13,7 +13,7 @@ from clusterctl.config.spec import HostSpec, SshSpec, SyncSpec
 from clusterctl.run.nodes.code_manifest import ContentStore, build_manifest
 from clusterctl.run.nodes.uploads import build_code_upload, sync_files
 from clusterctl.session.connect import open_session
-from clusterctl.session.inbox import Item, SessionLost
+from clusterctl.session.controller_inbox import Item, SessionLost
 from clusterctl.session.session import Session
 from clusterctl.transport.ssh.ssh import SshTransport
 from tests.contract_sessions import DEADLINE, next_of

@@ -16,7 +16,7 @@ import pytest
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, NodeError
 from clusterctl.session.connect import Transports, open_session, open_sessions
-from clusterctl.transport.ssh.keys import AGENT_ONLY
+from clusterctl.transport.ssh.login_keys import AGENT_ONLY
 from clusterctl.transport.ssh.ssh import SshTransport
 from tests.contract_sessions import standin_bundle
 from tests.lab.keys import make_key

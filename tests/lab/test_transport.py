@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
 from clusterctl.errors import AgentError, AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.session.connect import Transports, open_session, open_sessions
-from clusterctl.session.inbox import Item, SessionLost
+from clusterctl.session.controller_inbox import Item, SessionLost
 from clusterctl.session.session import Session
 from clusterctl.transport.ssh.host_keys import add_to_known_hosts, fetch_keys
-from clusterctl.transport.ssh.keys import AGENT_ONLY
 from clusterctl.transport.ssh.known_hosts import HostKeyVerdict
 from clusterctl.transport.ssh.login_errors import LoginRefusedError
+from clusterctl.transport.ssh.login_keys import AGENT_ONLY
 from clusterctl.transport.ssh.ssh import SshTransport
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, next_of, standin_bundle
 from tests.lab.keys import make_key

@@ -29,7 +29,7 @@ _NODE: Final = "tests/agent/test_"
 _AGENT: Final = "tests/unit/agent"
 
 TESTS: Final[dict[str, tuple[str, ...]]] = {
-    "run/rules/policy": (*_STATE, f"{_RUN}restarting.py", f"{_RUN}stopping.py"),
+    "run/rules/next_action": (*_STATE, f"{_RUN}restarting.py", f"{_RUN}stopping.py"),
     "run/rules/outcome": _STATE,
     "run/rules/blame": (
         f"{_RUN}blame.py",
@@ -67,7 +67,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("health/checks/xid", "health/checks/links", "health/checks/device_errors"), _LOG),
     "transport/ssh/known_hosts": ("tests/unit/transport/test_known_hosts.py",),
     **dict.fromkeys(
-        ("agent/protocol/frames", "agent/protocol/run_files", "agent/protocol/commands"),
+        ("agent/protocol/frames", "agent/protocol/run_files", "agent/protocol/command_messages"),
         (f"{_AGENT}/test_protocol.py", _AGENT, f"{_NODE}session_local.py"),
     ),
     "agent/node_state/fencing": (f"{_AGENT}/test_epochs.py", _AGENT, f"{_NODE}deaths.py"),

@@ -8,11 +8,11 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import command_messages as wire
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import frames, requests
 from clusterctl.agent.protocol import run_files as protocol_files
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.writer import Writer

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from clusterctl.agent.inject import shim_files
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.protocol.frames import FrameDecoder, FrameError
 from clusterctl.agent.protocol.record_types import WorkerStatusSample
 from clusterctl.config.spec import ClusterSpec, HostSpec, StallSpec

@@ -90,4 +90,4 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 def test_a_circle_would_be_found() -> None:
     assert "clusterctl.agent.protocol.frozen_dataclass" in imported_by("clusterctl.agent.protocol.frames")
-    assert "clusterctl.agent.shim.status_files" in imported_by("clusterctl.agent.shim.status_writer")
+    assert "clusterctl.agent.shim.file_writer" in imported_by("clusterctl.agent.shim.status_writer")

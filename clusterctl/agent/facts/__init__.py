@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
     from clusterctl.agent.facts.child_tasks import Task
-    from clusterctl.agent.protocol.command_types import FactGroup, Facts, FactsRequest, StuckProcess
+    from clusterctl.agent.protocol.command_payload_types import FactGroup, Facts, FactsRequest, StuckProcess
 
 SCHEMA = 1
 DEADLINE = 3.0

@@ -17,7 +17,7 @@ from clusterctl.agent.facts import driver, gpu_values, processes
 from clusterctl.agent.facts.child_tasks import AbsentError
 from clusterctl.agent.facts.gpu_values import FILE_WORDS, GpuReading, repeat_doubtful_readings
 from clusterctl.agent.facts.hardware_errors import BOGUS
-from clusterctl.agent.linux import gpus, sysfs
+from clusterctl.agent.linux import gpus, kernel_files
 
 TYPE_CHECKING = False
 
@@ -88,19 +88,19 @@ class GpuFiles:
     """
 
     def __init__(self, root: str, address: str) -> None:
-        self.place = sysfs.join_root(root, f"/sys/bus/pci/devices/{address}")
-        names = sysfs.list_names("/", f"{self.place}/hwmon")
+        self.place = kernel_files.join_root(root, f"/sys/bus/pci/devices/{address}")
+        names = kernel_files.list_names("/", f"{self.place}/hwmon")
         self._hwmon = f"{self.place}/hwmon/{names[0]}" if names else None
         self._sensors: dict[str, str] = {}
         """The file name prefix of each temperature, by its label."""
-        for name in sysfs.list_names("/", self._hwmon or ""):
+        for name in kernel_files.list_names("/", self._hwmon or ""):
             if name.startswith("temp") and name.endswith("_label"):
-                label = (sysfs.read_bytes_or_none(f"{self._hwmon}/{name}") or b"").decode().strip()
+                label = (kernel_files.read_bytes_or_none(f"{self._hwmon}/{name}") or b"").decode().strip()
                 self._sensors[label] = name[: -len("_label")]
 
     def is_asleep(self) -> bool:
         """Return whether the GPU is suspended. Reading it would wake it, or give nonsense."""
-        return sysfs.read_bytes_or_none(f"{self.place}/power/runtime_status") == b"suspended\n"
+        return kernel_files.read_bytes_or_none(f"{self.place}/power/runtime_status") == b"suspended\n"
 
     def is_gone(self) -> bool:
         """Return whether the device no longer answers on the bus."""
@@ -112,7 +112,7 @@ class GpuFiles:
 
     def read_text(self, name: str) -> str:
         """Return the text of a file; like all readers here, it raises `OSError` if there is none."""
-        return str(_require_value(sysfs.read_bytes(f"{self.place}/{name}").decode("utf-8", "replace").strip()))
+        return str(_require_value(kernel_files.read_bytes(f"{self.place}/{name}").decode("utf-8", "replace").strip()))
 
     def read_number(self, name: str) -> int:
         """Return the number in a file."""
@@ -126,7 +126,7 @@ class GpuFiles:
         """Return the value of a sensor, in the unit of the kernel."""
         if self._hwmon is None:
             raise OSError(errno.ENOENT, "no sensors")
-        return int(sysfs.read_bytes(f"{self._hwmon}/{name}"))
+        return int(kernel_files.read_bytes(f"{self._hwmon}/{name}"))
 
     def read_degrees(self, label: str, what: str) -> float:
         """Return a temperature: of the memory (`mem`), or of the hottest place of the chip that has a sensor."""
@@ -149,9 +149,9 @@ class GpuFiles:
     def read_ras(self) -> dict[str, list[int]]:
         """Return errors since the driver was loaded: `[uncorrectable, correctable]` of each block that counts them."""
         counts = {}
-        for name in sysfs.list_names("/", f"{self.place}/ras"):
+        for name in kernel_files.list_names("/", f"{self.place}/ras"):
             if name.endswith("_err_count") or name.startswith("aca_"):
-                pair = _parse_counts(sysfs.read_bytes(f"{self.place}/ras/{name}").decode())
+                pair = _parse_counts(kernel_files.read_bytes(f"{self.place}/ras/{name}").decode())
                 if pair is not None:
                     counts[name.replace("_err_count", "").replace("aca_", "")] = pair
         _require_value(counts)
@@ -159,7 +159,7 @@ class GpuFiles:
 
     def read_bad_pages(self) -> dict[str, int]:
         """Return the numbers of bad memory pages: retired, pending, and those that could not be retired."""
-        lines = sysfs.read_bytes(f"{self.place}/ras/gpu_vram_bad_pages").decode().splitlines()
+        lines = kernel_files.read_bytes(f"{self.place}/ras/gpu_vram_bad_pages").decode().splitlines()
         flags = [line.rpartition(":")[2].strip() for line in lines]
         return {name: flags.count(flag) for flag, name in (("R", "retired"), ("P", "pending"), ("F", "failed"))}
 
@@ -230,11 +230,11 @@ def collect_amdgpu(root: str, wanted: bool) -> dict[str, Any]:
     readings = session.read_gpus()
     nodes = [_KFD, *(f"/dev/dri/renderD{gpu['render']}" for gpu in session.gpus)]
     return {
-        "driver": sysfs.read_text(root, "/sys/module/amdgpu/version"),
+        "driver": kernel_files.read_text(root, "/sys/module/amdgpu/version"),
         "count": len(readings),
         "hidden": session.hidden,
-        "dev": [{"path": path, "access": sysfs.check_access(root, path)} for path in nodes],
-        "numa_balancing": sysfs.read_int(root, "/proc/sys/kernel/numa_balancing"),
+        "dev": [{"path": path, "access": kernel_files.check_access(root, path)} for path in nodes],
+        "numa_balancing": kernel_files.read_int(root, "/proc/sys/kernel/numa_balancing"),
         "devices": [reading.to_facts() for reading in readings],
     }
 
@@ -383,7 +383,7 @@ class AmdgpuReading(GpuReading):
     def _read_firmware(self) -> None:
         before = self.metrics
         try:
-            self.metrics = FirmwareMetrics(sysfs.read_bytes(f"{self._files.place}/gpu_metrics"))
+            self.metrics = FirmwareMetrics(kernel_files.read_bytes(f"{self._files.place}/gpu_metrics"))
         except OSError:
             # The GPU has no such table.
             return

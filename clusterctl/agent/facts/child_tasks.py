@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from clusterctl.agent.protocol.command_types import FactGroup
+    from clusterctl.agent.protocol.command_payload_types import FactGroup
 
     Task = Callable[[], Mapping[str, object]]
 

@@ -13,7 +13,7 @@ import stat
 
 from clusterctl.agent.facts import child_tasks
 from clusterctl.agent.facts.child_tasks import AbsentError
-from clusterctl.agent.linux import sysfs
+from clusterctl.agent.linux import kernel_files
 from clusterctl.agent.linux.gpus import read_device_minor
 
 TYPE_CHECKING = False
@@ -41,9 +41,9 @@ def read_pcie_link(place: str) -> dict[str, Any]:
         place = above
     has_slot = is_pci_device(above) and _read_vendor(above) != _EMULATED
     return {
-        "width": sysfs.read_int("/", f"{place}/current_link_width"),
-        "max_width": sysfs.read_int("/", f"{place}/max_link_width"),
-        "slot_width": sysfs.read_int("/", f"{above}/max_link_width") or None if has_slot else None,
+        "width": kernel_files.read_int("/", f"{place}/current_link_width"),
+        "max_width": kernel_files.read_int("/", f"{place}/max_link_width"),
+        "slot_width": kernel_files.read_int("/", f"{above}/max_link_width") or None if has_slot else None,
     }
 
 
@@ -53,7 +53,7 @@ def is_pci_device(place: str) -> bool:
 
 
 def _read_vendor(place: str) -> str | None:
-    return sysfs.read_text("/", f"{place}/vendor")
+    return kernel_files.read_text("/", f"{place}/vendor")
 
 
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x19e5": "ascend", "0x8086": "intel"}
@@ -75,34 +75,36 @@ _IMEX = "/dev/nvidia-caps-imex-channels"
 
 def collect_driver(root: str) -> dict[str, Any]:
     """Return the group `driver`."""
-    modules = [line.split()[0] for line in (sysfs.read_text(root, "/proc/modules") or "").splitlines() if line]
+    modules = [line.split()[0] for line in (kernel_files.read_text(root, "/proc/modules") or "").splitlines() if line]
     gpus, switches = _list_pci_gpus(root)
-    proc = sysfs.read_text(root, "/proc/driver/nvidia/version")
+    proc = kernel_files.read_text(root, "/proc/driver/nvidia/version")
     match = re.search(r"Module\s+(\S+)\s", (proc or "") + " ")
     return {
-        "module": sysfs.read_text(root, "/sys/module/nvidia/version") or (match.group(1) if match else None),
+        "module": kernel_files.read_text(root, "/sys/module/nvidia/version") or (match.group(1) if match else None),
         "proc_version": proc.splitlines()[0] if proc else None,
         "nouveau": "nouveau" in modules,
         "modules": [name for name in modules if name.startswith(("nvidia", "amdgpu"))],
         "nvswitches": switches,
         "pci": gpus,
-        "dev": [_can_open(root, f"/dev/{name}") for name in sysfs.list_names(root, "/dev") if _NODE.fullmatch(name)],
-        "imex": [_can_open(root, f"{_IMEX}/{name}") for name in sysfs.list_names(root, _IMEX)],
-        "helper": any(_is_setuid(sysfs.join_root(root, path)) for path in _HELPERS),
+        "dev": [
+            _can_open(root, f"/dev/{name}") for name in kernel_files.list_names(root, "/dev") if _NODE.fullmatch(name)
+        ],
+        "imex": [_can_open(root, f"{_IMEX}/{name}") for name in kernel_files.list_names(root, _IMEX)],
+        "helper": any(_is_setuid(kernel_files.join_root(root, path)) for path in _HELPERS),
     }
 
 
 def _list_pci_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
     gpus: list[dict[str, Any]] = []
     switches = 0
-    for address in sysfs.list_names(root, _BUS):
-        vendor = _VENDORS.get(sysfs.read_text(root, f"{_BUS}/{address}/vendor") or "")
+    for address in kernel_files.list_names(root, _BUS):
+        vendor = _VENDORS.get(kernel_files.read_text(root, f"{_BUS}/{address}/vendor") or "")
         if vendor is None or (vendor == "intel" and address.startswith(_BUILT_IN)):
             continue
-        kind = (sysfs.read_text(root, f"{_BUS}/{address}/class") or "")[:6]
+        kind = (kernel_files.read_text(root, f"{_BUS}/{address}/class") or "")[:6]
         switches += vendor == "nvidia" and kind == _BRIDGE_CLASS
         if kind in _CLASSES[vendor]:
-            place = os.path.realpath(sysfs.join_root(root, f"{_BUS}/{address}"))
+            place = os.path.realpath(kernel_files.join_root(root, f"{_BUS}/{address}"))
             driver = os.path.basename(os.readlink(f"{place}/driver")) if os.path.islink(f"{place}/driver") else None
             card = {"address": address, "vendor": vendor, "class": kind, "driver": driver}
             gpus.append({**card, "minor": read_device_minor(root, address), **read_pcie_link(place)})
@@ -111,7 +113,7 @@ def _list_pci_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
 
 def _can_open(root: str, path: str) -> dict[str, Any]:
     """Return whether this user may open a device node. Nothing is opened, because that would wake the driver."""
-    return {"path": path, "readable": sysfs.check_access(root, path) == "ok"}
+    return {"path": path, "readable": kernel_files.check_access(root, path) == "ok"}
 
 
 def _is_setuid(path: str) -> bool:
@@ -143,7 +145,7 @@ def shorten_address(address: str) -> str:
 def collect_hidden_gpus(root: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the group `hidden_gpus`."""
     results = [
-        sysfs.check_open(root, f"/dev/nvidia{entry['minor']}")
+        kernel_files.check_open(root, f"/dev/nvidia{entry['minor']}")
         if entry["driver"] == "nvidia" and entry["minor"] is not None
         else None
         for entry in entries

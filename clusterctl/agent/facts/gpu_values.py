@@ -21,7 +21,7 @@ import os
 import time
 
 from clusterctl.agent.facts.processes import read_run_id
-from clusterctl.agent.linux import sysfs
+from clusterctl.agent.linux import kernel_files
 from clusterctl.agent.linux.proc import sanitize_name
 
 TYPE_CHECKING = False
@@ -149,9 +149,9 @@ UNKNOWN_PROCESS: dict[str, Any] = {"comm": None, "user": None, "run": None, "vis
 
 def describe_process(root: str, pid: int) -> dict[str, Any]:
     """Describe a process that the driver lists; processes of other containers may be invisible here."""
-    comm = sysfs.read_text(root, f"/proc/{pid}/comm")
+    comm = kernel_files.read_text(root, f"/proc/{pid}/comm")
     try:
-        owner: int | None = os.stat(sysfs.join_root(root, f"/proc/{pid}")).st_uid
+        owner: int | None = os.stat(kernel_files.join_root(root, f"/proc/{pid}")).st_uid
     except OSError:
         owner = None
     run = read_run_id(root, pid) if comm else None

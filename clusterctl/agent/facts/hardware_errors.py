@@ -29,7 +29,7 @@ import time
 
 from clusterctl.agent.facts import child_tasks, driver
 from clusterctl.agent.facts.child_tasks import AbsentError, DeniedError
-from clusterctl.agent.linux import sysfs
+from clusterctl.agent.linux import kernel_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,15 +61,17 @@ def collect_hardware_errors(root: str) -> dict[str, Any]:
 
 def _list_gpus(root: str) -> list[tuple[str, str]]:
     bases = [f"/sys/bus/pci/drivers/{driver}" for driver in _DRIVERS]
-    cards = [(base, name) for base in bases for name in sysfs.list_names(root, base) if driver.is_pci_device(name)]
-    return [(os.path.realpath(sysfs.join_root(root, f"{base}/{name}")), f"GPU {name}") for base, name in cards]
+    cards = [
+        (base, name) for base in bases for name in kernel_files.list_names(root, base) if driver.is_pci_device(name)
+    ]
+    return [(os.path.realpath(kernel_files.join_root(root, f"{base}/{name}")), f"GPU {name}") for base, name in cards]
 
 
 def _list_network_cards(root: str) -> list[tuple[str, str]]:
     versions: dict[str, str] = {}
     for base in _CARDS:
-        for name in sysfs.list_names(root, base):
-            place = os.path.realpath(sysfs.join_root(root, f"{base}/{name}/device"))
+        for name in kernel_files.list_names(root, base):
+            place = os.path.realpath(kernel_files.join_root(root, f"{base}/{name}/device"))
             if driver.is_pci_device(place):
                 versions.setdefault(place, name)
     return list(versions.items())
@@ -85,7 +87,9 @@ def _list_ports_above(place: str) -> list[str]:
 
 def _read_pcie_errors(place: str) -> dict[str, Any] | None:
     """Return `{correctable, nonfatal, fatal}`, the counts by kind of error; `None` if nothing counts them."""
-    texts = {grade: sysfs.read_text("/", f"{place}/aer_dev_{grade}") for grade in ("correctable", "nonfatal", "fatal")}
+    texts = {
+        grade: kernel_files.read_text("/", f"{place}/aer_dev_{grade}") for grade in ("correctable", "nonfatal", "fatal")
+    }
     if all(text is None for text in texts.values()):
         return None
     counts: dict[str, dict[str, int]] = {}
@@ -99,11 +103,11 @@ def _read_memory_errors(root: str) -> list[dict[str, Any]]:
     return [
         {
             "controller": name,
-            "corrected": sysfs.read_int(root, f"{_MEMORY}/{name}/ce_count"),
-            "uncorrected": sysfs.read_int(root, f"{_MEMORY}/{name}/ue_count"),
-            "seconds": sysfs.read_int(root, f"{_MEMORY}/{name}/seconds_since_reset"),
+            "corrected": kernel_files.read_int(root, f"{_MEMORY}/{name}/ce_count"),
+            "uncorrected": kernel_files.read_int(root, f"{_MEMORY}/{name}/ue_count"),
+            "seconds": kernel_files.read_int(root, f"{_MEMORY}/{name}/seconds_since_reset"),
         }
-        for name in sysfs.list_names(root, _MEMORY)
+        for name in kernel_files.list_names(root, _MEMORY)
         if name.startswith("mc")
     ]
 
@@ -261,7 +265,7 @@ def collect_kernel_log(root: str) -> dict[str, Any]:
         DeniedError: This user may read none of them.
         AbsentError: Neither program is installed.
     """
-    uptime = float((sysfs.read_text(root, "/proc/uptime") or str(time.monotonic())).split()[0])
+    uptime = float((kernel_files.read_text(root, "/proc/uptime") or str(time.monotonic())).split()[0])
     best: dict[str, Any] | None = None
     reasons: list[str] = []
     for source, argv, pattern in _PROGRAMS:
@@ -304,7 +308,7 @@ def _read_this_boot(root: str, name: str, uptime: float) -> str | None:
     Time stamps since boot only rise; a lower one starts a new boot.
     """
     try:
-        with open(sysfs.join_root(root, name), "rb", buffering=0) as file:
+        with open(kernel_files.join_root(root, name), "rb", buffering=0) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
             tail = file.read(_TAIL).decode("utf-8", "replace")
     except OSError:

@@ -18,7 +18,7 @@ import sys
 import time
 import zlib
 
-from clusterctl.agent.linux import cgroup, config_files, proc, syscalls, sysfs
+from clusterctl.agent.linux import cgroup, config_files, kernel_files, proc, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,15 +57,15 @@ def _get_rlimit(which: int) -> int | None:
 
 def _read_capabilities(root: str) -> int:
     """Return the capabilities that are valid on the machine; those of a user namespace are not."""
-    if (sysfs.read_text(root, "/proc/self/uid_map") or "").split() != ["0", "0", "4294967295"]:
+    if (kernel_files.read_text(root, "/proc/self/uid_map") or "").split() != ["0", "0", "4294967295"]:
         return 0
-    words = proc.read_status_field(sysfs.join_root(root, "/proc/self"), "CapEff")
+    words = proc.read_status_field(kernel_files.join_root(root, "/proc/self"), "CapEff")
     return int(words[0], 16) if words else 0
 
 
 def _read_shm(root: str) -> dict[str, Any] | None:
     try:
-        statvfs = os.statvfs(sysfs.join_root(root, "/dev/shm"))  # noqa: S108, RUF100
+        statvfs = os.statvfs(kernel_files.join_root(root, "/dev/shm"))  # noqa: S108, RUF100
     except OSError:
         return None
     return {"total": statvfs.f_blocks * statvfs.f_frsize, "free": statvfs.f_bavail * statvfs.f_frsize}
@@ -100,7 +100,7 @@ def _measure_swap_rate(root: str) -> float | None:
 
 
 def _read_swapped_bytes(root: str) -> int | None:
-    pages = re.findall(r"^pswp(?:in|out) (\d+)", sysfs.read_text(root, "/proc/vmstat") or "", re.MULTILINE)
+    pages = re.findall(r"^pswp(?:in|out) (\d+)", kernel_files.read_text(root, "/proc/vmstat") or "", re.MULTILINE)
     return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE") if pages else None
 
 
@@ -111,20 +111,22 @@ _PREFERENCES = 16
 
 def collect_processors(root: str) -> dict[str, Any]:
     """Return the processor facts of the group `host`."""
-    processors = [name for name in sysfs.list_names(root, _CPU_FOLDER) if name.startswith("cpu") and name[3:].isdigit()]
+    processors = [
+        name for name in kernel_files.list_names(root, _CPU_FOLDER) if name.startswith("cpu") and name[3:].isdigit()
+    ]
     first = f"{_CPU_FOLDER}/{processors[0]}/cpufreq" if processors else ""
     return {
-        "load1": read_first_number(sysfs.read_text(root, "/proc/loadavg")),
+        "load1": read_first_number(kernel_files.read_text(root, "/proc/loadavg")),
         "governors": _count_values(root, processors, "scaling_governor"),
-        "frequency_driver": sysfs.read_text(root, f"{first}/scaling_driver") if first else None,
+        "frequency_driver": kernel_files.read_text(root, f"{first}/scaling_driver") if first else None,
         "preferences": _count_values(root, processors[:_PREFERENCES], "energy_performance_preference"),
-        "clocksource": sysfs.read_text(root, "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "clocksource": kernel_files.read_text(root, "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         "clock_error": syscalls.read_clock_error() if root == "/" else None,
     }
 
 
 def _count_values(root: str, names: list[str], file: str) -> dict[str, int]:
-    values = (sysfs.read_text(root, f"{_CPU_FOLDER}/{name}/cpufreq/{file}") for name in names)
+    values = (kernel_files.read_text(root, f"{_CPU_FOLDER}/{name}/cpufreq/{file}") for name in names)
     return dict(collections.Counter(filter(None, values)))
 
 
@@ -165,7 +167,7 @@ def collect_environment(root: str, salt: str = "") -> dict[str, Any]:
     """
     own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     variables = {
-        **config_files.read_nccl_conf([sysfs.join_root(root, "/etc/nccl.conf"), own]),
+        **config_files.read_nccl_conf([kernel_files.join_root(root, "/etc/nccl.conf"), own]),
         **{k: v for k, v in os.environ.items() if k.startswith(_PREFIXES) or k in _LOADER},
     }
     return {
@@ -187,14 +189,14 @@ def _hash_variable(salt: str, name: str, value: str) -> str:
 def collect_host(root: str, salt: str = "") -> dict[str, Any]:
     """Return the group `host`. `salt` is part of the hashes of the environment."""
     return {
-        "boot_id": sysfs.read_text(root, "/proc/sys/kernel/random/boot_id"),
-        "machine_id": sysfs.read_text(root, "/etc/machine-id"),
+        "boot_id": kernel_files.read_text(root, "/proc/sys/kernel/random/boot_id"),
+        "machine_id": kernel_files.read_text(root, "/etc/machine-id"),
         "netns": proc.read_namespace("net") or None,
         "kernel": os.uname().release,
         "arch": os.uname().machine,
         "distro": _read_distribution(root),
         "user": os.environ.get("USER") or str(os.getuid()),
-        "uptime": read_first_number(sysfs.read_text(root, "/proc/uptime")),
+        "uptime": read_first_number(kernel_files.read_text(root, "/proc/uptime")),
         **collect_memory(root),
         **collect_processors(root),
         **collect_limits(root),
@@ -203,7 +205,7 @@ def collect_host(root: str, salt: str = "") -> dict[str, Any]:
 
 
 def _read_distribution(root: str) -> str | None:
-    found = re.search(r'^PRETTY_NAME="?([^"\n]*)', sysfs.read_text(root, "/etc/os-release") or "", re.MULTILINE)
+    found = re.search(r'^PRETTY_NAME="?([^"\n]*)', kernel_files.read_text(root, "/etc/os-release") or "", re.MULTILINE)
     return found.group(1) if found else None
 
 
@@ -215,21 +217,21 @@ def find_library(name: str, root: str = "/", *, prefix: str | None = None) -> st
     listed = [place for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
     own = os.path.join(sys.prefix if prefix is None else prefix, "lib")
     for place in [*listed, own]:
-        if os.path.exists(sysfs.join_root(root, f"{place}/{name}")):
+        if os.path.exists(kernel_files.join_root(root, f"{place}/{name}")):
             return f"{place.rstrip('/')}/{name}"
     return _find_cached_library(name, root) or next(
-        (f"{place}/{name}" for place in _USUAL if os.path.exists(sysfs.join_root(root, f"{place}/{name}"))), None
+        (f"{place}/{name}" for place in _USUAL if os.path.exists(kernel_files.join_root(root, f"{place}/{name}"))), None
     )
 
 
 def _find_cached_library(name: str, root: str) -> str | None:
     """Return the path of a name in `/etc/ld.so.cache`, whose strings end in a zero byte (ldconfig(8))."""
-    data = sysfs.read_bytes_or_none(sysfs.join_root(root, "/etc/ld.so.cache")) or b""
+    data = kernel_files.read_bytes_or_none(kernel_files.join_root(root, "/etc/ld.so.cache")) or b""
     end = data.find(f"/{name}\0".encode())
     if end < 0:
         return None
     path = data[data.rfind(b"\0", 0, end) + 1 : data.index(b"\0", end)].decode("utf-8", "surrogateescape")
-    return path if os.path.exists(sysfs.join_root(root, path)) else None
+    return path if os.path.exists(kernel_files.join_root(root, path)) else None
 
 
 _REPORTED_PACKAGES = (
@@ -276,7 +278,7 @@ def _find_nccl(packages: dict[str, str], root: str) -> dict[str, Any]:
     path = preloaded[0] if preloaded else find_library("libnccl.so.2", root)
     if path is None:
         return {"nccl": None, "nccl_from": None}
-    named = _NCCL_FILE.search(os.path.realpath(sysfs.join_root(root, path)))
+    named = _NCCL_FILE.search(os.path.realpath(kernel_files.join_root(root, path)))
     return {"nccl": named.group(1) if named else None, "nccl_from": path}
 
 
@@ -284,7 +286,7 @@ def _find_net_plugin(root: str) -> str | None:
     """Return the library that NCCL would use to reach other nodes, such as aws-ofi-nccl."""
     name = os.environ.get("NCCL_NET_PLUGIN", "")
     if "/" in name or name == "none":
-        return name if name != "none" and os.path.exists(sysfs.join_root(root, name)) else None
+        return name if name != "none" and os.path.exists(kernel_files.join_root(root, name)) else None
     return find_library(f"libnccl-net-{name}.so" if name else "libnccl-net.so", root)
 
 
@@ -311,6 +313,6 @@ def _list_packages() -> tuple[dict[str, str], dict[str, str]]:
 
 def _read_torch_build(place: str | None, what: str) -> str | None:
     """Return the CUDA or HIP version of torch, from the text of its version file."""
-    text = sysfs.read_text("/", os.path.join(place, "torch", "version.py")) if place is not None else None
+    text = kernel_files.read_text("/", os.path.join(place, "torch", "version.py")) if place is not None else None
     built = re.search(_BUILT.format(what), text or "", re.MULTILINE)
     return built.group(1) if built else None

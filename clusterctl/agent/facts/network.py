@@ -10,7 +10,7 @@ import os
 import socket
 
 from clusterctl.agent.facts import driver
-from clusterctl.agent.linux import addresses, routes, sysfs
+from clusterctl.agent.linux import addresses, kernel_files, routes
 from clusterctl.agent.linux.ports import bind_port, describe_port_owner
 
 TYPE_CHECKING = False
@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from clusterctl.agent.protocol.command_types import NetworkAddress
+    from clusterctl.agent.protocol.command_payload_types import NetworkAddress
 
 
 def collect_names(peers: dict[str, str]) -> dict[str, Any]:
@@ -60,20 +60,20 @@ _MOST_GIDS = 16
 def list_rdma_ports(root: str) -> list[dict[str, Any]]:
     """Return every port of every RDMA device."""
     every: list[dict[str, Any]] = []
-    for device in sysfs.list_names(root, RDMA_FOLDER):
+    for device in kernel_files.list_names(root, RDMA_FOLDER):
         shared = _list_device_ports(root, f"{RDMA_FOLDER}/{device}")
         every += [
             {"device": device, **_read_rdma_port(root, f"{RDMA_FOLDER}/{device}/ports/{port}", port), **shared}
-            for port in sysfs.list_names(root, f"{RDMA_FOLDER}/{device}/ports")
+            for port in kernel_files.list_names(root, f"{RDMA_FOLDER}/{device}/ports")
         ]
     return every
 
 
 def _list_device_ports(root: str, base: str) -> dict[str, Any]:
-    place = os.path.realpath(sysfs.join_root(root, f"{base}/device"))
+    place = os.path.realpath(kernel_files.join_root(root, f"{base}/device"))
     return {
-        "firmware": sysfs.read_text(root, f"{base}/fw_ver"),
-        "board": sysfs.read_text(root, f"{base}/board_id"),
+        "firmware": kernel_files.read_text(root, f"{base}/fw_ver"),
+        "board": kernel_files.read_text(root, f"{base}/board_id"),
         "driver": os.path.basename(os.path.realpath(f"{place}/driver")) if os.path.exists(f"{place}/driver") else None,
         "pci": os.path.basename(place) if driver.is_pci_device(place) else None,
         **driver.read_pcie_link(place),
@@ -82,16 +82,16 @@ def _list_device_ports(root: str, base: str) -> dict[str, Any]:
 
 def _read_rdma_port(root: str, where: str, port: str) -> dict[str, Any]:
     # The first entries of the port's address table.
-    indices = sorted(sysfs.list_names(root, f"{where}/gids"), key=lambda index: (len(index), index))[:_MOST_GIDS]
-    gids = {index: sysfs.read_text(root, f"{where}/gids/{index}") or "" for index in indices}
+    indices = sorted(kernel_files.list_names(root, f"{where}/gids"), key=lambda index: (len(index), index))[:_MOST_GIDS]
+    gids = {index: kernel_files.read_text(root, f"{where}/gids/{index}") or "" for index in indices}
     used = [index for index, gid in gids.items() if gid.replace(":", "").strip("0")]
-    kinds = [sysfs.read_text(root, f"{where}/gid_attrs/types/{index}") or "" for index in used]
+    kinds = [kernel_files.read_text(root, f"{where}/gid_attrs/types/{index}") or "" for index in used]
     return {
         "port": int(port) if port.isdigit() else port,
-        "state": _state_name(sysfs.read_text(root, f"{where}/state")),
-        "phys": _state_name(sysfs.read_text(root, f"{where}/phys_state")),
-        "rate": sysfs.read_text(root, f"{where}/rate"),
-        "link_layer": sysfs.read_text(root, f"{where}/link_layer"),
+        "state": _state_name(kernel_files.read_text(root, f"{where}/state")),
+        "phys": _state_name(kernel_files.read_text(root, f"{where}/phys_state")),
+        "rate": kernel_files.read_text(root, f"{where}/rate"),
+        "link_layer": kernel_files.read_text(root, f"{where}/link_layer"),
         "gids": len(used),
         "roce_v2": sum("v2" in kind for kind in kinds),
     }
@@ -112,13 +112,13 @@ def collect_network(root: str, peers: dict[str, str]) -> dict[str, Any]:
     interfaces: list[dict[str, Any]] = [
         {
             "name": name,
-            "operstate": sysfs.read_text(root, f"{_NET_FOLDER}/{name}/operstate"),
-            "mtu": sysfs.read_int(root, f"{_NET_FOLDER}/{name}/mtu"),
-            "speed": sysfs.read_int(root, f"{_NET_FOLDER}/{name}/speed"),
-            "virtual": not sysfs.list_names(root, f"{_NET_FOLDER}/{name}/device"),
+            "operstate": kernel_files.read_text(root, f"{_NET_FOLDER}/{name}/operstate"),
+            "mtu": kernel_files.read_int(root, f"{_NET_FOLDER}/{name}/mtu"),
+            "speed": kernel_files.read_int(root, f"{_NET_FOLDER}/{name}/speed"),
+            "virtual": not kernel_files.list_names(root, f"{_NET_FOLDER}/{name}/device"),
             "address": by_interface.get(name),
         }
-        for name in sysfs.list_names(root, _NET_FOLDER)
+        for name in kernel_files.list_names(root, _NET_FOLDER)
     ]
     return {
         "interfaces": interfaces,

@@ -14,7 +14,7 @@ import time
 from clusterctl.agent.facts import gpu_values
 from clusterctl.agent.facts.child_tasks import AbsentError
 from clusterctl.agent.facts.gpu_values import NVML_WORDS, GpuReading, repeat_doubtful_readings
-from clusterctl.agent.linux import sysfs
+from clusterctl.agent.linux import kernel_files
 
 TYPE_CHECKING = False
 
@@ -373,7 +373,7 @@ def collect_nvml(root: str, wanted: bool) -> dict[str, Any]:
         **session.read_system(),
         "devices": devices,
         "p2p": session.read_p2p(readings),
-        "uvm": sysfs.check_open(root, "/dev/nvidia-uvm"),
+        "uvm": kernel_files.check_open(root, "/dev/nvidia-uvm"),
     }
 
 

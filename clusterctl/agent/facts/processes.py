@@ -6,7 +6,7 @@ import os
 import time
 
 from clusterctl.agent.facts import child_tasks
-from clusterctl.agent.linux import proc, sysfs
+from clusterctl.agent.linux import kernel_files, proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def collect_processes(root: str, stuck_after_s: float = child_tasks.STUCK_AFTER_
     names, zombies = set(), 0
     runs: list[dict[str, Any]] = []
     stuck: list[proc.ProcessStat] = []
-    for name in sysfs.list_names(root, "/proc"):
+    for name in kernel_files.list_names(root, "/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
         stat = proc.read_stat(int(name), root)
@@ -90,14 +90,14 @@ def _list_stuck(root: str, sleepers: list[proc.ProcessStat], stuck_after_s: floa
 def has_own_pid_namespace(root: str) -> bool:
     """Return whether this is a container that sees its own processes only."""
     try:
-        return os.readlink(sysfs.join_root(root, "/proc/self/ns/pid")) != _INIT_NAMESPACE
+        return os.readlink(kernel_files.join_root(root, "/proc/self/ns/pid")) != _INIT_NAMESPACE
     except OSError:
         return False
 
 
 def read_run_id(root: str, pid: str | int) -> str | None:
     """Return the run in the environment of a process, or `None` if it has none or we may not read it."""
-    environ = sysfs.read_bytes_or_none(sysfs.join_root(root, f"/proc/{pid}/environ")) or b""
+    environ = kernel_files.read_bytes_or_none(kernel_files.join_root(root, f"/proc/{pid}/environ")) or b""
     _, marker, rest = (b"\0" + environ).partition(b"\0" + MARKER)
     return proc.sanitize_name(rest.partition(b"\0")[0].decode(errors="replace")) if marker else None
 
@@ -113,7 +113,7 @@ def _is_ancestor(root: str, pid: int) -> bool:
 
 
 def _holds_gpu(root: str, pid: int) -> bool:
-    base = sysfs.join_root(root, f"/proc/{pid}/fd")
+    base = kernel_files.join_root(root, f"/proc/{pid}/fd")
     try:
         return any(os.readlink(f"{base}/{fd}").startswith(("/dev/nvidia", "/dev/kfd")) for fd in os.listdir(base))
     except OSError:

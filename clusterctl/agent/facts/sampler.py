@@ -32,7 +32,7 @@ import time
 
 from clusterctl.agent.facts import child_tasks, gpu_library, nvml
 from clusterctl.agent.facts.gpu_values import TROUBLE
-from clusterctl.agent.linux import proc, spawn, syscalls, sysfs
+from clusterctl.agent.linux import kernel_files, proc, spawn, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class _Machine:
     def read(self) -> record_types.MachineSample:
         sizes = proc.read_meminfo()
         total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
-        load = (sysfs.read_text("/", "/proc/loadavg") or "").split()
+        load = (kernel_files.read_text("/", "/proc/loadavg") or "").split()
         return {
             "cpu": self._cpu(),
             "mem": round(100 * (1 - available / total), 1) if total else None,
@@ -104,7 +104,7 @@ class _Machine:
         }
 
     def _cpu(self) -> float | None:
-        words = (sysfs.read_text("/", "/proc/stat") or "").split("\n", 1)[0].split()[1:9]
+        words = (kernel_files.read_text("/", "/proc/stat") or "").split("\n", 1)[0].split()[1:9]
         if len(words) < 5:
             return None
         ticks = [float(word) for word in words]

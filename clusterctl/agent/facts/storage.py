@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from clusterctl.agent.protocol.command_types import Checkpoint, CheckpointFile
+    from clusterctl.agent.protocol.command_payload_types import Checkpoint, CheckpointFile
 
 
 _LONGEST = 100

@@ -7,7 +7,7 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.command_types import NetworkAddress
+    from clusterctl.agent.protocol.command_payload_types import NetworkAddress
 
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 # Linux's own numbers. Importing `socket`, which only routes need, takes longer than all of this.

@@ -9,7 +9,7 @@ from clusterctl.agent.linux.syscalls import read_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.command_types import LogindSettings
+    from clusterctl.agent.protocol.command_payload_types import LogindSettings
 
 
 _LOGIND_FILES = (

@@ -9,14 +9,14 @@ from __future__ import annotations
 import errno
 import os
 
-from clusterctl.agent.linux import sysfs
+from clusterctl.agent.linux import kernel_files
 
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from clusterctl.agent.protocol.command_types import GpuCount
+    from clusterctl.agent.protocol.command_payload_types import GpuCount
 
 
 _NVIDIA_DRIVER = "/proc/driver/nvidia/gpus"
@@ -24,13 +24,13 @@ _NVIDIA_DRIVER = "/proc/driver/nvidia/gpus"
 
 def _list_device_minors(root: str) -> list[int]:
     """Return the numbers of NVIDIA's device files."""
-    names = (name[len("nvidia") :] for name in sysfs.list_names(root, "/dev") if name.startswith("nvidia"))
+    names = (name[len("nvidia") :] for name in kernel_files.list_names(root, "/dev") if name.startswith("nvidia"))
     return [int(number) for number in names if number.isascii() and number.isdecimal()]
 
 
 def read_device_minor(root: str, slot: str) -> int | None:
     """Return the number of the device file of an NVIDIA GPU; `None` if its driver reports none."""
-    text = sysfs.read_text(root, f"{_NVIDIA_DRIVER}/{slot}/information") or ""
+    text = kernel_files.read_text(root, f"{_NVIDIA_DRIVER}/{slot}/information") or ""
     pairs = (line.partition(":") for line in text.splitlines())
     number = next((value.strip() for key, _, value in pairs if key.strip() == "Device Minor"), "")
     return int(number) if number.isascii() and number.isdecimal() else None
@@ -42,7 +42,7 @@ def count_gpus(root: str = "") -> GpuCount:
     Args:
         root: Prefix of /dev, /proc and /sys.
     """
-    devices, listed = len(_list_device_minors(root)), len(sysfs.list_names(root, _NVIDIA_DRIVER))
+    devices, listed = len(_list_device_minors(root)), len(kernel_files.list_names(root, _NVIDIA_DRIVER))
     # A container sees all devices in /proc but only its own in /dev.
     number = min(listed, devices) if listed and devices else listed or devices
     if number:
@@ -60,7 +60,7 @@ def list_lock_names(root: str = "") -> dict[int, str]:
     """
     minors = sorted(_list_device_minors(root))
     # PCI addresses, in the order of the device indices. A container may see those of GPUs whose files it lacks.
-    slots = sysfs.list_names(root, _NVIDIA_DRIVER)
+    slots = kernel_files.list_names(root, _NVIDIA_DRIVER)
     usable = [slot for slot in slots if read_device_minor(root, slot) in minors]
     names = [f"pci-{slot}" for slot in usable or slots] or [f"nvidia{minor}" for minor in minors]
     return dict(enumerate(names)) or {
@@ -79,7 +79,7 @@ _MIN_GPU_MEMORY_BYTES = 3 << 30
 
 def has_amd_driver(root: str) -> bool:
     """Return whether the kernel has AMD's compute driver."""
-    return os.path.isdir(sysfs.join_root(root, _NODES))
+    return os.path.isdir(kernel_files.join_root(root, _NODES))
 
 
 def list_amd_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
@@ -90,9 +90,9 @@ def list_amd_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
     """
     devices: list[dict[str, Any]] = []
     hidden = index = 0
-    for node in sorted(int(name) for name in sysfs.list_names(root, _NODES) if name.isdigit()):
+    for node in sorted(int(name) for name in kernel_files.list_names(root, _NODES) if name.isdigit()):
         try:
-            gpu_id = int(sysfs.read_bytes(sysfs.join_root(root, f"{_NODES}/{node}/gpu_id")))
+            gpu_id = int(kernel_files.read_bytes(kernel_files.join_root(root, f"{_NODES}/{node}/gpu_id")))
             properties = _read_properties(root, f"{_NODES}/{node}") if gpu_id else {}
         except (OSError, ValueError) as error:
             hidden += getattr(error, "errno", None) == errno.EPERM
@@ -108,7 +108,7 @@ def list_xgmi_links(root: str, gpu: dict[str, Any], by_node: dict[int, int]) -> 
     """Return the GPUs that are linked over XGMI, by index: `[weight, max MB/s]`. A weight of 15 is one hop."""
     by_gpu = {}
     base = f"{_NODES}/{gpu['node']}/io_links"
-    for name in sysfs.list_names(root, base):
+    for name in kernel_files.list_names(root, base):
         try:
             properties = _read_properties(root, f"{base}/{name}")
         except OSError:
@@ -122,8 +122,8 @@ def list_xgmi_links(root: str, gpu: dict[str, Any], by_node: dict[int, int]) -> 
 def list_gpu_memory_holders(root: str, gpu_id: int) -> dict[int, int]:
     """Return the processes that hold memory of a GPU, with bytes. The pids are those of the machine's own namespace."""
     holding = {}
-    for name in sysfs.list_names(root, _PROCESSES):
-        used = sysfs.read_int(root, f"{_PROCESSES}/{name}/vram_{gpu_id}") if name.isdigit() else None
+    for name in kernel_files.list_names(root, _PROCESSES):
+        used = kernel_files.read_int(root, f"{_PROCESSES}/{name}/vram_{gpu_id}") if name.isdigit() else None
         if used:
             holding[int(name)] = used
     return holding
@@ -131,7 +131,8 @@ def list_gpu_memory_holders(root: str, gpu_id: int) -> dict[int, int]:
 
 def _read_properties(root: str, place: str) -> dict[str, int]:
     words = (
-        line.split() for line in sysfs.read_bytes(sysfs.join_root(root, f"{place}/properties")).decode().splitlines()
+        line.split()
+        for line in kernel_files.read_bytes(kernel_files.join_root(root, f"{place}/properties")).decode().splitlines()
     )
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2}
 

@@ -14,7 +14,7 @@ import sys
 
 import clusterctl.agent
 from clusterctl.agent.linux import spawn, syscalls
-from clusterctl.agent.protocol import commands, frames
+from clusterctl.agent.protocol import command_messages, frames
 
 TYPE_CHECKING = False
 
@@ -87,7 +87,7 @@ def _run_task(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
         try:
             out.send_message({"result": task(out)})
         except Exception as error:
-            out.send_message({"error": commands.convert_to_request_error(error).answer(0)["error"]})
+            out.send_message({"error": command_messages.convert_to_request_error(error).answer(0)["error"]})
     finally:
         os._exit(0)
 
@@ -97,13 +97,13 @@ def parse_result(messages: list[Message]) -> TaskResult:
     last = messages[-1] if messages else {}
     if "error" in last:
         error = last["error"]
-        return commands.RequestError(commands.ErrorKind(error["kind"]), error["message"], error["hint"])
+        return command_messages.RequestError(command_messages.ErrorKind(error["kind"]), error["message"], error["hint"])
     if "at" in last:
-        return commands.make_failed_error(
+        return command_messages.make_failed_error(
             f"{last['at']} does not answer", "a file system may hang: `clusterctl health` checks each mount"
         )
     result: Message | None = last.get("result")
-    return commands.make_failed_error("the helper process was killed") if result is None else result
+    return command_messages.make_failed_error("the helper process was killed") if result is None else result
 
 
 def run_in_helper(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[Message]:

@@ -11,7 +11,7 @@ import errno
 import os
 import socket
 
-from clusterctl.agent.linux import sysfs
+from clusterctl.agent.linux import kernel_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def list_tcp_sockets(root: str = "/", *, listening: bool = False) -> Iterator[tu
     """
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
-            with open(sysfs.join_root(root, table)) as file:
+            with open(kernel_files.join_root(root, table)) as file:
                 next(file, None)
                 for line in file:
                     words = line.split()

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from clusterctl.agent.protocol.command_types import NetworkAddress, Route
+    from clusterctl.agent.protocol.command_payload_types import NetworkAddress, Route
 
 _DISCARD_PORT = 9
 

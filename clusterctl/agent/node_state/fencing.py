@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.protocol.commands import ErrorKind, RequestError
+from clusterctl.agent.protocol.command_messages import ErrorKind, RequestError
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.record_types import ExitRecord

@@ -13,10 +13,10 @@ import fcntl
 import os
 import stat
 
-from clusterctl.agent.linux import filesystems, sysfs
+from clusterctl.agent.linux import filesystems, kernel_files
 from clusterctl.agent.linux.syscalls import read_bytes, read_json
 from clusterctl.agent.protocol import run_files
-from clusterctl.agent.protocol.commands import make_refused_error
+from clusterctl.agent.protocol.command_messages import make_refused_error
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
 TYPE_CHECKING = False
@@ -250,8 +250,8 @@ def list_run_dirs(root: str) -> Iterator[RunDir]:
     from urllib.parse import unquote
 
     top = os.path.join(root, "nodes")
-    for run in sysfs.list_names("/", top):
-        for node in sysfs.list_names("/", os.path.join(top, run)):
+    for run in kernel_files.list_names("/", top):
+        for node in kernel_files.list_names("/", os.path.join(top, run)):
             yield RunDir(root, unquote(run), unquote(node))
 
 

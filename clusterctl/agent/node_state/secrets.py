@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.node_state import run_dir
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import command_messages
 
 if TYPE_CHECKING:
     from typing import Callable
@@ -51,7 +51,7 @@ def store_or_restore_secrets(run: RunDir, start: Start, report: Callable[[str], 
         return start
     secrets = syscalls.read_json(folder) if folder is not None else None
     if secrets is None:
-        raise commands.make_refused_error(
+        raise command_messages.make_refused_error(
             f"the secrets of run {run.run} are not kept on this node: {', '.join(listed['names'])}",
             "only the controller that was given them can restart it: start the run anew",
         )

@@ -15,7 +15,7 @@ from clusterctl.agent.protocol.requests import parse_dataclass
 if TYPE_CHECKING:
     from typing import Annotated
 
-    from clusterctl.agent.protocol import bounds
+    from clusterctl.agent.protocol import wire_types
     from clusterctl.agent.protocol.record_types import (
         ChildFailure,
         LeftoverProcesses,
@@ -37,10 +37,10 @@ class Stamp:
         boot: Boot id of the node.
     """
 
-    seq: bounds.Seq
+    seq: wire_types.Seq
     wall: float
     mono: float
-    boot: bounds.Word
+    boot: wire_types.Word
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Prepared:
     """The node is ready for the attempt."""
 
     KIND: ClassVar[str] = "prepared"
-    attempt: bounds.Attempt
-    ports: Annotated[list[bounds.Port], MaxItems(1024)] = field(default_factory=list)
+    attempt: wire_types.Attempt
+    ports: Annotated[list[wire_types.Port], MaxItems(1024)] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Started:
     """A worker was started. `start_time` is in clock ticks since boot (`/proc/PID/stat`, field 22)."""
 
     KIND: ClassVar[str] = "started"
-    attempt: bounds.Attempt
-    rank: bounds.Rank
-    local_rank: bounds.Rank
-    pid: bounds.Pid
-    start_time: bounds.StartTime
+    attempt: wire_types.Attempt
+    rank: wire_types.Rank
+    local_rank: wire_types.Rank
+    pid: wire_types.Pid
+    start_time: wire_types.StartTime
 
 
 @dataclass(frozen=True)
@@ -91,21 +91,21 @@ class Exited:
     """
 
     KIND: ClassVar[str] = "exited"
-    attempt: bounds.Attempt
-    rank: bounds.Rank
-    exit_code: bounds.ExitCode | None = None
-    signal: bounds.Signal | None = None
+    attempt: wire_types.Attempt
+    rank: wire_types.Rank
+    exit_code: wire_types.ExitCode | None = None
+    signal: wire_types.Signal | None = None
     stopped: bool = False
     earliest: float = 0.0
     latest: float = 0.0
-    oom: bounds.Word | None = None
+    oom: wire_types.Word | None = None
     error: WorkerError | None = None
-    tail: bounds.Text = ""
+    tail: wire_types.Text = ""
     outside_signal: OutsideSignal | None = None
     worked_alone: bool = False
     failed_child: ChildFailure | None = None
-    shell_error: bounds.Text = ""
-    output_failure: bounds.Text = ""
+    shell_error: wire_types.Text = ""
+    output_failure: wire_types.Text = ""
     lacks_python: bool = False
 
 
@@ -114,9 +114,9 @@ class Grouped:
     """Workers of the node have formed or joined a process group: `ranks` of them, in a group of `size`."""
 
     KIND: ClassVar[str] = "grouped"
-    attempt: bounds.Attempt
-    ranks: Annotated[list[bounds.Rank], MaxItems(4096)]
-    size: bounds.Rank
+    attempt: wire_types.Attempt
+    ranks: Annotated[list[wire_types.Rank], MaxItems(4096)]
+    size: wire_types.Rank
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,10 @@ class Stopping:
     """
 
     KIND: ClassVar[str] = "stopping"
-    attempt: bounds.Attempt
-    reason: bounds.Word
-    grace: bounds.NonNegative
-    exiting_ranks: Annotated[list[bounds.Rank], MaxItems(4096)] = field(default_factory=list)
+    attempt: wire_types.Attempt
+    reason: wire_types.Word
+    grace: wire_types.NonNegative
+    exiting_ranks: Annotated[list[wire_types.Rank], MaxItems(4096)] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Swept:
     """
 
     KIND: ClassVar[str] = "swept"
-    attempt: bounds.Attempt
+    attempt: wire_types.Attempt
     killed: int = 0
     remaining: SurvivingProcesses = field(default_factory=list)
     leftovers: LeftoverProcesses = field(default_factory=list)
@@ -159,8 +159,8 @@ class Finished:
     """The run is over on this node; no event follows."""
 
     KIND: ClassVar[str] = "finished"
-    state: bounds.Word
-    exit_code: bounds.ExitCode
+    state: wire_types.Word
+    exit_code: wire_types.ExitCode
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ class Adopted:
     """A new supervisor continues the run after the last one died. `attempt` is -1 before the first attempt."""
 
     KIND: ClassVar[str] = "adopted"
-    attempt: bounds.Attempt
-    pid: bounds.Pid
+    attempt: wire_types.Attempt
+    pid: wire_types.Pid
 
 
 @dataclass(frozen=True)
@@ -183,11 +183,11 @@ class Dropped:
     """
 
     KIND: ClassVar[str] = "dropped"
-    attempt: bounds.Attempt
-    rank: bounds.Rank
-    first_valid: bounds.Bytes
-    lost: bounds.Bytes
-    why: bounds.Text
+    attempt: wire_types.Attempt
+    rank: wire_types.Rank
+    first_valid: wire_types.Bytes
+    lost: wire_types.Bytes
+    why: wire_types.Text
 
 
 GPU_MEMORY = "gpu_memory"
@@ -203,12 +203,12 @@ class Alarm:
     """A note for people: a health change, a full disk, a dead sampler. The log view shows it once."""
 
     KIND: ClassVar[str] = "alarm"
-    attempt: bounds.Attempt
-    code: bounds.Word
-    message: bounds.Text
-    severity: bounds.Word = "warn"
-    gpu: bounds.GpuIndex | None = None
-    rank: bounds.Rank | None = None
+    attempt: wire_types.Attempt
+    code: wire_types.Word
+    message: wire_types.Text
+    severity: wire_types.Word = "warn"
+    gpu: wire_types.GpuIndex | None = None
+    rank: wire_types.Rank | None = None
 
 
 Event = Union[Prepared, Started, Exited, Grouped, Stopping, Swept, Finished, Adopted, Dropped, Alarm]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Union
 
     Message = dict[str, Any]
-    """A JSON object in a message; `command_types` has its types."""
+    """A JSON object in a message; `command_payload_types` has its types."""
     Frame = Union[Message, "StreamData"]
 
 

@@ -7,46 +7,46 @@ from typing import Annotated
 
 from typing_extensions import NotRequired, Required, TypedDict
 
-from clusterctl.agent.protocol import bounds
+from clusterctl.agent.protocol import wire_types
 from clusterctl.agent.protocol.validators import MaxItems
 
 
 class _WorkerReport(TypedDict, total=False):
-    pid: bounds.Pid
-    step: bounds.Count | None
-    source: bounds.Word | None
-    beats: bounds.Count
-    seq: Annotated[dict[bounds.Name, tuple[bounds.Count, bounds.Count]], MaxItems(4096)] | None
-    backend: bounds.Word | None
-    timeout_s: bounds.NonNegative | None
-    frameworks: Annotated[list[bounds.Word], MaxItems(64)]
-    facts: Annotated[dict[bounds.Word, bounds.DisplayedFact], MaxItems(256)]
-    degraded: Annotated[dict[bounds.Word, bounds.Name], MaxItems(64)]
-    looks: bounds.Count
-    held: bounds.Count
+    pid: wire_types.Pid
+    step: wire_types.Count | None
+    source: wire_types.Word | None
+    beats: wire_types.Count
+    seq: Annotated[dict[wire_types.Name, tuple[wire_types.Count, wire_types.Count]], MaxItems(4096)] | None
+    backend: wire_types.Word | None
+    timeout_s: wire_types.NonNegative | None
+    frameworks: Annotated[list[wire_types.Word], MaxItems(64)]
+    facts: Annotated[dict[wire_types.Word, wire_types.DisplayedFact], MaxItems(256)]
+    degraded: Annotated[dict[wire_types.Word, wire_types.Name], MaxItems(64)]
+    looks: wire_types.Count
+    held: wire_types.Count
 
 
 class Phase(TypedDict):
     """The phase of a worker since a moment of the node's monotonic clock (seconds), and its limit (seconds)."""
 
-    name: bounds.Word
+    name: wire_types.Word
     since: float
-    limit_s: bounds.NonNegative
+    limit_s: wire_types.NonNegative
 
 
 class PhaseAge(TypedDict):
     """The phase of a worker, and for how many seconds it has lasted."""
 
-    name: bounds.Word
+    name: wire_types.Word
     age_s: float
-    limit_s: bounds.NonNegative
+    limit_s: wire_types.NonNegative
 
 
 class WorkerStatus(_WorkerReport):
     """The status file of a worker. Times are the node's monotonic clock (seconds); `start_time` is in clock ticks."""
 
-    start_time: bounds.Count
-    tid: bounds.Pid
+    start_time: wire_types.Count
+    tid: wire_types.Pid
     time: float
     progress_time: float | None
     main_time: float | None
@@ -78,10 +78,10 @@ class StackDumpOffer(TypedDict):
 class SampleTime(TypedDict, total=False):
     """The time of a sample: wall clock `t`, monotonic clock `m` (seconds), and its attempt."""
 
-    kind: bounds.Word
+    kind: wire_types.Word
     t: float
     m: float
-    attempt: bounds.Attempt
+    attempt: wire_types.Attempt
 
 
 class RankActivity(TypedDict, total=False):
@@ -92,16 +92,16 @@ class RankActivity(TypedDict, total=False):
     """
 
     alive: bool
-    pid: bounds.Pid | None
-    state: bounds.ProcessFlags | None
-    wchan: bounds.Name | None
-    procs: bounds.Count
-    cpu_s: bounds.Measured
-    read: bounds.Count | None
-    written: bounds.Count | None
-    output: bounds.Count | None
-    starved_s: bounds.Measured | None
-    faults: bounds.Count | None
+    pid: wire_types.Pid | None
+    state: wire_types.ProcessFlags | None
+    wchan: wire_types.Name | None
+    procs: wire_types.Count
+    cpu_s: wire_types.Measured
+    read: wire_types.Count | None
+    written: wire_types.Count | None
+    output: wire_types.Count | None
+    starved_s: wire_types.Measured | None
+    faults: wire_types.Count | None
     inside: WorkerStatusSample | None
 
 
@@ -112,79 +112,79 @@ class ActivitySample(SampleTime, total=False):
     """
 
     gpus: bool
-    ranks: Annotated[dict[bounds.Digits, RankActivity], MaxItems(4096)]
+    ranks: Annotated[dict[wire_types.Digits, RankActivity], MaxItems(4096)]
     steady: bool
-    watched: Annotated[dict[bounds.WatchedPath, tuple[bounds.Count, bounds.Count]], MaxItems(256)] | None
+    watched: Annotated[dict[wire_types.WatchedPath, tuple[wire_types.Count, wire_types.Count]], MaxItems(256)] | None
 
 
 class GpuSample(TypedDict, total=False):
     """A GPU at one moment: percent, bytes, degrees Celsius, watts, MHz. `err` and `codes` explain missing values."""
 
-    gpu: Required[bounds.GpuIndex]
-    vendor: bounds.ShortText | None
-    uuid: bounds.Word | None
-    util: bounds.Measured | None
-    mem_used: bounds.Count | None
-    mem_total: bounds.Count | None
-    temp_c: bounds.Measured | None
-    mem_temp_c: bounds.Measured | None
-    temp_limit_c: bounds.Measured | None
-    mem_temp_limit_c: bounds.Measured | None
-    power_w: bounds.Measured | None
-    sm_clock: bounds.Measured | None
-    throttle: bounds.Count | None
-    ecc_unc: bounds.Count | None
-    links_lost: bounds.Count | None
-    remap_pending: bounds.Setting | None
-    remap_failure: bounds.Setting | None
-    recovery_action: bounds.Setting | None
-    slowdown: Annotated[list[bounds.Word], MaxItems(64)] | None
-    err: Annotated[dict[bounds.Word, bounds.Word], MaxItems(256)] | None
-    codes: Annotated[dict[bounds.Word, bounds.Count | None], MaxItems(256)] | None
+    gpu: Required[wire_types.GpuIndex]
+    vendor: wire_types.ShortText | None
+    uuid: wire_types.Word | None
+    util: wire_types.Measured | None
+    mem_used: wire_types.Count | None
+    mem_total: wire_types.Count | None
+    temp_c: wire_types.Measured | None
+    mem_temp_c: wire_types.Measured | None
+    temp_limit_c: wire_types.Measured | None
+    mem_temp_limit_c: wire_types.Measured | None
+    power_w: wire_types.Measured | None
+    sm_clock: wire_types.Measured | None
+    throttle: wire_types.Count | None
+    ecc_unc: wire_types.Count | None
+    links_lost: wire_types.Count | None
+    remap_pending: wire_types.Setting | None
+    remap_failure: wire_types.Setting | None
+    recovery_action: wire_types.Setting | None
+    slowdown: Annotated[list[wire_types.Word], MaxItems(64)] | None
+    err: Annotated[dict[wire_types.Word, wire_types.Word], MaxItems(256)] | None
+    codes: Annotated[dict[wire_types.Word, wire_types.Count | None], MaxItems(256)] | None
 
 
 class DiskSpace(TypedDict):
     """Space in a file system, in bytes."""
 
-    path: bounds.WatchedPath
-    free: bounds.Count
-    total: bounds.Count
+    path: wire_types.WatchedPath
+    free: wire_types.Count
+    total: wire_types.Count
 
 
 class XidError(TypedDict):
     """An error that the GPU driver has reported; `gpu` is `None` if it belongs to no known index."""
 
-    gpu: bounds.GpuIndex | None
-    xid: bounds.Count
+    gpu: wire_types.GpuIndex | None
+    xid: wire_types.Count
 
 
 class MachineSample(TypedDict, total=False):
     """CPU and memory in percent and bytes, load, and the disks."""
 
-    cpu: bounds.Measured | None
-    mem: bounds.Measured | None
-    mem_used: bounds.Count | None
-    mem_total: bounds.Count | None
-    load1: bounds.Measured | None
+    cpu: wire_types.Measured | None
+    mem: wire_types.Measured | None
+    mem_used: wire_types.Count | None
+    mem_total: wire_types.Count | None
+    load1: wire_types.Measured | None
     disk: Annotated[list[DiskSpace], MaxItems(64)] | None
 
 
 class GpuSamples(TypedDict, total=False):
     """The GPU samples of the driver, or why there are none: it has hung for `stuck_s` seconds in this state."""
 
-    status: bounds.ShortText | None
-    reason: bounds.Text | None
+    status: wire_types.ShortText | None
+    reason: wire_types.Text | None
     gpus: Annotated[list[GpuSample], MaxItems(1024)]
     xids: Annotated[list[XidError], MaxItems(4096)]
-    stuck_s: bounds.Measured | None
-    state: bounds.Text | None
-    wchan: bounds.Text | None
+    stuck_s: wire_types.Measured | None
+    state: wire_types.Text | None
+    wchan: wire_types.Text | None
 
 
 class HealthSample(SampleTime, MachineSample, GpuSamples, total=False):
     """A machine and its GPUs at one moment; `ms` is the duration of the sample."""
 
-    ms: bounds.Measured | None
+    ms: wire_types.Measured | None
 
 
 class SpawnRecord(TypedDict, total=False):
@@ -214,10 +214,10 @@ class ExitRecord(TypedDict, total=False):
 class SurvivingProcess(TypedDict):
     """A process that the node could not end, and the reason."""
 
-    pid: bounds.Pid
-    start_time: bounds.StartTime
-    command: bounds.Text
-    why: bounds.Text
+    pid: wire_types.Pid
+    start_time: wire_types.StartTime
+    command: wire_types.Text
+    why: wire_types.Text
 
 
 SurvivingProcesses = Annotated[list[SurvivingProcess], MaxItems(65536)]
@@ -231,10 +231,10 @@ class LeftoverProcess(TypedDict):
         age_s: Seconds since its start.
     """
 
-    pid: bounds.Pid
-    rank: bounds.Rank | None
-    command: bounds.Text
-    age_s: bounds.NonNegative
+    pid: wire_types.Pid
+    rank: wire_types.Rank | None
+    command: wire_types.Text
+    age_s: wire_types.NonNegative
 
 
 LeftoverProcesses = Annotated[list[LeftoverProcess], MaxItems(256)]
@@ -243,22 +243,22 @@ LeftoverProcesses = Annotated[list[LeftoverProcess], MaxItems(256)]
 class ChildFailure(TypedDict):
     """A child process that failed: its exception, its exit code (`exit code 3`) or the signal that ended it."""
 
-    pid: bounds.Pid
-    message: bounds.Text
+    pid: wire_types.Pid
+    message: wire_types.Text
 
 
 class WorkerError(TypedDict, total=False):
     """The exception of a worker, from its `TORCHELASTIC_ERROR_FILE`."""
 
-    message: bounds.Text
-    traceback: bounds.Traceback | None
+    message: wire_types.Text
+    traceback: wire_types.Traceback | None
 
 
 class OutsideSignal(TypedDict):
     """A signal that a worker handled and that we did not send, so many seconds before its end."""
 
-    signal: bounds.SignalSent
-    before_s: bounds.NonNegative
+    signal: wire_types.SignalSent
+    before_s: wire_types.NonNegative
 
 
 class RemainingProcess(TypedDict):
@@ -274,12 +274,12 @@ class RemainingProcess(TypedDict):
 class ProcessState(TypedDict):
     """A process; `cpu` is its share of one core over a quarter of a second."""
 
-    pid: bounds.Pid
-    state: bounds.ProcessFlags | None
-    wchan: bounds.Name | None
-    name: NotRequired[bounds.Name]
+    pid: wire_types.Pid
+    state: wire_types.ProcessFlags | None
+    wchan: wire_types.Name | None
+    name: NotRequired[wire_types.Name]
     cpu: NotRequired[float]
-    command: NotRequired[bounds.CommandLine]
+    command: NotRequired[wire_types.CommandLine]
 
 
 class RankProcess(TypedDict):
@@ -294,11 +294,11 @@ class RankProcess(TypedDict):
 class FlightRecorderEntry(TypedDict):
     """An entry of torch's flight recorder: a collective or message, by number and group; `done`: it has ended."""
 
-    group: bounds.Name
-    number: bounds.Count
-    op: bounds.Name
-    sizes: bounds.Name
-    dtypes: bounds.Name
+    group: wire_types.Name
+    number: wire_types.Count
+    op: wire_types.Name
+    sizes: wire_types.Name
+    dtypes: wire_types.Name
     done: bool
     p2p: bool
 
@@ -310,14 +310,14 @@ class TcpConnection(TypedDict):
     segment. `awaited`: the main thread waits to read from the connection.
     """
 
-    address: bounds.ShortText
-    port: bounds.Port
-    peer: bounds.ShortText
-    peer_port: bounds.Port
-    state: bounds.ShortText
-    unacked: bounds.Count
-    unread: bounds.Count
-    lost: bounds.Count
+    address: wire_types.ShortText
+    port: wire_types.Port
+    peer: wire_types.ShortText
+    peer_port: wire_types.Port
+    state: wire_types.ShortText
+    unacked: wire_types.Count
+    unread: wire_types.Count
+    lost: wire_types.Count
     awaited: bool
 
 
@@ -328,23 +328,23 @@ class RankEvidence(ProcessState):
     `stacks` the raw dump, `tail` the last lines of output. `error` explains missing evidence. The head adds `node`.
     """
 
-    rank: bounds.Rank
-    threads: NotRequired[bounds.Count]
-    source: bounds.Name
-    why: Annotated[list[bounds.LongText], MaxItems(256)]
-    stacks: bounds.FileData
-    main_thread: bounds.Count | None
+    rank: wire_types.Rank
+    threads: NotRequired[wire_types.Count]
+    source: wire_types.Name
+    why: Annotated[list[wire_types.LongText], MaxItems(256)]
+    stacks: wire_types.FileData
+    main_thread: wire_types.Count | None
     inside: WorkerStatusSample | None
     children: Annotated[list[ProcessState], MaxItems(4096)]
-    tail: Annotated[list[bounds.CommandLine], MaxItems(4096)]
+    tail: Annotated[list[wire_types.CommandLine], MaxItems(4096)]
     recorded: NotRequired[Annotated[list[FlightRecorderEntry], MaxItems(128)] | None]
     sockets: NotRequired[Annotated[list[TcpConnection], MaxItems(128)]]
-    error: NotRequired[bounds.LongText]
-    node: NotRequired[bounds.Name]
+    error: NotRequired[wire_types.LongText]
+    node: NotRequired[wire_types.Name]
 
 
 class EvidenceAnswer(TypedDict, total=False):
     """Evidence of the ranks of a node, by rank; `took_s` is the duration in seconds."""
 
     took_s: float
-    ranks: Required[Annotated[dict[bounds.Digits, RankEvidence], MaxItems(4096)]]
+    ranks: Required[Annotated[dict[wire_types.Digits, RankEvidence], MaxItems(4096)]]

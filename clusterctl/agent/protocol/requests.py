@@ -9,7 +9,7 @@ from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterctl.agent.protocol.commands import ErrorKind, RequestError
+from clusterctl.agent.protocol.command_messages import ErrorKind, RequestError
 from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.facts import link_probe
 from clusterctl.agent.linux import addresses, helper_process, routes, syscalls
-from clusterctl.agent.protocol import commands
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol import command_messages
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.serve import node_commands
 from clusterctl.agent.supervisor import workers
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import TaskResult
-    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol import command_payload_types
     from clusterctl.agent.serve.session import Handler, Session
 
 _PROBE_DEADLINE_S = 10.0
@@ -47,13 +47,13 @@ class _CheckCommands:
         self._listening: dict[str, tuple[int, list[int]]] = {}
 
     def routes(
-        self, request_id: int, arguments: command_types.RoutesArguments, _epoch: int | None
-    ) -> command_types.RoutesAnswer | None:
+        self, request_id: int, arguments: command_payload_types.RoutesArguments, _epoch: int | None
+    ) -> command_payload_types.RoutesAnswer | None:
         targets = [str(target) for target in arguments["targets"]]
 
-        def find_routes() -> command_types.RoutesAnswer:
+        def find_routes() -> command_payload_types.RoutesAnswer:
             local = addresses.list_addresses()
-            found: dict[str, command_types.Route | None] = dict.fromkeys(targets)
+            found: dict[str, command_payload_types.Route | None] = dict.fromkeys(targets)
             for target in targets:
                 with contextlib.suppress(OSError, UnicodeError):
                     found[target] = routes.find_route(target, local)
@@ -65,7 +65,7 @@ class _CheckCommands:
         self._session.run_task(request_id, lambda _out: find_routes())
         return None
 
-    def listen(self, request_id: int, arguments: command_types.ListenArguments, _epoch: int | None) -> None:
+    def listen(self, request_id: int, arguments: command_payload_types.ListenArguments, _epoch: int | None) -> None:
         payload, enough = int(arguments.get("payload", 0)), arguments.get("enough")
         listener = link_probe.Listener(int(arguments["port"]), str(arguments["nonce"]), payload)
         seconds = float(arguments.get("seconds", _LISTEN_TIMEOUT_S))
@@ -90,8 +90,8 @@ class _CheckCommands:
             listener.close()
 
     def unlisten(
-        self, request_id: int, arguments: command_types.UnlistenArguments, _epoch: int | None
-    ) -> command_types.NoArguments | None:
+        self, request_id: int, arguments: command_payload_types.UnlistenArguments, _epoch: int | None
+    ) -> command_payload_types.NoArguments | None:
         listener = self._listening.get(str(arguments["nonce"]))
         if listener is None:
             return {}
@@ -100,12 +100,12 @@ class _CheckCommands:
         self._session.children.kill_task(task)
         return None
 
-    def connect(self, request_id: int, arguments: command_types.ConnectArguments, _epoch: int | None) -> None:
+    def connect(self, request_id: int, arguments: command_payload_types.ConnectArguments, _epoch: int | None) -> None:
         words = (str(arguments["address"]), int(arguments["port"]), str(arguments["nonce"]))
         timeout, payload = float(arguments["timeout"]), int(arguments.get("payload", 0))
         self._session.run_task(request_id, lambda _out: link_probe.probe_connection(*words, timeout, payload))
 
-    def probe(self, request_id: int, arguments: command_types.ProbeArguments, _epoch: int | None) -> None:
+    def probe(self, request_id: int, arguments: command_payload_types.ProbeArguments, _epoch: int | None) -> None:
         """Run the health facts in the environment of a worker, and answer with what they print."""
         workdir = node_commands.resolve_folder(arguments.get("cwd"))
         find_python = functools.partial(
@@ -120,7 +120,9 @@ class _CheckCommands:
 
         self._session.children.run_task(find_python, use_python, seconds=_FIND_PYTHON_TIMEOUT_S)
 
-    def _probe(self, request_id: int, arguments: command_types.ProbeArguments, workdir: str, python: str) -> None:
+    def _probe(
+        self, request_id: int, arguments: command_payload_types.ProbeArguments, workdir: str, python: str
+    ) -> None:
         name = workers.get_python_argv0(python, arguments.get("python"), arguments.get("prologue"))
         program = node_commands.build_program(
             arguments, helper_process.build_agent_command("facts", python=name, isolated=False), workdir
@@ -134,24 +136,26 @@ class _CheckCommands:
         def end(status: int) -> None:
             try:
                 self._session.answer(request_id, _parse_facts(bytes(output[1]), bytes(output[2]), status, python))
-            except commands.RequestError as error:
+            except command_messages.RequestError as error:
                 self._session.answer_error(request_id, error)
 
-        request: command_types.FactsRequest = arguments.get("request") or {}
+        request: command_payload_types.FactsRequest = arguments.get("request") or {}
         running = self._session.children.start_program(program, json.dumps(request).encode(), take, end)
         deadlines = [float(request.get("deadline") or _PROBE_DEADLINE_S), *(request.get("deadlines") or {}).values()]
         limit = max(deadlines) + _PROBE_MARGIN_S
         self._session.loop.after(limit, lambda: None if running.ended else self._session.children.terminate(running))
 
 
-def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> command_types.Facts:
+def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> command_payload_types.Facts:
     """Return the facts that the probe printed: its last line, because a prologue may have printed before."""
     lines = [line for line in output.splitlines() if line.strip()]
     with contextlib.suppress(ValueError, IndexError):
         value = json.loads(lines[-1])
         if isinstance(value, dict):
-            facts: command_types.Facts = value  # type: ignore[assignment]
+            facts: command_payload_types.Facts = value  # type: ignore[assignment]
             return facts
     ended = syscalls.describe_exit(status)
     tail = (errors or output)[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
-    raise commands.make_failed_error(f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else ""))
+    raise command_messages.make_failed_error(
+        f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else "")
+    )

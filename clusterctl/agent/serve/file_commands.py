@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.facts import storage
 from clusterctl.agent.node_state import run_dir
-from clusterctl.agent.protocol import commands, frames, requests
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol import command_messages, frames, requests
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.serve.run_summary import summarize_run
 from clusterctl.agent.workdir import file_tree, synced_code
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
     from clusterctl.agent.linux.helper_process import HelperOutput, Task, TaskResult
-    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol import command_payload_types
     from clusterctl.agent.protocol.frames import Message
-    from clusterctl.agent.serve.run_commands import RunCommands
+    from clusterctl.agent.serve.run_dir_commands import RunCommands
     from clusterctl.agent.serve.session import Handler, Session
 
 
 def list_missing_files(
-    arguments: command_types.CopyArguments, entries: list[list[Any]], root: str
-) -> command_types.CopyAnswer:
+    arguments: command_payload_types.CopyArguments, entries: list[list[Any]], root: str
+) -> command_payload_types.CopyAnswer:
     """Return the files of a listing that the target lacks, and correct the permission bits of those that it has.
 
     If the target folder does not exist, the first part of the paths gets the name of the target. Parent folders are
@@ -43,7 +43,7 @@ def list_missing_files(
     folder, name = _choose_target(arguments)
     files = rename_first_part(entries, name)
     if name is not None and os.path.exists(f"{folder}/{name}") and any("/" in path for path, *_ in files):
-        raise commands.make_refused_error(
+        raise command_messages.make_refused_error(
             f"{folder}/{name} is a file, and a folder is to be copied there", "choose another name"
         )
     need = _list_differing_files(file_tree.FileTree(folder), files)
@@ -59,7 +59,7 @@ def rename_first_part(entries: list[list[Any]], name: str | None) -> list[list[A
     return [["/".join([name, *path.split("/")[1:]]), *rest] for path, *rest in entries]
 
 
-def _choose_target(arguments: command_types.CopyArguments) -> tuple[str, str | None]:
+def _choose_target(arguments: command_payload_types.CopyArguments) -> tuple[str, str | None]:
     """Make the folder that the files go to; return it, and a new name for the first part of their paths or `None`."""
     base, target = os.path.expanduser(str(arguments["folder"])), os.path.expanduser(str(arguments["target"]))
     place = os.path.abspath(os.path.join(base, target))
@@ -69,7 +69,9 @@ def _choose_target(arguments: command_types.CopyArguments) -> tuple[str, str | N
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise commands.make_refused_error(f"cannot make the folder {folder}: {error.strerror or error}") from error
+        raise command_messages.make_refused_error(
+            f"cannot make the folder {folder}: {error.strerror or error}"
+        ) from error
     return folder, name
 
 
@@ -93,7 +95,9 @@ def _refuse_code_of_live_runs(root: str, paths: set[str]) -> None:
         for path in synced_code.SyncedWorkdir(folder, root).list_synced_files():
             if os.path.join(folder, path) in paths:
                 hint = f"`clusterctl down {run.run}`, wait for it, or copy to another place"
-                raise commands.make_refused_error(f"{folder}/{path} is code that run {run.run} was started with", hint)
+                raise command_messages.make_refused_error(
+                    f"{folder}/{path} is code that run {run.run} was started with", hint
+                )
 
 
 _MAX_FILE_BYTES = 1 << 62
@@ -116,10 +120,10 @@ def make_file_handlers(session: Session, runs: RunCommands) -> dict[Command, Han
 
 
 def _resolve_workdir(
-    arguments: command_types.FetchArguments
-    | command_types.ManifestArguments
-    | command_types.CheckpointsArguments
-    | command_types.CodeArguments,
+    arguments: command_payload_types.FetchArguments
+    | command_payload_types.ManifestArguments
+    | command_payload_types.CheckpointsArguments
+    | command_payload_types.CodeArguments,
 ) -> str:
     return os.path.abspath(os.path.expanduser(str(arguments["workdir"])))
 
@@ -136,13 +140,15 @@ def _find_live_run(folder: str, root: str, run: str | None) -> str | None:
     return None
 
 
-def _list_needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> command_types.ManifestAnswer:
+def _list_needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> command_payload_types.ManifestAnswer:
     """Return the numbers that the needed files have in a listing."""
     lacking = set(need)
     return {"need": [number for number, (path, *_) in enumerate(entries) if path in lacking]}
 
 
-def _describe_sync(place: synced_code.SyncedWorkdir, run: str | None, data: bytes) -> command_types.ManifestAnswer:
+def _describe_sync(
+    place: synced_code.SyncedWorkdir, run: str | None, data: bytes
+) -> command_payload_types.ManifestAnswer:
     """Return what a sync would change, and the live run that uses the workdir."""
     entries = requests.decode_file_list(data)
     found = place.diff({path: entry for path, *entry in entries})
@@ -174,7 +180,7 @@ class _FileCommands:
         for receiver in self._receivers.values():
             receiver.abandon()
 
-    def manifest(self, request_id: int, arguments: command_types.ManifestArguments, _epoch: int | None) -> None:
+    def manifest(self, request_id: int, arguments: command_payload_types.ManifestArguments, _epoch: int | None) -> None:
         place = synced_code.SyncedWorkdir(_resolve_workdir(arguments), self._session.root)
         run, stream, locks = arguments.get("run"), int(arguments["stream"]), self._runs.workdir_locks
 
@@ -184,12 +190,12 @@ class _FileCommands:
                 return
             lock = locks.get(place, run)
 
-            def prepare_sync(_out: HelperOutput) -> command_types.ManifestAnswer:
+            def prepare_sync(_out: HelperOutput) -> command_payload_types.ManifestAnswer:
                 starting = lock.wait_for_lock()
                 entries = requests.decode_file_list(data)
                 user = _find_live_run(place.folder, place.root, run) or starting
                 found = place.prepare_sync({path: entry for path, *entry in entries}, user, run)
-                edited: command_types.ManifestAnswer = {"need": [], "edited": found.edited[:_MAX_REMOVED_NAMES]}
+                edited: command_payload_types.ManifestAnswer = {"need": [], "edited": found.edited[:_MAX_REMOVED_NAMES]}
                 return {**edited, **_list_needed(entries, found.differing_files)}
 
             def plan_transfer(outcome: Message) -> _PendingTransfer:
@@ -252,11 +258,11 @@ class _FileCommands:
 
         self._session.data_handlers[stream] = take
 
-    def copy(self, request_id: int, arguments: command_types.CopyArguments, _epoch: int | None) -> None:
+    def copy(self, request_id: int, arguments: command_payload_types.CopyArguments, _epoch: int | None) -> None:
         stream, root = int(arguments["stream"]), self._session.root
 
         def compare(data: bytes) -> None:
-            def list_missing(_out: HelperOutput) -> command_types.CopyAnswer:
+            def list_missing(_out: HelperOutput) -> command_payload_types.CopyAnswer:
                 return list_missing_files(arguments, requests.decode_file_list(data), root)
 
             def plan_transfer(outcome: Message) -> _PendingTransfer:
@@ -276,11 +282,11 @@ class _FileCommands:
         self._collect_stream(request_id, stream, int(arguments["size"]), compare)
 
     def receive(
-        self, request_id: int, arguments: command_types.ReceiveArguments, _epoch: int | None
-    ) -> command_types.ReceiveAnswer | None:
+        self, request_id: int, arguments: command_payload_types.ReceiveArguments, _epoch: int | None
+    ) -> command_payload_types.ReceiveAnswer | None:
         stream = int(arguments["stream"])
         if arguments["manifest"] not in self._transfers:
-            raise commands.RequestError(commands.ErrorKind.BAD_REQUEST, "these files were not compared")
+            raise command_messages.RequestError(command_messages.ErrorKind.BAD_REQUEST, "these files were not compared")
         transfer = self._transfers.pop(arguments["manifest"])
         receiver = transfer.make_receiver()
         if receiver.is_complete:
@@ -304,13 +310,13 @@ class _FileCommands:
         self._session.data_handlers[stream], self._receivers[stream] = take, receiver
         return None
 
-    def fetch(self, request_id: int, arguments: command_types.FetchArguments, _epoch: int | None) -> None:
+    def fetch(self, request_id: int, arguments: command_payload_types.FetchArguments, _epoch: int | None) -> None:
         folder, pattern, stream = _resolve_workdir(arguments), str(arguments["pattern"]), int(arguments["stream"])
 
         of = arguments.get("of")
         began = None if of is None else self._runs.journal_states.read_state(self._runs.find_run(of)).began
 
-        def send(out: HelperOutput) -> command_types.FetchAnswer:
+        def send(out: HelperOutput) -> command_payload_types.FetchAnswer:
             files: list[tuple[str, int, int]] = []
             offset = 0
             matching = file_tree.find_matching_files(folder, pattern, links=bool(arguments.get("links")))
@@ -326,16 +332,20 @@ class _FileCommands:
 
         self._session.run_task(request_id, send)
 
-    def checkpoints(self, request_id: int, arguments: command_types.CheckpointsArguments, _epoch: int | None) -> None:
+    def checkpoints(
+        self, request_id: int, arguments: command_payload_types.CheckpointsArguments, _epoch: int | None
+    ) -> None:
         folder, pattern = _resolve_workdir(arguments), str(arguments["pattern"])
 
-        def look(_out: HelperOutput) -> command_types.CheckpointsAnswer:
+        def look(_out: HelperOutput) -> command_payload_types.CheckpointsAnswer:
             if "files" in arguments:
                 files = storage.list_checkpoint_files(
                     folder, str(arguments["files"]), with_hashes=bool(arguments.get("hashes"))
                 )
                 return {"found": [], "files": files}
-            answer: command_types.CheckpointsAnswer = {"found": storage.list_complete_checkpoints(folder, pattern)}
+            answer: command_payload_types.CheckpointsAnswer = {
+                "found": storage.list_complete_checkpoints(folder, pattern)
+            }
             if arguments.get("versions"):
                 answer["versions"] = storage.list_file_versions(folder, pattern)
                 answer["network"] = run_dir.is_on_network_filesystem(storage.find_checkpoint_folder(folder, pattern))
@@ -343,7 +353,7 @@ class _FileCommands:
 
         self._session.run_task(request_id, look)
 
-    def code(self, request_id: int, arguments: command_types.CodeArguments, _epoch: int | None) -> None:
+    def code(self, request_id: int, arguments: command_payload_types.CodeArguments, _epoch: int | None) -> None:
         folder = _resolve_workdir(arguments)
         place = synced_code.SyncedWorkdir(folder, self._session.root)
         self._session.run_task(request_id, lambda _out: {"hash": place.hash_synced_files()})
@@ -359,7 +369,9 @@ def _refuse_too_many_files(names: list[str], pattern: str) -> None:
         frames.encode_message({"files": [[name, _MAX_FILE_BYTES, 0o7777] for name in names], "id": _MAX_FILE_BYTES})
     except frames.FrameTooLargeError as error:
         text = f"`{pattern}` matches {len(names)} files, more than an answer can name"
-        raise commands.make_refused_error(text, "fetch them in parts, or put them into one archive there") from error
+        raise command_messages.make_refused_error(
+            text, "fetch them in parts, or put them into one archive there"
+        ) from error
 
 
 def _send_file(out: HelperOutput, stream: int, offset: int, path: str) -> tuple[int, int] | None:

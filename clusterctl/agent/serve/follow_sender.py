@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux.event_loop import FolderWatcher
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import command_messages
 from clusterctl.agent.serve.run_follower import RunFollower
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class FollowSender:
         self._followers: dict[tuple[str, str], RunFollower] = {}
         self._notifier = FolderWatcher(loop, self.mark_changed)
         self._credit = 0
-        self._stream = commands.FIRST_AGENT_STREAM
+        self._stream = command_messages.FIRST_AGENT_STREAM
         self._dirty = False
         self._pace_s = self._next_send_at = 0.0
         self._timer: Timer | None = None

@@ -8,8 +8,8 @@ import os
 import sys
 
 from clusterctl.agent.linux import spawn, syscalls
-from clusterctl.agent.protocol import commands
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol import command_messages
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.serve import node_commands
 from clusterctl.agent.serve.session import Session
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str]) -> NoReturn:
     """Serve one controller on stdin and stdout, then exit. `--idle SECONDS` limits the silence of the controller."""
-    idle = float(arguments[1]) if arguments[:1] == ["--idle"] else commands.IDLE_TIMEOUT_S
+    idle = float(arguments[1]) if arguments[:1] == ["--idle"] else command_messages.IDLE_TIMEOUT_S
     read, write = os.dup(0), os.dup(1)
     spawn.redirect_stdio(stderr=2)
     syscalls.set_process_name("clusterctl-agen")
@@ -49,9 +49,9 @@ def _make_check_handlers(session: Session) -> Handlers:
 
 
 def _make_run_handlers(session: Session) -> Handlers:
-    from clusterctl.agent.serve import file_commands, run_commands, shell_script
+    from clusterctl.agent.serve import file_commands, run_dir_commands, shell_script
 
-    runs = run_commands.RunCommands(session)
+    runs = run_dir_commands.RunCommands(session)
     return {
         **runs.make_handlers(),
         **file_commands.make_file_handlers(session, runs),

@@ -7,12 +7,12 @@ import pwd
 import sys
 import time
 
-from clusterctl.agent.linux import addresses, cgroup, config_files, gpus, helper_process, proc, spawn, sysfs
+from clusterctl.agent.linux import addresses, cgroup, config_files, gpus, helper_process, kernel_files, proc, spawn
 from clusterctl.agent.linux.spawn import encode_peer_text
 from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.node_state import run_dir
-from clusterctl.agent.protocol import commands
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol import command_messages
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.serve import child_processes
 
 try:
@@ -23,7 +23,7 @@ except ImportError:
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import HelperOutput
-    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol import command_payload_types
     from clusterctl.agent.serve.session import Handler, Session
 
 
@@ -42,10 +42,12 @@ class _NodeCommands:
         self._session = session
         self._running: dict[int, child_processes.RunningProgram] = {}
 
-    def hello(self, _identity: int, _asked: command_types.NoArguments, _epoch: int | None) -> command_types.HelloAnswer:
+    def hello(
+        self, _identity: int, _asked: command_payload_types.NoArguments, _epoch: int | None
+    ) -> command_payload_types.HelloAnswer:
         return collect_hello(self._session.root)
 
-    def execute(self, request_id: int, arguments: command_types.ExecArguments, _epoch: int | None) -> None:
+    def execute(self, request_id: int, arguments: command_payload_types.ExecArguments, _epoch: int | None) -> None:
         """Run a program and send its output; answer with its exit status."""
         stream = int(arguments["stream"])
         argv = [str(word) for word in arguments.get("argv") or ()]
@@ -79,7 +81,7 @@ class _NodeCommands:
         if timeout is not None:
             self._session.loop.after(float(timeout), expire)
 
-    def cancel(self, _identity: int, arguments: command_types.CancelArguments, _epoch: int | None) -> None:
+    def cancel(self, _identity: int, arguments: command_payload_types.CancelArguments, _epoch: int | None) -> None:
         running = self._running.get(int(arguments["id"]))
         if running is not None:
             self._session.children.terminate(running)
@@ -91,7 +93,7 @@ def resolve_folder(path: str | None) -> str:
 
 
 def build_program(
-    arguments: command_types.ProgramArguments | command_types.ProbeArguments, argv: list[str], cwd: str
+    arguments: command_payload_types.ProgramArguments | command_payload_types.ProbeArguments, argv: list[str], cwd: str
 ) -> spawn.Program:
     """Return a program with the environment of this user plus the requested variables."""
     env = spawn.build_base_environment()
@@ -115,7 +117,7 @@ def put_python_first(program: spawn.Program, python: str) -> spawn.Program:
     return spawn.Program(program.argv, env, program.cwd, program.prologue, program.tag)
 
 
-def make_python_setup(arguments: command_types.ProgramArguments) -> child_processes.PrepareProgram | None:
+def make_python_setup(arguments: command_payload_types.ProgramArguments) -> child_processes.PrepareProgram | None:
     """Return a function that puts the job's Python first on PATH; to be called in the new process."""
     if "python_hint" not in arguments:
         return None
@@ -125,7 +127,7 @@ def make_python_setup(arguments: command_types.ProgramArguments) -> child_proces
 
         try:
             python = workers.resolve_python(os.fsdecode(program.cwd), arguments.get("python"), arguments["python_hint"])
-        except (commands.RequestError, OSError):
+        except (command_messages.RequestError, OSError):
             # A program that needs no Python can run all the same.
             return program
         return put_python_first(program, python)
@@ -136,7 +138,7 @@ def make_python_setup(arguments: command_types.ProgramArguments) -> child_proces
 _LOOK_UP_TIMEOUT_S = 3.0
 
 
-def collect_hello(root: str) -> command_types.HelloAnswer:
+def collect_hello(root: str) -> command_payload_types.HelloAnswer:
     """Return the facts of the machine and its user."""
     user, home, shell = read_account()
     network_home = run_dir.is_on_network_filesystem(home)
@@ -144,7 +146,7 @@ def collect_hello(root: str) -> command_types.HelloAnswer:
     cores, limit = len(os.sched_getaffinity(0)), cgroup.read_cpu_limit()
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return {
-        "protocol": commands.PROTOCOL_VERSION,
+        "protocol": command_messages.PROTOCOL_VERSION,
         "version": __version__,
         "python": sys.executable,
         "python_version": sys.version.split()[0],
@@ -167,7 +169,7 @@ def collect_hello(root: str) -> command_types.HelloAnswer:
         "addresses": addresses.list_addresses(),
         # The address of this machine behind any jump host or translation.
         "reached_at": connection[2] if len(connection) == 4 else None,
-        "rdma": bool(sysfs.list_names("/", "/sys/class/infiniband")),
+        "rdma": bool(kernel_files.list_names("/", "/sys/class/infiniband")),
         "logind": config_files.read_logind_settings(user),
         "home_is_network": network_home,
         "login": _read_login_variables(home, network_home),
@@ -176,12 +178,17 @@ def collect_hello(root: str) -> command_types.HelloAnswer:
 
 def _read_login_variables(home: str, network_home: bool) -> dict[str, str]:
     """Return the variables of a rank that the login sets, and those of NCCL that its configuration files set."""
-    found = {name: os.environ[name] for name in commands.LOGIN_VARIABLES if name in os.environ}
+    found = {name: os.environ[name] for name in command_messages.LOGIN_VARIABLES if name in os.environ}
     files = ["/etc/nccl.conf"] if network_home else ["/etc/nccl.conf", f"{home}/.nccl.conf"]
     if any(os.path.exists(path) for path in files):
         of_files = config_files.read_nccl_conf(files)
-        found = {**{name: value for name, value in of_files.items() if name in commands.LOGIN_VARIABLES}, **found}
-    return {n: v.encode("utf-8", "replace").decode()[: commands.MAX_LOGIN_VALUE_CHARS] for n, v in found.items()}
+        found = {
+            **{name: value for name, value in of_files.items() if name in command_messages.LOGIN_VARIABLES},
+            **found,
+        }
+    return {
+        n: v.encode("utf-8", "replace").decode()[: command_messages.MAX_LOGIN_VALUE_CHARS] for n, v in found.items()
+    }
 
 
 def read_account() -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ from clusterctl.agent.supervisor import workers
 
 if TYPE_CHECKING:
     from clusterctl.agent.node_state.run_dir import RunDir
-    from clusterctl.agent.protocol.command_types import RunSummary, WorkerState
+    from clusterctl.agent.protocol.command_payload_types import RunSummary, WorkerState
     from clusterctl.agent.protocol.record_types import SurvivingProcess
 
 

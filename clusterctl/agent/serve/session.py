@@ -9,8 +9,8 @@ import time
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.event_loop import EventLoop, FrameChannel
 from clusterctl.agent.node_state import run_dir
-from clusterctl.agent.protocol import commands, frames
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol import command_messages, frames
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.serve.child_processes import ChildProcesses
 
 TYPE_CHECKING = False
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Optional
 
     from clusterctl.agent.linux.helper_process import Task, TaskResult
-    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol import command_payload_types
     from clusterctl.agent.protocol.frames import Message
 
     Result = Optional[Mapping[str, object]]
     Handler = Callable[[int, Any, Optional[int]], Result]
-    """Takes the id of a request, its arguments (see `command_types`) and its epoch; returns the answer."""
+    """Takes the id of a request, its arguments (see `command_payload_types`) and its epoch; returns the answer."""
     Handlers = dict[Command, Handler]
 
 _IDLE_CHECK_S = 1.0
@@ -71,7 +71,9 @@ class Session:
             self._handle_request(frame)
         elif "beat" in frame:
             self.channel.send(
-                commands.make_heartbeat_answer(frame["beat"], time.time(), time.monotonic(), proc.read_boot_id())
+                command_messages.make_heartbeat_answer(
+                    frame["beat"], time.time(), time.monotonic(), proc.read_boot_id()
+                )
             )
 
     def _handle_request(self, frame: Message) -> None:
@@ -85,22 +87,22 @@ class Session:
         except Exception as error:
             self.answer_error(request_id, error)
             return
-        if result is not None and command not in commands.COMMANDS_WITHOUT_ANSWER:
+        if result is not None and command not in command_messages.COMMANDS_WITHOUT_ANSWER:
             self.answer(request_id, result)
 
     def answer(self, request_id: int, result: Mapping[str, object]) -> None:
         """Answer a request; if the answer is too large for a frame, answer with an error."""
         try:
-            self.channel.send(commands.make_answer(request_id, result))
+            self.channel.send(command_messages.make_answer(request_id, result))
         except frames.FrameTooLargeError as error:
             self.answer_error(request_id, error)
 
     def answer_error(self, request_id: int, error: Exception) -> None:
         """Answer a request with an error."""
-        if not isinstance(error, commands.EXPECTED_ERRORS):
+        if not isinstance(error, command_messages.EXPECTED_ERRORS):
             # `traceback` would do the same, after an import.
             sys.excepthook(type(error), error, error.__traceback__)
-        self.channel.send(commands.convert_to_request_error(error).answer(request_id))
+        self.channel.send(command_messages.convert_to_request_error(error).answer(request_id))
 
     def run_task(self, request_id: int, task: Task) -> None:
         """Run a task in a fork and answer the request with its result."""
@@ -128,7 +130,7 @@ class Session:
         if time.monotonic() - self._last_frame_at > self._idle_s:
             self.channel.close("idle")
 
-    def _handle_bye(self, request_id: int, _asked: command_types.NoArguments, _epoch: int | None) -> Result:
+    def _handle_bye(self, request_id: int, _asked: command_payload_types.NoArguments, _epoch: int | None) -> Result:
         self.answer(request_id, {})
         self.channel.flush()
         self.channel.close("bye")

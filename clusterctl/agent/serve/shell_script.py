@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent import inject
 from clusterctl.agent.linux import proc, spawn
-from clusterctl.agent.protocol.commands import ErrorKind, RequestError
+from clusterctl.agent.protocol.command_messages import ErrorKind, RequestError
 from clusterctl.agent.serve.node_commands import build_program, make_python_setup, read_account, resolve_folder
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.serve.run_commands import RunCommands
+    from clusterctl.agent.protocol import command_payload_types
+    from clusterctl.agent.serve.run_dir_commands import RunCommands
     from clusterctl.agent.serve.session import Session
 
 _RUN_VARIABLES = (b"CLUSTERCTL_NODE", b"CLUSTERCTL_STATUS_DIR", b"TORCHELASTIC_ERROR_FILE")
@@ -31,7 +31,7 @@ def write_shell_script(
     session: Session,
     runs: RunCommands,
     request_id: int,
-    arguments: command_types.ShellScriptArguments,
+    arguments: command_payload_types.ShellScriptArguments,
     _epoch: int | None,
 ) -> None:
     """Write a script that removes itself and becomes the shell; answer with its path."""
@@ -39,7 +39,7 @@ def write_shell_script(
     program = _copy_rank(runs, rank) if rank else None
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else session.root
 
-    def write() -> command_types.ShellScriptAnswer:
+    def write() -> command_payload_types.ShellScriptAnswer:
         argv = [str(word) for word in arguments.get("argv") or [read_account()[2] or "/bin/sh"]]
         if program is not None:
             whole = spawn.Program([spawn.encode_peer_text(word) for word in argv], program.env, program.cwd)
@@ -73,7 +73,7 @@ def _quote(text: bytes) -> bytes:
     return os.fsencode(shlex.quote(os.fsdecode(text)))
 
 
-def _copy_rank(runs: RunCommands, arguments: command_types.RankArguments) -> spawn.Program:
+def _copy_rank(runs: RunCommands, arguments: command_payload_types.RankArguments) -> spawn.Program:
     """Return folder and environment of a rank, without the marks of the run."""
     run, rank = runs.find_run(arguments), int(arguments["rank"])
     started = runs.journal_states.read_state(run).started.get(rank)

@@ -15,7 +15,7 @@ from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.event_loop import FrameChannel
 from clusterctl.agent.node_state import supervisor_lock
 from clusterctl.agent.processes import run_processes
-from clusterctl.agent.protocol import commands, frames
+from clusterctl.agent.protocol import command_messages, frames
 from clusterctl.agent.supervisor import supervisor
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Answer = Callable[[Message], None]
 
 
-_QUICK_COMMANDS = (commands.Command.STOP, commands.Command.FINISH)
+_QUICK_COMMANDS = (command_messages.Command.STOP, command_messages.Command.FINISH)
 _ANSWER_TIMEOUT_S = 10.0
 """Seconds within which a supervisor must answer a request that takes no time."""
 _KILL_TIMEOUT_S = 3.0
@@ -40,7 +40,7 @@ _FIRST_DELAY_S, _MAX_DELAY_S = 0.05, 5.0
 
 @dataclass
 class _Pending:
-    command: commands.Command
+    command: command_messages.Command
     arguments: Any
     epoch: int | None
     on_answer: Answer
@@ -76,7 +76,7 @@ class SupervisorLink:
         self._failed_starts = 0
 
     def send_request(
-        self, command: commands.Command, arguments: Mapping[str, object], epoch: int | None, on_answer: Answer
+        self, command: command_messages.Command, arguments: Mapping[str, object], epoch: int | None, on_answer: Answer
     ) -> None:
         """Send a command; `on_answer` gets the answer of the supervisor, whose id has no meaning for the controller."""
         pending = _Pending(command, arguments, epoch, on_answer)
@@ -86,10 +86,12 @@ class SupervisorLink:
         self.ensure_supervisor()
         self._flush()
 
-    def send_notice(self, command: commands.Command, arguments: Mapping[str, object], epoch: int | None) -> None:
+    def send_notice(
+        self, command: command_messages.Command, arguments: Mapping[str, object], epoch: int | None
+    ) -> None:
         """Send a command without an answer, if a supervisor is connected."""
         if self._channel is not None:
-            self._channel.send(commands.make_request(0, command, arguments, epoch))
+            self._channel.send(command_messages.make_request(0, command, arguments, epoch))
 
     def ensure_supervisor(self) -> None:
         """Connect to the supervisor, or start one."""
@@ -128,7 +130,9 @@ class SupervisorLink:
             pending.tries += 1
             self._number += 1
             self._sent[self._number] = pending
-            self._channel.send(commands.make_request(self._number, pending.command, pending.arguments, pending.epoch))
+            self._channel.send(
+                command_messages.make_request(self._number, pending.command, pending.arguments, pending.epoch)
+            )
 
     def _receive_answer(self, frame: frames.Frame) -> None:
         if isinstance(frame, dict):
@@ -145,7 +149,7 @@ class SupervisorLink:
         for pending in resent:
             if pending.tries >= _MAX_TRIES:
                 pending.answer_once(
-                    commands.make_failed_error(
+                    command_messages.make_failed_error(
                         f"the supervisor ended {_MAX_TRIES} times{self._read_last_log_line()}"
                     ).answer(0)
                 )
@@ -187,11 +191,11 @@ class SupervisorLink:
         stuck = f"the supervisor of run {self._run.run} is stuck in the kernel" + (
             f" in {kernel_function}" if kernel_function else ""
         )
-        if pending.command is commands.Command.STOP:
-            pending.answer_once(commands.make_answer(0, {"why": stuck}))
+        if pending.command is command_messages.Command.STOP:
+            pending.answer_once(command_messages.make_answer(0, {"why": stuck}))
         else:
             pending.answer_once(
-                commands.make_failed_error(
+                command_messages.make_failed_error(
                     stuck,
                     "it ends when the file server or device that it waits for answers; otherwise restart the machine",
                 ).answer(0)
@@ -233,4 +237,4 @@ class SupervisorLink:
         queue, self._queue = self._queue, []
         for pending in queue:
             with contextlib.suppress(OSError):
-                pending.answer_once(commands.make_failed_error(message).answer(0))
+                pending.answer_once(command_messages.make_failed_error(message).answer(0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from .status_files import create_file
+from .file_writer import create_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import sys
 from time import monotonic
 
 from .child_failure import is_child_of_python
+from .file_writer import create_file, encode, remove_file, replace_file
 from .rank_claim import is_launcher, read_start_ticks
-from .status_files import create_file, encode, remove_file, replace_file
 
 # Not from `typing`: importing that would cost more than all the rest at start.
 TYPE_CHECKING = False

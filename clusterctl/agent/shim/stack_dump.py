@@ -13,7 +13,7 @@ import faulthandler
 import fcntl
 import os
 
-from .status_files import encode, remove_file, replace_file
+from .file_writer import encode, remove_file, replace_file
 
 # From the middle of the real-time range: glibc takes the lowest signals, valgrind and debuggers the highest, and
 # programs that want one of their own count up from SIGRTMIN or down from SIGRTMAX.

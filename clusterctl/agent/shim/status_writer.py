@@ -8,14 +8,14 @@ import os
 import time
 from time import monotonic
 
-from .status_files import encode, replace_file
+from .file_writer import encode, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .collectives import CollectiveCounters
+    from .collective_counters import CollectiveCounters
     from .main_thread import MainThreadProbe
     from .progress_counters import ProgressCounters
     from .stack_dump import StackDumper
@@ -151,7 +151,7 @@ class StatusWriter:
         if "torch" not in self._state.frameworks:
             return
         if self._collectives is None:
-            from .collectives import CollectiveCounters
+            from .collective_counters import CollectiveCounters
 
             self._collectives = CollectiveCounters()
         before = self._collectives.group_rank

@@ -15,7 +15,7 @@ from clusterctl.agent.linux import cgroup, ports, proc, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.node_state import fencing
 from clusterctl.agent.processes import run_processes, termination
-from clusterctl.agent.protocol import commands, events, requests
+from clusterctl.agent.protocol import command_messages, events, requests
 from clusterctl.agent.supervisor import exit_status, gpu_claims, shell_errors, waiter, workers
 from clusterctl.agent.supervisor.output_files import OutputFiles
 
@@ -92,12 +92,12 @@ class Attempt:
                 record = {**dataclasses.asdict(self.prepare), "interpreter": self.python}
                 syscalls.write_json(self._run.prepare_file, record)
             except (gpu_claims.GpuClaimError, ports.PortError) as error:
-                raise commands.make_refused_error(str(error)) from error
+                raise command_messages.make_refused_error(str(error)) from error
             except OSError as error:
                 if syscalls.is_disk_full(error):
                     whose = "1 worker" if len(self.prepare.ranks) == 1 else f"{len(self.prepare.ranks)} workers"
-                    raise commands.make_refused_error(f"no space left for the output of {whose}") from error
-                raise commands.convert_to_request_error(error) from error
+                    raise command_messages.make_refused_error(f"no space left for the output of {whose}") from error
+                raise command_messages.convert_to_request_error(error) from error
             undo.pop_all()
         self.ports.release_unused()
 
@@ -118,13 +118,15 @@ class Attempt:
             RequestError: The attempt is ending or has ended, or a worker could not be started.
         """
         if self.shutdown.stopped_at is not None or self.shutdown.is_swept:
-            raise commands.make_refused_error(f"attempt {self.number} is stopped on this node already")
+            raise command_messages.make_refused_error(f"attempt {self.number} is stopped on this node already")
         if not self.python:
-            raise commands.make_refused_error(f"what attempt {self.number} was prepared with is lost on this node")
+            raise command_messages.make_refused_error(
+                f"what attempt {self.number} was prepared with is lost on this node"
+            )
         try:
             self.claims.claim(self.prepare.gpus)
         except gpu_claims.GpuClaimError as error:
-            raise commands.make_refused_error(str(error)) from error
+            raise command_messages.make_refused_error(str(error)) from error
         if start.inject and not workers.install_shim(self._run):
             start = dataclasses.replace(start, inject=False)
         planned = [requests.parse_dataclass(requests.WorkerStart, one) for one in start.workers]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Union
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.linux.event_loop import FrameChannel
-from clusterctl.agent.protocol import commands, frames
+from clusterctl.agent.protocol import command_messages, frames
 
 if TYPE_CHECKING:
     import socket
@@ -72,13 +72,13 @@ class ControlServer:
             result = action()
         except Exception as error:
             # `serve` has validated the request, so a missing key here is a bug of ours.
-            if not isinstance(error, (commands.RequestError, frames.FrameError, OSError)):
+            if not isinstance(error, (command_messages.RequestError, frames.FrameError, OSError)):
                 self._log(traceback.format_exc())
-            message = commands.convert_to_request_error(error).answer(identity)
+            message = command_messages.convert_to_request_error(error).answer(identity)
         else:
             if isinstance(result, DeferredReply):
                 result.resolve = lambda action: self._reply(channel, identity, action)
                 return
-            message = commands.make_answer(identity, result)
+            message = command_messages.make_answer(identity, result)
         if identity:
             channel.send(message)

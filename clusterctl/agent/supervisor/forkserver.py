@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, cast
 
 from clusterctl.agent import inject
 from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
-from clusterctl.agent.protocol import commands, events, requests
+from clusterctl.agent.protocol import command_messages, events, requests
 from clusterctl.agent.supervisor import workers
 from clusterctl.agent.supervisor.control_server import DeferredReply
 
@@ -426,7 +426,7 @@ class ForkServerManager:
         elif "refused" in answer:
             reason = f"rank {one.rank} could not be forked: {answer['refused']}"
         elif "error" in answer:
-            raise commands.make_failed_error(f"cannot start rank {one.rank}: {answer['error']}")
+            raise command_messages.make_failed_error(f"cannot start rank {one.rank}: {answer['error']}")
         else:
             return workers.make_worker(one.rank, one.local_rank, cast("SpawnRecord", answer))
         self._warn_not_forked(reason)

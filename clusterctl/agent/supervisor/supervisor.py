@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Callable
 from clusterctl.agent import inject
 from clusterctl.agent.linux import helper_process, ports, proc, spawn, syscalls
 from clusterctl.agent.linux.event_loop import EventLoop
-from clusterctl.agent.node_state import fencing, fsync_queue, journal, secrets, supervisor_lock, tmpfiles
+from clusterctl.agent.node_state import fencing, fsync_queue, journal, secrets, supervisor_lock, tmpfiles_protection
 from clusterctl.agent.node_state.journal import apply_event, fold_journal
 from clusterctl.agent.processes import run_processes
-from clusterctl.agent.protocol import commands, events, requests
+from clusterctl.agent.protocol import command_messages, events, requests
 from clusterctl.agent.supervisor import control_server, forkserver, gpu_claims, sampling, workers
 from clusterctl.agent.supervisor.attempt import Attempt
 
@@ -51,8 +51,8 @@ class Supervisor:
         self._fsync_queue = fsync_queue.FsyncQueue(self._loop)
         # Lock the folder of the archive too: lazy imports still read it.
         self._cleanup_locks = [
-            *tmpfiles.lock_against_cleanup(run.path),
-            *tmpfiles.lock_against_cleanup(os.path.dirname(helper_process.find_import_root())),
+            *tmpfiles_protection.lock_against_cleanup(run.path),
+            *tmpfiles_protection.lock_against_cleanup(os.path.dirname(helper_process.find_import_root())),
         ]
         self._markers = run_processes.make_run_markers(run)
         self._journal, self._replaced = journal.JournalWriter(run.journal), False
@@ -68,11 +68,11 @@ class Supervisor:
         self._has_reported_sampler = False
         self._is_ending, self._last_lease_at = False, fencing.read_lease_clock()
         self._commands: dict[str, Callable[[dict[str, Any]], control_server.Reply]] = {
-            commands.Command.PREPARE.value: self._prepare,
-            commands.Command.START.value: self._start,
-            commands.Command.STOP.value: self._stop,
-            commands.Command.FINISH.value: self._finish,
-            commands.Command.REPLICATED.value: self._record_replicated,
+            command_messages.Command.PREPARE.value: self._prepare,
+            command_messages.Command.START.value: self._start,
+            command_messages.Command.STOP.value: self._stop,
+            command_messages.Command.FINISH.value: self._finish,
+            command_messages.Command.REPLICATED.value: self._record_replicated,
         }
         self._adopt_attempt()
 
@@ -258,7 +258,7 @@ class Supervisor:
         agent = helper_process.find_import_root()
         paths = [self._run.path, inject.get_shim_folder(self._run.root), *self._claims.paths]
         is_unpacked = os.path.isfile(f"{agent}.pyz")
-        tmpfiles.touch_in_child([*paths, agent, f"{agent}.pyz"] if is_unpacked else paths)
+        tmpfiles_protection.touch_in_child([*paths, agent, f"{agent}.pyz"] if is_unpacked else paths)
 
     def _reap(self) -> None:
         """Reap all children: waiters, orphans of the run, and helpers."""
@@ -277,23 +277,27 @@ class Supervisor:
         fencing.check_epoch(self._run.epoch, int(frame.get("epoch") or 0))
         if command in self._commands:
             return self._commands[command](arguments)
-        raise commands.RequestError(commands.ErrorKind.BAD_REQUEST, f"the supervisor knows no command {command!r}")
+        raise command_messages.RequestError(
+            command_messages.ErrorKind.BAD_REQUEST, f"the supervisor knows no command {command!r}"
+        )
 
     # --- commands
 
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
         prepare = requests.parse_dataclass(requests.Prepare, arguments)
         if self._state.finished is not None:
-            raise commands.make_refused_error(f"run {self._run.run} is finished on this node")
+            raise command_messages.make_refused_error(f"run {self._run.run} is finished on this node")
         attempt = self._attempt
         if attempt is not None and not attempt.shutdown.is_swept:
             if prepare.attempt != attempt.number or attempt.shutdown.stopped_at is not None:
-                raise commands.make_refused_error(
+                raise command_messages.make_refused_error(
                     f"attempt {attempt.number} of run {self._run.run} has not ended on this node"
                 )
             return self._build_prepared_reply(attempt)
         if prepare.attempt <= self._state.attempt:
-            raise commands.make_refused_error(f"attempt {prepare.attempt} of run {self._run.run} is over on this node")
+            raise command_messages.make_refused_error(
+                f"attempt {prepare.attempt} of run {self._run.run} is over on this node"
+            )
         attempt = self._new_attempt(prepare)
         attempt.prepare_node()
         self._fsync_queue.add(self._run.prepare_file)
@@ -310,7 +314,7 @@ class Supervisor:
         start = requests.parse_dataclass(requests.Start, arguments)
         attempt = self._attempt
         if attempt is None or attempt.number != start.attempt:
-            raise commands.make_refused_error(
+            raise command_messages.make_refused_error(
                 f"attempt {start.attempt} of run {self._run.run} is not prepared on this node"
             )
         start = secrets.store_or_restore_secrets(self._run, start, functools.partial(self._alarm, "memory"))
@@ -329,7 +333,9 @@ class Supervisor:
         if attempt is not None and not attempt.shutdown.is_swept:
             if attempt.started or attempt.shutdown.has_begun:
                 number = attempt.number
-                raise commands.make_refused_error(f"attempt {number} of run {self._run.run} has not ended on this node")
+                raise command_messages.make_refused_error(
+                    f"attempt {number} of run {self._run.run} has not ended on this node"
+                )
             # Nothing was started. This undoes a start that failed on another node.
             attempt.shutdown.close([])
         if self._state.finished is None:

@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
-from clusterctl.agent.node_state import fencing, tmpfiles
+from clusterctl.agent.node_state import fencing, tmpfiles_protection
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _release_and_wait(
     os.write(go, b"g")
     os.close(go)
     spawn.redirect_stdio()
-    spawn.close_descriptors({*config.kept_descriptors, end.fd, *tmpfiles.lock_run_folders(config.exit_file)})
+    spawn.close_descriptors({*config.kept_descriptors, end.fd, *tmpfiles_protection.lock_run_folders(config.exit_file)})
     end.write(_wait_for_exit(worker, fence))
     os.waitpid(worker, 0)
     fence.close()

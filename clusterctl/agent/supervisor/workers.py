@@ -16,7 +16,7 @@ from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.linux.spawn import encode_peer_text
 from clusterctl.agent.node_state import run_dir
-from clusterctl.agent.protocol import commands, frames, requests
+from clusterctl.agent.protocol import command_messages, frames, requests
 from clusterctl.agent.supervisor import shell_errors, waiter
 from clusterctl.agent.workdir import file_tree, synced_code
 
@@ -76,9 +76,9 @@ def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
             return path
     if python and os.path.isdir(os.path.join(workdir, os.path.expanduser(python))):
         hint = f"name the interpreter in it: `{python}/bin/python`"
-        raise commands.make_refused_error(f"no interpreter `{python}` on this node, but a folder", hint)
+        raise command_messages.make_refused_error(f"no interpreter `{python}` on this node, but a folder", hint)
     named = f"`{python}`" if python else "python3"
-    raise commands.make_refused_error(
+    raise command_messages.make_refused_error(
         f"no interpreter {named} on this node", "set `python` of this host to one that is there"
     )
 
@@ -131,12 +131,12 @@ def prepare_workdir(run: RunDir, prepare: requests.Prepare) -> str:
             difference = synced_code.SyncedWorkdir(prepare.workdir, run.root).find_change(prepare.code_hash)
             if difference is not None:
                 text = f"{prepare.workdir} does not hold the code that was synced for run {run.run}: {difference}"
-                raise commands.make_refused_error(text, "start it again, or set another `workdir`")
+                raise command_messages.make_refused_error(text, "start it again, or set another `workdir`")
         if prepare.script is not None:
             path = os.path.join(prepare.workdir, prepare.script)
             if not os.path.exists(path):
                 text = f"there is no file `{path}` on this node"
-                raise commands.make_refused_error(text, "set `job.script` to one that is there")
+                raise command_messages.make_refused_error(text, "set `job.script` to one that is there")
         return {}
 
     if prepare.code_hash is not None or prepare.script is not None:
@@ -155,7 +155,7 @@ def judge_pythons(argv: list[str], workdir: str) -> str:
         return ""
     try:
         return str(_run_in_child(check, _FILES_TIMEOUT_S)["pythons"])
-    except commands.RequestError:
+    except command_messages.RequestError:
         return ""
 
 
@@ -239,7 +239,7 @@ def fork_waiter_of_rank(rank: int, config: waiter.WaiterConfig) -> int:
     try:
         return waiter.fork_waiter(config)[1]
     except OSError as error:
-        raise commands.make_failed_error(f"cannot start rank {rank}: {error.strerror}") from error
+        raise command_messages.make_failed_error(f"cannot start rank {rank}: {error.strerror}") from error
 
 
 def start_workers(wanted: Sequence[WorkerToStart]) -> Iterator[Worker]:
@@ -264,10 +264,10 @@ def read_started_worker(rank: int, local_rank: int, descriptor: int) -> Worker:
     finally:
         os.close(descriptor)
     if answer is None:
-        raise commands.make_failed_error(f"cannot start rank {rank}: its waiter ended without a report")
+        raise command_messages.make_failed_error(f"cannot start rank {rank}: its waiter ended without a report")
     why = answer.get("error") or answer.get("refused")
     if why is not None:
-        raise commands.make_failed_error(f"cannot start rank {rank}: {why}")
+        raise command_messages.make_failed_error(f"cannot start rank {rank}: {why}")
     return make_worker(rank, local_rank, cast("SpawnRecord", answer))
 
 

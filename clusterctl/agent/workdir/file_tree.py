@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.protocol import commands
-from clusterctl.agent.protocol.commands import ErrorKind
+from clusterctl.agent.protocol import command_messages
+from clusterctl.agent.protocol.command_messages import ErrorKind
 from clusterctl.agent.protocol.requests import FOLDER_MODE, LINK_MODE
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def check_relative_path(path: str) -> str:
     """
     parts = path.split("/")
     if not path or path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise commands.RequestError(ErrorKind.BAD_REQUEST, f"not a path inside the workdir: {path!r}")
+        raise command_messages.RequestError(ErrorKind.BAD_REQUEST, f"not a path inside the workdir: {path!r}")
     return path
 
 
@@ -60,7 +60,7 @@ def make_workdir(folder: str) -> None:
             os.chmod(ours, 0o700)
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise commands.make_failed_error(
+        raise command_messages.make_failed_error(
             f"cannot make the workdir {folder}: {error.strerror or error}",
             "set `workdir` of this host to a folder that its user can make there",
         ) from error
@@ -85,7 +85,7 @@ def refuse_without_space(folder: str, coming: Iterable[tuple[str, int]]) -> None
     free = _read_free_bytes(folder)
     if free is not None and max(needed, largest) > free:
         text = f"{folder} has {_format_mib(free)} free, and {_format_mib(max(needed, largest))} are to come"
-        raise commands.make_refused_error(text, _FREE_SPACE_HINT)
+        raise command_messages.make_refused_error(text, _FREE_SPACE_HINT)
 
 
 _FREE_SPACE_HINT = "free space there, or set `workdir` to a folder on another disk"
@@ -104,7 +104,7 @@ def _format_mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def make_write_error(folder: str, path: str, error: OSError, left: int = 0) -> commands.RequestError:
+def make_write_error(folder: str, path: str, error: OSError, left: int = 0) -> command_messages.RequestError:
     """Return the error for a file that cannot be written.
 
     Args:
@@ -115,10 +115,10 @@ def make_write_error(folder: str, path: str, error: OSError, left: int = 0) -> c
     """
     text = f"`{path}` cannot be written to {folder}: {error.strerror}"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return commands.make_failed_error(text)
+        return command_messages.make_failed_error(text)
     free = _read_free_bytes(folder)
     room = "" if free is None else f"{_format_mib(free)} free, "
-    return commands.make_refused_error(f"{text} ({room}{_format_mib(left)} still to come)", _FREE_SPACE_HINT)
+    return command_messages.make_refused_error(f"{text} ({room}{_format_mib(left)} still to come)", _FREE_SPACE_HINT)
 
 
 def find_matching_files(workdir: str, pattern: str, *, links: bool = False) -> list[tuple[str, str]]:
@@ -131,7 +131,7 @@ def find_matching_files(workdir: str, pattern: str, *, links: bool = False) -> l
         RequestError: The pattern leads outside.
     """
     if os.path.isabs(pattern) or ".." in pattern.split("/"):
-        raise commands.RequestError(ErrorKind.BAD_REQUEST, f"not a pattern inside the workdir: {pattern!r}")
+        raise command_messages.RequestError(ErrorKind.BAD_REQUEST, f"not a pattern inside the workdir: {pattern!r}")
     top = os.path.realpath(workdir)
     files: dict[str, str] = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(top), pattern), recursive=True)):
@@ -304,7 +304,7 @@ class FileReceiver:
         view = memoryview(data)
         while view:
             if self.is_complete or self._open is None:
-                raise commands.RequestError(ErrorKind.BAD_REQUEST, "more data than the files announced")
+                raise command_messages.RequestError(ErrorKind.BAD_REQUEST, "more data than the files announced")
             part = view[: self._remaining_bytes]
             try:
                 syscalls.write_all(self._open[0], bytes(part))
@@ -341,7 +341,7 @@ class FileReceiver:
                 return
             self._finish()
 
-    def _not_written(self, error: OSError) -> commands.RequestError:
+    def _not_written(self, error: OSError) -> command_messages.RequestError:
         path = self._files[self._number][0]
         left = self._remaining_bytes + sum(int(size) for _, size, *_ in self._files[self._number + 1 :])
         return make_write_error(self._tree.folder, path, error, left)
@@ -352,7 +352,7 @@ class FileReceiver:
             return
         if self._digest.hexdigest() != digest:
             self.abandon()
-            raise commands.make_failed_error(f"`{path}` arrived with another content than announced")
+            raise command_messages.make_failed_error(f"`{path}` arrived with another content than announced")
         (fd, temporary, place), self._open = self._open, None
         try:
             try:
@@ -371,14 +371,14 @@ class FileReceiver:
                     os.rmdir(place)
             os.replace(temporary, place)
             self._hashes[path] = [info.st_size, info.st_mtime_ns, info.st_ino, digest]
-        except (commands.RequestError, OSError) as error:
+        except (command_messages.RequestError, OSError) as error:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-            if isinstance(error, commands.RequestError):
+            if isinstance(error, command_messages.RequestError):
                 raise
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._not_written(error) from error
-            raise commands.make_failed_error(f"`{path}` cannot be put in place: {error.strerror}") from error
+            raise command_messages.make_failed_error(f"`{path}` cannot be put in place: {error.strerror}") from error
         self._count(path, mode, digest)
 
     def _count(self, path: str, mode: int, digest: str) -> None:
@@ -402,7 +402,7 @@ def _check_link_target(path: str, target: bytes) -> bytes:
     """
     reached = os.path.normpath(os.path.join(os.path.dirname(os.fsencode(path)), target))
     if reached.startswith(b"/") or f"{os.fsdecode(reached)}/".startswith("../") or not target:
-        raise commands.RequestError(ErrorKind.BAD_REQUEST, f"`{path}` is a link that leads out of the workdir")
+        raise command_messages.RequestError(ErrorKind.BAD_REQUEST, f"`{path}` is a link that leads out of the workdir")
     return target
 
 

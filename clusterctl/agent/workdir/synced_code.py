@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import command_messages
 from clusterctl.agent.protocol.requests import FOLDER_MODE
 from clusterctl.agent.workdir.file_tree import (
     FileReceiver,
@@ -157,7 +157,7 @@ class SyncedWorkdir(FileTree):
         changed = found.changed
         if changed and live is not None:
             many = f"{len(changed)} files" if len(changed) > 1 else "1 file"
-            raise commands.make_refused_error(
+            raise command_messages.make_refused_error(
                 f"run {live} uses {self.folder}, and {many} would change under it, `{changed[0]}` first",
                 f"wait for it, `clusterctl down {live}`, or set another `workdir`",
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.agent.protocol.command_types import ProgramArguments
+from clusterctl.agent.protocol.command_payload_types import ProgramArguments
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
 from clusterctl.cli.node_sessions import open_all_sessions

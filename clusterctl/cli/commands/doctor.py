@@ -31,7 +31,7 @@ from clusterctl.run.record.disk_files import make_private_folder
 from clusterctl.run.record.rundir import RunDir, find_runs_root
 from clusterctl.run.record.state_reader import list_runs
 from clusterctl.run.rules.logind import kills_at_logout
-from clusterctl.transport.ssh.keys import SshAgent, SshAgentError
+from clusterctl.transport.ssh.login_keys import SshAgent, SshAgentError
 
 _SSH_SECONDS = 5.0
 

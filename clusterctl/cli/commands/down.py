@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.agent.protocol.command_types import RunSummary
+from clusterctl.agent.protocol.command_payload_types import RunSummary
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
 from clusterctl.cli.follow.backlog import JournalPosition, read_journal_position

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.agent.protocol.command_types import ProgramArguments
+from clusterctl.agent.protocol.command_payload_types import ProgramArguments
 from clusterctl.cli import options
 from clusterctl.cli.command import CommonOptions, JobCommand
 from clusterctl.cli.node_sessions import build_host_spec, open_reachable_sessions

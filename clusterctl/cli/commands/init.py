@@ -20,9 +20,9 @@ from clusterctl.cli.option_values import DEFAULT_FILE, read_text_file, write_tex
 from clusterctl.cli.templates import Template, find_template, list_templates
 from clusterctl.config import starter_file
 from clusterctl.config.host_ranges import HostRangeError
-from clusterctl.config.sections import host_lists
-from clusterctl.config.sections.host_lists import HostListError, ListedHost, parse_host_words
+from clusterctl.config.sections import launcher_hosts
 from clusterctl.config.sections.inventories import is_ssh_config, parse_host_list
+from clusterctl.config.sections.launcher_hosts import HostListError, ListedHost, parse_host_words
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import plural
 
@@ -156,7 +156,7 @@ def _list_hosts(given: _Options) -> list[ListedHost]:
     if given.hosts is None and given.source is None and given.gpus is not None:
         raise click.UsageError("`--gpus` needs hosts, as in `clusterctl init gpu[01-08] --gpus 8`")
     try:
-        listed = host_lists.parse_host_words(given.hosts) if given.hosts else _read_host_list(given.source)
+        listed = launcher_hosts.parse_host_words(given.hosts) if given.hosts else _read_host_list(given.source)
     except HostRangeError as error:
         raise ConfigError([Problem("HOSTS", 0, 0, f"`{given.hosts}`: {error}", error.hint)]) from error
     except HostListError as error:
@@ -171,7 +171,7 @@ def _read_host_list(source: str | None) -> list[ListedHost]:
     if source is None:
         return []
     if source == "slurm":
-        return [replace(host, transport=None) for host in host_lists.list_allocated_hosts(os.environ)]
+        return [replace(host, transport=None) for host in launcher_hosts.list_allocated_hosts(os.environ)]
     listed = parse_host_list(read_text_file(source), _read_include)
     return [replace(host, gpus=host.workers, workers=None) if host.gpus is None else host for host in listed]
 

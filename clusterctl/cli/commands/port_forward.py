@@ -15,7 +15,7 @@ from clusterctl.cli.commands.shell import find_shell_target, replace_process
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import RefusedError
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.ssh.stream import PreDialer
+from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 _LOOPBACK = "127.0.0.1"
 

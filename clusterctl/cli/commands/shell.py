@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from clusterctl import rlimits
-from clusterctl.agent.protocol.command_types import RankArguments, ShellScriptArguments
+from clusterctl.agent.protocol.command_payload_types import RankArguments, ShellScriptArguments
 from clusterctl.cli import options
 from clusterctl.cli.command import CommonOptions, JobCommand, complete_with
 from clusterctl.cli.node_sessions import build_host_spec, open_reachable_sessions
@@ -27,7 +27,7 @@ from clusterctl.session.requests import SHELL_SCRIPT
 from clusterctl.suggestion import similar
 from clusterctl.transport.local import build_terminal_argv
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.ssh.stream import PreDialer
+from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 
 @click.command("shell", cls=JobCommand, reads_file=True)

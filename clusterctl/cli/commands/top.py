@@ -15,7 +15,7 @@ import click
 from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import node_stats, options
 from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
-from clusterctl.cli.follow.screen import AlternateScreen
+from clusterctl.cli.follow.keyboard import AlternateScreen
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.node_stats import StatsSource
 from clusterctl.cli.option_values import parse_pause_option

@@ -19,7 +19,7 @@ from clusterctl.formatting import plural
 from clusterctl.transport.openssh import OpenSshTransport
 from clusterctl.transport.ssh.host_keys import add_to_known_hosts, explain_untrusted_key, fetch_keys
 from clusterctl.transport.ssh.ssh import SshTransport
-from clusterctl.transport.ssh.stream import PreDialer
+from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console

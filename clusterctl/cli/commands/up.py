@@ -11,8 +11,8 @@ import click
 
 from clusterctl.cli import accepted_commands, options
 from clusterctl.cli.command import CommonOptions, JobCommand
+from clusterctl.config.default_workdir import rename_default_workdir
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.config.path_rules import rename_workdir
 from clusterctl.config.spec import ClusterSpec, TransportKind, dump_spec
 from clusterctl.config.text.overrides import Overrides
 from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
@@ -123,7 +123,7 @@ def command(
     )
     spec = _select_hosts(loaded.spec, nodes, exclude, min_nodes)
     if name is not None and not common.quiet:
-        folders = {h.workdir for h in spec.hosts if rename_workdir(h.workdir, spec.name, "") != h.workdir}
+        folders = {h.workdir for h in spec.hosts if rename_default_workdir(h.workdir, spec.name, "") != h.workdir}
         console.narrate(*(f"`--name` gives the run a work folder of its own on nodes: {folder}" for folder in folders))
     if dry_run:
         _print_plan(spec, console, as_json=as_json)

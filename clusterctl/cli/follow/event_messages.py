@@ -12,7 +12,7 @@ from clusterctl.render.attempts import describe_restart
 from clusterctl.render.status import describe_slow_ranks
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import read_latest_activity
-from clusterctl.run.rules import controller_events, rank_timing
+from clusterctl.run.rules import controller_events, rank_time_shares
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.why.slowness import LONG_WAIT_S
 
@@ -134,6 +134,6 @@ class StragglerNotice:
         sample = None if first is None else read_latest_activity(self._run, first.node)
         if sample is None:
             return {}
-        counted = any(rank_timing.get_collective_numbers(rank) for rank in (sample.get("ranks") or {}).values())
-        still = counted and not rank_timing.has_recent_progress([sample], state.attempt, LONG_WAIT_S)
+        counted = any(rank_time_shares.get_collective_numbers(rank) for rank in (sample.get("ranks") or {}).values())
+        still = counted and not rank_time_shares.has_recent_progress([sample], state.attempt, LONG_WAIT_S)
         return find_blocking_ranks(self._run, state) if still else {}

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.follow.backlog import Backlog, JournalPosition, list_current_problems
 from clusterctl.cli.follow.event_messages import EventFormatter, StragglerNotice
+from clusterctl.cli.follow.keyboard import catch_signals, open_keyboard, read_keys
 from clusterctl.cli.follow.outcome import ExitReason, list_next_commands
 from clusterctl.cli.follow.poller import RunPoller, RunStatus, Snapshot
-from clusterctl.cli.follow.screen import catch_signals, open_keyboard, read_keys
 from clusterctl.formatting import plural
 from clusterctl.logs.failure_tails import FailureTails, default_ranks
 from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history

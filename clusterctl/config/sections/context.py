@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from typing_extensions import NotRequired, TypedDict
 
-from clusterctl.config import path_rules
+from clusterctl.config import path_safety
 from clusterctl.config.spec import HealthSpec
 from clusterctl.config.text.interpolation import Interpolation
 from clusterctl.config.text.tree import Report
@@ -35,7 +35,7 @@ class DiskFiles:
             OSError: It cannot be read.
         """
         with open(path, "rb") as file:
-            path_rules.check_ownership(path, os.fstat(file.fileno()))
+            path_safety.check_ownership(path, os.fstat(file.fileno()))
             return file.read(MAX_BYTES + 1)
 
     def is_file(self, path: str) -> bool:
@@ -52,7 +52,7 @@ class DiskFiles:
 
     def find_upload_obstacle(self, path: str) -> str | None:
         """Return why a folder, such as a home, must not be sent to nodes (the text follows its name), or `None`."""
-        return path_rules.find_upload_obstacle(path)
+        return path_safety.find_upload_obstacle(path)
 
     def list_names(self, path: str) -> Sequence[str]:
         """Return the names in a folder, for suggestions; empty if it cannot be listed."""

@@ -10,11 +10,11 @@ from typing import Any
 
 from clusterctl.config import host_ranges as ranges
 from clusterctl.config import value_parsers
-from clusterctl.config.path_rules import UnsafePermissionsError
-from clusterctl.config.sections import host_lists
+from clusterctl.config.path_safety import UnsafePermissionsError
+from clusterctl.config.sections import launcher_hosts
 from clusterctl.config.sections.context import BuildContext
-from clusterctl.config.sections.host_lists import HostListError, ListedHost
 from clusterctl.config.sections.inventories import parse_host_list
+from clusterctl.config.sections.launcher_hosts import HostListError, ListedHost
 from clusterctl.config.sections.section_fields import HOST
 from clusterctl.config.sections.section_validation import validate_section
 from clusterctl.config.spec import HostSpec, Role, TransportKind
@@ -272,7 +272,7 @@ def _is_source(node: Node | None) -> bool:
 
 def _load_hosts(source: Node, context: BuildContext) -> list[ListedHost]:
     if source.value == "slurm":
-        return host_lists.list_allocated_hosts(context.environ)
+        return launcher_hosts.list_allocated_hosts(context.environ)
     if not isinstance(source.value, dict) or len(source.value) > 1:
         raise HostListError("unknown source", _FROM_HINT)
     ((kind, node),) = source.value.items()

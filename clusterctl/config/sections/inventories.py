@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from clusterctl.config import host_ranges as ranges
-from clusterctl.config.sections.host_lists import HostListError, ListedHost, parse_hostfile
+from clusterctl.config.sections.launcher_hosts import HostListError, ListedHost, parse_hostfile
 
 IncludeReader = Callable[[str], Iterable[str]]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl.config.path_rules import build_default_workdir
+from clusterctl.config.default_workdir import build_default_workdir
 from clusterctl.config.sections import cross_checks, environment, host_section, job_target
 from clusterctl.config.sections.context import BuildContext
 from clusterctl.config.sections.host_section import DeclaredHost

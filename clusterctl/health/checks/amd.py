@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.health.check import ClusterView, NodeView, cluster_check, node_check, remedy
 from clusterctl.health.checks import compare, gpus
-from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
+from clusterctl.health.checks.machine_kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
 from clusterctl.health.checks.thermal import COOLING
 from clusterctl.health.model import AMD, Action, Outcome, Status, Symptom, fail, ok, skip, unknown, warn
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.formatting import plural
-from clusterctl.health import driver_errors
+from clusterctl.health import gpu_library_errors
 from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import amd, gpus
 from clusterctl.health.model import AMD, JUDGED, Action, Outcome, Status, Symptom, fail, ok, warn
@@ -140,19 +140,22 @@ def check_lost_gpus(view: NodeView) -> Outcome | list[Outcome]:
 
 
 def _judge(view: NodeView, device: gpus.Device) -> Outcome | None:
-    gravest = driver_errors.find_worst_error(device.get("err", {}))
+    gravest = gpu_library_errors.find_worst_error(device.get("err", {}))
     if gravest is not None:
         word, calls = gravest
-        action, text = driver_errors.MEANINGS[word].action, driver_errors.describe_missing_value(device, calls[0])
-        looks = "" if driver_errors.MEANINGS[word].at_once else f", {driver_errors.READINGS} looks in a row"
-        message = f"{gpus.describe_gpu(device)}: {text} ({driver_errors.format_calls(calls)}){looks}"
+        action, text = (
+            gpu_library_errors.MEANINGS[word].action,
+            gpu_library_errors.describe_missing_value(device, calls[0]),
+        )
+        looks = "" if gpu_library_errors.MEANINGS[word].at_once else f", {gpu_library_errors.READINGS} looks in a row"
+        message = f"{gpus.describe_gpu(device)}: {text} ({gpu_library_errors.format_calls(calls)}){looks}"
         code = (device.get("codes") or {}).get(calls[0])
         hint = amd.reset_hint(view, device, action) if device.get("vendor") == AMD else HINTS.get(action)
         return fail(message, gpu=device["index"], value=code, action=action, hint=hint)
     odd = device.get("odd") or {}
     if odd:
-        text = driver_errors.error_code_name(device, next(iter(odd.values())))
-        message = f"{gpus.describe_gpu(device)}: {text} ({driver_errors.format_calls(odd)}), then well"
+        text = gpu_library_errors.error_code_name(device, next(iter(odd.values())))
+        message = f"{gpus.describe_gpu(device)}: {text} ({gpu_library_errors.format_calls(odd)}), then well"
         return warn(message, gpu=device["index"], value=odd, action=Action.NONE, hint=_ONCE)
     return None
 
@@ -162,13 +165,13 @@ _ONCE = "Once may be chance; if it comes again, look at the kernel log around it
 
 def is_answering(gpu: Mapping[str, Any]) -> bool:
     """Return whether no call reported an error of the GPU itself, in facts or in a sample."""
-    return driver_errors.find_worst_error(gpu.get("err") or {}) is None
+    return gpu_library_errors.find_worst_error(gpu.get("err") or {}) is None
 
 
 def count_streaks(before: Streaks, gpu: Mapping[str, Any]) -> Streaks:
     """Return how many samples in a row each call of a GPU has returned a possibly transient error."""
     index = int(gpu["gpu"])
-    doubtful = [call for call, word in (gpu.get("err") or {}).items() if word in driver_errors.MEANINGS]
+    doubtful = [call for call, word in (gpu.get("err") or {}).items() if word in gpu_library_errors.MEANINGS]
     return {(index, call): before.get((index, call), 0) + 1 for call in doubtful}
 
 
@@ -178,15 +181,15 @@ def find_device_symptom(gpu: Mapping[str, Any], counted: Streaks) -> Symptom | N
     certain = {
         call: word
         for call, word in (gpu.get("err") or {}).items()
-        if (meaning := driver_errors.MEANINGS.get(word))
-        and (meaning.at_once or counted.get((index, call), 0) >= driver_errors.READINGS)
+        if (meaning := gpu_library_errors.MEANINGS.get(word))
+        and (meaning.at_once or counted.get((index, call), 0) >= gpu_library_errors.READINGS)
     }
-    gravest = driver_errors.find_worst_error(certain)
+    gravest = gpu_library_errors.find_worst_error(certain)
     if gravest is None:
         return None
     word, calls = gravest
-    words, meaning = driver_errors.describe_missing_value(gpu, calls[0]), driver_errors.MEANINGS[word]
-    detail = "" if meaning.at_once else driver_errors.format_calls(calls)
+    words, meaning = gpu_library_errors.describe_missing_value(gpu, calls[0]), gpu_library_errors.MEANINGS[word]
+    detail = "" if meaning.at_once else gpu_library_errors.format_calls(calls)
     return Symptom("gpu.lost", Status.FAIL, words, meaning.action, gpu=index, detail=detail)
 
 
@@ -201,7 +204,7 @@ def check_inforom(view: NodeView) -> list[Outcome]:
     Source: NVML nvmlDeviceValidateInforom, and `corrupted infoROM` from any other call
     Healthy: valid
     """
-    corrupted = [d for d in gpus.list_used_gpus(view) if driver_errors.CORRUPTED in d.get("err", {}).values()]
+    corrupted = [d for d in gpus.list_used_gpus(view) if gpu_library_errors.CORRUPTED in d.get("err", {}).values()]
     if corrupted:
         return [fail(f"{gpus.describe_gpu(d)}: corrupted infoROM", gpu=d["index"], value=14) for d in corrupted]
     return gpus.judge_each(view, "inforom", lambda _: None, "infoROM of {n} GPUs is valid")

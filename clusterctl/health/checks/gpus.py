@@ -1,7 +1,7 @@
 """Facts of GPUs: values, reasons for missing ones, folding of many GPUs into few outcomes; ranks of a node.
 
 A device of a vendor's group is `{"vendor", "index", "v": {field: value}, "err": {field: word}, "codes": {field: n}}`;
-`clusterctl.health.driver_errors` explains the words.
+`clusterctl.health.gpu_library_errors` explains the words.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.health import driver_errors
+from clusterctl.health import gpu_library_errors
 from clusterctl.health.check import Check, FactGroup, NodeView, NotJudgedError, read_docstring
 from clusterctl.health.model import AMD, NVIDIA, VENDORS, Outcome, fail, needs_root, ok, skip, unknown, warn
 
@@ -91,7 +91,7 @@ def find_library_problem(view: NodeView) -> Outcome | None:
     if group.status != "ok":
         return unknown(f"{name} did not answer: {group.reason or group.status}")
     if group.data.get("init_error") is not None:
-        return unknown(f"{name} could not be used: {driver_errors.nvml_error_name(group.data['init_error'])}")
+        return unknown(f"{name} could not be used: {gpu_library_errors.nvml_error_name(group.data['init_error'])}")
     if not list_used_gpus(view):
         return unknown(f"{name} shows no GPU")
     return None
@@ -185,9 +185,11 @@ def judge_each(
                 outcomes.append(outcome)
             continue
         word = device.get("err", {}).get(field)
-        if word != driver_errors.UNSUPPORTED:
-            closed = word == driver_errors.DENIED and view.check.root is not None
-            blind.setdefault((driver_errors.describe_missing_value(device, field), closed), []).append(device["index"])
+        if word != gpu_library_errors.UNSUPPORTED:
+            closed = word == gpu_library_errors.DENIED and view.check.root is not None
+            blind.setdefault((gpu_library_errors.describe_missing_value(device, field), closed), []).append(
+                device["index"]
+            )
     for (why, closed), indices in blind.items():
         say = needs_root if closed else unknown
         outcomes.append(say(f"{format_gpu_names(indices)}: {why}", value=indices))

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from clusterctl.health import driver_errors
+from clusterctl.health import gpu_library_errors
 from clusterctl.health.check import ClusterView, NodeView, cluster_check, node_check, remedy
 from clusterctl.health.checks import compare, gpus
-from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_log
+from clusterctl.health.checks.machine_kernel_log import describe_reach, describe_recurrence, report_closed_log
 from clusterctl.health.model import JUDGED, Action, Outcome, Status, fail, ok, skip, unknown, warn
 
 _FAMILY = "PCIe, NVLink, fabric"
@@ -208,7 +208,7 @@ def describe_fabric_problem(info: dict[str, Any]) -> str | None:
     if info["state"] != _COMPLETED:
         return "not registered with the fabric"
     if info["status"] != 0:
-        return f"fabric registration failed: {driver_errors.nvml_error_name(info['status'])}"
+        return f"fabric registration failed: {gpu_library_errors.nvml_error_name(info['status'])}"
     return {_UNHEALTHY: "fabric is unhealthy", _LIMITED: "fabric is of limited capacity"}.get(info["health"])
 
 

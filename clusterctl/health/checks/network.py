@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
+from clusterctl.agent.protocol.command_messages import NETWORK_INTERFACE_VARIABLES
 from clusterctl.config.worker_variables import VIRTUAL_INTERFACE_PREFIXES, select_interfaces
 from clusterctl.formatting import format_size, plural
 from clusterctl.health.check import ClusterView, NodeView, cluster_check, node_check, remedy

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import device_errors, gpus
-from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
+from clusterctl.health.checks.machine_kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
 from clusterctl.health.model import Action, Outcome, Status, Symptom, fail, ok, warn
 
 

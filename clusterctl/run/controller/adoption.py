@@ -7,16 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clusterctl.agent.protocol.command_types import StatusAnswer
+from clusterctl.agent.protocol.command_payload_types import StatusAnswer
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, RunFailed
 from clusterctl.run.controller.attempts import CLEANUP_UNCONFIRMED, StartSequence
-from clusterctl.run.controller.connections import Connections
-from clusterctl.run.controller.run import ControlledRun
+from clusterctl.run.controller.controlled_run import ControlledRun
+from clusterctl.run.controller.reconnection import Reconnection
 from clusterctl.run.nodes import run_cleanup
+from clusterctl.run.nodes.attempt_start import StartFailure
 from clusterctl.run.nodes.fan_out import Progress, call_all
-from clusterctl.run.nodes.launch import StartFailure
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 from clusterctl.session.requests import STATUS
@@ -33,12 +33,12 @@ class Adoption(ThreadOwnedState):
 
     Args:
         run: The run.
-        connections: They resume the nodes.
+        reconnection: It resumes the nodes.
         start: Ends a start without an attempt.
     """
 
-    def __init__(self, run: ControlledRun, connections: Connections, start: StartSequence) -> None:
-        self._run, self._connections, self._start = run, connections, start
+    def __init__(self, run: ControlledRun, reconnection: Reconnection, start: StartSequence) -> None:
+        self._run, self._reconnection, self._start = run, reconnection, start
         self._hosts: Sequence[HostSpec] = ()
         self._reached: dict[str, Session] = {}
         self._statuses: dict[str, StatusAnswer | None] = {}
@@ -104,8 +104,8 @@ class Adoption(ThreadOwnedState):
             session.close()
         else:
             self._run.raise_epoch(_read_epoch(status))
-            self._connections.require_full_compare([node])
-            self._connections.on_reconnect(node, session)
+            self._reconnection.require_full_compare([node])
+            self._reconnection.on_reconnect(node, session)
 
     def _continue(self, errors: Mapping[str, ClusterctlError]) -> None:
         if not self.is_active:
@@ -119,13 +119,13 @@ class Adoption(ThreadOwnedState):
             self._start.launch(lambda: self._undo_start(self._reached))
             return
         run.is_busy = False
-        self._connections.require_full_compare(self._reached)
+        self._reconnection.require_full_compare(self._reached)
         for host in self._hosts:
             if host.name in self._reached:
-                self._connections.on_reconnect(host.name, self._reached[host.name])
+                self._reconnection.on_reconnect(host.name, self._reached[host.name])
             else:
                 late = ConnectError(host.name, f"no answer within {_CONNECT_GRACE_S:g}s")
-                self._connections.mark_missing(host, errors.get(host.name, late))
+                self._reconnection.mark_missing(host, errors.get(host.name, late))
 
     def _end_controller(self, error: Exception) -> None:
         """End this controller with the error; the run goes on, and another controller may adopt it."""

@@ -13,17 +13,17 @@ from clusterctl.config.spec import ClusterSpec, HostSpec, Role, dump_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
 from clusterctl.plan import layout
 from clusterctl.plan.layout import demote_to_spares
-from clusterctl.run.controller.connections import Connections
-from clusterctl.run.controller.run import ControlledRun
+from clusterctl.run.controller.controlled_run import ControlledRun
+from clusterctl.run.controller.reconnection import Reconnection
+from clusterctl.run.nodes.attempt_start import StartFailure
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, raise_first, select_sessions
-from clusterctl.run.nodes.launch import StartFailure
 from clusterctl.run.nodes.network_probe import build_node_info
 from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.record.sample_files import find_latest_step
-from clusterctl.run.rules import controller_events, logind, outcome, policy
+from clusterctl.run.rules import controller_events, logind, next_action, outcome
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import RunPhase, cause_to_json
@@ -41,12 +41,12 @@ class StartSequence(ThreadOwnedState):
 
     Args:
         run: The run.
-        connections: They redial spares without a connection.
+        reconnection: It redials spares without a connection.
         preflight: The checks before the start; `None` to skip them.
     """
 
-    def __init__(self, run: ControlledRun, connections: Connections, preflight: Preflight | None) -> None:
-        self._run, self._connections, self._preflight = run, connections, preflight
+    def __init__(self, run: ControlledRun, reconnection: Reconnection, preflight: Preflight | None) -> None:
+        self._run, self._reconnection, self._preflight = run, reconnection, preflight
         self._is_failing = self._has_dropped_sessions = False
 
     @property
@@ -184,7 +184,7 @@ class StartSequence(ThreadOwnedState):
             run.join(node, session)
         for spare, error in missing.items():
             run.note(f"spare {spare} cannot be used yet: {str(error).removeprefix(f'{spare}: ')}")
-            self._connections.mark_missing(run.hosts[spare], error)
+            self._reconnection.mark_missing(run.hosts[spare], error)
 
     def _reject_unsafe_nodes(self, sessions: Mapping[str, Session]) -> dict[str, str]:
         """Refuse nodes that end processes at logout; return the spares that are excluded for it, with a reason.
@@ -287,12 +287,12 @@ class RestartSequence(ThreadOwnedState):
         self._asked = -1
         self._dirty: tuple[int, float] | None = None
 
-    def announce(self, action: policy.Restart, observations: policy.Observations) -> None:
+    def announce(self, action: next_action.Restart, observations: next_action.Observations) -> None:
         """Record the next attempt: its nodes, its time and its reason."""
         run = self._run
-        bad = policy.choose_excluded_nodes(run.state, observations)
+        bad = next_action.choose_excluded_nodes(run.state, observations)
         without = {name: bad[name] for name in action.excluded}
-        nodes, notes = policy.choose_next_nodes(run.state, without, self.list_free_spares())
+        nodes, notes = next_action.choose_next_nodes(run.state, without, self.list_free_spares())
         for text in notes:
             run.note(text)
         rules = run.limits.restart
@@ -306,7 +306,7 @@ class RestartSequence(ThreadOwnedState):
                 newest_checkpoint=run.state.newest_checkpoint,
                 cause=cause_to_json(find_final_cause(run.state)),
                 step=find_latest_step(run.folder, run.state),
-                number=len(policy.list_counted_restarts(run.state, rules, read_head_time())) + 1,
+                number=len(next_action.list_counted_restarts(run.state, rules, read_head_time())) + 1,
                 budget=rules.max_restarts,
             )
         )
@@ -356,10 +356,10 @@ class RestartSequence(ThreadOwnedState):
         """Return the spares that could replace a node now."""
         run = self._run
         usable = [n for n in run.links.sessions if n not in run.excluded_spares]
-        return policy.list_free_spares(run.spec, run.state, usable)
+        return next_action.list_free_spares(run.spec, run.state, usable)
 
     def _build_failure_signature(self) -> str:
-        return policy.build_failure_signature(
+        return next_action.build_failure_signature(
             self._run.state, checkpoints=self._pattern() is not None, now=read_head_time()
         )
 
@@ -372,7 +372,7 @@ class RestartSequence(ThreadOwnedState):
         state = self._run.state
         if self._newest.get(state.attempt, state.newest_checkpoint) != state.newest_checkpoint:
             return 0
-        return policy.count_repeated_failures(state, self._build_failure_signature())
+        return next_action.count_repeated_failures(state, self._build_failure_signature())
 
     def must_check_checkpoints(self) -> bool:
         """Return whether to wait for the search for a newer checkpoint, before equal failures end the run."""

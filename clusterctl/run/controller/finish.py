@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 
-from clusterctl.agent.protocol import command_types
+from clusterctl.agent.protocol import command_payload_types
 from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.controller.replication import Replication
-from clusterctl.run.controller.run import ControlledRun
 from clusterctl.run.nodes import downloads, run_cleanup
 from clusterctl.run.nodes.fan_out import call_all, raise_first, read_all
 from clusterctl.run.record.ownership import ThreadOwnedState
-from clusterctl.run.rules import controller_events, policy
+from clusterctl.run.rules import controller_events, next_action
 from clusterctl.session.session import Session
 
 _WITHOUT_PROGRESS = 15.0
@@ -34,7 +34,7 @@ class FinishSequence(ThreadOwnedState):
 
     def __init__(self, run: ControlledRun, replication: Replication) -> None:
         self._run, self._replication = run, replication
-        self._finish: policy.Finish | None = None
+        self._finish: next_action.Finish | None = None
         self._files: dict[str, list[str]] = {}
         self._sizes: dict[str, _Sizes] = {}
         self._asked: dict[str, Session] = {}
@@ -49,7 +49,7 @@ class FinishSequence(ThreadOwnedState):
         """The end of the run is decided."""
         return self._finish is not None
 
-    def begin(self, finish: policy.Finish) -> None:
+    def begin(self, finish: next_action.Finish) -> None:
         """Begin to ask the nodes for the sizes of their files, which do not grow any more."""
         if finish.why_no_restart:
             self._run.note(f"no restart: {finish.why_no_restart}")
@@ -81,7 +81,7 @@ class FinishSequence(ThreadOwnedState):
 
     # --- results
 
-    def _has_results(self, finish: policy.Finish) -> bool:
+    def _has_results(self, finish: next_action.Finish) -> bool:
         """Start the fetch of results if there are any; return whether it has ended.
 
         The nodes are told of the end only afterwards, because another run may then use the same workdir.
@@ -125,7 +125,7 @@ class FinishSequence(ThreadOwnedState):
 
     def _ask(self, node: str, session: Session, files: list[str]) -> None:
         run = self._run
-        reads: dict[str, command_types.ReadArguments] = {
+        reads: dict[str, command_payload_types.ReadArguments] = {
             f: {"run": run.folder.run, "node": node, "file": f, "offset": 0, "length": 0} for f in files
         }
 
@@ -182,7 +182,7 @@ class FinishSequence(ThreadOwnedState):
 
     # --- the end
 
-    def _send_finish(self, finish: policy.Finish) -> None:
+    def _send_finish(self, finish: next_action.Finish) -> None:
         run = self._run
         self._telling = True
         self._replication.send_acknowledgements()

@@ -19,21 +19,21 @@ from clusterctl.errors import ExitCode
 from clusterctl.formatting import duration_text
 from clusterctl.run.controller.adoption import Adoption
 from clusterctl.run.controller.attempts import RestartSequence, StartSequence
-from clusterctl.run.controller.connections import SILENT_AFTER_S, Connections
 from clusterctl.run.controller.control_socket import ControlRequest
+from clusterctl.run.controller.controlled_run import ControlledRun, Dial
 from clusterctl.run.controller.executor import LoopCall
 from clusterctl.run.controller.finish import FinishSequence
 from clusterctl.run.controller.monitoring import HealthMonitor, StallMonitor
+from clusterctl.run.controller.reconnection import SILENT_AFTER_S, Reconnection
 from clusterctl.run.controller.replication import Replication
-from clusterctl.run.controller.run import ControlledRun, Dial
-from clusterctl.run.nodes.evidence import collect_evidence
 from clusterctl.run.nodes.preflight import Preflight
+from clusterctl.run.nodes.rank_evidence import collect_evidence
 from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.disk_files import ignore_shortage
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.rules import controller_events, policy
+from clusterctl.run.rules import controller_events, next_action
 from clusterctl.run.rules.state import RunPhase
-from clusterctl.session.inbox import (
+from clusterctl.session.controller_inbox import (
     AttemptsReplicated,
     ClockMeasured,
     ControllerSuperseded,
@@ -73,11 +73,11 @@ class Controller:
         self._stalls = StallMonitor(run)
         self._health = HealthMonitor(folder, spec)
         self._samples = SampleLineSplitter()
-        self._connections = Connections(run)
-        run.links.on_dialed = self._connections.on_reconnect
+        self._reconnection = Reconnection(run)
+        run.links.on_dialed = self._reconnection.on_reconnect
         self._replication = Replication(run, self._feed)
-        self._start = StartSequence(run, self._connections, preflight)
-        self._adoption = Adoption(run, self._connections, self._start)
+        self._start = StartSequence(run, self._reconnection, preflight)
+        self._adoption = Adoption(run, self._reconnection, self._start)
         self._restart = RestartSequence(run, self._start)
         self._finish = FinishSequence(run, self._replication)
         self._is_dirty = True
@@ -110,16 +110,16 @@ class Controller:
 
     def _loop(self) -> int:
         run = self._run
-        parts = (self._connections, self._replication, self._start, self._restart, self._adoption, self._finish)
+        parts = (self._reconnection, self._replication, self._start, self._restart, self._adoption, self._finish)
         for part in (run, self._stalls, self._health, *parts):
             part.take_ownership()
         try:
             while not run.state.over:
                 self._receive()
-                if self._connections.is_superseded:
+                if self._reconnection.is_superseded:
                     return int(ExitCode.UNATTENDED)
                 if self._should_evaluate():
-                    self._connections.record_silence()
+                    self._reconnection.record_silence()
                     self._act()
                     self._replication.acknowledge()
             while not run.writer.flush():
@@ -172,7 +172,7 @@ class Controller:
             elif node is None or _is_head_failure(error):
                 raise
             else:
-                self._connections.on_invalid_message(node, error)
+                self._reconnection.on_invalid_message(node, error)
 
     def _dispatch(self, item: Any) -> None:
         match item:
@@ -183,11 +183,11 @@ class Controller:
             case AttemptsReplicated():
                 self._replication.mark_attempts_replicated(item)
             case ClockMeasured():
-                self._connections.record_clock(item)
+                self._reconnection.record_clock(item)
             case SessionLost():
-                self._connections.on_session_lost(item)
+                self._reconnection.on_session_lost(item)
             case ControllerSuperseded():
-                self._connections.on_stale_epoch(item.node)
+                self._reconnection.on_stale_epoch(item.node)
             case ControlRequest():
                 answer_request(self._run, self._stalls, item)
             case LoopCall():
@@ -214,7 +214,8 @@ class Controller:
             return
         observations = self._observe()
         while isinstance(
-            action := policy.decide_action(run.state, run.limits, observations, read_head_time()), policy.GiveUpNode
+            action := next_action.decide_action(run.state, run.limits, observations, read_head_time()),
+            next_action.GiveUpNode,
         ):
             # Give up all nodes of a rack at once, not one at each evaluation.
             self._give_up_node(action)
@@ -222,15 +223,15 @@ class Controller:
         match action:
             case None:
                 self._continue_restart()
-            case policy.EndAttempt():
+            case next_action.EndAttempt():
                 run.end_attempt(action.reason, action.message)
-            case policy.Restart():
+            case next_action.Restart():
                 self._restart.announce(action, observations)
                 self._continue_restart()
-            case policy.Finish():
+            case next_action.Finish():
                 self._finish.begin(action)
 
-    def _give_up_node(self, action: policy.GiveUpNode) -> None:
+    def _give_up_node(self, action: next_action.GiveUpNode) -> None:
         run = self._run
         run.record(controller_events.Link(node=action.node, link="lost", why=action.why))
         # Its fence counts from here: after this, only a new connection can reach the node.
@@ -250,7 +251,7 @@ class Controller:
         if run.state.phase is not RunPhase.RESTARTING or run.is_busy:
             return
         if run.cancelled.is_set():
-            self._finish.begin(policy.finish_cancelled(run.state))
+            self._finish.begin(next_action.finish_cancelled(run.state))
         else:
             self._restart.start_when_due()
 
@@ -272,10 +273,10 @@ class Controller:
         if changes:
             self._run.control.notify()
 
-    def _observe(self) -> policy.Observations:
+    def _observe(self) -> next_action.Observations:
         run = self._run
         silent, moment = run.links.list_silent(SILENT_AFTER_S), time.monotonic()
-        return policy.Observations(
+        return next_action.Observations(
             silent_s=silent,
             unreachable_s=run.links.list_unreachable(),
             stopping_s=run.stopping.update([node for node in run.links.sessions if node not in silent], moment),

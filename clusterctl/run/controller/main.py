@@ -11,15 +11,15 @@ from collections.abc import Callable
 from clusterctl.agent.linux.config_files import read_logind_settings
 from clusterctl.config.spec import ClusterSpec, HostSpec, load_spec
 from clusterctl.run.controller import process
+from clusterctl.run.controller.controlled_run import Dial
 from clusterctl.run.controller.loop import Controller
-from clusterctl.run.controller.run import Dial
 from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record import run_facts, saved_verdict
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.rules.logind import describe_head_warning
 from clusterctl.session.connect import Transports, open_session
-from clusterctl.session.inbox import ItemQueue
+from clusterctl.session.controller_inbox import ItemQueue
 from clusterctl.session.session import Session
 
 _MIN_SWITCH_INTERVAL_S = 0.05

@@ -9,17 +9,17 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from clusterctl.agent.protocol import command_types, run_files
-from clusterctl.agent.protocol.command_types import ReadAnswer
+from clusterctl.agent.protocol import command_payload_types, run_files
+from clusterctl.agent.protocol.command_payload_types import ReadAnswer
 from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
 from clusterctl.errors import NotFoundError
-from clusterctl.run.controller.run import ControlledRun
+from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.nodes.fan_out import raise_first, read_all
 from clusterctl.run.record.disk_files import is_disk_full, is_shortage
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.writer import Writer
-from clusterctl.session.inbox import AttemptsReplicated, OutputReceived
+from clusterctl.session.controller_inbox import AttemptsReplicated, OutputReceived
 from clusterctl.session.requests import REPLICATED
 from clusterctl.session.session import Session
 from clusterctl.validation.messages import parse_stream_file
@@ -207,7 +207,7 @@ def find_stale_replicas(run: RunDir, node: str, session: Session, attempt: int, 
     ends = _list_replica_ends(
         run.node(node), os.path.dirname(run_files.format_output_path(attempt, 0)), earlier=earlier
     )
-    reads: dict[str, command_types.ReadArguments] = {
+    reads: dict[str, command_payload_types.ReadArguments] = {
         file: {"run": run.run, "node": node, "file": file, "offset": start, "length": size - start}
         for file, (start, size) in ends.items()
     }

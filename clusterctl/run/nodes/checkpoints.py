@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from clusterctl.agent.protocol import requests
-from clusterctl.agent.protocol.command_types import CheckpointsAnswer, CheckpointsArguments
+from clusterctl.agent.protocol.command_payload_types import CheckpointsAnswer, CheckpointsArguments
 from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.config.field_types import ResumePolicy
 from clusterctl.config.host_ranges import fold_hosts

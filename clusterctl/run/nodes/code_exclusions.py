@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from clusterctl.agent.protocol.requests import FOLDER_MODE, LINK_MODE
+from clusterctl.config.default_workdir import rename_default_workdir
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.config.path_rules import rename_workdir
 from clusterctl.config.spec import ClusterSpec, SyncSpec, TransportKind, load_spec
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.run.nodes.code_manifest import ContentStore, Manifest
@@ -249,7 +249,7 @@ def find_workdir_conflicts(spec: ClusterSpec, root: Path | None = None) -> Itera
         except (OSError, ValueError):
             continue
         if shared := [node for node, place in mine.items() if place in theirs.values()]:
-            chosen = any(rename_workdir(host.workdir, spec.name, "") == host.workdir for host in spec.hosts)
+            chosen = any(rename_default_workdir(host.workdir, spec.name, "") == host.workdir for host in spec.hosts)
             other = "another `workdir`" if chosen else "`--name OTHER`"
             yield f"{run.run} works in the same folder on {fold_hosts(shared)}; {other} gives this run one of its own"
 

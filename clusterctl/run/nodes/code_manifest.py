@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from clusterctl.agent.protocol.requests import FOLDER_MODE, LINK_MODE
-from clusterctl.config import path_rules
+from clusterctl.config import path_safety
 from clusterctl.config.spec import SyncSpec
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import format_size
@@ -161,10 +161,10 @@ def select_code_files(
     source = Path(sync.source)
     if not source.is_dir():
         raise ConfigError([Problem(sync.source, 0, 0, "`sync.source` is not a folder")])
-    reason = path_rules.find_upload_obstacle(sync.source)
+    reason = path_safety.find_upload_obstacle(sync.source)
     if reason is not None:
         raise RefusedError(
-            f"`sync.source`: {sync.source} {reason}, which is not sent to nodes", hint=path_rules.UPLOAD_HINT
+            f"`sync.source`: {sync.source} {reason}, which is not sent to nodes", hint=path_safety.UPLOAD_HINT
         )
     files: list[str] = []
     total, largest = 0, list[tuple[int, str]]()

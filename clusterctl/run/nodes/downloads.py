@@ -15,9 +15,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from clusterctl.agent.protocol import command_types
-from clusterctl.agent.protocol.command_types import RunArguments
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol import command_payload_types
+from clusterctl.agent.protocol.command_messages import Command
+from clusterctl.agent.protocol.command_payload_types import RunArguments
 from clusterctl.agent.protocol.frames import FrameError, StreamData
 from clusterctl.config.field_types import FetchCondition
 from clusterctl.config.host_ranges import fold_hosts, group_by_value
@@ -171,7 +171,12 @@ def fetch_to_spool(
 
     stream = session.new_stream(take)
     links = how.follow_links
-    request: command_types.FetchArguments = {"workdir": workdir, "pattern": pattern, "stream": stream, "links": links}
+    request: command_payload_types.FetchArguments = {
+        "workdir": workdir,
+        "pattern": pattern,
+        "stream": stream,
+        "links": links,
+    }
     if how.newer_than is not None:
         request["of"] = how.newer_than
     try:
@@ -193,8 +198,8 @@ def fetch_to_spool(
 
 
 def _wait_for_fetch(
-    session: Session, request: command_types.FetchArguments, cancelled: threading.Event
-) -> command_types.FetchAnswer:
+    session: Session, request: command_payload_types.FetchArguments, cancelled: threading.Event
+) -> command_payload_types.FetchAnswer:
     """Wait for the answer, or until the run is cancelled."""
     answer = FETCH.call_async(session, request)
     until = time.monotonic() + _FETCH_TIMEOUT_S

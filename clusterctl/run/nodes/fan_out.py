@@ -11,9 +11,9 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from clusterctl.agent.protocol import command_types
-from clusterctl.agent.protocol.command_types import ReadAnswer
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol import command_payload_types
+from clusterctl.agent.protocol.command_messages import Command
+from clusterctl.agent.protocol.command_payload_types import ReadAnswer
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodesError
 from clusterctl.formatting import format_size
@@ -62,7 +62,7 @@ def select_sessions(sessions: Mapping[str, Session], nodes: Iterable[str]) -> di
 
 
 def read_all(
-    session: Session, questions: Mapping[K, command_types.ReadArguments], timeout: float | None = None
+    session: Session, questions: Mapping[K, command_payload_types.ReadArguments], timeout: float | None = None
 ) -> tuple[dict[K, ReadAnswer], dict[K, ClusterctlError]]:
     """Read pieces of files of one node, all requests at once; return the answers and the errors by key.
 

@@ -13,7 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.agent.protocol.command_types import ConnectAnswer, ConnectArguments, HelloAnswer, ListenArguments
+from clusterctl.agent.protocol.command_payload_types import (
+    ConnectAnswer,
+    ConnectArguments,
+    HelloAnswer,
+    ListenArguments,
+)
 from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.plan import rendezvous

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from clusterctl.agent.protocol import command_types
-from clusterctl.agent.protocol.command_types import Facts
+from clusterctl.agent.protocol import command_payload_types
+from clusterctl.agent.protocol.command_payload_types import Facts
 from clusterctl.config.spec import ClusterSpec, TransportKind
 from clusterctl.errors import ClusterctlError, ConnectError, UnhealthyError
 from clusterctl.health import judge
-from clusterctl.health.checks.host import RECENT_BOOT_S
+from clusterctl.health.checks.hardware_errors import RECENT_BOOT_S
 from clusterctl.health.context import NOT_SYNCED, Context
 from clusterctl.health.model import Finding, Status
 from clusterctl.health.registry import CHECKS
@@ -209,7 +209,7 @@ def _probe(
         request = build_probe_request(
             spec, host, peers=known, workdir=get_workdir(spec, node), ports=ports, run=run, salt=salt
         )
-        asked: command_types.ProbeArguments = {
+        asked: command_payload_types.ProbeArguments = {
             "python": host.python,
             "python_hint": sys.executable,
             "prologue": spec.job.prologue if spec.job else None,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from clusterctl.agent.protocol import requests, run_files
-from clusterctl.agent.protocol.command_types import StatusAnswer
+from clusterctl.agent.protocol.command_payload_types import StatusAnswer
 from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError

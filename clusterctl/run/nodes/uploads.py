@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.agent.protocol import command_types, requests
+from clusterctl.agent.protocol import command_payload_types, requests
 from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.errors import AgentError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
@@ -150,7 +150,7 @@ def sync_files(
         NodeError: The node could not store the files, or was lost.
     """
 
-    def compare(stream: int) -> Future[command_types.ManifestAnswer]:
+    def compare(stream: int) -> Future[command_payload_types.ManifestAnswer]:
         size = len(code.listing)
         return MANIFEST.call_async(session, {"workdir": workdir, "run": run, "stream": stream, "size": size})
 
@@ -317,11 +317,11 @@ def copy_files(session: Session, place: Destination, files: Upload, on_bytes: Ca
 
 def copy_entries(
     session: Session, place: Destination, listing: bytes, read: Callable[[Sequence[int]], Iterator[bytes]]
-) -> command_types.CopyAnswer:
+) -> command_payload_types.CopyAnswer:
     """Copy the files of a listing to a node (see `send_missing`)."""
     where: dict[str, Any] = {"folder": place.folder, "target": place.target, "inside": place.is_folder}
 
-    def compare(stream: int) -> Future[command_types.CopyAnswer]:
+    def compare(stream: int) -> Future[command_payload_types.CopyAnswer]:
         return COPY.call_async(session, {**where, "stream": stream, "size": len(listing)})  # type: ignore[typeddict-item]
 
     return send_missing(session, listing, compare, read)

@@ -13,7 +13,7 @@ from clusterctl.agent.protocol.record_types import ActivitySample, HealthSample
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import LineTail
-from clusterctl.run.rules.rank_timing import choose_evenly
+from clusterctl.run.rules.rank_time_shares import choose_evenly
 from clusterctl.run.rules.state import RunState
 from clusterctl.validation import samples
 

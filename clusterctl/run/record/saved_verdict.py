@@ -16,7 +16,7 @@ from clusterctl.logs.time_index import TimeIndex
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import VERDICT_JSON, VERDICT_TEXT, RunDir
 from clusterctl.run.record.sample_files import read_newest_lines
-from clusterctl.run.rules import rank_timing
+from clusterctl.run.rules import rank_time_shares
 from clusterctl.run.rules.state import RunPhase, RunState, StallView
 from clusterctl.run.rules.why_evidence import build_why_evidence
 from clusterctl.validation import messages, samples
@@ -74,7 +74,7 @@ def read_final_counters(run: RunDir, state: RunState) -> dict[int, Mapping[str, 
     if first is None:
         return {}
     before = {node: first + state.ahead(node) for node in state.nodes}
-    return rank_timing.read_counts_before(read_newest_lines(run, state), state.attempt, before)
+    return rank_time_shares.read_counts_before(read_newest_lines(run, state), state.attempt, before)
 
 
 def _find_first_exit(state: RunState) -> float | None:
@@ -118,8 +118,8 @@ def judge_saved_run(run: RunDir, state: RunState, live_evidence: Mapping[str, Ra
         lines = read_newest_lines(run, state)
         evidence = replace(
             evidence,
-            timings=rank_timing.measure_rank_timings(lines, state.attempt),
-            idle_ranks=rank_timing.find_idle_ranks(lines, state.attempt),
+            timings=rank_time_shares.measure_rank_timings(lines, state.attempt),
+            idle_ranks=rank_time_shares.find_idle_ranks(lines, state.attempt),
             no_progress_s=measure_start_wait_s(lines, state),
         )
     return judge_run(evidence)
@@ -127,7 +127,7 @@ def judge_saved_run(run: RunDir, state: RunState, live_evidence: Mapping[str, Ra
 
 def measure_start_wait_s(lines: Mapping[str, Sequence[bytes]], state: RunState) -> float | None:
     """Return for how many seconds no rank has made progress since the start; `None` after the first progress."""
-    if state.running_since is None or not rank_timing.has_no_progress_yet(lines, state.attempt):
+    if state.running_since is None or not rank_time_shares.has_no_progress_yet(lines, state.attempt):
         return None
     newest = [next(samples.parse_samples(reversed(own), "activity", "t"), None) for own in lines.values()]
     return max(

@@ -43,7 +43,7 @@ def build_why_evidence(
 
     Args:
         state: The state that the journals give.
-        evidence: The evidence of each rank (`agent.watch.evidence`) from before its end.
+        evidence: The evidence of each rank (`agent.watch.rank_evidence`) from before its end.
         evidence_folder: The folder with stored evidence.
         folder: The folder of the run.
         stalled: The evidence is from a stall, even if the rule does not see one now.
@@ -289,7 +289,7 @@ def parse_rank_stacks(ranks: Mapping[str, RankEvidence]) -> tuple[RankStack, ...
     """Return the stacks in the evidence of the ranks, in the order of the ranks.
 
     Args:
-        ranks: The evidence of each rank (`ranks` of `agent.watch.evidence.collect`), of one or of all nodes.
+        ranks: The evidence of each rank (`ranks` of `agent.watch.rank_evidence.collect`), of one or of all nodes.
     """
     stacks: list[RankStack] = []
     for rank in sorted(ranks, key=int):

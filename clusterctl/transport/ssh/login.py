@@ -15,9 +15,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.message import Message
 
 from clusterctl.errors import ConnectError
-from clusterctl.transport.ssh import keys, login_errors
+from clusterctl.transport.ssh import login_errors, login_keys
 from clusterctl.transport.ssh.config import SshOptions
-from clusterctl.transport.ssh.stream import Watchdog
+from clusterctl.transport.ssh.underlying_stream import Watchdog
 
 _RSA_SHA2_SINCE = (7, 2)
 _Version = tuple[int, int]
@@ -28,7 +28,7 @@ class _AgentKey:
 
     public_blob = None
 
-    def __init__(self, agent: keys.SshAgent, identity: keys.AgentIdentity) -> None:
+    def __init__(self, agent: login_keys.SshAgent, identity: login_keys.AgentIdentity) -> None:
         self.declined = False
         self._agent = agent
         self._identity = identity
@@ -42,7 +42,7 @@ class _AgentKey:
     def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> Message:
         try:
             signature = self._agent.sign(self._identity.blob, data, algorithm or self._identity.type)
-        except keys.SshAgentError:
+        except login_keys.SshAgentError:
             # Called on paramiko's thread, which an exception would end. The server rejects an empty signature.
             self.declined = True
             signature = b""
@@ -54,17 +54,17 @@ class LoginKeys:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loaded: dict[keys.KeyOffer, tuple[_Version, paramiko.PKey]] = {}
-        self._agents: dict[str, keys.SshAgent] = {}
+        self._loaded: dict[login_keys.KeyOffer, tuple[_Version, paramiko.PKey]] = {}
+        self._agents: dict[str, login_keys.SshAgent] = {}
 
-    def get_agent(self, path: str | None) -> keys.SshAgent | None:
+    def get_agent(self, path: str | None) -> login_keys.SshAgent | None:
         """Return the ssh-agent that listens at `path`."""
         if path is None:
             return None
         with self._lock:
-            return self._agents.setdefault(path, keys.SshAgent(path))
+            return self._agents.setdefault(path, login_keys.SshAgent(path))
 
-    def load_key(self, offer: keys.KeyOffer) -> paramiko.PKey | str:
+    def load_key(self, offer: login_keys.KeyOffer) -> paramiko.PKey | str:
         """Return the private key of an offer, as it is on disk now, or why it is unusable."""
         with self._lock:
             version = _version(offer.path or "")
@@ -85,27 +85,27 @@ def _version(path: str) -> _Version | None:
     return status.st_mtime_ns, status.st_size
 
 
-def _load(offer: keys.KeyOffer) -> paramiko.PKey | str:
+def _load(offer: login_keys.KeyOffer) -> paramiko.PKey | str:
     path = offer.path or ""
-    if keys.parse_key_type(keys.read_public_key(path) or b"").startswith("sk-"):
-        return keys.HARDWARE
+    if login_keys.parse_key_type(login_keys.read_public_key(path) or b"").startswith("sk-"):
+        return login_keys.HARDWARE
     try:
         key = paramiko.PKey.from_path(path)
         if offer.certificate:
             key.load_certificate(offer.certificate)
     except paramiko.PasswordRequiredException:
-        return keys.ENCRYPTED
+        return login_keys.ENCRYPTED
     except (TypeError, ValueError, OSError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
         # paramiko passes on the errors of the cryptography package, which asks for a password by a TypeError.
-        return keys.ENCRYPTED if "password" in str(error).lower() else f"cannot be read: {error}"
+        return login_keys.ENCRYPTED if "password" in str(error).lower() else f"cannot be read: {error}"
     except UnsupportedAlgorithm:
         # Not one of the errors above. OpenSSH itself may be able to read such a key.
-        return keys.UNSUPPORTED
+        return login_keys.UNSUPPORTED
     return key
 
 
 def log_in(
-    node: str, transport: paramiko.Transport, options: SshOptions, keys: LoginKeys, watchdog: Watchdog
+    node: str, transport: paramiko.Transport, options: SshOptions, login_keys: LoginKeys, watchdog: Watchdog
 ) -> str | None:
     """Try keys until one is accepted; return a note about the login, or `None`.
 
@@ -113,7 +113,7 @@ def log_in(
         AuthError: No key was accepted.
         ConnectError: The server did not answer in time, or closed the connection.
     """
-    login = _Login(transport, options, keys)
+    login = _Login(transport, options, login_keys)
     if login.try_keys():
         return login.note
     tried = login.tried
@@ -144,7 +144,7 @@ class _Login:
         note: A note for the user about the accepted login, or `None`.
     """
 
-    def __init__(self, transport: paramiko.Transport, options: SshOptions, keys: LoginKeys) -> None:
+    def __init__(self, transport: paramiko.Transport, options: SshOptions, login_keys: LoginKeys) -> None:
         self.tried = login_errors.LoginAttempt(
             options.user,
             missing=login_errors.list_missing_keys(options.identity_files, options.named_key),
@@ -153,8 +153,8 @@ class _Login:
         self.note: str | None = None
         self._transport = transport
         self._options = options
-        self._keys = keys
-        self._agent = keys.get_agent(options.identity_agent)
+        self._keys = login_keys
+        self._agent = login_keys.get_agent(options.identity_agent)
         self._forwarded = self._agent is not None and self._agent.is_forwarded(os.environ)
 
     def try_keys(self) -> bool:
@@ -166,11 +166,11 @@ class _Login:
                 return False
         return False
 
-    def _offers(self) -> Iterator[keys.KeyOffer]:
+    def _offers(self) -> Iterator[login_keys.KeyOffer]:
         """Yield the attempts. An agent that ends with this login session is used only if no file is accepted."""
         options = self._options
         plan = functools.partial(
-            keys.list_key_offers,
+            login_keys.list_key_offers,
             options.identity_files,
             options.certificate_files,
             identities_only=options.identities_only,
@@ -179,12 +179,12 @@ class _Login:
             yield from plan(())
         try:
             held = self._agent.identities() if self._agent is not None else ()
-        except keys.SshAgentError as error:
+        except login_keys.SshAgentError as error:
             self.tried.agent = str(error)
             held = ()
         yield from (offer for offer in plan(held) if not self._forwarded or offer.identity is not None)
 
-    def _by(self, offer: keys.KeyOffer) -> bool:
+    def _by(self, offer: login_keys.KeyOffer) -> bool:
         if offer.identity is None or self._agent is None:
             return self._by_file(offer)
         key = _AgentKey(self._agent, offer.identity)
@@ -194,21 +194,23 @@ class _Login:
         if key.declined:
             self.tried.agent = "the ssh-agent would not sign"
             if offer.path is not None and self._transport.is_active():
-                return self._by_file(keys.KeyOffer(path=offer.path))
+                return self._by_file(login_keys.KeyOffer(path=offer.path))
         return False
 
-    def _by_file(self, offer: keys.KeyOffer) -> bool:
+    def _by_file(self, offer: login_keys.KeyOffer) -> bool:
         key = self._keys.load_key(offer)
         if isinstance(key, str):
             self.tried.unusable[offer.path or ""] = key
             return False
         return self.offer(key, offer.name)
 
-    def _note_of(self, offer: keys.KeyOffer) -> str | None:
+    def _note_of(self, offer: login_keys.KeyOffer) -> str | None:
         if self._forwarded:
-            return keys.FORWARDED_ONLY
-        alone = offer.path is not None and not isinstance(self._keys.load_key(keys.KeyOffer(path=offer.path)), str)
-        return None if alone else keys.AGENT_ONLY
+            return login_keys.FORWARDED_ONLY
+        alone = offer.path is not None and not isinstance(
+            self._keys.load_key(login_keys.KeyOffer(path=offer.path)), str
+        )
+        return None if alone else login_keys.AGENT_ONLY
 
     def offer(self, key: paramiko.PKey | None, name: str) -> bool:
         """Return whether the server accepts a key, or a login without one."""

@@ -28,7 +28,7 @@ from clusterctl.transport.ssh.host_keys import HostKeys, PresentedKey, Untrusted
 from clusterctl.transport.ssh.known_hosts import HostKey
 from clusterctl.transport.ssh.login import LoginKeys, log_in
 from clusterctl.transport.ssh.login_errors import NoCommonAlgorithmError
-from clusterctl.transport.ssh.stream import BufferedStream, PreDialer, Watchdog
+from clusterctl.transport.ssh.underlying_stream import BufferedStream, PreDialer, Watchdog
 
 _OFFERED = {
     # GCM first: the hardware encrypts and authenticates in one pass, at half the cost of a cipher with a digest.

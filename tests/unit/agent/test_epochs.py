@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.node_state import fencing
-from clusterctl.agent.protocol.commands import ErrorKind, RequestError
+from clusterctl.agent.protocol.command_messages import ErrorKind, RequestError
 
 
 @pytest.fixture

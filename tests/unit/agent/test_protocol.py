@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.protocol import commands, run_files
+from clusterctl.agent.protocol import command_messages, run_files
 from clusterctl.agent.protocol import frames as frames_module
-from clusterctl.agent.protocol.commands import Command, ErrorKind
+from clusterctl.agent.protocol.command_messages import Command, ErrorKind
 from clusterctl.agent.protocol.frames import FrameDecoder, FrameError, StreamData
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
@@ -133,20 +133,25 @@ def test_the_largest_frame_is_waited_for() -> None:
 
 
 def test_requests_and_answers_have_their_shapes() -> None:
-    assert commands.make_request(7, Command.STOP, {"grace": 1}, 3) == {
+    assert command_messages.make_request(7, Command.STOP, {"grace": 1}, 3) == {
         "id": 7,
         "cmd": "stop",
         "args": {"grace": 1},
         "epoch": 3,
     }
-    assert commands.make_answer(7, {"ports": []}) == {"id": 7, "result": {"ports": []}}
-    assert commands.make_refused_error("no", "so").answer(7) == {
+    assert command_messages.make_answer(7, {"ports": []}) == {"id": 7, "result": {"ports": []}}
+    assert command_messages.make_refused_error("no", "so").answer(7) == {
         "id": 7,
         "error": {"kind": "refused", "message": "no", "hint": "so"},
     }
-    assert commands.make_failed_error("no").answer(7)["error"]["hint"] is None
-    assert commands.make_heartbeat(4) == {"beat": 4}
-    assert commands.make_heartbeat_answer(4, 1.5, 2.5, "b") == {"beat": 4, "wall": 1.5, "mono": 2.5, "boot": "b"}
+    assert command_messages.make_failed_error("no").answer(7)["error"]["hint"] is None
+    assert command_messages.make_heartbeat(4) == {"beat": 4}
+    assert command_messages.make_heartbeat_answer(4, 1.5, 2.5, "b") == {
+        "beat": 4,
+        "wall": 1.5,
+        "mono": 2.5,
+        "boot": "b",
+    }
 
 
 # --- the page
@@ -161,7 +166,9 @@ def test_the_commands_are_those_of_the_page() -> None:
 def test_what_is_not_answered_is_what_the_page_says() -> None:
     (told,) = re.findall(r"exactly one reply with its id; (.*?) get none", section("Requests"))
 
-    assert {command.value for command in commands.COMMANDS_WITHOUT_ANSWER} == set(re.findall("`([a-z]+)`", told))
+    assert {command.value for command in command_messages.COMMANDS_WITHOUT_ANSWER} == set(
+        re.findall("`([a-z]+)`", told)
+    )
 
 
 def test_the_kinds_of_errors_are_those_of_the_page() -> None:
@@ -172,12 +179,12 @@ def test_the_kinds_of_errors_are_those_of_the_page() -> None:
 
 def test_the_numbers_are_those_of_the_page() -> None:
     assert f"at most {frames_module.MAX_FRAME_BYTES // MIB} MiB" in section("Frames")
-    assert f"every {commands.HEARTBEAT_INTERVAL_S:g} s" in section("Heartbeats")
-    assert f"hears nothing for {commands.IDLE_TIMEOUT_S:g} s" in section("Heartbeats")
+    assert f"every {command_messages.HEARTBEAT_INTERVAL_S:g} s" in section("Heartbeats")
+    assert f"hears nothing for {command_messages.IDLE_TIMEOUT_S:g} s" in section("Heartbeats")
     assert f"{frames_module.INITIAL_CREDIT_BYTES // 1024} KiB at first" in section("Pushes and streams")
     assert "streams from 2^31" in section("Pushes and streams")
-    assert commands.FIRST_AGENT_STREAM == 2**31
-    assert f"Version {commands.PROTOCOL_VERSION}." in PAGE
+    assert command_messages.FIRST_AGENT_STREAM == 2**31
+    assert f"Version {command_messages.PROTOCOL_VERSION}." in PAGE
     assert frames_module.MAX_FRAME_BYTES % MIB == frames_module.INITIAL_CREDIT_BYTES % 1024 == 0
     assert frames_module.CHUNK_BYTES < frames_module.INITIAL_CREDIT_BYTES < frames_module.MAX_FRAME_BYTES
 

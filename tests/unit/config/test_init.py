@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.sections.host_lists import HostListError, ListedHost, parse_host_words
 from clusterctl.config.sections.inventories import is_ansible_inventory, parse_host_list
+from clusterctl.config.sections.launcher_hosts import HostListError, ListedHost, parse_host_words
 from clusterctl.config.starter_file import render_starter_file, render_template
 
 if TYPE_CHECKING:

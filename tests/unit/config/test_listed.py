@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from clusterctl.config.loader import LoadedClusterFile
-from clusterctl.config.sections.host_lists import (
+from clusterctl.config.sections.launcher_hosts import (
     HostListError,
     build_srun_command,
     is_srun_command,

@@ -123,7 +123,7 @@ OTHERS = {
     "clusterctl/run/controller/main.py": "writes to the controller's log",
     "clusterctl/run/controller/process.py": "writes to the controller's log",
     "clusterctl/run/controller/executor.py": "writes to the controller's log",
-    "clusterctl/run/controller/connections.py": "writes to the controller's log",
+    "clusterctl/run/controller/reconnection.py": "writes to the controller's log",
     "clusterctl/render/console.py": "is behind the door",
 }
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from clusterctl.run.controller.connections import Connections
+from clusterctl.run.controller.reconnection import Reconnection
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import NodeState, RunState
 from clusterctl.run.rules.state_updates import apply_controller_event
-from clusterctl.session.inbox import ClockMeasured
+from clusterctl.session.controller_inbox import ClockMeasured
 from tests.compiled import compiled
 
 if TYPE_CHECKING:
-    from clusterctl.run.controller.run import ControlledRun
+    from clusterctl.run.controller.controlled_run import ControlledRun
 
 
 class Recorded(SimpleNamespace):
@@ -39,7 +39,7 @@ class Recorded(SimpleNamespace):
 def ahead_after(*offsets: float, error: float = 0.01) -> list[float]:
     """What was written of a wall clock that was so far ahead at each beat."""
     run = Recorded()
-    connections = Connections(cast("ControlledRun", run))
+    connections = Reconnection(cast("ControlledRun", run))
     for offset in offsets:
         connections.record_clock(ClockMeasured("n0", wall_offset_s=offset, mono_offset_s=50.0, error_s=error, boot="b"))
     return [clock.ahead for clock in run.told]

@@ -18,7 +18,7 @@ from clusterctl.run.controller.control_socket import ControlServer
 from clusterctl.run.controller.replication import ReplicaQueue
 from clusterctl.run.record.rundir import create_run_dir
 from clusterctl.run.record.writer import Writer
-from clusterctl.session.inbox import OutputReceived
+from clusterctl.session.controller_inbox import OutputReceived
 
 
 @contextlib.contextmanager

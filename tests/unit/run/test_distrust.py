@@ -8,7 +8,7 @@ from clusterctl.errors import ConnectError
 from clusterctl.run.nodes import run_cleanup
 from clusterctl.run.nodes.run_cleanup import find_highest_epoch
 from clusterctl.run.rules import outcome
-from clusterctl.run.rules.policy import MAX_VIOLATIONS, VIOLATION_WINDOW_S, ViolationCounter
+from clusterctl.run.rules.next_action import MAX_VIOLATIONS, VIOLATION_WINDOW_S, ViolationCounter
 
 
 class Node:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from clusterctl.agent.protocol import evidence_files
-from clusterctl.run.nodes.evidence import collect_stall_evidence, find_last_stall
+from clusterctl.run.nodes.rank_evidence import collect_stall_evidence, find_last_stall
 from clusterctl.run.record.rundir import RunDir
 
 

@@ -14,7 +14,7 @@ from clusterctl.errors import ExitCode
 from clusterctl.render.console import Terminal
 from clusterctl.render.end_report import render_report
 from clusterctl.render.status import RunView, render_status, status_json
-from clusterctl.run.rules import controller_events, policy
+from clusterctl.run.rules import controller_events, next_action
 from clusterctl.run.rules.outcome import determine_outcome
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.run.rules.why_evidence import build_why_evidence
@@ -27,9 +27,9 @@ FAILED_INSIDE = wrote(RUNNING, "n0", exited(0, exit_code=0), exited(1, exit_code
 
 
 def test_a_rank_whose_python_failed_below_a_shell_that_ended_with_0_has_failed() -> None:
-    assert policy.decide_action(
-        FAILED_INSIDE, policy.Limits(), policy.Observations(silent_s={}), 200.0
-    ) == policy.EndAttempt(reason=StopReason.PEER_FAILED)
+    assert next_action.decide_action(
+        FAILED_INSIDE, next_action.Limits(), next_action.Observations(silent_s={}), 200.0
+    ) == next_action.EndAttempt(reason=StopReason.PEER_FAILED)
     assert determine_outcome(FAILED_INSIDE) == (RunPhase.FAILED, ExitCode.FAILED)
 
 
@@ -114,8 +114,10 @@ def test_ranks_that_ended_within_seconds_and_left_work_have_not_succeeded(state:
 
 def test_a_run_that_left_its_work_is_not_tried_again_and_says_why() -> None:
     state = ended(2.0, WAITS, WORK)
-    limits = policy.Limits(restart=RestartSpec(max_restarts=3))
-    assert isinstance(policy.decide_action(state, limits, policy.Observations(silent_s={}), 200.0), policy.Finish)
+    limits = next_action.Limits(restart=RestartSpec(max_restarts=3))
+    assert isinstance(
+        next_action.decide_action(state, limits, next_action.Observations(silent_s={}), 200.0), next_action.Finish
+    )
     assert state.cause is not None
     assert state.cause.message == "`python3 train.py` (pid 9, 3 s old) was still at work, and was ended"
     verdict = judge_run(build_why_evidence(told(state, controller_events.Ended(state="failed", exit_code=100)), {}))

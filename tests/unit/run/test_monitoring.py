@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec, RestartSpec
-from clusterctl.run.rules import controller_events, policy
+from clusterctl.run.rules import controller_events, next_action
 from clusterctl.run.rules.health_observer import HealthObserver
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
@@ -145,11 +145,11 @@ def ended(
     nodes = {n: NodeState(node=n, node_rank=i, swept=True) for i, n in enumerate("ab")}
     worker = WorkerState(rank=0, local_rank=0, node="a", phase=WorkerPhase.EXITED, exit_code=1)
     state = RunState(attempt=0, phase=RunPhase.STOPPING, reason="peer_failed", nodes=nodes, workers={0: worker})
-    limits = policy.Limits(restart=RestartSpec(max_restarts=3, on=on))
-    return policy.decide_action(
+    limits = next_action.Limits(restart=RestartSpec(max_restarts=3, on=on))
+    return next_action.decide_action(
         state,
         limits,
-        policy.Observations(silent_s={}, unhealthy=unhealthy, degraded=degraded or {}, spare_count=spares),
+        next_action.Observations(silent_s={}, unhealthy=unhealthy, degraded=degraded or {}, spare_count=spares),
         100.0,
     )
 
@@ -160,13 +160,13 @@ def test_a_node_that_is_to_be_drained_is_left_out_of_the_next_attempt_and_condem
     why = {"b": "GPU 5: the driver asks for drain and reset"}
     assert (observer.find_unhealthy(["a", "b"]), observer.find_degraded(["a", "b"])) == ({}, why)
     action = ended({}, 1, degraded=why)
-    assert isinstance(action, policy.Restart)
+    assert isinstance(action, next_action.Restart)
     assert action.excluded == ("b",)
 
 
 def test_of_two_that_are_better_left_out_the_condemned_one_goes_first() -> None:
     action = ended({"b": "GPU 5: GPU is lost"}, 1, degraded={"a": "GPU 5: the driver asks for drain and reset"})
-    assert isinstance(action, policy.Restart)
+    assert isinstance(action, next_action.Restart)
     assert action.excluded == ("b",)
 
 
@@ -179,7 +179,7 @@ def test_of_two_that_are_better_left_out_the_condemned_one_goes_first() -> None:
 )
 def test_a_restart_leaves_a_sick_node_out_where_it_can(spares: int, without: tuple[str, ...]) -> None:
     action = ended({"b": "GPU 5: GPU is lost"}, spares)
-    assert isinstance(action, policy.Restart)
+    assert isinstance(action, next_action.Restart)
     assert action.excluded == without
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec, Role
-from clusterctl.run.rules import controller_events, policy
+from clusterctl.run.rules import controller_events, next_action
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase, WorkerState
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
@@ -26,7 +26,7 @@ def failed(
 
 
 def words(state: RunState, *, checkpoints: bool = True, now: float = 10.0) -> str:
-    return policy.build_failure_signature(state, checkpoints=checkpoints, now=now)
+    return next_action.build_failure_signature(state, checkpoints=checkpoints, now=now)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_counts_as_the_same_end(one: RunState, other: RunState, alike: bool
 
 def test_without_a_checkpoint_pattern_a_long_attempt_is_like_no_other() -> None:
     one, other = failed("boom"), replace(failed("boom"), attempt=1)
-    late = policy.LONG_ATTEMPT_S
+    late = next_action.LONG_ATTEMPT_S
 
     assert words(one, checkpoints=False, now=late) != words(other, checkpoints=False, now=late)
     assert words(one, now=late) == words(other, now=late)
@@ -111,7 +111,7 @@ def test_only_the_unbroken_row_before_an_attempt_counts(past: list[str], now: st
     state = RunState(endings=tuple((ending, None) for ending in past))
     row = "".join(past)
 
-    assert policy.count_repeated_failures(state, now) == len(row) - len(row.rstrip(now))
+    assert next_action.count_repeated_failures(state, now) == len(row) - len(row.rstrip(now))
 
 
 def test_attempts_that_ended_without_a_cause_are_alike_if_they_were_ended_for_the_same_reason() -> None:
@@ -120,7 +120,7 @@ def test_attempts_that_ended_without_a_cause_are_alike_if_they_were_ended_for_th
     assert words(stalled) == words(replace(stalled, attempt=1))
     assert words(stalled) != words(replace(stalled, reason="time_limit"))
     assert words(replace(stalled, reason=None)) == ""
-    assert policy.count_repeated_failures(replace(stalled, endings=((words(stalled), None),)), words(stalled)) == 1
+    assert next_action.count_repeated_failures(replace(stalled, endings=((words(stalled), None),)), words(stalled)) == 1
 
 
 def test_attempts_that_ended_with_a_lost_node_are_alike_if_it_is_the_same_node() -> None:
@@ -135,7 +135,7 @@ def test_attempts_that_ended_with_a_lost_node_are_alike_if_it_is_the_same_node()
 def test_a_newer_checkpoint_between_two_attempts_breaks_the_row() -> None:
     state = RunState(endings=(("boom", None), ("boom", "step-1")), newest_checkpoint="step-2")
 
-    assert policy.count_repeated_failures(state, "boom") == 0
+    assert next_action.count_repeated_failures(state, "boom") == 0
 
 
 def state_of(*names: str) -> RunState:
@@ -150,7 +150,7 @@ def test_free_spares_are_those_that_can_be_used_and_have_not_taken_part_in_their
     begun = state_of("a", "s0")
     state = replace(begun, retired={"s1": replace(begun.nodes["a"], node="s1")})
 
-    free = policy.list_free_spares(spec, state, {"a", "s0", "s1", "s3", "s4"})
+    free = next_action.list_free_spares(spec, state, {"a", "s0", "s1", "s3", "s4"})
 
     assert [host.name for host in free] == ["s3", "s4"]
 
@@ -158,11 +158,16 @@ def test_free_spares_are_those_that_can_be_used_and_have_not_taken_part_in_their
 def test_spares_take_over_the_node_ranks_of_those_they_replace() -> None:
     spares = [HostSpec(name=f"s{i}", host=f"s{i}", address=f"s{i}", role=Role.SPARE) for i in range(2)]
 
-    nodes, said = policy.choose_next_nodes(state_of("a", "b", "c"), {"b": "lost", "a": "dirty"}, spares)
+    nodes, said = next_action.choose_next_nodes(state_of("a", "b", "c"), {"b": "lost", "a": "dirty"}, spares)
 
     assert nodes == ["s0", "s1", "c"]
     assert said == ["s0 takes the place of a, which is dirty", "s1 takes the place of b, which is lost"]
-    assert policy.choose_next_nodes(state_of("a", "b", "c", "d"), {"c": "lost"}, spares)[0] == ["a", "b", "s0", "d"]
+    assert next_action.choose_next_nodes(state_of("a", "b", "c", "d"), {"c": "lost"}, spares)[0] == [
+        "a",
+        "b",
+        "s0",
+        "d",
+    ]
 
 
 def test_a_node_that_was_replaced_is_retired_and_its_cursor_goes_on() -> None:
@@ -264,38 +269,43 @@ DIRTY = replace(FAILED, nodes={"a": replace(FAILED.nodes["a"], remaining=({"node
     ],
 )
 def test_whether_an_attempt_may_follow(state: RunState, rules: RestartSpec, spares: int, why: str | None) -> None:
-    sight = policy.Observations(silent_s={}, spare_count=spares)
+    sight = next_action.Observations(silent_s={}, spare_count=spares)
 
-    assert policy.find_restart_obstacle(state, policy.Limits(restart=rules), sight, "crash", 100.0) == why
+    assert next_action.find_restart_obstacle(state, next_action.Limits(restart=rules), sight, "crash", 100.0) == why
 
 
 @pytest.mark.parametrize(
     ("state", "sight", "then"),
     [
-        pytest.param(DIRTY, policy.Observations(silent_s={}, dirty_s=5.0), None, id="it may come clean yet"),
-        pytest.param(FAILED, policy.Observations(silent_s={}), policy.Restart, id="it has come clean"),
-        pytest.param(
-            DIRTY, policy.Observations(silent_s={}, dirty_s=5.0, spare_count=1), policy.Restart, id="there is a spare"
-        ),
-        pytest.param(DIRTY, policy.Observations(silent_s={}, dirty_s=60.0), policy.Finish, id="it stays dirty"),
+        pytest.param(DIRTY, next_action.Observations(silent_s={}, dirty_s=5.0), None, id="it may come clean yet"),
+        pytest.param(FAILED, next_action.Observations(silent_s={}), next_action.Restart, id="it has come clean"),
         pytest.param(
             DIRTY,
-            policy.Observations(silent_s={}, dirty_s=5.0, cancelled=True),
-            policy.Finish,
+            next_action.Observations(silent_s={}, dirty_s=5.0, spare_count=1),
+            next_action.Restart,
+            id="there is a spare",
+        ),
+        pytest.param(
+            DIRTY, next_action.Observations(silent_s={}, dirty_s=60.0), next_action.Finish, id="it stays dirty"
+        ),
+        pytest.param(
+            DIRTY,
+            next_action.Observations(silent_s={}, dirty_s=5.0, cancelled=True),
+            next_action.Finish,
             id="nobody waits for it",
         ),
         pytest.param(
             replace(DIRTY, restarts=(1.0,)),
-            policy.Observations(silent_s={}, dirty_s=5.0),
-            policy.Finish,
+            next_action.Observations(silent_s={}, dirty_s=5.0),
+            next_action.Finish,
             id="no restart is left",
         ),
     ],
 )
 def test_a_restart_is_refused_for_a_dirty_node_only_once_it_has_had_time_to_come_clean(
-    state: RunState, sight: policy.Observations, then: type[policy.Action] | None
+    state: RunState, sight: next_action.Observations, then: type[next_action.Action] | None
 ) -> None:
-    action = policy.decide_action(state, policy.Limits(restart=RestartSpec(max_restarts=1)), sight, 100.0)
+    action = next_action.decide_action(state, next_action.Limits(restart=RestartSpec(max_restarts=1)), sight, 100.0)
 
     assert action is None if then is None else isinstance(action, then)
 
@@ -311,13 +321,13 @@ def test_a_node_that_comes_clean_is_dirty_no_more() -> None:
 
 def test_an_unhealthy_node_ends_an_attempt_only_where_another_may_follow() -> None:
     running = replace(FAILED, reason=None, external_cause=None, workers={}, phase=state_of("a").phase)
-    limits = policy.Limits(restart=RestartSpec(max_restarts=1, on=("unhealthy",)))
+    limits = next_action.Limits(restart=RestartSpec(max_restarts=1, on=("unhealthy",)))
     ends = [
-        policy.decide_action(replace(running, nodes={"a": NodeState(node="a", node_rank=0)}), limits, sight, 100.0)
+        next_action.decide_action(replace(running, nodes={"a": NodeState(node="a", node_rank=0)}), limits, sight, 100.0)
         for sight in (
-            policy.Observations(silent_s={}, unhealthy={"a": "GPU 0: GPU is lost"}, spare_count=n) for n in (0, 1)
+            next_action.Observations(silent_s={}, unhealthy={"a": "GPU 0: GPU is lost"}, spare_count=n) for n in (0, 1)
         )
     ]
 
     assert ends[0] is None
-    assert isinstance(ends[1], policy.EndAttempt)
+    assert isinstance(ends[1], next_action.EndAttempt)

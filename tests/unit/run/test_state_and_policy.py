@@ -12,12 +12,12 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.field_types import StallAction
 from clusterctl.config.spec import RestartSpec
-from clusterctl.run.rules import controller_events, outcome, policy
+from clusterctl.run.rules import controller_events, next_action, outcome
 from clusterctl.run.rules.state import RunPhase, RunState, WorkerPhase
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 
 NOW = 1000.0
-NOTHING = policy.Observations(silent_s={})
+NOTHING = next_action.Observations(silent_s={})
 
 
 def begun(nodes: int = 2, per_node: int = 2, attempt: int = 0) -> RunState:
@@ -117,67 +117,69 @@ ONE_FAILED = exited(running(), 2, 3, tail="boom")
 @pytest.mark.parametrize(
     ("state", "limits", "sight", "expected"),
     [
-        pytest.param(running(), policy.Limits(), NOTHING, None, id="nothing to do while all goes well"),
+        pytest.param(running(), next_action.Limits(), NOTHING, None, id="nothing to do while all goes well"),
         pytest.param(
             ONE_FAILED,
-            policy.Limits(),
+            next_action.Limits(),
             NOTHING,
-            policy.EndAttempt(reason=StopReason.PEER_FAILED),
+            next_action.EndAttempt(reason=StopReason.PEER_FAILED),
             id="one fails, all stop",
         ),
         pytest.param(
             DONE,
-            policy.Limits(),
+            next_action.Limits(),
             NOTHING,
-            policy.Finish(phase=RunPhase.SUCCEEDED, exit_code=0),
+            next_action.Finish(phase=RunPhase.SUCCEEDED, exit_code=0),
             id="all done and swept",
         ),
         pytest.param(
             swept(DONE, "n0"),
-            policy.Limits(),
+            next_action.Limits(),
             NOTHING,
-            policy.Finish(phase=RunPhase.SUCCEEDED, exit_code=0),
+            next_action.Finish(phase=RunPhase.SUCCEEDED, exit_code=0),
             id="swept twice",
         ),
-        pytest.param(exited(running(), 0), policy.Limits(), NOTHING, None, id="one ends well, the others work on"),
+        pytest.param(exited(running(), 0), next_action.Limits(), NOTHING, None, id="one ends well, the others work on"),
         pytest.param(
             exited(running(), 0),
-            policy.Limits(finish_grace=60),
+            next_action.Limits(finish_grace=60),
             replace(NOTHING, idle_s=61.0),
-            policy.EndAttempt(reason=StopReason.PEER_FAILED, message="a rank ended early and the others stand still"),
+            next_action.EndAttempt(
+                reason=StopReason.PEER_FAILED, message="a rank ended early and the others stand still"
+            ),
             id="one ends well, the others stand still",
         ),
         pytest.param(
             running(),
-            policy.Limits(finish_grace=60),
+            next_action.Limits(finish_grace=60),
             replace(NOTHING, idle_s=1e6),
             None,
             id="all are there and quiet: nobody is left alone",
         ),
         pytest.param(
             running(),
-            policy.Limits(),
+            next_action.Limits(),
             replace(NOTHING, cancelled=True),
-            policy.EndAttempt(reason=StopReason.CANCELLED),
+            next_action.EndAttempt(reason=StopReason.CANCELLED),
             id="cancelled",
         ),
         pytest.param(
             running(),
-            policy.Limits(),
+            next_action.Limits(),
             replace(NOTHING, silent_s={"n1": 119.0}),
             None,
             id="silent, but not for long enough",
         ),
         pytest.param(
             running(),
-            policy.Limits(),
+            next_action.Limits(),
             replace(NOTHING, silent_s={"n1": 120.0}),
-            policy.GiveUpNode(node="n1", why="no answer for 120 s"),
+            next_action.GiveUpNode(node="n1", why="no answer for 120 s"),
             id="silent for too long while another answers",
         ),
         pytest.param(
             running(),
-            policy.Limits(),
+            next_action.Limits(),
             replace(NOTHING, silent_s={"n0": 999.0, "n1": 999.0}),
             None,
             id="all silent: it is the head's own link",
@@ -185,18 +187,18 @@ ONE_FAILED = exited(running(), 2, 3, tail="boom")
     ],
 )
 def test_decide(
-    state: RunState, limits: policy.Limits, sight: policy.Observations, expected: policy.Action | None
+    state: RunState, limits: next_action.Limits, sight: next_action.Observations, expected: next_action.Action | None
 ) -> None:
-    assert policy.decide_action(state, limits, sight, NOW) == expected
+    assert next_action.decide_action(state, limits, sight, NOW) == expected
 
 
 def test_the_time_limit_counts_from_the_start_of_the_run() -> None:
-    limits = policy.Limits(max_duration=60)
+    limits = next_action.Limits(max_duration=60)
 
-    assert policy.decide_action(running(), limits, NOTHING, NOW + 59.9) is None
-    end = policy.decide_action(running(), limits, NOTHING, NOW + 60)
+    assert next_action.decide_action(running(), limits, NOTHING, NOW + 59.9) is None
+    end = next_action.decide_action(running(), limits, NOTHING, NOW + 60)
 
-    assert isinstance(end, policy.EndAttempt)
+    assert isinstance(end, next_action.EndAttempt)
     assert end.reason is StopReason.TIME_LIMIT
 
 
@@ -207,9 +209,9 @@ def ended(state: RunState, reason: StopReason) -> RunState:
 
 
 def test_a_lost_node_ends_the_attempt_and_is_named() -> None:
-    assert policy.decide_action(lost(running(), "n1"), policy.Limits(), NOTHING, NOW) == policy.EndAttempt(
-        reason=StopReason.NODE_LOST, message="n1 is lost"
-    )
+    assert next_action.decide_action(
+        lost(running(), "n1"), next_action.Limits(), NOTHING, NOW
+    ) == next_action.EndAttempt(reason=StopReason.NODE_LOST, message="n1 is lost")
 
 
 def test_a_stranger_at_a_port_of_the_workers_ends_the_attempt_and_is_named() -> None:
@@ -217,7 +219,7 @@ def test_a_stranger_at_a_port_of_the_workers_ends_the_attempt_and_is_named() -> 
         running(), "n1", node_events.Alarm(attempt=0, code=node_events.PORT_TAKEN, message="pid 7 is on 29500")
     )
 
-    assert policy.decide_action(state, policy.Limits(), NOTHING, NOW) == policy.EndAttempt(
+    assert next_action.decide_action(state, next_action.Limits(), NOTHING, NOW) == next_action.EndAttempt(
         reason=StopReason.PORT_TAKEN, message="n1: pid 7 is on 29500"
     )
 
@@ -225,7 +227,7 @@ def test_a_stranger_at_a_port_of_the_workers_ends_the_attempt_and_is_named() -> 
 def test_a_node_that_stopped_for_want_of_a_controller_ends_the_attempt_and_is_named() -> None:
     state = journal(running(), "n1", node_events.Stopping(attempt=0, reason=StopReason.FENCE.value, grace=30.0))
 
-    assert policy.decide_action(state, policy.Limits(), NOTHING, NOW) == policy.EndAttempt(
+    assert next_action.decide_action(state, next_action.Limits(), NOTHING, NOW) == next_action.EndAttempt(
         reason=StopReason.FENCE, message="n1 heard no controller and stopped"
     )
 
@@ -255,9 +257,9 @@ def test_where_no_rank_failed_the_rule_that_ended_the_run_is_its_cause(reason: S
     ],
 )
 def test_the_end_of_a_run_by_its_reason(reason: StopReason, phase: RunPhase, code: int) -> None:
-    assert policy.decide_action(ended(ONE_FAILED, reason), policy.Limits(), NOTHING, NOW) == policy.Finish(
-        phase=phase, exit_code=code
-    )
+    assert next_action.decide_action(
+        ended(ONE_FAILED, reason), next_action.Limits(), NOTHING, NOW
+    ) == next_action.Finish(phase=phase, exit_code=code)
 
 
 def heeding(state: RunState) -> RunState:
@@ -273,11 +275,11 @@ def test_ranks_that_exit_with_0_because_they_were_stopped_have_not_succeeded(rea
         apply_controller_event(running(), NOW, controller_events.EndDecided(attempt=0, reason=reason.value))
     )
 
-    assert policy.decide_action(state, policy.Limits(), NOTHING, NOW) == policy.Finish(
+    assert next_action.decide_action(state, next_action.Limits(), NOTHING, NOW) == next_action.Finish(
         phase=RunPhase.FAILED, exit_code=100
     )
-    again = policy.decide_action(state, policy.Limits(restart=RestartSpec(max_restarts=1)), NOTHING, NOW)
-    assert isinstance(again, policy.Restart)
+    again = next_action.decide_action(state, next_action.Limits(restart=RestartSpec(max_restarts=1)), NOTHING, NOW)
+    assert isinstance(again, next_action.Restart)
 
 
 def test_an_unknown_exit_makes_the_run_lost() -> None:
@@ -286,17 +288,17 @@ def test_an_unknown_exit_makes_the_run_lost() -> None:
         exited(running(1, 1), 0, None), NOW, controller_events.EndDecided(attempt=0, reason="peer_failed")
     )
 
-    finish = policy.decide_action(swept(unseen, "n0"), policy.Limits(), NOTHING, NOW)
+    finish = next_action.decide_action(swept(unseen, "n0"), next_action.Limits(), NOTHING, NOW)
 
     assert state.attempt == 0
-    assert finish == policy.Finish(phase=RunPhase.LOST, exit_code=105)
+    assert finish == next_action.Finish(phase=RunPhase.LOST, exit_code=105)
 
 
 def test_nothing_new_starts_before_every_node_has_swept() -> None:
-    limits = policy.Limits(restart=RestartSpec(max_restarts=1))
+    limits = next_action.Limits(restart=RestartSpec(max_restarts=1))
     half = apply_controller_event(ONE_FAILED, NOW, controller_events.EndDecided(attempt=0, reason="peer_failed"))
 
-    assert policy.decide_action(swept(half, "n0"), limits, NOTHING, NOW) is None
+    assert next_action.decide_action(swept(half, "n0"), limits, NOTHING, NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -311,32 +313,34 @@ def test_nothing_new_starts_before_every_node_has_swept() -> None:
         ),
     ],
 )
-def test_a_crash_restarts(rules: RestartSpec, sight: policy.Observations, restarts: bool) -> None:
-    action = policy.decide_action(ended(ONE_FAILED, StopReason.PEER_FAILED), policy.Limits(restart=rules), sight, NOW)
+def test_a_crash_restarts(rules: RestartSpec, sight: next_action.Observations, restarts: bool) -> None:
+    action = next_action.decide_action(
+        ended(ONE_FAILED, StopReason.PEER_FAILED), next_action.Limits(restart=rules), sight, NOW
+    )
 
-    assert isinstance(action, policy.Restart) is restarts
+    assert isinstance(action, next_action.Restart) is restarts
 
 
 @pytest.mark.parametrize(("code", "spared"), [(2, True), (3, False)])
 def test_who_ended_alike_by_a_mistake_of_usage_is_told_what_spares_the_restarts(code: int, spared: bool) -> None:
-    limits = policy.Limits(restart=RestartSpec(max_restarts=9))
+    limits = next_action.Limits(restart=RestartSpec(max_restarts=9))
     state = ended(exited(running(), 2, code), StopReason.PEER_FAILED)
 
-    finish = policy.decide_action(state, limits, replace(NOTHING, repeated_failures=2), NOW)
+    finish = next_action.decide_action(state, limits, replace(NOTHING, repeated_failures=2), NOW)
 
-    assert isinstance(finish, policy.Finish)
+    assert isinstance(finish, next_action.Finish)
     assert finish.why_no_restart.startswith("3 attempts failed alike")
     assert ("`restart.never_codes: [2]`" in finish.why_no_restart) is spared
 
 
 @given(st.integers(0, 6))
 def test_the_pause_doubles_up_to_its_limit(attempt: int) -> None:
-    limits = policy.Limits(restart=RestartSpec(max_restarts=99, backoff=10, backoff_max=60))
+    limits = next_action.Limits(restart=RestartSpec(max_restarts=99, backoff=10, backoff_max=60))
     state = ended(exited(running(attempt=attempt), 2, 3), StopReason.PEER_FAILED)
 
-    action = policy.decide_action(state, limits, NOTHING, NOW)
+    action = next_action.decide_action(state, limits, NOTHING, NOW)
 
-    assert isinstance(action, policy.Restart)
+    assert isinstance(action, next_action.Restart)
     assert action.at == NOW + min(10 * 2**attempt, 60)
 
 
@@ -345,15 +349,15 @@ def lost(state: RunState, node: str) -> RunState:
 
 
 def test_a_lost_node_without_a_fence_ends_the_run_and_is_not_replaced() -> None:
-    limits = policy.Limits(restart=RestartSpec(max_restarts=1))
+    limits = next_action.Limits(restart=RestartSpec(max_restarts=1))
     state = swept(
         apply_controller_event(lost(running(), "n1"), NOW, controller_events.EndDecided(attempt=0, reason="node_lost")),
         "n0",
     )
 
-    finish = policy.decide_action(state, limits, replace(NOTHING, silent_s={"n1": 130.0}, spare_count=1), NOW)
+    finish = next_action.decide_action(state, limits, replace(NOTHING, silent_s={"n1": 130.0}, spare_count=1), NOW)
 
-    assert isinstance(finish, policy.Finish)
+    assert isinstance(finish, next_action.Finish)
     assert (finish.exit_code, {r["node"] for r in finish.remaining}) == (105, {"n1"})
 
 
@@ -361,16 +365,16 @@ def test_a_lost_node_without_a_fence_ends_the_run_and_is_not_replaced() -> None:
     ("silent", "acts"), [pytest.param(39.9, False, id="before"), pytest.param(40.0, True, id="after")]
 )
 def test_a_fenced_node_is_replaced_only_after_its_fence(silent: float, acts: bool) -> None:
-    limits = policy.Limits(grace=10, stop_after=20, restart=RestartSpec(max_restarts=1), node_lost_after=5)
+    limits = next_action.Limits(grace=10, stop_after=20, restart=RestartSpec(max_restarts=1), node_lost_after=5)
     state = swept(
         apply_controller_event(lost(running(), "n1"), NOW, controller_events.EndDecided(attempt=0, reason="node_lost")),
         "n0",
     )
 
     seen = replace(NOTHING, silent_s={"n1": silent + 16.0}, unreachable_s={"n1": silent}, spare_count=1)
-    action = policy.decide_action(state, limits, seen, NOW)
+    action = next_action.decide_action(state, limits, seen, NOW)
 
-    assert (isinstance(action, policy.Restart) and action.excluded == ("n1",)) is acts
+    assert (isinstance(action, next_action.Restart) and action.excluded == ("n1",)) is acts
 
 
 def test_a_stall_is_only_reported_unless_asked_otherwise() -> None:
@@ -379,23 +383,23 @@ def test_a_stall_is_only_reported_unless_asked_otherwise() -> None:
     )
 
     assert state.phase is RunPhase.STALLED
-    assert policy.decide_action(state, policy.Limits(), NOTHING, NOW) is None
-    stopping = policy.Limits(stall_action=StallAction.STOP)
-    assert policy.decide_action(state, stopping, NOTHING, NOW) == policy.EndAttempt(
+    assert next_action.decide_action(state, next_action.Limits(), NOTHING, NOW) is None
+    stopping = next_action.Limits(stall_action=StallAction.STOP)
+    assert next_action.decide_action(state, stopping, NOTHING, NOW) == next_action.EndAttempt(
         reason=StopReason.STALLED, message="no progress for 70 s (limit 60 s)"
     )
     gathering = replace(NOTHING, is_gathering_evidence=True)
-    assert policy.decide_action(state, stopping, gathering, NOW) is None
-    assert policy.decide_action(state, policy.Limits().stopping_stalled(), NOTHING, NOW) is not None
+    assert next_action.decide_action(state, stopping, gathering, NOW) is None
+    assert next_action.decide_action(state, next_action.Limits().stopping_stalled(), NOTHING, NOW) is not None
 
 
 def test_the_reason_that_is_kept_tells_for_how_long_nothing_had_moved_when_the_run_was_ended() -> None:
     state = apply_controller_event(
         running(), NOW, controller_events.StallChanged(attempt=0, phase="confirmed", since_s=38, limit_s=20)
     )
-    ended = policy.decide_action(state, policy.Limits().stopping_stalled(), NOTHING, NOW + 29)
+    ended = next_action.decide_action(state, next_action.Limits().stopping_stalled(), NOTHING, NOW + 29)
 
-    assert isinstance(ended, policy.EndAttempt)
+    assert isinstance(ended, next_action.EndAttempt)
     assert ended.message == "no progress for 67 s (limit 20 s)"
 
 

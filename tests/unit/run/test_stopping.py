@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.run.rules.policy import MAX_STEP_S, StopTimers
+from clusterctl.run.rules.next_action import MAX_STEP_S, StopTimers
 
 
 def test_only_the_time_counts_in_which_a_node_could_have_said_something() -> None:

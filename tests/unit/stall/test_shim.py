@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterctl.agent.shim.file_writer import encode
 from clusterctl.agent.shim.progress_counters import ProgressCounters, parse_limit
-from clusterctl.agent.shim.status_files import encode
 
 _TEXT = st.text(max_size=60)
 _VALUES = st.recursive(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.run.rules.rank_timing import are_all_counted, measure_rank_timings, measure_wait_shares
+from clusterctl.run.rules.rank_time_shares import are_all_counted, measure_rank_timings, measure_wait_shares
 
 
 def sampled(m: float, *, attempt: int = 0, pid: int = 7, looks: int | None = None) -> dict[str, Any]:

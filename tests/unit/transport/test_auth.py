@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.transport.ssh.keys import (
+from clusterctl.transport.ssh.login_errors import LoginAttempt, explain_login_failure, list_missing_keys
+from clusterctl.transport.ssh.login_keys import (
     ENCRYPTED,
     HARDWARE,
     AgentIdentity,
@@ -15,7 +16,6 @@ from clusterctl.transport.ssh.keys import (
     parse_key_type,
     read_public_key,
 )
-from clusterctl.transport.ssh.login_errors import LoginAttempt, explain_login_failure, list_missing_keys
 
 
 @pytest.fixture

@@ -78,6 +78,11 @@ def test_the_agent_travels_with_all_that_it_imports() -> None:
     import zipfile
 
     names = set(zipfile.ZipFile(io.BytesIO(load_agent_archive().data)).namelist())
-    assert {"__main__.py", "clusterctl/__init__.py", "clusterctl/agent/protocol/commands.py", "pynvml.py"} <= names
+    assert {
+        "__main__.py",
+        "clusterctl/__init__.py",
+        "clusterctl/agent/protocol/command_messages.py",
+        "pynvml.py",
+    } <= names
     assert {"clusterctl/agent/__init__.py", "clusterctl/agent/facts/__init__.py"} <= names
     assert not any(name.startswith(("clusterctl/run", "clusterctl/transport")) for name in names)

@@ -7,7 +7,7 @@ from clusterctl.errors import AgentError
 from clusterctl.transport.fallback import FallbackTransport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.ssh.stream import PreDialer
+from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 
 def test_every_session_that_met_a_restricted_shell_goes_by_ssh_whoever_met_it_first() -> None:

@@ -22,7 +22,7 @@ from clusterctl.transport.ssh.host_keys import (
 )
 from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyVerdict
 from clusterctl.transport.ssh.ssh import SshTransport
-from clusterctl.transport.ssh.stream import PreDialer
+from clusterctl.transport.ssh.underlying_stream import PreDialer
 from tests.lab.waiting import wait_for
 from tests.unit.transport.hostile import HostileServer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.session.requests import REQUESTS
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.errors import ConnectError
 from clusterctl.transport.ssh.config import SshOptions
-from clusterctl.transport.ssh.stream import open_stream
+from clusterctl.transport.ssh.underlying_stream import open_stream
 
 DEADLINE = 10.0
 

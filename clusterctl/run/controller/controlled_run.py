@@ -14,7 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from typing_extensions import override
 
-from clusterctl.agent.protocol import command_types, requests
+from clusterctl.agent.protocol import command_payload_types, requests
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import ClusterSpec, HostSpec
@@ -23,8 +23,8 @@ from clusterctl.formatting import plural
 from clusterctl.run.controller.control_socket import ControlServer
 from clusterctl.run.controller.executor import LoopExecutor
 from clusterctl.run.controller.links import Links, Subscriptions
+from clusterctl.run.nodes.attempt_start import Launcher
 from clusterctl.run.nodes.fan_out import Progress, call_all
-from clusterctl.run.nodes.launch import Launcher
 from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.record.rundir import RunDir
@@ -32,11 +32,11 @@ from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.controller_events import build_start_failed
-from clusterctl.run.rules.policy import StopTimers, limits_from_spec
+from clusterctl.run.rules.next_action import StopTimers, limits_from_spec
 from clusterctl.run.rules.state import NodeState, RankIndex
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 from clusterctl.session.connect import open_all
-from clusterctl.session.inbox import EventReceived, Inbox, ItemQueue
+from clusterctl.session.controller_inbox import EventReceived, Inbox, ItemQueue
 from clusterctl.session.requests import FINISH, STOP
 from clusterctl.session.session import Session
 from clusterctl.validation import journal
@@ -251,7 +251,12 @@ class ControlledRun(ThreadOwnedState):
     def send_finish(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
         """Tell nodes that the run has ended; return the errors. For any thread."""
         timeout = _KILL_TIMEOUT_S if self.kill else None
-        what: command_types.FinishArguments = {"run": self.folder.run, "node": "", "state": state, "exit_code": code}
+        what: command_payload_types.FinishArguments = {
+            "run": self.folder.run,
+            "node": "",
+            "state": state,
+            "exit_code": code,
+        }
         return call_all(sessions, lambda n, s: FINISH.call(s, {**what, "node": n}, timeout=timeout))[1]
 
     def cancel(self, *, kill: bool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from clusterctl.agent.protocol import requests
-from clusterctl.agent.protocol.command_types import StatusAnswer
+from clusterctl.agent.protocol.command_payload_types import StatusAnswer
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.agent.protocol.requests import StopReason
@@ -22,14 +22,14 @@ from clusterctl.errors import (
     RunFailed,
 )
 from clusterctl.run.controller import replication
-from clusterctl.run.controller.run import ControlledRun
+from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.nodes import run_cleanup
 from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
-from clusterctl.run.rules.policy import ViolationCounter
+from clusterctl.run.rules.next_action import ViolationCounter
 from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase
-from clusterctl.session.inbox import ClockMeasured, SessionLost
+from clusterctl.session.controller_inbox import ClockMeasured, SessionLost
 from clusterctl.session.requests import FOLLOW, STATUS, ProtocolError, StaleEpochError
 from clusterctl.session.session import Session
 
@@ -55,7 +55,7 @@ class _Resumption:
     remaining: list[RemainingProcess] = field(default_factory=list)
 
 
-class Connections(ThreadOwnedState):
+class Reconnection(ThreadOwnedState):
     """Records what becomes of the links of a run, and resumes nodes that are back.
 
     Thread: the loop; `_resume` works in a thread for each session.

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from typing_extensions import NotRequired, Required, TypedDict
 
-from clusterctl.agent.protocol import bounds
-from clusterctl.agent.protocol.commands import FIRST_AGENT_STREAM, LOGIN_VARIABLES, MAX_LOGIN_VALUE_CHARS
+from clusterctl.agent.protocol import wire_types
+from clusterctl.agent.protocol.command_messages import FIRST_AGENT_STREAM, LOGIN_VARIABLES, MAX_LOGIN_VALUE_CHARS
 from clusterctl.agent.protocol.record_types import SurvivingProcesses
 from clusterctl.agent.protocol.validators import MaxItems, integer, string
 
@@ -17,18 +17,18 @@ from clusterctl.agent.protocol.validators import MaxItems, integer, string
 class GpuCount(TypedDict, total=False):
     """The GPUs of a machine as the kernel shows them: `count` is `None` if they cannot be counted."""
 
-    count: Annotated[int, integer(0, bounds.MAX_DEVICES)] | None
-    indices: Annotated[list[bounds.GpuIndex], MaxItems(bounds.MAX_DEVICES)]
-    source: bounds.Word
-    vendor: bounds.Word | None
+    count: Annotated[int, integer(0, wire_types.MAX_DEVICES)] | None
+    indices: Annotated[list[wire_types.GpuIndex], MaxItems(wire_types.MAX_DEVICES)]
+    source: wire_types.Word
+    vendor: wire_types.Word | None
 
 
 class NetworkAddress(TypedDict, total=False):
     """One address of one interface."""
 
-    interface: Required[bounds.ShortText]
-    address: Required[bounds.Address]
-    family: bounds.Word
+    interface: Required[wire_types.ShortText]
+    address: Required[wire_types.Address]
+    family: wire_types.Word
     up: bool
     loopback: bool
 
@@ -36,8 +36,8 @@ class NetworkAddress(TypedDict, total=False):
 class Route(TypedDict):
     """The source address and interface of packets to a peer."""
 
-    source: bounds.Address
-    interface: bounds.ShortText | None
+    source: wire_types.Address
+    interface: wire_types.ShortText | None
 
 
 class LogindSettings(TypedDict, total=False):
@@ -51,40 +51,40 @@ class HelloAnswer(TypedDict, total=False):
     """The facts of a machine and its user at the first contact. Memory is in bytes, clocks are in seconds."""
 
     protocol: Annotated[int, integer(0, 1 << 20)]
-    version: bounds.Word
-    python: bounds.Path | None
-    python_version: bounds.Word
-    hostname: bounds.Name
-    boot_id: bounds.Word
-    pid_ns: bounds.Word
-    net_ns: bounds.Word
+    version: wire_types.Word
+    python: wire_types.Path | None
+    python_version: wire_types.Word
+    hostname: wire_types.Name
+    boot_id: wire_types.Word
+    pid_ns: wire_types.Word
+    net_ns: wire_types.Word
     uid: Annotated[int, integer(0, 1 << 32)]
-    user: bounds.Name
-    home: bounds.Path | None
-    shell: bounds.Path | None
-    state_root: bounds.Path | None
+    user: wire_types.Name
+    home: wire_types.Path | None
+    shell: wire_types.Path | None
+    state_root: wire_types.Path | None
     mono: float
     wall: float
     cores: Annotated[int, integer(1, 1 << 20)]
-    memory: bounds.Bytes
-    machine: bounds.Word
-    kernel: bounds.Word
+    memory: wire_types.Bytes
+    machine: wire_types.Word
+    kernel: wire_types.Word
     gpus: GpuCount | None
     addresses: Annotated[list[NetworkAddress], MaxItems(4096)]
-    reached_at: bounds.Address | None
+    reached_at: wire_types.Address | None
     rdma: bool
     logind: LogindSettings | None
     home_is_network: bool
     login: Annotated[
-        dict[bounds.ShortText, Annotated[str, string(MAX_LOGIN_VALUE_CHARS)]], MaxItems(len(LOGIN_VARIABLES))
+        dict[wire_types.ShortText, Annotated[str, string(MAX_LOGIN_VALUE_CHARS)]], MaxItems(len(LOGIN_VARIABLES))
     ]
 
 
 class Preamble(TypedDict):
     """What the bootstrap script reports before the first frame."""
 
-    python: bounds.Path
-    version: bounds.ShortText
+    python: wire_types.Path
+    version: wire_types.ShortText
 
 
 class NoArguments(TypedDict):
@@ -299,7 +299,7 @@ class ShellScriptArguments(ProgramArguments):
 class ShellScriptAnswer(TypedDict):
     """The script on the node. It removes itself."""
 
-    path: bounds.WatchedPath
+    path: wire_types.WatchedPath
 
 
 class CancelArguments(TypedDict):
@@ -311,10 +311,10 @@ class CancelArguments(TypedDict):
 class WorkerState(TypedDict):
     """A worker of the newest attempt, and whether it lives."""
 
-    rank: bounds.Rank
-    local_rank: NotRequired[bounds.Rank]
-    pid: bounds.Pid
-    start_time: bounds.StartTime
+    rank: wire_types.Rank
+    local_rank: NotRequired[wire_types.Rank]
+    pid: wire_types.Pid
+    start_time: wire_types.StartTime
     alive: bool
 
 
@@ -322,10 +322,10 @@ class StatusAnswer(TypedDict):
     """The state of a run on a node: `state` from its journal, `remaining` the processes that could not be ended."""
 
     supervisor: bool
-    epoch: bounds.Epoch | None
-    attempt: bounds.Attempt
-    state: bounds.Word
-    seq: NotRequired[bounds.Seq]
+    epoch: wire_types.Epoch | None
+    attempt: wire_types.Attempt
+    state: wire_types.Word
+    seq: NotRequired[wire_types.Seq]
     workers: Annotated[list[WorkerState], MaxItems(4096)]
     remaining: SurvivingProcesses
 
@@ -333,17 +333,17 @@ class StatusAnswer(TypedDict):
 class RunSummary(TypedDict, total=False):
     """A run with files or processes on a node. Times are the node's wall clock (seconds), `grace` is in seconds."""
 
-    run: Required[bounds.Name]
-    node: bounds.Name
-    name: bounds.Name
+    run: Required[wire_types.Name]
+    node: wire_types.Name
+    name: wire_types.Name
     live: Required[bool]
     supervisor: bool
-    state: bounds.Word
-    epoch: bounds.Epoch | None
-    attempt: bounds.Attempt
-    workdir: bounds.Path | None
-    grace: bounds.NonNegative | None
-    gpus: Annotated[list[bounds.GpuIndex], MaxItems(bounds.MAX_DEVICES)] | None
+    state: wire_types.Word
+    epoch: wire_types.Epoch | None
+    attempt: wire_types.Attempt
+    workdir: wire_types.Path | None
+    grace: wire_types.NonNegative | None
+    gpus: Annotated[list[wire_types.GpuIndex], MaxItems(wire_types.MAX_DEVICES)] | None
     started: float | None
     finished: float | None
     remaining: SurvivingProcesses
@@ -367,23 +367,23 @@ class FactGroup(TypedDict, total=False):
     If the collector hung, also its process: pid, state, kernel function, and whether even SIGKILL did not end it.
     """
 
-    status: Required[bounds.Word]
-    reason: bounds.Reason | None
-    data: bounds.Data
+    status: Required[wire_types.Word]
+    reason: wire_types.Reason | None
+    data: wire_types.Data
     ms: float | None
-    pid: bounds.Pid
-    state: bounds.ProcessFlags | None
-    wchan: bounds.Name | None
+    pid: wire_types.Pid
+    state: wire_types.ProcessFlags | None
+    wchan: wire_types.Name | None
     abandoned: bool
 
 
 class StuckProcess(TypedDict, total=False):
     """A process of the probe that cannot be ended."""
 
-    group: bounds.Word
-    pid: bounds.Pid
-    state: bounds.ProcessFlags | None
-    wchan: bounds.Name | None
+    group: wire_types.Word
+    pid: wire_types.Pid
+    state: wire_types.ProcessFlags | None
+    wchan: wire_types.Name | None
 
 
 class Facts(TypedDict, total=False):
@@ -391,7 +391,7 @@ class Facts(TypedDict, total=False):
 
     schema: int
     ms: float
-    groups: Required[Annotated[dict[bounds.Word, FactGroup], MaxItems(256)]]
+    groups: Required[Annotated[dict[wire_types.Word, FactGroup], MaxItems(256)]]
     time: float
     stuck: Annotated[list[StuckProcess], MaxItems(256)]
 
@@ -399,7 +399,7 @@ class Facts(TypedDict, total=False):
 class ListenAnswer(TypedDict):
     """The port on which the node now listens."""
 
-    port: bounds.Port
+    port: wire_types.Port
 
 
 class ConnectAnswer(TypedDict, total=False):
@@ -407,11 +407,11 @@ class ConnectAnswer(TypedDict, total=False):
 
     ok: Required[bool | None]
     ms: float | None
-    error: bounds.LongText | None
-    source: bounds.Address | None
-    payload: bounds.Bytes | None
-    sent: bounds.Bytes | None
-    received: bounds.Bytes | None
+    error: wire_types.LongText | None
+    source: wire_types.Address | None
+    payload: wire_types.Bytes | None
+    sent: wire_types.Bytes | None
+    received: wire_types.Bytes | None
     still: float | None
 
 
@@ -422,11 +422,11 @@ class ManifestAnswer(TypedDict):
     uses the workdir (`user`). Without it the first needed files that something on the node has changed (`edited`).
     """
 
-    need: Annotated[list[bounds.FileNumber], MaxItems(1 << 22)]
-    edited: NotRequired[Annotated[list[bounds.Path], MaxItems(100)]]
+    need: Annotated[list[wire_types.FileNumber], MaxItems(1 << 22)]
+    edited: NotRequired[Annotated[list[wire_types.Path], MaxItems(100)]]
     going: NotRequired[int]
-    gone: NotRequired[Annotated[list[bounds.Path], MaxItems(100)]]
-    user: NotRequired[bounds.Name | None]
+    gone: NotRequired[Annotated[list[wire_types.Path], MaxItems(100)]]
+    user: NotRequired[wire_types.Name | None]
 
 
 class CopyAnswer(TypedDict):
@@ -435,39 +435,41 @@ class CopyAnswer(TypedDict):
     If `name` is given, it replaces the first part of each path.
     """
 
-    need: Annotated[list[bounds.FileNumber], MaxItems(1 << 22)]
-    folder: bounds.Path
-    name: bounds.Path | None
+    need: Annotated[list[wire_types.FileNumber], MaxItems(1 << 22)]
+    folder: wire_types.Path
+    name: wire_types.Path | None
 
 
 class ReceiveAnswer(TypedDict, total=False):
     """The bytes that the node has written, and the hash of all the code that is there now."""
 
     written: int
-    hash: bounds.Digest | None
+    hash: wire_types.Digest | None
 
 
 class FetchAnswer(TypedDict):
     """Path, size (bytes) and mode of each file that was sent."""
 
-    files: Annotated[list[tuple[bounds.Path, bounds.Bytes, Annotated[int, integer(0, 1 << 16)]]], MaxItems(1 << 20)]
+    files: Annotated[
+        list[tuple[wire_types.Path, wire_types.Bytes, Annotated[int, integer(0, 1 << 16)]]], MaxItems(1 << 20)
+    ]
 
 
 class Checkpoint(TypedDict):
     """A complete checkpoint: `mtime` and `size` (bytes) are those of its newest file."""
 
-    path: bounds.Path
+    path: wire_types.Path
     mtime: float
-    size: NotRequired[bounds.Bytes]
+    size: NotRequired[wire_types.Bytes]
 
 
 class CheckpointFile(TypedDict):
     """A file of a checkpoint, relative to the folder that holds the checkpoint; `sha256` is empty if not requested."""
 
-    name: bounds.Path
+    name: wire_types.Path
     mtime: float
-    size: bounds.Bytes
-    sha256: bounds.Digest
+    size: wire_types.Bytes
+    sha256: wire_types.Digest
 
 
 class CheckpointsAnswer(TypedDict, total=False):
@@ -478,7 +480,7 @@ class CheckpointsAnswer(TypedDict, total=False):
     """
 
     found: Required[Annotated[list[Checkpoint], MaxItems(5000)]]
-    versions: Annotated[list[tuple[float, bounds.Bytes]], MaxItems(1 << 20)]
+    versions: Annotated[list[tuple[float, wire_types.Bytes]], MaxItems(1 << 20)]
     network: bool
     files: Annotated[list[CheckpointFile], MaxItems(1 << 17)]
 
@@ -486,38 +488,38 @@ class CheckpointsAnswer(TypedDict, total=False):
 class CodeAnswer(TypedDict, total=False):
     """The hash of the synced code, or the hash of each source file."""
 
-    hash: bounds.Digest | None
-    files: Annotated[dict[bounds.Path, bounds.Digest], MaxItems(1 << 18)]
+    hash: wire_types.Digest | None
+    files: Annotated[dict[wire_types.Path, wire_types.Digest], MaxItems(1 << 18)]
 
 
 class PrepareAnswer(TypedDict, total=False):
     """The resources of a prepared attempt."""
 
-    ports: Required[Annotated[list[bounds.Port], MaxItems(1024)]]
-    run_dir: bounds.Path
-    python: bounds.Path | None
+    ports: Required[Annotated[list[wire_types.Port], MaxItems(1024)]]
+    run_dir: wire_types.Path
+    python: wire_types.Path | None
 
 
 class ReadAnswer(TypedDict):
     """A piece of a file (`data` in base64), and the size of the file."""
 
-    offset: bounds.Bytes
-    size: bounds.Bytes
-    first_valid: NotRequired[bounds.Bytes | None]
-    data: bounds.FileData
+    offset: wire_types.Bytes
+    size: wire_types.Bytes
+    first_valid: NotRequired[wire_types.Bytes | None]
+    data: wire_types.FileData
 
 
 class CleanAnswer(TypedDict):
     """The bytes that were freed."""
 
-    bytes: bounds.Bytes
+    bytes: wire_types.Bytes
 
 
 class ExecAnswer(TypedDict):
     """The exit of a program, and whether its time was over."""
 
-    exit_code: bounds.ProgramExitCode | None
-    signal: bounds.Signal | None
+    exit_code: wire_types.ProgramExitCode | None
+    signal: wire_types.Signal | None
     timed_out: NotRequired[bool]
 
 
@@ -528,7 +530,7 @@ class NoAnswer(TypedDict):
 class ErrorAnswer(TypedDict):
     """The error with which a node refuses a command."""
 
-    kind: bounds.Word
+    kind: wire_types.Word
     message: Annotated[str, string(1 << 20)]
     hint: NotRequired[Annotated[str, string(1 << 20)] | None]
 
@@ -539,26 +541,26 @@ class HeartbeatAnswer(TypedDict):
     beat: int
     wall: float
     mono: float
-    boot: bounds.Word
+    boot: wire_types.Word
 
 
 class EventPush(TypedDict):
     """An event of a run's journal; `events` has its types."""
 
-    run: bounds.Name
+    run: wire_types.Name
     event: NoAnswer
 
 
 class StreamPush(TypedDict):
     """The file of a run that a stream of the agent carries."""
 
-    run: bounds.Name
-    file: bounds.ShortText
+    run: wire_types.Name
+    file: wire_types.ShortText
     stream: Annotated[int, integer(FIRST_AGENT_STREAM, (FIRST_AGENT_STREAM << 1) - 1)]
 
 
 class AttemptsReplicatedPush(TypedDict):
     """The head has everything of the attempts below `before`."""
 
-    run: bounds.Name
+    run: wire_types.Name
     before: Annotated[int, integer(0, 1 << 31)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.formatting import duration_text
-from clusterctl.health import driver_errors
+from clusterctl.health import gpu_library_errors
 from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import AMD, NVIDIA, Action, Outcome, fail, needs_root, ok, warn
@@ -70,7 +70,7 @@ def _speaking(view: NodeView) -> str | None:
         for field in speaking:
             if gpus.read_value(device, field) is not None:
                 read.add(field)
-            elif device.get("err", {}).get(field) not in (driver_errors.UNSUPPORTED, *driver_errors.MEANINGS):
+            elif device.get("err", {}).get(field) not in (gpu_library_errors.UNSUPPORTED, *gpu_library_errors.MEANINGS):
                 return None
     names = [words for field, words in speaking.items() if field in read] + ["that they answer"]
     return f"{', '.join(names)}: {len(gpus.list_used_gpus(view))} GPUs speak for themselves"

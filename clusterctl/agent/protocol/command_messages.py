@@ -1,8 +1,8 @@
 """The commands that a controller sends to a node, and the messages and errors that answer them. No I/O, no clock.
 
-A request carries the epoch of the controller and gets one answer with its id. `command_types` has the arguments and the
-answer of each command; docs/protocol.md describes streams and pushes. A peer ignores fields that it does not know, so
-either side may add some.
+A request carries the epoch of the controller and gets one answer with its id. `command_payload_types` has the arguments
+and the answer of each command; docs/protocol.md describes streams and pushes. A peer ignores fields that it does not
+know, so either side may add some.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules for paths: who may write a file, which folders must not be sent to nodes, and the default workdir.
+"""Safety of paths: who may write a file, and which folders must not be sent to nodes.
 
 A cluster file decides what runs, so it must belong to the user or to root, and nobody else may write it. A home is no
 code, and holds files that nobody else may have.
@@ -11,7 +11,6 @@ import os
 import pwd
 import shlex
 import stat
-import zlib
 from collections.abc import Iterator
 
 
@@ -122,24 +121,3 @@ def _list_homes(owner: int) -> Iterator[str]:
         # The entries of daemons may name any folder.
         if home.startswith("/") and real != "/":
             yield real
-
-
-_WORKDIR_ROOT = "~/.local/share/clusterctl/work"
-
-
-def build_default_workdir(name: str, folder: str) -> str:
-    """Return the default folder of the code on other machines.
-
-    Args:
-        name: Name of the cluster file. Two checkouts may share it, as it defaults to the name of their folder.
-        folder: Absolute path of the cluster file's folder, which distinguishes such checkouts.
-    """
-    return f"{_WORKDIR_ROOT}/{name}-{zlib.crc32(os.fsencode(folder)):08x}"
-
-
-def rename_workdir(workdir: str | None, old: str, new: str) -> str | None:
-    """Return the default workdir of cluster `old` for a cluster named `new`; a workdir that a person chose stays."""
-    ours = f"{_WORKDIR_ROOT}/{old}-"
-    return (
-        workdir if workdir is None or not workdir.startswith(ours) else f"{_WORKDIR_ROOT}/{new}-{workdir[len(ours) :]}"
-    )

@@ -17,8 +17,8 @@ from clusterctl.agent.node_state.journal import JournalCache
 from clusterctl.agent.node_state.output_offsets import OffsetTable
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.processes import run_processes
-from clusterctl.agent.protocol import commands, evidence_files, requests, run_files
-from clusterctl.agent.protocol.commands import Command, ErrorKind
+from clusterctl.agent.protocol import command_messages, evidence_files, requests, run_files
+from clusterctl.agent.protocol.command_messages import Command, ErrorKind
 from clusterctl.agent.serve import workdirs
 from clusterctl.agent.serve.follow_sender import FollowSender
 from clusterctl.agent.serve.run_summary import (
@@ -29,14 +29,14 @@ from clusterctl.agent.serve.run_summary import (
     summarize_run,
 )
 from clusterctl.agent.serve.supervisor_link import SupervisorLink
-from clusterctl.agent.watch import evidence
+from clusterctl.agent.watch import rank_evidence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.node_state.journal import NodeState
-    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol import command_payload_types
     from clusterctl.agent.protocol.frames import Message
     from clusterctl.agent.protocol.record_types import RankProcess
     from clusterctl.agent.serve.session import Handler, Result, Session
@@ -80,11 +80,11 @@ class RunCommands:
 
     # --- the runs of this controller
 
-    def _get_run(self, arguments: command_types.RunArguments) -> RunDir:
+    def _get_run(self, arguments: command_payload_types.RunArguments) -> RunDir:
         """Return the run that a request names, whether it exists or not."""
         return RunDir(self._session.root, str(arguments["run"]), str(arguments["node"]))
 
-    def find_run(self, arguments: command_types.RunArguments) -> RunDir:
+    def find_run(self, arguments: command_payload_types.RunArguments) -> RunDir:
         """Return the run that a request names.
 
         Raises:
@@ -92,7 +92,9 @@ class RunCommands:
         """
         run = self._get_run(arguments)
         if not os.path.isdir(run.path):
-            raise commands.RequestError(ErrorKind.NOT_FOUND, f"no run {run.run} of node {run.node} on this machine")
+            raise command_messages.RequestError(
+                ErrorKind.NOT_FOUND, f"no run {run.run} of node {run.node} on this machine"
+            )
         return run
 
     def check_epoch(self, run: RunDir, epoch: int | None) -> None:
@@ -106,7 +108,7 @@ class RunCommands:
         key = (run.run, run.node)
         try:
             fencing.check_epoch(run.epoch, int(epoch))
-        except commands.RequestError:
+        except command_messages.RequestError:
             self._release_run(key)
             raise
         if key not in self._epochs:
@@ -157,7 +159,7 @@ class RunCommands:
     def _make_forwarder(self, command: Command) -> Handler:
         def forward(request_id: int, arguments: Any, epoch: int | None) -> Result:
             if epoch is None:
-                raise commands.RequestError(ErrorKind.BAD_REQUEST, f"`{command.value}` needs an epoch")
+                raise command_messages.RequestError(ErrorKind.BAD_REQUEST, f"`{command.value}` needs an epoch")
             if command is Command.PREPARE:
                 run = self._get_run(arguments)
                 run.make()
@@ -189,7 +191,7 @@ class RunCommands:
         return forward
 
     def _forward_replicated(
-        self, _identity: int, arguments: command_types.ReplicatedArguments, epoch: int | None
+        self, _identity: int, arguments: command_payload_types.ReplicatedArguments, epoch: int | None
     ) -> Result:
         run = self._get_run(arguments)
         key = (run.run, run.node)
@@ -204,7 +206,7 @@ class RunCommands:
         run = self.find_run(arguments)
         self.check_epoch(run, epoch)
         if not os.path.exists(run.journal):
-            raise commands.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} was not prepared on this node")
+            raise command_messages.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} was not prepared on this node")
         self._follow_sender.follow(run, follow)
         if epoch is not None and self._needs_supervisor((run.run, run.node)):
             self._get_link(run).ensure_supervisor()
@@ -213,14 +215,14 @@ class RunCommands:
     # --- answers from the run directories
 
     def _read(
-        self, _identity: int, arguments: command_types.ReadArguments, _epoch: int | None
-    ) -> command_types.ReadAnswer:
+        self, _identity: int, arguments: command_payload_types.ReadArguments, _epoch: int | None
+    ) -> command_payload_types.ReadAnswer:
         run = self.find_run(arguments)
         name = str(arguments["file"])
         output = run_files.parse_attempt_and_rank(name)
         is_index = run_files.parse_attempt_and_rank(name, run_files.format_index_path) is not None
         if output is None and not is_index and name not in (run_files.JOURNAL_FILE, run_files.SAMPLES_FILE):
-            raise commands.RequestError(ErrorKind.BAD_REQUEST, f"no file of a run: `{name}`")
+            raise command_messages.RequestError(ErrorKind.BAD_REQUEST, f"no file of a run: `{name}`")
         offset, length = int(arguments["offset"]), max(0, min(int(arguments["length"]), _MAX_READ_BYTES))
         try:
             if output is None:
@@ -228,7 +230,9 @@ class RunCommands:
             else:
                 piece = _read_output(run, *output, offset, length)
         except FileNotFoundError as error:
-            raise commands.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} has no {name} on this node") from error
+            raise command_messages.RequestError(
+                ErrorKind.NOT_FOUND, f"run {run.run} has no {name} on this node"
+            ) from error
         return {
             "offset": piece.offset,
             "size": piece.size,
@@ -237,12 +241,12 @@ class RunCommands:
         }
 
     def _report_status(
-        self, request_id: int, arguments: command_types.RunArguments, epoch: int | None
-    ) -> command_types.StatusAnswer | None:
+        self, request_id: int, arguments: command_payload_types.RunArguments, epoch: int | None
+    ) -> command_payload_types.StatusAnswer | None:
         run = self.find_run(arguments)
         self.check_epoch(run, epoch)
         state = self.journal_states.read_state(run)
-        answer: command_types.StatusAnswer = {
+        answer: command_payload_types.StatusAnswer = {
             "supervisor": has_supervisor(run),
             "epoch": fencing.read_epoch(run.epoch),
             "attempt": state.attempt,
@@ -263,13 +267,13 @@ class RunCommands:
         )
         return None
 
-    def _list_runs(self, request_id: int, _asked: command_types.NoArguments, _epoch: int | None) -> None:
+    def _list_runs(self, request_id: int, _asked: command_payload_types.NoArguments, _epoch: int | None) -> None:
         states = [(run, self.journal_states.read_state(run)) for run in run_dir.list_run_dirs(self._session.root)]
         # For a run without a supervisor, all processes of the machine must be searched.
         self._session.run_task(request_id, lambda _out: {"runs": [summarize_run(*each) for each in states]})
 
     def _collect_evidence(
-        self, request_id: int, arguments: command_types.EvidenceArguments, _epoch: int | None
+        self, request_id: int, arguments: command_payload_types.EvidenceArguments, _epoch: int | None
     ) -> None:
         run = self.find_run(arguments)
         state = self.journal_states.read_state(run)
@@ -290,7 +294,7 @@ class RunCommands:
 
         def collect(_out: HelperOutput) -> Mapping[str, object]:
             end = time.monotonic() + seconds
-            collected = evidence.collect_evidence(
+            collected = rank_evidence.collect_evidence(
                 workers, run.status_dir(state.attempt), folder, end, chosen=wanted_ranks is not None
             )
             evidence_files.remove_middle_stalls(run.file("evidence"))
@@ -298,7 +302,7 @@ class RunCommands:
 
         self._session.run_task(request_id, collect)
 
-    def _clean(self, request_id: int, arguments: command_types.RunArguments, epoch: int | None) -> None:
+    def _clean(self, request_id: int, arguments: command_payload_types.RunArguments, epoch: int | None) -> None:
         run = self._get_run(arguments)
         if not os.path.isdir(run.path) and (code := workdirs.find_removable_code(run)) is not None:
             # The start of the run failed after the sync and before anything else on this node.
@@ -331,13 +335,13 @@ def _remove_run(run: RunDir, state: NodeState) -> int:
         RequestError: A process of the run still lives.
     """
     if has_supervisor(run) and state.state not in ("finished", "swept", "new"):
-        raise commands.make_refused_error(
+        raise command_messages.make_refused_error(
             f"run {run.run} still has a supervisor on this node", "`clusterctl down` ends it"
         )
     running = find_remaining_processes(run, state)
     if running:
         names = ", ".join(str(one.pid) for one in running[:5])
-        raise commands.make_refused_error(
+        raise command_messages.make_refused_error(
             f"processes of run {run.run} still live on this node: {names}", "`clusterctl down` ends them"
         )
     # A run whose end was never reported may have files on the tmpfs; its directory names them.

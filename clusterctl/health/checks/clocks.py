@@ -1,0 +1,78 @@
+"""The clocks of the nodes: their differences, and the daemon that sets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from clusterctl.health.check import ClusterView, NodeView, cluster_check, node_check, remedy
+from clusterctl.health.model import Action, Outcome, fail, ok, unknown, warn
+
+_CLOCK_FAMILY = "Clocks"
+
+
+@remedy(Action.FIX_CONFIG, "Set the clock (`sudo chronyc makestep`) and keep a time daemon running")
+@cluster_check("net.clock_skew", _CLOCK_FAMILY, thresholds={"warn": 1.0, "fail": 30.0})
+def check_clock_skew(view: ClusterView) -> Outcome | list[Outcome]:
+    """Clocks agree: certificates, caches and file times depend on it.
+
+    Logs do not: clusterctl never orders events by them.
+
+    Source: the node's clock against the controller's, measured over the connection with a bound of its error
+    Healthy: within `warn` seconds of the median of all nodes and the head; FAIL above `fail` seconds. The measurement
+        error counts in favour of the node
+    """
+    clocks = {n.node: n.controller.get("clock") or {} for n in view.views}
+    measured = {node: clock for node, clock in clocks.items() if clock.get("offset") is not None}
+    if not measured:
+        return unknown("no clock was measured")
+    offsets = [clock["offset"] for clock in measured.values()]
+    # The head votes too, so that one of two nodes can be told to be the odd one.
+    reference = 0.0 if len(offsets) == 1 else median([*offsets, 0.0])
+    odd = []
+    for node, clock in measured.items():
+        difference = clock["offset"] - reference
+        certain = abs(difference) - (clock.get("error") or 0.0)
+        if certain > view.limit("warn"):
+            say = fail if certain > view.limit("fail") else warn
+            message = f"clock {abs(difference):.1f} s {'ahead' if difference > 0 else 'behind'}"
+            odd.append(say(message, node=node, value=round(difference, 3), expected=view.limit("warn")))
+    which = "its clock agrees" if len(measured) == 1 else f"{len(measured)} clocks agree"
+    return odd or ok(f"{which} within {max(abs(x - reference) for x in offsets):.3f} s")
+
+
+@remedy(
+    Action.FIX_CONFIG, "`sudo systemctl enable --now chronyd`, and see that it reaches its servers (`chronyc tracking`)"
+)
+@node_check("host.time_daemon", _CLOCK_FAMILY, severity="WARN", group="host", thresholds={"error": 16.0, "agree": 0.5})
+def check_time_daemon(view: NodeView) -> Iterator[Outcome]:
+    """A time daemon, or the host of a virtual machine, sets the clock.
+
+    Source: adjtimex: the bound that the kernel has for the clock's error (as systemd's timedatectl does; no root, and
+        in containers too); process list; the node's clock against the head's
+    Healthy: the bound is below `error` seconds: it is 16 s if no daemon sets the clock. With a larger bound, a clock
+        within `agree` seconds of the head's passes too (the host of a virtual machine may set it), and the finding says
+        so
+    """
+    bound, daemon = view.group().data.get("clock_error"), view.group("procs").data.get("time_daemon")
+    who = f" by {daemon}" if daemon else ""
+    if bound is not None and bound < view.limit("error"):
+        yield ok(f"the clock is kept{who}, within {bound:.3f} s", value=bound)
+    elif bound is None and daemon:
+        yield ok(f"{daemon} is running")
+    elif (apart := _from_head(view)) is not None and apart <= view.limit("agree"):
+        seen = f"{daemon} has not set the clock" if daemon else "no time daemon is seen"
+        yield ok(f"{seen}, but it agrees with the head's within {apart:.3f} s", value=apart)
+    elif bound is None and view.group("procs").status != "ok":
+        yield unknown("neither the kernel nor the process list tells who keeps the clock")
+    else:
+        seen = f"{daemon} runs and has not set the clock" if daemon else "no time daemon is running"
+        yield warn(seen, value=bound)
+
+
+def _from_head(view: NodeView) -> float | None:
+    """Return the largest possible difference of the node's clock from the head's, or `None` if it was not measured."""
+    clock = view.controller.get("clock") or {}
+    if clock.get("offset") is None:
+        return None
+    return abs(float(clock["offset"])) + float(clock.get("error") or 0.0)
