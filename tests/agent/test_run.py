@@ -76,7 +76,7 @@ def test_a_worker_of_a_node_named_by_an_ipv6_address_is_watched_and_finds_nothin
     talk.ask(Command.START, **node.where, attempt=0, workers=[worker])
     talk.wait_for("swept")
     ours = Path(inject.get_shim_folder(str(node.home / "state/clusterctl")))
-    expected = f"True {[str(ours), str(ours / 'lib')]}\n".encode()
+    expected = f"True {[str(ours), str(ours / '_clusterctl_lib')]}\n".encode()
     talk.until(lambda: len(talk.files.get("attempt-0/rank-0.log", b"")) >= len(expected))
     assert talk.files["attempt-0/rank-0.log"] == expected
 
