@@ -113,7 +113,7 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
     # What only reports the end of something else, or is said in passing, may be followed by another reason.
     is_own = (
         found.weight == 3
-        or (cls is Class.KILLED and forms.ENDED_BY_SIGNAL not in found.text)
+        or (cls is Class.KILLED and not forms.ENDED_BY_SIGNAL.search(found.text))
         or (name is not None and cls is Class.SIGNAL)
         or (exit_code == 127 and cls is Class.COMMAND_NOT_FOUND)
     )
@@ -455,7 +455,7 @@ class _Tracebacks:
         again = "" if told is last or _is_same(told, last) else f" (raised again as {last.text})"
         if told is last and told.link == "during" and not re.match(forms.CONSEQUENCE, chain[-2].text):
             again = f"{_WHILE}{_root_of(chain[:-1]).text[:_LONGEST_PROMPT]})"
-        is_child_death = "died with <Signals." in told.text or forms.ENDED_BY_SIGNAL in told.text
+        is_child_death = "died with <Signals." in told.text or bool(forms.ENDED_BY_SIGNAL.search(told.text))
         is_consequence = re.match(forms.CONSEQUENCE, told.text)
         weight = 1 if is_consequence and (is_child_death or not class_of_words(told.text)) else 3
         table = "\n".join(line.text for line in self._lines[last.at :]) if "ChildFailedError" in last.text else ""

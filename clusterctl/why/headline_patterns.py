@@ -119,7 +119,7 @@ _CLASSES = (
             r"is killed by signal: (?:Killed|Terminated)|signal 9 \(Killed\)",
             r"\bSignal (?:9|15) \(SIG|exitcode: -(?:9|15)\b|died with <Signals\.SIG(?:KILL|TERM): \d+>",
             r"^(?:.*\d )?Killed\b|^Terminated$|\bCANCELLED AT\b|terminated with signal SIG(?:KILL|TERM)",
-            r"SignalException: Process \d+ got signal: \d",
+            r"SignalException: Process \d+ got signal: \d|Received (?:1|2|15) death signal",
             r"return code = -(?:9|15)\b|^KeyboardInterrupt\b|^killed by SIG(?:KILL|TERM|HUP)$",
         ),
     ),
@@ -217,8 +217,8 @@ CONSEQUENCE = _any(
     r".*[Ss]ee (?:the )?(?:root cause|error|stack ?trace|traceback|logs?)s? above",
 )
 """Exceptions that tell of the end of something else."""
-ENDED_BY_SIGNAL = "SignalException: Process "
-"""What torchrun raises if it gets a signal: who sent it has a reason that stands elsewhere."""
+ENDED_BY_SIGNAL = re.compile(r"SignalException: Process |Received \d+ death signal")
+"""What torchrun says if it gets a signal: who sent it has a reason that stands elsewhere."""
 
 # --- other causes
 

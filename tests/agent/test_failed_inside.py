@@ -68,6 +68,13 @@ def test_a_python_that_fails_below_a_shell_that_ends_with_0_is_named(
     assert message in event["error"]["message"]
 
 
+def test_the_first_of_several_pythons_of_a_script_that_failed_is_told(node: Node) -> None:
+    waits = "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit('ended'))\ntime.sleep(60)\n"
+    shell = "python train.py & sleep 1; python waits.py & wait %1; kill %2; wait; exit 1"
+    event = end_of(node, shell, train="import time\ntime.sleep(5)\n" + RAISES, waits=waits)
+    assert event["failed_child"]["message"] == "RuntimeError: boom"
+
+
 def test_what_a_script_says_behind_its_failed_python_is_none_of_its_last_words(node: Node) -> None:
     event = end_of(node, "python train.py; echo EXIT=$?; echo done", train="print('no GPU', flush=True)\nexit(42)\n")
     assert event["tail"] == "no GPU\n"

@@ -252,14 +252,21 @@ def has_watched_python(status_dir: str, rank: int) -> bool:
     return not os.path.isdir(status_dir) or (has_begun and not is_hidden)
 
 
-def read_failed_child(status_dir: str, rank: int) -> ChildFailure | None:
-    """Return the first child process of the Python of a rank that failed, or `None`."""
+def read_failed_child(status_dir: str, rank: int, *, has_failed: bool) -> ChildFailure | None:
+    """Return the first child process of the Python of a rank that failed, or `None`.
+
+    Of a rank that failed, it may also be a Python that a shell has started and that an exception has ended.
+    """
 
     def parse(value: Any) -> ChildFailure | None:
+        record = {"end": "failed", "traceback": "none", **dict(value)}
+        if record["end"] != "failed" or not record["traceback"]:
+            return None
         pid, message = int(value["pid"]), str(value["message"])[:_MAX_MESSAGE_LENGTH]
         return {"pid": pid, "message": message} if 0 < pid < 1 << 31 and message else None
 
-    return _read_rank_record(status_dir, rank, "child", parse)
+    child = _read_rank_record(status_dir, rank, "child", parse)
+    return child or (_read_rank_record(status_dir, rank, "python", parse) if has_failed else None)
 
 
 def read_flight_record(status_dir: str, rank: int) -> list[FlightRecorderEntry] | None:

@@ -128,6 +128,8 @@ class ExitRecord:
             return False
 
     def _write(self, end: str, message: str = "", trace: str = "") -> None:
+        if end == _FAILED and self._has_earlier_failure():
+            return
         record = {
             "pid": self._pid,
             "start_time": self._start_time,

@@ -323,7 +323,7 @@ class Attempt:
             ),
             outside_signal=None if bad or stopped else self._outside_signal(worker.rank, latest),
             worked_alone=has_ended_well and shim_files.has_worked_alone(status_dir, worker.rank),
-            failed_child=None if stopped else shim_files.read_failed_child(status_dir, worker.rank),
+            failed_child=None if stopped else shim_files.read_failed_child(status_dir, worker.rank, has_failed=bad),
             shell_error=shell_error,
             output_failure=output_failure,
             lacks_python=has_ended_well and shim_files.lacks_python(status_dir, worker.rank),
