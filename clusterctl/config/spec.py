@@ -90,21 +90,21 @@ class HostSpec:
     Here ranges are expanded and defaults are merged. `None` stands for what is found when the host is reached.
 
     Attributes:
-        name: The node's name: the host, or `host.N` where one local host is listed more than once.
+        name: The node's name: the host, or `host.N` if a local host is listed more than once.
         host: Host, ssh alias or range.
-        address: What SSH connects to.
+        address: Address that SSH connects to.
         internal_ip: Address that workers meet on.
         user: User to log in as.
         port: Port of sshd.
         identity_file: Private key.
         proxy_jump: Hosts to connect through, as for ssh's ProxyJump.
-        gpus: GPUs: a count, a list of indices, or `auto` for all there are (default).
+        gpus: GPUs: a count, a list of indices, or `auto` for all (default).
         workers: Training processes.
         python: Python that runs the workers.
         workdir: Folder of the code on the node.
         env: Environment of this host's workers, merged over `env`.
         role: `spare` waits to replace a lost node.
-        transport: `local` starts processes here, without SSH; `command` is run here, and ends in a shell on the host.
+        transport: `local` starts processes on the head, without SSH; `command` opens a shell on the host.
     """
 
     name: str
@@ -135,8 +135,8 @@ class SshSpec:
     """How connections are opened.
 
     Attributes:
-        client: Who speaks SSH: `openssh` is your own `ssh`, `auto` turns to it where the built-in client cannot log in.
-        host_keys: What to do with an unknown host key.
+        client: SSH client: `openssh` is your own `ssh`; `auto` uses it if the built-in client cannot log in.
+        host_keys: Whether unknown host keys are refused or accepted.
         known_hosts: Files of known host keys, read beside the user's own.
         connect_timeout: Longest wait for a connection.
         parallel: Connections opened at once.
@@ -172,8 +172,8 @@ class SyncSpec:
 
     Attributes:
         source: Folder to send, relative to the cluster file.
-        exclude: Patterns to leave out, as in .gitignore; they have the last word.
-        max_size: Refuse to send more than this.
+        exclude: Patterns to leave out, as in .gitignore; they win over every .gitignore.
+        max_size: Largest size to send; a larger folder is refused.
     """
 
     source: Annotated[str, KeyInfo(".", "src", unset_text="the file's own")]
@@ -188,8 +188,8 @@ class CheckpointSpec:
     Attributes:
         pattern: Glob of checkpoints, relative to the workdir.
         shared: Whether all nodes see the same files.
-        resume: Whose checkpoints are gone on from: those that appeared in `this run` (default), `any`, also at the
-            start, or `never`.
+        resume: Which checkpoints an attempt resumes from: those of `this run` (default), `any`, also in the first
+            attempt, or `never`.
     """
 
     pattern: Annotated[str | None, KeyInfo("ckpt/step-*")] = None
@@ -202,17 +202,17 @@ class JobSpec:
     """What each worker runs: exactly one of `script`, `module`, `command`.
 
     Attributes:
-        script: Python file, relative to the synced folder; elsewhere on the nodes by its whole path.
+        script: Python file, relative to the synced folder; an absolute path names a file of the nodes.
         module: Python module, as for `python -m`.
-        command: A text for bash, which ends where a command of it fails; or program and arguments (list).
+        command: A text for bash, which ends if one of its commands fails; or program and arguments (list).
         args: Arguments; those after `--` of `up` are appended.
-        prologue: Text for bash that runs before each worker, and ends it where a command of the text fails.
-        framework: Whose environment variables workers get.
-        start_method: How workers begin: each anew, by a `fork` of one process per node that has imported, or `auto`.
-        preload: Installed libraries that are imported once per node if workers are forked; never code of your own.
-        inject: Whether progress is watched from inside the workers.
+        prologue: Text for bash that runs before each worker; the worker ends if a command of the text fails.
+        framework: Framework whose environment variables workers get.
+        start_method: `spawn` starts each worker afresh; `fork` and `auto` fork the workers from one process per node.
+        preload: Installed libraries that a node imports once if it forks its workers; never your own code.
+        inject: Whether clusterctl observes progress from inside the workers.
         grace: Time between the stop signal and SIGKILL.
-        stop_signal: What asks workers to end: `SIGINT` raises KeyboardInterrupt in Python.
+        stop_signal: Signal that asks workers to end; `SIGINT` raises KeyboardInterrupt in Python.
         finish_grace: Longest wait without activity once some ranks have ended.
         max_duration: Longest duration of the run.
         checkpoint: Where checkpoints appear.
@@ -242,9 +242,9 @@ class RestartSpec:
 
     Attributes:
         max_restarts: Attempts after the first.
-        on: What calls for a new attempt.
+        on: Failures that cause a new attempt.
         backoff: Pause before the first restart, doubled up to 5m.
-        window: Count only the restarts of this time.
+        window: Period in which restarts count.
         never_codes: Exit codes that end the run at once.
     """
 
@@ -265,9 +265,9 @@ class StallSpec:
     """When a run counts as stalled, and what happens then.
 
     Attributes:
-        timeout: Time without activity.
+        timeout: Time without activity after which a run is stalled.
         startup_timeout: The same, before the first step.
-        action: What to do with a stalled run.
+        action: Reaction to a stalled run.
         watch: Globs of files whose growth is activity, relative to the workdir.
     """
 
@@ -285,11 +285,11 @@ class HealthSpec:
     """The severity of findings; docs/health.md lists the checks.
 
     Attributes:
-        expect: What nodes must have.
+        expect: Properties that nodes must have.
         ignore: Checks to ignore, everywhere or `check@node`.
-        severity: Other weight for a check.
-        required: Checks that fail where they cannot look.
-        thresholds: Other limits for a check.
+        severity: Severity of a check's findings, in place of its own.
+        required: Checks whose UNKNOWN counts as FAIL.
+        thresholds: Limits of a check, in place of its own.
     """
 
     expect: Annotated[dict[str, Any], KeyInfo({"gpu_model": "NVIDIA H100*", "driver": "570.*"})] = field(
@@ -312,7 +312,7 @@ class LogsSpec:
 
     Attributes:
         max_size: Longest output file; older replicated bytes go first.
-        reserve: Disk space kept free for output.
+        reserve: Disk space reserved for output.
     """
 
     max_size: Annotated[SizeOrNone, KeyInfo("10GiB", "none")] = None
@@ -321,13 +321,13 @@ class LogsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultsSpec:
-    """What is fetched from the nodes at the end of a run. Here `to` is absolute.
+    """Files that the controller fetches from the nodes at the end of a run. Here `to` is absolute.
 
     Attributes:
         patterns: Files and folders, relative to the workdir.
-        to: Folder for a folder a run, relative to the cluster file.
-        when: After which ends.
-        max_size: What a node may send at most.
+        to: Folder with a subfolder for each run, relative to the cluster file.
+        when: Ends of a run after which files are fetched.
+        max_size: Largest size that a node may send.
     """
 
     patterns: Annotated[Texts, KeyInfo(["ckpt/best*", "metrics.json"])]
@@ -338,11 +338,11 @@ class ResultsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretSpec:
-    """Where a secret's value comes from: exactly one of the two.
+    """The source of a secret's value: exactly one of the two.
 
     Attributes:
-        env: Environment variable here, where clusterctl is started.
-        file: File here that holds the value.
+        env: Environment variable of the head.
+        file: File on the head with the value.
     """
 
     env: Annotated[str | None, KeyInfo("HF_TOKEN")] = None
@@ -351,7 +351,7 @@ class SecretSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerLossSpec:
-    """What nodes do when no controller is heard.
+    """What nodes do without a controller.
 
     Attributes:
         stop_after: Stop the run after this silence.
@@ -369,19 +369,19 @@ class ClusterSpec:
     the number of workers with which a run may begin (`up --min-nodes`); `None` stands for all.
 
     Attributes:
-        name: Name of runs.
+        name: Name of the runs.
         hosts: Machines, in order of node rank: text, a mapping of host to GPUs, or a list.
         ssh: How connections are opened.
         network: How workers meet.
         sync: Which code goes to the nodes, or `none`.
         env: Environment of all workers.
-        secrets: Values that are never shown nor stored.
+        secrets: Values that clusterctl never shows or stores.
         job: What each worker runs.
-        results: What is fetched from the nodes at the end of a run.
+        results: Files to fetch from the nodes at the end of a run.
         restart: When a run is tried again.
         on_controller_loss: `keep` the run (default), or stop it after a time.
         stall: When a run counts as stalled.
-        health: How findings are weighed.
+        health: The severity of findings.
         logs: Bounds of output files.
     """
 
