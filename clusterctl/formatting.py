@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def format_duration(seconds: float) -> str:
@@ -55,6 +59,14 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def group_pairs(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the second values of pairs by the first, in the order in which they come."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.formatting import duration_text, format_duration, name_ranks, plural
+from clusterctl.formatting import duration_text, format_duration, group_pairs, name_ranks, plural
 from clusterctl.logs.failure_tails import select_cause_lines
 from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.line import LogLine
@@ -240,12 +240,11 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
 
 def _stopped_lines(stopped: Sequence[WorkerState]) -> list[str]:
     """Return the stopped ranks by exit code: an unexpected code may have the same cause as the first failure."""
-    groups: dict[str, list[WorkerState]] = {}
-    for worker in stopped:
-        code = worker.exit_code
-        how = "stopped by clusterctl" if code in _SIGTERM_CODES else f"exit code {code} while being stopped"
-        groups.setdefault(how, []).append(worker)
-    return [f"{how}: {name_ranks(w.rank for w in group)}" for how, group in groups.items()]
+    codes = group_pairs((None if w.exit_code in _SIGTERM_CODES else w.exit_code, w.rank) for w in stopped)
+    return [
+        f"{'stopped by clusterctl' if code is None else f'exit code {code} while being stopped'}: {name_ranks(ranks)}"
+        for code, ranks in codes.items()
+    ]
 
 
 def _end_line(state: RunState, terminal: Terminal) -> str:

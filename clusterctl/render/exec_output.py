@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ExitCode
-from clusterctl.formatting import plural, signal_name
+from clusterctl.formatting import group_pairs, plural, signal_name
 from clusterctl.logs.sanitize import clean_block
 from clusterctl.render.console import BOLD, Terminal, pad
 
@@ -47,10 +47,7 @@ def clean_lines(block: bytes, terminal: Terminal) -> list[str]:
 
 def _groups(outputs: Mapping[str, bytes]) -> list[tuple[list[str], bytes]]:
     """Return groups of nodes with equal output, in the order of their first nodes, without silent nodes."""
-    groups: dict[bytes, list[str]] = {}
-    for node, output in outputs.items():
-        if output:
-            groups.setdefault(output, []).append(node)
+    groups = group_pairs((output, node) for node, output in outputs.items() if output)
     return [(nodes, output) for output, nodes in groups.items()]
 
 
@@ -89,9 +86,7 @@ def fold_errors(answers: Mapping[str, CommandResult], terminal: Terminal) -> lis
 
 def diff_lines(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
     """Return stdout of most nodes, and how that of the others differs from it."""
-    groups: dict[bytes, list[str]] = {}
-    for node, answer in answers.items():
-        groups.setdefault(answer.stdout, []).append(node)
+    groups = group_pairs((answer.stdout, node) for node, answer in answers.items())
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     if not ordered:
         return []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.formatting import fold_ranks, plural
+from clusterctl.formatting import fold_ranks, group_pairs, plural
 from clusterctl.health.model import Finding, Status
 from clusterctl.render.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Terminal, fit, pad, safe
 from clusterctl.render.sanitize import json_line
@@ -96,11 +96,8 @@ def problems_by_check(
     Checks that could not look, all for the same reason and at the same places, are one group: of a lost GPU nothing
     can be known, so every check of it says the same.
     """
-    groups: dict[tuple[Status, str], list[Finding]] = {}
-    for entry in findings:
-        finding = entry if isinstance(entry, Finding) else finding_from_json(entry)
-        if finding.status in statuses:
-            groups.setdefault((finding.status, finding.check), []).append(finding)
+    every = (entry if isinstance(entry, Finding) else finding_from_json(entry) for entry in findings)
+    groups = group_pairs(((f.status, f.check), f) for f in every if f.status in statuses)
     bodies: dict[tuple[Status, tuple[str, ...]], list[str]] = {}
     for (status, check), members in sorted(groups.items(), key=lambda item: WORST_FIRST.index(item[0][0])):
         body = tuple(_body(members, terminal))
@@ -116,13 +113,8 @@ def problems_by_check(
 
 def _list_root_checks(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
     """Return the checks that need root, once for all nodes with the same checks."""
-    by_node: dict[tuple[str, str | None], list[str]] = {}
-    for finding in findings:
-        if finding.needs_root and not finding.ignored:
-            by_node.setdefault((finding.node or "", finding.hint), []).append(finding.check)
-    alike: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
-    for (node, hint), names in by_node.items():
-        alike.setdefault((tuple(dict.fromkeys(names)), hint), []).append(node)
+    by_node = group_pairs(((f.node or "", f.hint), f.check) for f in findings if f.needs_root and not f.ignored)
+    alike = group_pairs(((tuple(dict.fromkeys(names)), hint), node) for (node, hint), names in by_node.items())
     lines = []
     for (checks, hint), nodes in alike.items():
         place = terminal.style(fold_hosts(nodes), BOLD)
@@ -138,9 +130,7 @@ def _join_checks(checks: Sequence[str]) -> str:
 
 def _body(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
     lines = []
-    nodes: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for (node, message), gpus in _by_message(findings).items():
-        nodes.setdefault((message, tuple(gpus)), []).append(node)
+    nodes = group_pairs(((message, tuple(gpus)), node) for (node, message), gpus in _by_message(findings).items())
     for (message, indices), names in nodes.items():
         where = fold_hosts(name for name in names if name) or "cluster"
         which = f" GPU {fold_ranks(indices)}" if indices else ""
@@ -162,10 +152,7 @@ def _by_message(findings: Sequence[Finding]) -> dict[tuple[str, str], list[int]]
 
 def _list_passed(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
     """Return a line for each check that passed, and each message of it."""
-    by_check: dict[str, list[Finding]] = {}
-    for finding in findings:
-        if finding.status is Status.PASS:
-            by_check.setdefault(finding.check, []).append(finding)
+    by_check = group_pairs((finding.check, finding) for finding in findings if finding.status is Status.PASS)
     widest = max(map(len, by_check), default=0)
     mark = status_sign(Status.PASS, terminal)
     return [
@@ -193,9 +180,7 @@ def _describe_skipped(findings: Sequence[Finding], terminal: Terminal) -> list[s
 
 def _node_lines(nodes: Sequence[NodeHealth], terminal: Terminal) -> list[str]:
     """Return a line for each group of nodes with the same result, in the order of their first nodes."""
-    alike: dict[tuple[Status, tuple[str, ...]], list[str]] = {}
-    for node in nodes:
-        alike.setdefault((node.verdict, _describe_node(node)), []).append(node.node)
+    alike = group_pairs(((node.verdict, _describe_node(node)), node.node) for node in nodes)
     names = {key: safe(fold_hosts(members)) for key, members in alike.items()}
     widest = max(map(count_columns, names.values()), default=0)
     if terminal.width is not None:

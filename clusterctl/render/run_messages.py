@@ -179,8 +179,14 @@ def unreachable_message(event: Link) -> str:
     return "; ".join(parts)
 
 
-SILENT = (node_events.Prepared, node_events.Started, node_events.Exited, node_events.Grouped, node_events.Swept)
-"""Nearly all that nodes tell, and of which `node_news` says nothing."""
+EVENTS_WITHOUT_MESSAGE = (
+    node_events.Prepared,
+    node_events.Started,
+    node_events.Exited,
+    node_events.Grouped,
+    node_events.Swept,
+)
+"""The most frequent events of nodes, for which `node_event_messages` returns nothing."""
 
 
 def node_event_messages(node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from clusterctl.formatting import name_ranks
+from clusterctl.formatting import group_pairs, name_ranks
 from clusterctl.render.console import BOLD, DIM, YELLOW, Terminal, safe
 
 _STATES = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait", "Z": "dead, not waited for"}
@@ -47,10 +47,7 @@ def render_remarks(ranks: Mapping[str, Mapping[str, Any]], terminal: Terminal) -
         ranks: Rank to its evidence, as the nodes gave it.
         terminal: Where it will stand.
     """
-    ranks_of: dict[str, list[int]] = {}
-    for rank, evidence in ranks.items():
-        for text in _remarks(evidence):
-            ranks_of.setdefault(text, []).append(int(rank))
+    ranks_of = group_pairs((text, int(rank)) for rank, evidence in ranks.items() for text in _remarks(evidence))
     word = terminal.style("note", YELLOW)
     return [f"{word}: {name_ranks(members)}: {safe(text)}" for text, members in ranks_of.items()]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl.agent.protocol.record_types import HealthSample
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.formatting import format_duration
+from clusterctl.formatting import format_duration, group_pairs
 from clusterctl.render.console import BOLD, GREEN, RED, YELLOW, Terminal, safe
 from clusterctl.render.log_output import format_rfc3339
 from clusterctl.render.table import Cell, make_columns, render_table
@@ -91,10 +91,7 @@ def render_stats(nodes: Sequence[NodeStats], terminal: Terminal, *, header: bool
 
 def describe_gaps(nodes: Sequence[NodeStats], now: float) -> list[str]:
     """Return notes to the table: missing and old values."""
-    reasons: dict[str, list[str]] = {}
-    for node in nodes:
-        if node.reason and node.status not in ("ok", "absent"):
-            reasons.setdefault(node.reason, []).append(node.node)
+    reasons = group_pairs((n.reason, n.node) for n in nodes if n.reason and n.status not in ("ok", "absent"))
     lines = [f"{safe(fold_hosts(names))}: {safe(reason)}" for reason, names in reasons.items()]
     old = [(n.node, now - n.time) for n in nodes if n.time is not None and now - n.time > STALE_S]
     if len(old) < _FEW:

@@ -8,7 +8,15 @@ from statistics import median
 from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.formatting import duration_text, fold_ranks, format_duration, name_ranks, plural, signal_name
+from clusterctl.formatting import (
+    duration_text,
+    fold_ranks,
+    format_duration,
+    group_pairs,
+    name_ranks,
+    plural,
+    signal_name,
+)
 from clusterctl.render.attempts import attempts_json, describe_next_attempt, render_attempts
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, Terminal, safe
 from clusterctl.render.errors import remaining_lines
@@ -153,9 +161,7 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
 
 def describe_slow_ranks(state: RunState, slow: Mapping[int, str]) -> list[str]:
     """Return lines about slow ranks: ranks of one node with the same reason share a line."""
-    alike: dict[tuple[str, str], list[int]] = {}
-    for rank, reason in slow.items():
-        alike.setdefault((state.workers[rank].node, reason), []).append(rank)
+    alike = group_pairs(((state.workers[rank].node, reason), rank) for rank, reason in slow.items())
     return [
         f"slow: {name_ranks(ranks)} on {safe(node)}, for which the others wait"
         + (f": {safe(reason)}" if reason else "")
@@ -200,9 +206,8 @@ def _node_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
 
 
 def _folded_nodes(view: RunView, terminal: Terminal) -> list[str]:
-    groups: dict[str, list[str]] = {}
-    for node in sorted(view.state.nodes.values(), key=lambda n: n.node_rank):
-        groups.setdefault(view.state.node_phase(node.node).value, []).append(node.node)
+    nodes = sorted(view.state.nodes.values(), key=lambda n: n.node_rank)
+    groups = group_pairs((view.state.node_phase(node.node).value, node.node) for node in nodes)
     columns = make_columns(">NODES", "STATE", "~NAMES")
     rows: list[list[Cell | str]] = [
         [str(len(names)), state_cell(state), fold_hosts(names)] for state, names in groups.items()
@@ -236,9 +241,7 @@ def _number(value: int | None) -> str:
 
 
 def _folded_workers(workers: Sequence[WorkerState], view: RunView, terminal: Terminal) -> list[str]:
-    groups: dict[str, list[WorkerState]] = {}
-    for worker in workers:
-        groups.setdefault(describe_worker(worker), []).append(worker)
+    groups = group_pairs((describe_worker(worker), worker) for worker in workers)
     columns = make_columns("~RANKS", "STATE", ">STEP", "~NODES")
     rows: list[list[Cell | str]] = []
     for text, group in groups.items():

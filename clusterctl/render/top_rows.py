@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median, median_low
 
+from clusterctl.formatting import group_pairs
 from clusterctl.render.run_messages import describe_worker
 from clusterctl.render.stats import HOT_C, STALE_S, GpuStats, NodeStats
 from clusterctl.render.status import RunView, WorkerActivity
@@ -98,9 +99,8 @@ class TopData:
 
 def list_entities(data: TopData) -> list[Entity]:
     """Return all leaves, in order of node and rank."""
-    by_node: dict[str, list[WorkerState]] = {}
-    for worker in data.view.state.workers.values() if data.view else ():
-        by_node.setdefault(worker.node, []).append(worker)
+    every = data.view.state.workers.values() if data.view else ()
+    by_node = group_pairs((worker.node, worker) for worker in every)
     found: list[Entity] = []
     for node in data.nodes:
         workers = sorted(by_node.get(node.node, ()), key=lambda w: w.local_rank)
@@ -135,9 +135,7 @@ def make_rows(data: TopData, entities: Sequence[Entity], level: Level, now: floa
     """Return the rows of a level; of `ALIKE` those that are few come first."""
     if level is Level.RANKS:
         return [Row(entities=[entity]) for entity in entities]
-    nodes: dict[str, list[Entity]] = {}
-    for entity in entities:
-        nodes.setdefault(entity.node.node, []).append(entity)
+    nodes = group_pairs((entity.node.node, entity) for entity in entities)
     if level is Level.NODES:
         return [Row(entities=group) for group in nodes.values()]
     usual = _Baseline(data, entities)

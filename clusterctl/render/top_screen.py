@@ -47,17 +47,13 @@ def render_top(
         terminal: For width and colours.
         height: Lines of the screen.
     """
-    width = terminal.width
-    head = _head(data, now, terminal, width or _WIDE)[: max(1, height - 4)]
-    entities = list_entities(data)
-    room = max(1, height - len(head) - 3)
-    level = order.fold or find_finest_level(entities, room)
+    head, entities, room, level = _lay_out(data, order, now, terminal, height)
     rows = sort_rows(make_rows(data, entities, level, now), order)
     first = max(0, min(order.first, len(rows) - room))
     lines = [
         *head,
         _status_line(data, entities, level, now, terminal),
-        *render_rows(rows[first : first + room], data, width, terminal),
+        *render_rows(rows[first : first + room], data, terminal.width, terminal),
     ]
     lines += [""] * max(0, height - 1 - len(lines))
     foot = _foot(order, first, room, len(rows), terminal)
@@ -66,8 +62,16 @@ def render_top(
 
 def current_level(data: TopData, order: SortState, now: float, terminal: Terminal, height: int) -> Level:
     """Return what a row of the screen represents."""
+    return _lay_out(data, order, now, terminal, height)[3]
+
+
+def _lay_out(
+    data: TopData, order: SortState, now: float, terminal: Terminal, height: int
+) -> tuple[list[str], list[Entity], int, Level]:
+    """Return the lines above the table, its entities, the number of rows that have room, and their level."""
     head = _head(data, now, terminal, terminal.width or _WIDE)[: max(1, height - 4)]
-    return order.fold or find_finest_level(list_entities(data), max(1, height - len(head) - 3))
+    entities, room = list_entities(data), max(1, height - len(head) - 3)
+    return head, entities, room, order.fold or find_finest_level(entities, room)
 
 
 def _head(data: TopData, now: float, terminal: Terminal, width: int) -> list[str]:

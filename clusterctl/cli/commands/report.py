@@ -122,7 +122,7 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
 
     def of_node(heard: NodeNews) -> None:
         node, stamp, event = heard
-        if isinstance(event, run_messages.SILENT):
+        if isinstance(event, run_messages.EVENTS_WITHOUT_MESSAGE):
             return
         lines = formatter.format_node_event(node, stamp, event, reader.state)
         moment = stamp.wall - reader.state.ahead(node)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clusterctl.formatting import group_pairs
 from clusterctl.health.check import ClusterView, NodeView, cluster_check, node_check, remedy
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.checks.machine_kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
@@ -233,9 +234,7 @@ def _pairs(node: NodeView, which: int) -> dict[str, int]:
 
 
 def _odd(places: Mapping[str, Mapping[str, int]], how: str) -> list[Outcome]:
-    by_state: dict[tuple[str, bool], list[str]] = {}
-    for lesser in compare.find_lesser_slots(places):
-        by_state.setdefault((lesser.node, lesser.is_certain), []).append(lesser.index)
+    by_state = group_pairs(((slot.node, slot.is_certain), slot.index) for slot in compare.find_lesser_slots(places))
     return [
         (fail if certain else warn)(f"GPUs {', '.join(pairs[:8])} are {how} on other nodes", node=node, value=pairs)
         for (node, certain), pairs in by_state.items()

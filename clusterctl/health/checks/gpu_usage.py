@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from clusterctl.formatting import plural
+from clusterctl.formatting import group_pairs, plural
 from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import JUDGED, Action, Outcome, fail, ok, warn
@@ -107,10 +107,8 @@ def check_leftover_processes(view: NodeView) -> Iterator[Outcome]:
     Healthy: no process of a run that is over
     """
     live, strange = view.controller.get("live_runs"), view.controller.get("strange_runs") or ()
-    holders: dict[str, list[int]] = {}
-    for entry in view.group().data.get("runs") or []:
-        if entry["run"] != view.controller.get("own_run"):
-            holders.setdefault(entry["run"], []).append(entry["pid"])
+    own, entries = view.controller.get("own_run"), view.group().data.get("runs") or []
+    holders = group_pairs((entry["run"], entry["pid"]) for entry in entries if entry["run"] != own)
     for run, pids in holders.items():
         shown = ", ".join(map(str, pids[:5]))
         hint, many = f"`clusterctl down {run}`", plural(len(pids), "process", "processes")

@@ -18,7 +18,7 @@ from clusterctl.config.field_types import StartMethod
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, HostSpec, SyncSpec, TransportKind
 from clusterctl.errors import ClusterctlError
-from clusterctl.formatting import format_size, plural
+from clusterctl.formatting import format_size, group_pairs, plural
 from clusterctl.plan import environment, launch, layout
 from clusterctl.plan.launch import LaunchPlan
 from clusterctl.plan.layout import get_workdir
@@ -147,10 +147,7 @@ class Launcher:
         return None if newest is None else newest.label
 
     def _warn_about_replaced_variables(self, plan: launch.LaunchPlan) -> None:
-        nodes: dict[str, list[str]] = {}
-        for node in plan.nodes:
-            for sentence in node.replaced_login_variables:
-                nodes.setdefault(sentence, []).append(node.node)
+        nodes = group_pairs((sentence, node.node) for node in plan.nodes for sentence in node.replaced_login_variables)
         for sentence, named in nodes.items():
             self._note(f"{fold_hosts(named)}: {sentence}", "warn")
 

@@ -15,6 +15,7 @@ from clusterctl.config.default_workdir import rename_default_workdir
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, SyncSpec, TransportKind, load_spec
 from clusterctl.errors import ClusterctlError, RefusedError
+from clusterctl.formatting import group_pairs
 from clusterctl.run.nodes.code_manifest import ContentStore, Manifest
 from clusterctl.run.nodes.code_selection import EMPTY_SUBMODULE, ExcludedPath, select_files
 from clusterctl.run.record import state_reader
@@ -40,10 +41,7 @@ def list_sync_warnings(manifest: Manifest, store: ContentStore) -> Iterator[str]
         with store.path(manifest.files[path][2]).open("rb") as file:
             return file.read(MAX_KEY_BYTES)
 
-    alike: dict[tuple[str, str], list[str]] = {}
-    for one in manifest.excluded:
-        if one.remedy:
-            alike.setdefault((one.rule, one.remedy), []).append(one.label)
+    alike = group_pairs(((one.rule, one.remedy), one.label) for one in manifest.excluded if one.remedy)
     for (rule, remedy), paths in alike.items():
         yield f"not sent: {_join_paths(paths)}, {rule}: {remedy}"
     files = [(path, size) for path, (size, mode, _) in manifest.files.items() if mode not in (LINK_MODE, FOLDER_MODE)]
@@ -157,9 +155,7 @@ def _list_named_paths(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
 
 def format_exclusions(excluded: Iterable[ExcludedPath], *, is_complete: bool = False) -> list[str]:
     """Return lines about the excluded paths, by rule: the first few of each rule, or all."""
-    alike: dict[str, list[str]] = {}
-    for one in excluded:
-        alike.setdefault(one.rule, []).append(one.label)
+    alike = group_pairs((one.rule, one.label) for one in excluded)
     if is_complete:
         return [f"left out  {path}  by {rule}" for rule, paths in alike.items() for path in paths]
     return [f"left out  {_join_paths(paths, quote='')}  by {rule}" for rule, paths in alike.items()]

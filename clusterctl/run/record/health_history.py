@@ -15,6 +15,7 @@ from pathlib import Path
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec
+from clusterctl.formatting import group_pairs
 from clusterctl.health.model import Finding, Status
 from clusterctl.run.record.disk_files import make_private_folder, write_atomically
 from clusterctl.run.record.rundir import RunDir
@@ -98,10 +99,7 @@ def _format_name(finding: Finding) -> str:
 
 def describe_new_findings(findings: Sequence[Finding]) -> list[str]:
     """Return new findings in a few lines; equal findings of several nodes share a line."""
-    by_message: dict[tuple[str, str], list[str]] = {}
-    for finding in findings:
-        message = f"{finding.status.value} {finding.check}", finding.message
-        by_message.setdefault(message, []).append(finding.node or "cluster")
+    by_message = group_pairs(((f"{f.status.value} {f.check}", f.message), f.node or "cluster") for f in findings)
     lines = [
         f"new: {check} on {fold_hosts(dict.fromkeys(nodes))}: {text}" for (check, text), nodes in by_message.items()
     ]
