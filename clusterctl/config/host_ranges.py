@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from clusterctl.errors import NotFoundError
+from clusterctl.formatting import group_pairs
 from clusterctl.suggestion import similar
 
 V = TypeVar("V")
@@ -146,10 +147,7 @@ def make_natural_sort_key(name: str) -> tuple[object, ...]:
 
 def group_by_value(values: Mapping[str, V]) -> dict[V, list[str]]:
     """Return the names with equal values, in the order of their first names."""
-    groups: dict[V, list[str]] = {}
-    for name, value in values.items():
-        groups.setdefault(value, []).append(name)
-    return groups
+    return group_pairs((value, name) for name, value in values.items())
 
 
 def fold_hosts(names: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, RunFailed
 from clusterctl.run.controller.attempts import CLEANUP_UNCONFIRMED, StartSequence
 from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.controller.reconnection import Reconnection
-from clusterctl.run.nodes import run_cleanup
+from clusterctl.run.nodes import attempt_start, run_cleanup
 from clusterctl.run.nodes.attempt_start import StartFailure
 from clusterctl.run.nodes.fan_out import Progress, call_all
 from clusterctl.run.record.ownership import ThreadOwnedState
@@ -24,6 +24,8 @@ from clusterctl.session.session import Session
 
 _CONNECT_GRACE_S = 20.0
 """How long the connected nodes wait for the others."""
+_UNSTARTED_STATES = ("new", "prepared", "finished")
+"""The states of a run on a node before its workers were started, or after it has ended."""
 
 
 class Adoption(ThreadOwnedState):
@@ -113,6 +115,7 @@ class Adoption(ThreadOwnedState):
         run = self._run
         self.is_active = False
         run.raise_epoch(max(map(_read_epoch, self._statuses.values()), default=0))
+        self._restore_attempt()
         if run.state.attempt < 0:
             for node, session in self._reached.items():
                 run.join(node, session)
@@ -130,6 +133,20 @@ class Adoption(ThreadOwnedState):
     def _end_controller(self, error: Exception) -> None:
         """End this controller with the error; the run goes on, and another controller may adopt it."""
         raise error
+
+    def _restore_attempt(self) -> None:
+        """Record an attempt that nodes have begun, if a crash of the head lost its event."""
+        run = self._run
+        begun = [
+            status["attempt"]
+            for status in self._statuses.values()
+            if status and status["state"] not in _UNSTARTED_STATES
+        ]
+        number = max(begun, default=-1)
+        attempt = attempt_start.load_attempt_event(run.folder, number) if number > run.state.attempt else None
+        if attempt is not None:
+            run.note(f"the head had lost the begin of attempt {number}, which its nodes know of")
+            run.record(attempt)
 
 
 def _read_epoch(status: StatusAnswer | None) -> int:

@@ -336,3 +336,25 @@ def build_attempt_event(
         resume_from=resume_from,
         newest_checkpoint=None if newest is None else newest.label,
     )
+
+
+def load_attempt_event(run: RunDir, number: int) -> controller_events.Attempt | None:
+    """Return the event of an attempt from its stored plan; `None` if there is no complete plan.
+
+    A plan is on the disk before any of its workers starts.
+    """
+    try:
+        plan = json.loads(run.plan(number).read_text())
+        return controller_events.Attempt(
+            attempt=number,
+            world_size=plan["world_size"],
+            master_addr=plan["master_addr"],
+            master_port=plan["master_port"],
+            nodes=[
+                {**{key: node[key] for key in _PLACE}, "ranks": [worker["rank"] for worker in node["workers"]]}
+                for node in plan["nodes"]
+            ],
+            resume_from=plan["nodes"][0]["workers"][0]["env"].get("CLUSTERCTL_RESUME_FROM"),
+        )
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
