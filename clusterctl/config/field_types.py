@@ -70,7 +70,7 @@ class ResumePolicy(str, Enum):
 
 
 class FetchCondition(str, Enum):
-    """After which ends of a run results are fetched."""
+    """The outcomes of a run after which results are fetched."""
 
     SUCCESS = "success"
     ALWAYS = "always"

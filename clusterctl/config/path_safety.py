@@ -85,7 +85,7 @@ UPLOAD_HINT = "put the code into a folder of its own, and name that as `sync.sou
 
 
 def find_upload_obstacle(folder: str) -> str | None:
-    """Return why a folder must not be sent as code, as a predicate of its name; `None` if it may be sent."""
+    """Return the reason why a folder must not be sent to nodes, such as "is a home"; `None` if it may be sent."""
     real = os.path.realpath(folder)
     if ".ssh" in real.split("/"):
         return "holds the keys of ssh"

@@ -180,7 +180,7 @@ def is_ansible_inventory(text: str) -> bool:
 
 
 def parse_ansible_inventory(text: str) -> list[ListedHost]:
-    """Return each host once, in order.
+    """Return the hosts of an Ansible inventory, each once, in its order.
 
     Raises:
         HostListError: The text is not valid, has no host, or needs something that a cluster file cannot express.

@@ -30,7 +30,7 @@ class HostListError(ValueError):
 
 @dataclass(frozen=True)
 class ListedHost:
-    """A host that is not written in a cluster file yet; `None` leaves a key to what else is known of it.
+    """A host of another tool's list; a key that the list does not have is `None`.
 
     Attributes:
         host: Its name.
@@ -65,7 +65,7 @@ def parse_host_words(text: str) -> list[ListedHost]:
 
 
 def parse_hostfile(text: str) -> list[ListedHost]:
-    """Read a host a line, in the forms of several launchers; see `parse_hostfile_line`.
+    """Parse a hostfile, which has one host on each line; see `parse_hostfile_line` for the forms.
 
     A range may stand for a host, and `#` begins a comment. Slots are workers, and so are lines that name a host again,
     as PBS writes them.

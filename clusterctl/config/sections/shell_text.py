@@ -43,7 +43,7 @@ class Quoting(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TextMistake:
-    """A part of a text that is probably not meant as its reader takes it.
+    """A part of a shell text that bash probably reads differently from what is meant.
 
     Attributes:
         offset: Where it begins, in characters.
@@ -149,7 +149,7 @@ _SHELL_RULES: tuple[tuple[re.Pattern[str], tuple[Quoting, ...], str, str], ...] 
 
 
 def find_shell_mistakes(text: str) -> list[TextMistake]:
-    """Return what bash probably reads otherwise than the author of a text thinks: the first of each kind, in order."""
+    """Return the parts of a text that bash probably reads differently from what is meant: the first of each kind."""
     if len(text) > _LONGEST_TEXT:
         return []
     quoting = classify_characters(text)

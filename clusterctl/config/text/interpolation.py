@@ -53,7 +53,7 @@ _FORMS = (
 
 @dataclass
 class Interpolation:
-    """The variables that interpolation uses.
+    """Fills `${env:NAME}` in the values of a cluster file.
 
     Attributes:
         environ: The variables of this machine.
