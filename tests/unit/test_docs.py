@@ -30,8 +30,8 @@ def test_relative_links_of_a_page_resolve(page: Path) -> None:
     assert not missing
 
 
-def test_the_readme_is_at_most_160_lines() -> None:
-    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 160
+def test_the_readme_is_at_most_140_lines() -> None:
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 140
 
 
 def test_the_page_of_commands_is_not_stale() -> None:
