@@ -76,7 +76,9 @@ def _node(writer: Writer, node: str, ranks: list[int]) -> None:
     told: list[node_events.Event] = [node_events.Prepared(0, [29500])]
     told += [node_events.Started(0, rank, local, 700 + rank, 8) for local, rank in enumerate(ranks)]
     for seq, event in enumerate(told, 1):
-        writer.journal(node, json.loads(node_events.encode_event(node_events.Stamp(seq, 2.0, 2.0, "boot"), event)))
+        writer.append_node_event(
+            node, json.loads(node_events.encode_event(node_events.Stamp(seq, 2.0, 2.0, "boot"), event))
+        )
     inside = {str(rank): {"alive": True, "inside": {"step": 7}} for rank in ranks}
     sample = json.dumps({"kind": "activity", "t": 3.0, "m": 3.0, "attempt": 0, "ranks": inside})
     writer.replicate(node, run_files.SAMPLES_FILE, 0, f"{sample}\n".encode() * 20)

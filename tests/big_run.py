@@ -142,7 +142,7 @@ class _Story:
             late = isinstance(event, (of_node.Stopping, of_node.Exited, of_node.Swept, of_node.Finished))
             at = self._ended if late else self._began
             stamp = of_node.Stamp(seq=seq, wall=at, mono=at - self._began + 1000.0, boot=BOOT)
-            self._writer.journal(node, json.loads(of_node.encode_event(stamp, event)))
+            self._writer.append_node_event(node, json.loads(of_node.encode_event(stamp, event)))
         self._writer.replicate(node, run_files.SAMPLES_FILE, 0, "".join(self._samples(number)).encode())
         for rank in ranks:
             self._output(node, rank)

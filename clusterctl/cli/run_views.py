@@ -22,7 +22,7 @@ from clusterctl.run.record import run_facts, sample_files, state_reader
 from clusterctl.run.record.rundir import RunDir, read_saved_verdict
 from clusterctl.run.record.saved_verdict import read_evidence
 from clusterctl.run.rules import rank_time_shares, why_evidence
-from clusterctl.run.rules.next_action import Limits
+from clusterctl.run.rules.next_action import RunLimits
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.why import slowness
 from clusterctl.why.slowness import LONG_WAIT_S, find_stragglers
@@ -56,7 +56,7 @@ def add_stragglers(run: RunDir, view: RunView, newest: Mapping[str, ActivitySamp
         slow := find_blocking_ranks(run, state)
     ):
         return replace(view, slow=slow)
-    if not rank_time_shares.are_all_counted(newest.values()):
+    if not rank_time_shares.have_all_wait_counts(newest.values()):
         return view
     # One after the other: the ends of all of them together are tens of megabytes.
     ends = ((last, _end(run, node)) for node, last in newest.items())
@@ -156,7 +156,7 @@ def predict_outlook(run: RunDir, state: RunState, *, attended: bool = False) -> 
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stored = json.loads(run.spec.read_text())
         stop_after = (stored["on_controller_loss"] or {}).get("stop_after")
-        limits, last = Limits(stop_after=stop_after, grace=stored["job"]["grace"]), run.find_last_write_time()
+        limits, last = RunLimits(stop_after=stop_after, grace=stored["job"]["grace"]), run.find_last_write_time()
         return predict_unattended(state.phase, time.time() - (last or 0.0), limits.stop_after, limits.fence)
     return Unattended()
 

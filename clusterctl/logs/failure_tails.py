@@ -22,7 +22,7 @@ MAX_FULL_TAILS = 4
 _TRACEBACK = "Traceback (most recent call last)"
 
 
-def default_ranks(world_size: int) -> frozenset[int]:
+def choose_default_ranks(world_size: int) -> frozenset[int]:
     """Return the ranks that are shown in full by default."""
     return frozenset({0}) if world_size else frozenset()
 
@@ -66,7 +66,7 @@ class FailureTails:
         self._done: set[tuple[int, int]] = set()
         self._ends: dict[int, set[tuple[str, ...]]] = {}
 
-    def lines(self, exits: Iterable[tuple[str, float, Exited]]) -> list[LogLine]:
+    def select_lines(self, exits: Iterable[tuple[str, float, Exited]]) -> list[LogLine]:
         """Return the lines to show now, in the order of the exits.
 
         Args:
@@ -118,7 +118,7 @@ def read_failure_tails(
     """
     blocks: dict[tuple[int, tuple[str, ...]], list[FailureLines]] = {}
     for exit_ in exits:
-        lines = failing.lines([exit_])
+        lines = failing.select_lines([exit_])
         if lines and query.attempt in (None, lines[0].attempt):
             texts = tuple(line.text for line in lines)
             blocks.setdefault((lines[0].attempt, texts), []).append(_set_time(run_dir, lines, skew))
@@ -134,7 +134,7 @@ def _set_time(run_dir: str | os.PathLike[str], lines: FailureLines, skew: Skew |
     """Return the lines with the time of the last one, which every view shows."""
     last = lines[-1]
     query = LogQuery(tail=1)
-    streams = open_streams([OutputFiles(run_dir).expect(last.node, last.attempt, last.rank)], query, skew)
+    streams = open_streams([OutputFiles(run_dir).expect_file(last.node, last.attempt, last.rank)], query, skew)
     written = next(read_history(streams, query, flush=True), None)
     return lines if written is None else [line._replace(time=written.time) for line in lines]
 

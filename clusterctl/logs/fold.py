@@ -99,7 +99,7 @@ class LineFolder:
         """Return all waiting lines."""
         return [self._close() for _ in range(len(self._groups))]
 
-    def next_due(self) -> float | None:
+    def find_next_due_time(self) -> float | None:
         """Return when the next line is due, on the caller's clock; `None` if no line waits."""
         return self._groups[0].born + self._window if self._groups else None
 

@@ -122,7 +122,7 @@ class Follower:
         lines = []
         for stream in self._streams:
             bar = stream.has_progress_bar and not stream.closed and stream.offset >= stream.size()
-            text = stream.frame() if bar else None
+            text = stream.find_frame() if bar else None
             frame = self._frames.get(stream)
             if text is None or frame is None:
                 self._frames[stream] = frame = _Frame()

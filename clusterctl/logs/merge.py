@@ -140,9 +140,9 @@ def _batches(stream: OutputStream, end: int, *, flush: bool) -> Iterator[Batch]:
 def _find_bounds(stream: OutputStream, query: LogQuery) -> tuple[int, int]:
     """Return the start and end of the part of a file that may have lines of the selected times."""
     start, end = 0, stream.size()
-    until = None if query.until is None else stream.size_until(query.until)
+    until = None if query.until is None else stream.find_size_until(query.until)
     if until is not None and until < end:
         end = find_line_start(stream.file.path, until)
     if query.since is not None and end:
-        start = find_line_start(stream.file.path, min(end, stream.size_before(query.since)))
+        start = find_line_start(stream.file.path, min(end, stream.find_size_before(query.since)))
     return start, end

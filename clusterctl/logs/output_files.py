@@ -40,7 +40,7 @@ class OutputFiles:
         """Return the output files that are new since the last call, in the order of attempt and rank."""
         return sorted(self._new_files())
 
-    def expect(self, node: str, attempt: int, rank: int) -> OutputFile:
+    def expect_file(self, node: str, attempt: int, rank: int) -> OutputFile:
         """Return an output file whose replica may not exist yet; `discover` will not return it again."""
         node_dir = os.path.join(self._nodes_dir, node)
         path = os.path.join(node_dir, format_output_path(attempt, rank))
@@ -71,7 +71,7 @@ class OutputFiles:
             match = _OUTPUT.fullmatch(name)
             path = os.path.join(folder, name)
             if match and path not in self._known:
-                yield self.expect(node, attempt, int(match[1]))
+                yield self.expect_file(node, attempt, int(match[1]))
 
 
 def _entries(folder: str) -> list[str]:

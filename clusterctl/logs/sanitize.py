@@ -73,7 +73,7 @@ def clean_block(block: bytes) -> list[str]:
 def clean_text(line: str) -> str:
     """Return one line as safe text: the last frame of a progress bar, colours reset at the end, controls escaped."""
     if "\r" in line:
-        line = last_frame(line)
+        line = find_last_frame(line)
     if "\x1b" in line or not line.isascii():
         line = _SEQUENCE.sub(_keep_colours, line)
     if "\x08" in line:
@@ -82,7 +82,7 @@ def clean_text(line: str) -> str:
     return _reset(line) if "\x1b" in line else line
 
 
-def last_frame(line: str) -> str:
+def find_last_frame(line: str) -> str:
     """Return what a terminal would finally show of a line with carriage returns: the last frame with any text."""
     frames = line.split("\r")
     return next((frame for frame in reversed(frames) if not _is_blank(frame)), frames[-1])

@@ -52,18 +52,18 @@ class OutputStream:
     def restart(self, offset: int) -> None:
         """Continue at byte `offset`, the start of a line; drop the unfinished line."""
         self.offset = offset
-        self._mark = self._index.position_of_size(offset + 1)
+        self._mark = self._index.find_position_of_size(offset + 1)
         self._pending = b""
         self._cut = 0
         self._time = float("-inf")
 
-    def size_before(self, time: float) -> int:
+    def find_size_before(self, time: float) -> int:
         """Return a size such that every line that ends beyond it was written at `time` or later."""
-        return self._index.size_before(time + self._skew)
+        return self._index.find_size_before(time + self._skew)
 
-    def size_until(self, time: float) -> int | None:
+    def find_size_until(self, time: float) -> int | None:
         """Return the size of all lines written until `time`; `None` if no record is later."""
-        return self._index.size_until(time + self._skew)
+        return self._index.find_size_until(time + self._skew)
 
     def size(self) -> int:
         """Return the current size of the file; 0 if it does not exist (any more)."""
@@ -96,7 +96,7 @@ class OutputStream:
         finally:
             os.close(handle)
 
-    def frame(self) -> str | None:
+    def find_frame(self) -> str | None:
         """Return what the unfinished last line shows now, or `None` if it shows nothing."""
         return clean_text(self._pending.decode("utf-8", "replace")) or None if self._pending else None
 

@@ -36,16 +36,16 @@ class TimeIndex:
         self._block = b""
         self._block_start = 0
 
-    def position_of_size(self, size: int) -> int:
+    def find_position_of_size(self, size: int) -> int:
         """Return the number of the first record with at least `size` bytes (the number of records if there is none)."""
         return self._bisect(lambda mark: mark.size >= size)
 
-    def size_before(self, time: float) -> int:
+    def find_size_before(self, time: float) -> int:
         """Return a size that the file had before `time`; everything beyond it was written at `time` or later."""
         position = self._bisect(lambda mark: mark.time >= time)
         return self._record(position - 1).size if position else 0
 
-    def size_until(self, time: float) -> int | None:
+    def find_size_until(self, time: float) -> int | None:
         """Return the size of everything written until `time`; `None` if no record is later."""
         position = self._bisect(lambda mark: mark.time > time)
         if position == self._count():

@@ -28,7 +28,7 @@ from clusterctl.render.stacks import find_raised_error, fold_traceback
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.outcome import list_end_warnings
 from clusterctl.run.rules.state import RunState, WorkerState
-from clusterctl.why.verdict import Confidence, Kind, Verdict, verdict_lines
+from clusterctl.why.verdict import Confidence, Kind, Verdict, format_verdict_lines
 
 _ON_A_SCREEN = 100
 """So many lines a person is taken to have before them."""
@@ -274,7 +274,7 @@ def render_why(verdict: Verdict, terminal: Terminal) -> list[str]:
     if verdict.kind is Kind.NONE:
         return [f"{terminal.style(terminal.glyphs.ok, GREEN)} {safe(verdict.summary)}"]
     colour = RED if verdict.confidence in (Confidence.CERTAIN, Confidence.LIKELY) else YELLOW
-    (_, first), *rest = verdict_lines(verdict)
+    (_, first), *rest = format_verdict_lines(verdict)
     head, _, text = first.partition(": ")
     return [
         f"{terminal.style(safe(head), BOLD, colour)}: {safe(text)}",

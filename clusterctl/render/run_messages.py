@@ -16,7 +16,7 @@ from clusterctl.render.console import BOLD, RED, Terminal, safe
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.controller_events import EndDecided, Health, Link, Results, StallChanged
 from clusterctl.run.rules.stall_detection import HINT
-from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerState
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallState, WorkerState
 
 
 def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
@@ -95,7 +95,7 @@ def health_message(event: Health) -> str:
     return f"{word}: {safe(event.message)}" + (f" ({remedy})" if remedy else "")
 
 
-def stall_line(stall: StallView) -> str:
+def stall_line(stall: StallState) -> str:
     """Return the state of a stall: `no progress for 40 s (limit 60 s)`, after `stalled: ` if it is confirmed."""
     return _stall_text(stall.phase, stall.reason, stall.since_s, stall.limit_s)
 

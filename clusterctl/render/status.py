@@ -196,7 +196,7 @@ def _node_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
         [
             node.node,
             str(node.node_rank),
-            state_cell(view.state.node_phase(node.node).value),
+            state_cell(view.state.find_node_phase(node.node).value),
             fold_ranks(node.ranks) or "-",
             node.address or "-",
         ]
@@ -207,7 +207,7 @@ def _node_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
 
 def _folded_nodes(view: RunView, terminal: Terminal) -> list[str]:
     nodes = sorted(view.state.nodes.values(), key=lambda n: n.node_rank)
-    groups = group_pairs((view.state.node_phase(node.node).value, node.node) for node in nodes)
+    groups = group_pairs((view.state.find_node_phase(node.node).value, node.node) for node in nodes)
     columns = make_columns(">NODES", "STATE", "~NAMES")
     rows: list[list[Cell | str]] = [
         [str(len(names)), state_cell(state), fold_hosts(names)] for state, names in groups.items()
@@ -305,7 +305,7 @@ def status_json(view: RunView) -> dict[str, Any]:
         "attempts": attempts_json(state, view.step),
         "nodes": [
             {key: getattr(node, key) for key in ("node", "node_rank", "address")}
-            | {"state": state.node_phase(node.node).value}
+            | {"state": state.find_node_phase(node.node).value}
             for node in nodes
         ],
         "workers": [_worker_json(state.workers[rank], view) for rank in sorted(state.workers)],

@@ -102,19 +102,19 @@ def find_mismatches(snapshots: Mapping[int, RankSnapshot]) -> list[Mismatch]:
     return found
 
 
-def is_in_step(snapshots: Mapping[int, RankSnapshot]) -> bool:
+def are_in_same_collective(snapshots: Mapping[int, RankSnapshot]) -> bool:
     """Return whether all ranks have begun the same operation, and none has ended it."""
     begun = [_list_begun(snapshot) for snapshot in snapshots.values()]
     common = set.intersection(*(set(groups) for groups in begun)) if begun else set()
     return any(len({groups[name] for groups in begun}) == 1 and not begun[0][name][1] for name in common)
 
 
-def current_operation(snapshot: RankSnapshot) -> str | None:
+def find_current_operation(snapshot: RankSnapshot) -> str | None:
     """Return the newest operation that a rank has begun and not ended."""
     return next((entry["op"] for entry in reversed(snapshot.entries or ()) if not entry["done"]), None)
 
 
-def is_in_message(snapshot: RankSnapshot) -> bool:
+def is_in_point_to_point(snapshot: RankSnapshot) -> bool:
     """Return whether the newest operation that a rank has not ended is a message to or from one other rank."""
     return next((entry["p2p"] for entry in reversed(snapshot.entries or ()) if not entry["done"]), False)
 
@@ -125,7 +125,7 @@ def is_in_default_group(snapshot: RankSnapshot) -> bool:
     return begun is not None and not begun[1]
 
 
-def has_counts(snapshots: Mapping[int, RankSnapshot]) -> bool:
+def has_collective_counts(snapshots: Mapping[int, RankSnapshot]) -> bool:
     """Return whether any rank counts its operations."""
     return any(snapshot.entries or snapshot.seq for snapshot in snapshots.values())
 

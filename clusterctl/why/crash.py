@@ -10,8 +10,15 @@ from clusterctl.formatting import fold_ranks
 from clusterctl.why import headline_patterns
 from clusterctl.why.evidence import Evidence, Rank, RankExit
 from clusterctl.why.headline import find_last_words
-from clusterctl.why.stack_position import Activity, StackPosition, is_user_code, locate_rank, name_culprits, short_path
-from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase, shorten
+from clusterctl.why.stack_position import (
+    Activity,
+    StackPosition,
+    is_user_code,
+    locate_rank,
+    name_culprits,
+    shorten_path,
+)
+from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting, format_ranks, shorten
 
 _OUT_OF_MEMORY = "a kernel that lacked memory has `oom-kill` or `Out of memory: Killed process` in its log of that time"
 _WHO_SENDS = (
@@ -49,7 +56,7 @@ def find_user_position(traceback: str | None) -> StackPosition:
     """Return the innermost line of the user's code in a traceback."""
     frames = list(_TRACEBACK_FRAME.finditer(traceback or ""))
     own = [frame for frame in frames if is_user_code(frame["file"])] or frames
-    where = f"{short_path(own[-1]['file'])}:{own[-1]['line']}" if own else None
+    where = f"{shorten_path(own[-1]['file'])}:{own[-1]['line']}" if own else None
     return StackPosition(doing=Activity.UNKNOWN, where=where, op=own[-1]["function"] if own else None)
 
 
@@ -96,7 +103,7 @@ def find_advice(end: RankExit) -> str:
     return f"`{name}` is a variable of {launcher.name}, and nobody sets it here: {remedy}"
 
 
-def next_command(cls: Class, run: str, rank: int | None, node: str | None, message: str = "") -> tuple[str, ...]:
+def list_next_commands(cls: Class, run: str, rank: int | None, node: str | None, message: str = "") -> tuple[str, ...]:
     """Return the commands to run next; `message` is the message of the rank."""
     logs = f"clusterctl logs {run} --rank {rank}" if rank is not None else f"clusterctl logs {run}"
     at = f" --nodes {node}" if node is not None else ""
@@ -227,7 +234,7 @@ def _judge_own_failures(evidence: Evidence, own: Sequence[RankEnd], failed: Sequ
         summary=f"{_name(evidence, named)} {how}: {describe_exit(end)}{advice and f'; {advice}'}",
         culprits=_name_failed(named),
         waiting=_list_victims(rank for rank, _ in failed if rank.rank not in named_ranks),
-        next=next_command(cls, evidence.run, first.rank, first.node, end.message),
+        next=list_next_commands(cls, evidence.run, first.rank, first.node, end.message),
     )
 
 
@@ -255,7 +262,7 @@ def _judge_early_ends(evidence: Evidence, ended: Sequence[RankEnd], failed: Sequ
         summary=f"{_name(evidence, named)} ended with 0 while others were not through",
         culprits=_name_failed([*named, *(failed if is_majority else ())]),
         waiting=_list_victims(rank for rank, _ in failed),
-        next=next_command(Class.EXITED_EARLY, evidence.run, named[0][0].rank, None),
+        next=list_next_commands(Class.EXITED_EARLY, evidence.run, named[0][0].rank, None),
     )
 
 
@@ -280,13 +287,13 @@ def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict
             f"{were} stopped with its peers, which lost it, before it was gone",
             culprits=_name_failed(own),
             waiting=_list_victims(rank for rank, _ in failed),
-            next=next_command(classify_exit(end), evidence.run, first.rank, first.node, end.message),
+            next=list_next_commands(classify_exit(end), evidence.run, first.rank, first.node, end.message),
         )
     victims = [*failed, *((rank, end) for rank, end in stopped if end.secondary)]
     missed = _find_missed_ranks(evidence, victims)
     if not missed:
         return _judge_accused_node(evidence, failed)
-    names, gave_up = evidence.name_ranks(r.rank for r in missed), ranks_phrase(rank.rank for rank, _ in victims)
+    names, gave_up = evidence.name_ranks(r.rank for r in missed), format_ranks(rank.rank for rank, _ in victims)
     return Verdict(
         kind=Kind.CRASH,
         cls=Class.NOT_JOINED,
@@ -296,7 +303,7 @@ def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict
             missed, lambda _: "its peers waited for it in vain", lambda rank: locate_rank(rank.snapshot)
         ),
         waiting=_list_victims(rank for rank, _ in victims),
-        next=next_command(Class.NOT_JOINED, evidence.run, missed[0].rank, missed[0].node),
+        next=list_next_commands(Class.NOT_JOINED, evidence.run, missed[0].rank, missed[0].node),
     )
 
 
@@ -343,7 +350,7 @@ def _judge_accused_node(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdic
             if len(there) > 1
             else (Culprit(rank=None, node=node, evidence="its peers lost it"),),
             waiting=_list_victims(rank for rank, _ in failed if rank.node != node),
-            next=next_command(Class.NODE_LOST, evidence.run, None, node),
+            next=list_next_commands(Class.NODE_LOST, evidence.run, None, node),
         )
     # A single victim is not named: the rank that it lost may have been stopped before it ended by itself.
     first, end = min(failed, key=lambda each: (each[1].latest, each[0].rank))
@@ -354,7 +361,7 @@ def _judge_accused_node(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdic
         summary=f"{_name(evidence, [(first, end)])} was the first to lose a peer: {describe_exit(end)}",
         culprits=_name_failed(failed) if len(failed) > 1 else (),
         waiting=() if len(failed) > 1 else _list_victims([first]),
-        next=next_command(Class.PEER_LOST, evidence.run, first.rank, first.node),
+        next=list_next_commands(Class.PEER_LOST, evidence.run, first.rank, first.node),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry, ProcessState, TcpConnection
-from clusterctl.why.verdict import Class, ranks_phrase
+from clusterctl.why.verdict import Class, format_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,12 @@ class IdleRank:
 
     Attributes:
         seconds: For how long it has made no progress.
-        in_collective: It has begun a collective that has not ended.
+        is_in_collective: It has begun a collective that has not ended.
         activity: What it spends its time on; "" if that is not known.
     """
 
     seconds: float
-    in_collective: bool
+    is_in_collective: bool
     activity: str = ""
 
 
@@ -219,4 +219,4 @@ class Evidence:
     def name_ranks(self, ranks: Iterable[int]) -> str:
         """Return ranks for a sentence, with their node if all are on one."""
         numbers, nodes = list(ranks), {rank.rank: rank.node for rank in self.ranks}
-        return ranks_phrase(numbers, (nodes[number] for number in numbers))
+        return format_ranks(numbers, (nodes[number] for number in numbers))

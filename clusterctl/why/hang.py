@@ -26,7 +26,7 @@ from clusterctl.why.stack_position import (
     locate_rank,
     name_culprits,
 )
-from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase
+from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, format_ranks
 
 _STUCK_SHIM_S = 4.0
 """The shim's thread writes every second. If its status is older, something holds the interpreter lock."""
@@ -53,7 +53,7 @@ class Hang:
             missing.append(_UNEXPLAINED)
         self.missing = tuple(missing)
 
-    def verdict(
+    def build_verdict(
         self,
         cls: Class,
         confidence: Confidence,
@@ -84,9 +84,9 @@ class Hang:
             next=(f"clusterctl stacks {run}", f"clusterctl logs {run} --rank {fold_ranks(named)}"),
         )
 
-    def undetermined(self, summary: str) -> Verdict:
+    def build_undetermined_verdict(self, summary: str) -> Verdict:
         """Return a verdict without a culprit, because some ranks could not be observed."""
-        unobserved = f"; nobody could look at {ranks_phrase(self.unobserved)}" if self.unobserved else ""
+        unobserved = f"; nobody could look at {format_ranks(self.unobserved)}" if self.unobserved else ""
         return Verdict(
             kind=Kind.HANG,
             cls=Class.NOT_JOINED,
@@ -97,23 +97,23 @@ class Hang:
             next=(f"clusterctl stacks {self.evidence.run}",),
         )
 
-    def holds_lock(self, rank: int) -> bool:
+    def holds_interpreter_lock(self, rank: int) -> bool:
         """Return whether a rank keeps the interpreter lock, and its node is not just slow to write."""
         return has_silent_shim(self.snapshots[rank]) and not any(
-            has_silent_shim(self.snapshots[other]) and self.in_collective(other)
+            has_silent_shim(self.snapshots[other]) and self.is_in_collective(other)
             for other in self._list_neighbours(rank)
         )
 
-    def certainly_holds_lock(self, rank: int) -> bool:
+    def surely_holds_interpreter_lock(self, rank: int) -> bool:
         """Return whether a rank keeps the interpreter lock while its node writes the status of other ranks."""
         others = [self.snapshots[other] for other in self._list_neighbours(rank)]
         fresh = any(other.status_age is not None and not has_silent_shim(other) for other in others)
-        return self.holds_lock(rank) and (fresh or is_computing(self.snapshots[rank]))
+        return self.holds_interpreter_lock(rank) and (fresh or is_computing(self.snapshots[rank]))
 
     def _list_neighbours(self, rank: int) -> list[int]:
         return [other for other in self.snapshots if other != rank and self.nodes[other] == self.nodes[rank]]
 
-    def in_collective(self, rank: int) -> bool:
+    def is_in_collective(self, rank: int) -> bool:
         """Return whether a rank waits for its peers, by its stack."""
         collective = self.positions[rank].doing in (Activity.COLLECTIVE, Activity.BACKWARD)
         return collective and not is_computing(self.snapshots[rank])
@@ -123,7 +123,7 @@ class Hang:
         groups: dict[tuple[str | None, str | None], list[int]] = {}
         for rank in sorted(ranks):
             position = self.positions[rank]
-            op = collectives.current_operation(self.snapshots[rank]) or position.op
+            op = collectives.find_current_operation(self.snapshots[rank]) or position.op
             groups.setdefault((position.where, op), []).append(rank)
         ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
         return tuple(Waiting(ranks=fold_ranks(ranks), where=where, op=op) for (where, op), ranks in ordered)
@@ -151,19 +151,23 @@ def has_silent_shim(snapshot: RankSnapshot) -> bool:
 def classify_absence(hang: Hang, ranks: Iterable[int]) -> Class:
     """Return the class of a hang in which these ranks are missing."""
     named = list(ranks)
-    if any(hang.holds_lock(rank) for rank in named):
+    if any(hang.holds_interpreter_lock(rank) for rank in named):
         return Class.GIL_HELD
     return Class.STORAGE if any(is_waiting_for_storage(hang.snapshots[r]) for r in named) else Class.NOT_JOINED
 
 
-def wait_phrase(ranks: Iterable[int]) -> str:
+def format_wait(ranks: Iterable[int]) -> str:
     """Return "rank 3 waits", or "ranks 0-2 wait"."""
     numbers = sorted(ranks)
-    return f"{ranks_phrase(numbers)} wait{'s' if len(numbers) == 1 else ''}"
+    return f"{format_ranks(numbers)} wait{'s' if len(numbers) == 1 else ''}"
 
 
 def _describe_activity(hang: Hang, rank: int) -> str:
-    return "it keeps the interpreter lock" if hang.holds_lock(rank) else describe_kernel_wait(hang.snapshots[rank])
+    return (
+        "it keeps the interpreter lock"
+        if hang.holds_interpreter_lock(rank)
+        else describe_kernel_wait(hang.snapshots[rank])
+    )
 
 
 def describe_absence(hang: Hang, rank: int) -> str:
@@ -230,7 +234,7 @@ def _judge_absence(evidence: Evidence, ranks: Sequence[Rank]) -> Verdict | None:
         kind=Kind.START,
         cls=Class.NOT_STARTED,
         confidence=Confidence.CERTAIN if known else Confidence.LIKELY,
-        summary=f"{ranks_phrase(rank.rank for rank in absent)} {'never started' if never else waiting}",
+        summary=f"{format_ranks(rank.rank for rank in absent)} {'never started' if never else waiting}",
         culprits=name_culprits(absent, lambda _: "its node has not reported its start"),
         next=(f"clusterctl status {evidence.run}",),
     )
@@ -244,10 +248,10 @@ def _judge_stopped(hang: Hang) -> Verdict | None:
     found = [rank for rank, snapshot in hang.snapshots.items() if (snapshot.state or "") in ("T", "t")]
     if not found:
         return None
-    if others := find_roots(hang) - set(found):
+    if others := find_root_ranks(hang) - set(found):
         return _judge_ambiguous(hang, Class.STOPPED, found, others)
     are = "is" if len(found) == 1 else "are"
-    return hang.verdict(
+    return hang.build_verdict(
         Class.STOPPED,
         Confidence.CERTAIN,
         f"{hang.describe(found)} {are} stopped (state T) by a signal or a debugger",
@@ -258,11 +262,11 @@ def _judge_stopped(hang: Hang) -> Verdict | None:
 
 def _judge_ambiguous(hang: Hang, cls: Class, found: Sequence[int], others: Iterable[int]) -> Verdict:
     """Judge ranks that the kernel holds while other ranks are missing as well: either may have been first."""
-    return hang.verdict(
+    return hang.build_verdict(
         cls,
         Confidence.AMBIGUOUS,
         f"{hang.describe(found)} {'is' if len(found) == 1 else 'are'} held by the kernel, "
-        f"and {ranks_phrase(sorted(others))} did not join either",
+        f"and {format_ranks(sorted(others))} did not join either",
         {*found, *others},
     )
 
@@ -270,7 +274,7 @@ def _judge_ambiguous(hang: Hang, cls: Class, found: Sequence[int], others: Itera
 def _judge_kernel_waits(hang: Hang) -> Verdict | None:
     """Judge ranks in a wait that nothing interrupts, and ranks that wait for a file system."""
     # A rank that waits for its peers is in such a wait by chance: it reads a page, or writes a line of output.
-    snapshots = {rank: snapshot for rank, snapshot in hang.snapshots.items() if not hang.in_collective(rank)}
+    snapshots = {rank: snapshot for rank, snapshot in hang.snapshots.items() if not hang.is_in_collective(rank)}
     uninterruptible = {rank for rank, snapshot in snapshots.items() if snapshot.state == "D"}
     storage = [rank for rank, snapshot in snapshots.items() if is_waiting_for_storage(snapshot)]
     late = collectives.find_late_ranks(hang.snapshots)
@@ -278,13 +282,13 @@ def _judge_kernel_waits(hang: Hang) -> Verdict | None:
     if not found or (late and late.isdisjoint(found)):
         return None
     cls = Class.STORAGE if storage else Class.DSTATE
-    if others := find_roots(hang) - set(found):
+    if others := find_root_ranks(hang) - set(found):
         return _judge_ambiguous(hang, cls, found, others)
     if len(found) == len(hang.snapshots) > 1 and not storage:
         return None
     # A rank that uses its CPU works, and was in the wait by chance.
     idle = all((snapshots[rank].cpu or 0.0) < _IDLE_CORES for rank in found) and not hang.unobserved
-    return hang.verdict(
+    return hang.build_verdict(
         cls,
         Confidence.CERTAIN if set(found) <= uninterruptible & late and idle else Confidence.LIKELY,
         f"{hang.describe(found)} "
@@ -303,9 +307,9 @@ def _judge_mismatches(hang: Hang) -> Verdict | None:
     if first is None:
         return None
     names = {rank: name for name, ranks in first.ranks_by_operation.items() for rank in ranks}
-    begun = ", ".join(f"{ranks_phrase(ranks)} {name}" for name, ranks in first.ranks_by_operation.items())
+    begun = ", ".join(f"{format_ranks(ranks)} {name}" for name, ranks in first.ranks_by_operation.items())
     odd = first.odd
-    return hang.verdict(
+    return hang.build_verdict(
         Class.MISMATCH,
         Confidence.CERTAIN if len(odd) == 1 else Confidence.LIKELY if odd else Confidence.AMBIGUOUS,
         f"ranks have begun different collectives as number {first.number}: {begun}",
@@ -330,42 +334,42 @@ def _judge_missing_ranks(hang: Hang) -> Verdict | None:
         cls, certain = Class.MISMATCH, False
     else:
         # A rank that nobody could observe may be missing as well.
-        is_idle = collectives.current_operation(hang.snapshots[roots[0]]) is None
+        is_idle = collectives.find_current_operation(hang.snapshots[roots[0]]) is None
         certain = len(roots) == 1 and is_idle and not hang.unobserved
         # A rank in an operation that nothing counts (a key of the store) may wait for one that does not wait.
         roots = [rank for rank in roots if rank not in at_peers] or roots
         cls = classify_absence(hang, roots)
-        certain = certain and (cls is not Class.GIL_HELD or hang.certainly_holds_lock(roots[0]))
+        certain = certain and (cls is not Class.GIL_HELD or hang.surely_holds_interpreter_lock(roots[0]))
     op = next((group.op for group in found if group.op), None) or "a collective"
     reason = hang.describe_reason(roots)
-    return hang.verdict(
+    return hang.build_verdict(
         cls,
         Confidence.CERTAIN if certain else Confidence.LIKELY,
-        f"{hang.describe(roots)} did not join {op}, in which {wait_phrase(waiting - set(roots))}{reason}",
+        f"{hang.describe(roots)} did not join {op}, in which {format_wait(waiting - set(roots))}{reason}",
         roots,
     )
 
 
-def find_roots(hang: Hang) -> set[int]:
+def find_root_ranks(hang: Hang) -> set[int]:
     """Return the ranks that others wait for and that wait for no other rank."""
     late = collectives.find_late_ranks(hang.snapshots)
-    return {rank for rank in late if not hang.in_collective(rank) and not _is_in_operation(hang, rank)}
+    return {rank for rank in late if not hang.is_in_collective(rank) and not _is_in_operation(hang, rank)}
 
 
 def _is_in_operation(hang: Hang, rank: int) -> bool:
     """Return whether a rank has begun an operation that has not ended, and does nothing else meanwhile."""
-    begun = collectives.current_operation(hang.snapshots[rank]) is not None
+    begun = collectives.find_current_operation(hang.snapshots[rank]) is not None
     return begun and hang.positions[rank].doing not in _ELSEWHERE
 
 
 def _judge_cycle(hang: Hang, found: Sequence[MissingRanks], blocked: Collection[int]) -> Verdict | None:
     """Judge a hang in which each late rank waits as well: in a cycle, or for ranks of which no group knows."""
-    operations = {rank: collectives.current_operation(snapshot) for rank, snapshot in hang.snapshots.items()}
+    operations = {rank: collectives.find_current_operation(snapshot) for rank, snapshot in hang.snapshots.items()}
     cycle = _find_cycle({(rank, late) for group in found for rank in group.waiting for late in group.ranks})
     if cycle:
         fewer = _find_smaller_side(found, cycle)
-        order = f": {ranks_phrase(fewer)} took them in another order" if fewer else ""
-        return hang.verdict(
+        order = f": {format_ranks(fewer)} took them in another order" if fewer else ""
+        return hang.build_verdict(
             Class.DEADLOCK,
             Confidence.LIKELY,
             f"ranks {fold_ranks(cycle)} wait for each other in several process groups{order}",
@@ -374,24 +378,24 @@ def _judge_cycle(hang: Hang, found: Sequence[MissingRanks], blocked: Collection[
         )
     free = [rank for rank, at in hang.positions.items() if at.doing in _ELSEWHERE and operations[rank] is None]
     if free and not hang.unobserved:
-        return hang.verdict(
+        return hang.build_verdict(
             classify_absence(hang, free),
             Confidence.LIKELY if len(free) == 1 else Confidence.AMBIGUOUS,
-            f"{hang.describe(free)} waits in no process group, and {wait_phrase(blocked)}{hang.describe_reason(free)}",
+            f"{hang.describe(free)} waits in no process group, and {format_wait(blocked)}{hang.describe_reason(free)}",
             free,
         )
-    in_message = {rank for rank, snapshot in hang.snapshots.items() if collectives.is_in_message(snapshot)}
+    in_message = {rank for rank, snapshot in hang.snapshots.items() if collectives.is_in_point_to_point(snapshot)}
     late = {rank for group in found for rank in group.ranks}
     if len(in_message) == 1 and late == in_message and not hang.unobserved:
-        return hang.verdict(
+        return hang.build_verdict(
             Class.MISMATCH,
             Confidence.LIKELY,
-            f"no rank answers the message of {hang.describe(late)}, and {wait_phrase(set(blocked) - late)} "
+            f"no rank answers the message of {hang.describe(late)}, and {format_wait(set(blocked) - late)} "
             "in a collective",
             late,
             lambda rank: f"in {operations[rank]}, and no other rank is in a message",
         )
-    return hang.undetermined(f"{wait_phrase(blocked)}, and none of those that could be seen is missing")
+    return hang.build_undetermined_verdict(f"{format_wait(blocked)}, and none of those that could be seen is missing")
 
 
 def _find_smaller_side(found: Sequence[MissingRanks], cycle: Collection[int]) -> list[int]:
@@ -415,10 +419,10 @@ def _find_cycle(edges: set[tuple[int, int]]) -> list[int]:
 
 def _judge_gil(hang: Hang) -> Verdict | None:
     """Judge ranks whose interpreter runs a single thread."""
-    found = [rank for rank in hang.snapshots if hang.holds_lock(rank)]
+    found = [rank for rank in hang.snapshots if hang.holds_interpreter_lock(rank)]
     if not found or len(found) == len(hang.snapshots) > 1:
         return None
-    return hang.verdict(
+    return hang.build_verdict(
         Class.GIL_HELD,
         Confidence.LIKELY,
         f"{hang.describe(found)} keeps the interpreter lock: none of its other threads runs",
@@ -446,7 +450,7 @@ def _list_sockets(hang: Hang) -> list[tuple[int, TcpConnection, int | None]]:
 
 def _judge_by_sockets(hang: Hang) -> Verdict | None:
     """Judge ranks that use sockets of their own: others read from the culprit, and it reads from no rank."""
-    if collectives.has_counts(hang.snapshots):
+    if collectives.has_collective_counts(hang.snapshots):
         return None
     reads = {
         rank: peer
@@ -455,20 +459,20 @@ def _judge_by_sockets(hang: Hang) -> Verdict | None:
     }
     cycle = sorted(rank for rank in reads if _is_in_cycle(reads, rank))
     if cycle:
-        return hang.verdict(
+        return hang.build_verdict(
             Class.DEADLOCK,
             Confidence.LIKELY,
-            f"{ranks_phrase(cycle)} wait to read from each other",
+            f"{format_ranks(cycle)} wait to read from each other",
             cycle,
             lambda rank: f"it reads from rank {reads[rank]}",
         )
     if not set(reads.values()) - set(reads):
         return None
     named = sorted(rank for rank in hang.snapshots if rank not in reads)
-    return hang.verdict(
+    return hang.build_verdict(
         classify_absence(hang, named),
         Confidence.LIKELY if len(named) == 1 else Confidence.AMBIGUOUS,
-        f"{hang.describe(named)} sent nothing, {wait_phrase(reads)} to read from it{hang.describe_reason(named)}",
+        f"{hang.describe(named)} sent nothing, {format_wait(reads)} to read from it{hang.describe_reason(named)}",
         named,
     )
 
@@ -488,7 +492,7 @@ def _is_in_cycle(reads: Mapping[int, int], rank: int) -> bool:
 
 def _judge_by_stacks(hang: Hang) -> Verdict | None:
     """Judge without numbers: most ranks wait in the same operation, and a few are elsewhere."""
-    counted = collectives.has_counts(hang.snapshots)
+    counted = collectives.has_collective_counts(hang.snapshots)
     waits = [rank for rank, snapshot in hang.snapshots.items() if is_waiting_for_peers(snapshot)]
     if not waits and not counted:
         waits = [rank for rank, snapshot in hang.snapshots.items() if is_waiting_for_network(snapshot)]
@@ -496,10 +500,10 @@ def _judge_by_stacks(hang: Hang) -> Verdict | None:
     if waits and others and len(others) <= len(waits):
         few = len(others) == 1 or 2 * len(others) < len(waits)
         reason = hang.describe_reason(others)
-        return hang.verdict(
+        return hang.build_verdict(
             classify_absence(hang, others),
             Confidence.LIKELY if few else Confidence.AMBIGUOUS,
-            f"{hang.describe(others)} is where no other rank is; {wait_phrase(waits)}{reason}",
+            f"{hang.describe(others)} is where no other rank is; {format_wait(waits)}{reason}",
             others,
         )
     counts = Counter((position.where, position.op) for position in hang.positions.values())
@@ -509,7 +513,7 @@ def _judge_by_stacks(hang: Hang) -> Verdict | None:
     waits_too = hang.positions[rare[0]].doing in WAITS
     if waits_too and counted:
         return None  # the numbers show no other operation; it may belong to another group
-    return hang.verdict(
+    return hang.build_verdict(
         Class.MISMATCH if waits_too else classify_absence(hang, rare),
         Confidence.LIKELY,
         f"{hang.describe(rare)} is where no other rank is{hang.describe_reason(rare)}",
@@ -520,17 +524,17 @@ def _judge_by_stacks(hang: Hang) -> Verdict | None:
 def _judge_by_kernel(hang: Hang) -> Verdict | None:
     """Judge without stacks and numbers: most ranks have one wait channel in the kernel, and a few another."""
     snapshots = hang.snapshots
-    if len(snapshots) < 3 or any(s.frames for s in snapshots.values()) or collectives.has_counts(snapshots):
+    if len(snapshots) < 3 or any(s.frames for s in snapshots.values()) or collectives.has_collective_counts(snapshots):
         return None
     waits = {rank: describe_kernel_wait(snapshot) or snapshot.wchan or "" for rank, snapshot in snapshots.items()}
     (usual, most), *rest = Counter(waits.values()).most_common()
     odd = [rank for rank, wait in waits.items() if wait != usual]
     if not rest or most < 2 or most < len(odd):
         return None
-    return hang.verdict(
+    return hang.build_verdict(
         classify_absence(hang, odd),
         Confidence.LIKELY if len(odd) == 1 and describe_kernel_wait(snapshots[odd[0]]) else Confidence.AMBIGUOUS,
-        f"{ranks_phrase(odd)} does not wait for what the others wait for{hang.describe_reason(odd)}",
+        f"{format_ranks(odd)} does not wait for what the others wait for{hang.describe_reason(odd)}",
         odd if most > len(odd) else waits,
     )
 
@@ -543,10 +547,10 @@ def _judge_all_together(hang: Hang) -> Verdict | None:
     cut = sorted({node.node for node in hang.evidence.nodes.values() if node.link == "unreachable"})
     activities = {position.doing for position in hang.positions.values()}
     if hang.unobserved and not cut and activities <= set(WAITS):
-        return hang.undetermined("all ranks that could be seen wait for the others")
+        return hang.build_undetermined_verdict("all ranks that could be seen wait for the others")
     positions = {(position.where, position.op) for position in hang.positions.values()}
     if len(positions) == 1 and activities <= set(_ELSEWHERE):
-        return hang.verdict(
+        return hang.build_verdict(
             classify_absence(hang, hang.snapshots),
             Confidence.LIKELY,
             f"all ranks are at {positions.pop()[0]}{hang.describe_reason(hang.snapshots)}",
@@ -567,7 +571,7 @@ def _judge_links(hang: Hang, activities: Collection[Activity], cut: Sequence[str
             lost[pair] += socket["lost"]
             worst[pair] = max(worst.get(pair, socket), socket, key=lambda one: one["lost"])
     pairs = [pair for pair, _ in lost.most_common()]
-    in_step = collectives.is_in_step(hang.snapshots)
+    in_step = collectives.are_in_same_collective(hang.snapshots)
     cls = Class.NETWORK
     if pairs:
         socket = worst[pairs[0]]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from clusterctl.formatting import signal_name
 from clusterctl.why import headline_patterns as forms
-from clusterctl.why.headline_patterns import class_of_words
+from clusterctl.why.headline_patterns import classify_text
 from clusterctl.why.verdict import Class, Confidence
 
 SENT_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
@@ -91,7 +91,7 @@ def add_detail(found: Headline, output: str) -> Headline:
         if told is not None and told["text"] not in found.text:
             place = f" ({told['place']})" if "place" in told.groupdict() else ""
             text = f"{found.text.removesuffix(':')}: {' '.join(told['text'].split())}{place}"
-            return replace(found, text=_shortened(text), cls=class_of_words(told["text"]) or found.cls)
+            return replace(found, text=_shortened(text), cls=classify_text(told["text"]) or found.cls)
     return found
 
 
@@ -457,7 +457,7 @@ class _Tracebacks:
             again = f"{_WHILE}{_root_of(chain[:-1]).text[:_LONGEST_PROMPT]})"
         is_child_death = "died with <Signals." in told.text or bool(forms.ENDED_BY_SIGNAL.search(told.text))
         is_consequence = re.match(forms.CONSEQUENCE, told.text)
-        weight = 1 if is_consequence and (is_child_death or not class_of_words(told.text)) else 3
+        weight = 1 if is_consequence and (is_child_death or not classify_text(told.text)) else 3
         table = "\n".join(line.text for line in self._lines[last.at :]) if "ChildFailedError" in last.text else ""
         if found := _TABLE.search(table):
             by = f", {found['signal']}" if found["signal"] else ""
@@ -555,7 +555,7 @@ def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | N
         return _Cause(text=_headline_of(block), start=at, at=at, weight=2, words="\n".join(block))
     if at < len(lines) - _MOST_NEAR or _is_indented(lines[at].text) or re.match(forms.C_FRAME, text):
         return None
-    if re.match(forms.SPOKEN, text) or class_of_words(text):
+    if re.match(forms.SPOKEN, text) or classify_text(text):
         block = [text, *_until_blank(_following_texts(lines, at))]
         return _Cause(text=_headline_of(block), start=at, at=at, weight=2, words=text)
     return None
@@ -673,12 +673,12 @@ def _is_of_this_end(found: _Cause, *, has_shell: bool) -> bool:
     Where a shell says that it was killed, only lack of memory says more than that.
     """
     reasons = (Class.OUT_OF_MEMORY,) if has_shell else (Class.OUT_OF_MEMORY, Class.KILLED)
-    return found.is_raised or (class_of_words(found.words) in reasons and found.behind <= _MOST_BEHIND)
+    return found.is_raised or (classify_text(found.words) in reasons and found.behind <= _MOST_BEHIND)
 
 
 def _class_of(found: _Cause, exit_code: int | None, name: str | None) -> Class:
     words = [line for line in found.words.splitlines() if not re.match(forms.CONSEQUENCE, line)]
-    cls = class_of_words(found.text.partition(_WHILE)[0]) or class_of_words("\n".join(words))
+    cls = classify_text(found.text.partition(_WHILE)[0]) or classify_text("\n".join(words))
     if exit_code == 127 and not found.has_header and cls in (None, Class.MISSING_FILE, Class.NO_PERMISSION):
         return Class.COMMAND_NOT_FOUND
     if cls is None and exit_code == 2 and re.match(r"\S+: error: ", found.text):

@@ -133,7 +133,7 @@ SHARED_MEMORY = _any(
 """Words that speak of shared memory, and not of a bus error alone, which a mapped file causes as well."""
 
 
-def class_of_words(text: str) -> Class | None:
+def classify_text(text: str) -> Class | None:
     """Return the class of which a text speaks."""
     return next((cls for cls, pattern in _SEARCHES if re.search(pattern, text)), None)
 

@@ -8,10 +8,10 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import collectives, crash, hang, slowness
 from clusterctl.why.evidence import Evidence, Rank, RunError
-from clusterctl.why.hang import wait_phrase
+from clusterctl.why.hang import format_wait
 from clusterctl.why.headline import SENT_FROM_OUTSIDE
 from clusterctl.why.stack_position import UNKNOWN_POSITION, is_waiting_for_peers, locate_rank, name_culprits
-from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase
+from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, format_ranks
 
 _KINDS = {
     "node_lost": (Kind.CRASH, Class.NODE_LOST, "clusterctl health --nodes {node}"),
@@ -85,7 +85,7 @@ def _judge_killed_stall(evidence: Evidence) -> Verdict | None:
     if verdict is None or not verdict.culprits:
         return None
     sure = Confidence.LIKELY if verdict.confidence is Confidence.CERTAIN else verdict.confidence
-    return replace(verdict, confidence=sure, summary=f"{verdict.summary}; then somebody killed {ranks_phrase(killed)}")
+    return replace(verdict, confidence=sure, summary=f"{verdict.summary}; then somebody killed {format_ranks(killed)}")
 
 
 def _judge_early_exits(evidence: Evidence) -> Verdict | None:
@@ -97,7 +97,7 @@ def _judge_early_exits(evidence: Evidence) -> Verdict | None:
         return None
     waiting_ranks = [rank for rank, _ in waiting]
     numbers = [rank.rank for rank in waiting_ranks]
-    ended = f"{ranks_phrase(rank.rank for rank in early)} ended with 0"
+    ended = f"{format_ranks(rank.rank for rank in early)} ended with 0"
     both = (*_name_early_culprits(early), *_name_early_culprits(waiting_ranks))
     if not evidence.stalled:
         if evidence.evidence_folder is not None:
@@ -107,7 +107,7 @@ def _judge_early_exits(evidence: Evidence) -> Verdict | None:
             kind=Kind.HANG,
             cls=Class.EXITED_EARLY,
             confidence=Confidence.AMBIGUOUS,
-            summary=f"{ended}, and {ranks_phrase(numbers)} may wait for their peers",
+            summary=f"{ended}, and {format_ranks(numbers)} may wait for their peers",
             culprits=both,
         )
     blamed = hang.judge_hang(evidence)
@@ -126,10 +126,10 @@ def _judge_early_exits(evidence: Evidence) -> Verdict | None:
         kind=Kind.HANG,
         cls=Class.EXITED_EARLY,
         confidence=confidence,
-        summary=f"{ended} while {wait_phrase(numbers)} for their peers",
+        summary=f"{ended} while {format_wait(numbers)} for their peers",
         culprits=_name_early_culprits(early) if len(early) <= len(waiting) else both,
         waiting=(Waiting(ranks=fold_ranks(numbers), where=None, op="wait for their peers"),),
-        next=crash.next_command(Class.EXITED_EARLY, evidence.run, early[0].rank, None),
+        next=crash.list_next_commands(Class.EXITED_EARLY, evidence.run, early[0].rank, None),
     )
 
 

@@ -12,7 +12,7 @@ from statistics import median
 
 from clusterctl.formatting import duration_text, fold_ranks
 from clusterctl.why.evidence import Evidence, IdleRank, Rank, RankSnapshot, RankTiming
-from clusterctl.why.hang import wait_phrase
+from clusterctl.why.hang import format_wait
 from clusterctl.why.stack_position import (
     UNKNOWN_POSITION,
     WAITS,
@@ -58,7 +58,7 @@ def find_blocking_ranks(idle_ranks: Mapping[int, IdleRank], rank_count: int) -> 
     """
     if len(idle_ranks) < rank_count or any(one.seconds < LONG_WAIT_S for one in idle_ranks.values()):
         return ()
-    free = tuple(sorted(rank for rank, one in idle_ranks.items() if not one.in_collective))
+    free = tuple(sorted(rank for rank, one in idle_ranks.items() if not one.is_in_collective))
     return free if 2 * len(free) <= rank_count else ()
 
 
@@ -244,7 +244,7 @@ def judge_slow_start(evidence: Evidence) -> Verdict | None:
         cls=Class.SLOW,
         confidence=_confidence(evidence, numbers),
         summary=f"{evidence.name_ranks(numbers)} {activity} {seconds:.0f} s after the start; "
-        f"{wait_phrase(waiting)} for their peers",
+        f"{format_wait(waiting)} for their peers",
         culprits=name_culprits(late, lambda rank: _describe_start_activity(snapshots[rank.rank]), _locate_start),
         waiting=(Waiting(ranks=fold_ranks(waiting), where=locate_rank(snapshots[waiting[0]]).where, op=None),),
         next=(f"clusterctl stacks {evidence.run} --rank {fold_ranks(numbers)}", f"clusterctl logs {evidence.run}"),

@@ -71,7 +71,7 @@ def _locate_in_frames(frames: tuple[StackFrame, ...]) -> StackPosition:
     """Return the position of a thread. The cache serves thousands of ranks with the same stack."""
     own = next((frame for frame in frames if is_user_code(frame.file)), None)
     shown = own or frames[0]
-    where = f"{short_path(shown.file)}:{shown.line}"
+    where = f"{shorten_path(shown.file)}:{shown.line}"
     below = frames[: frames.index(own)] if own is not None else frames
     doing = _classify_activity(below)
     if doing in _FIXED_OPERATIONS:
@@ -86,7 +86,7 @@ def is_user_code(file: str) -> bool:
     return _LIBRARY.search(file) is None
 
 
-def short_path(file: str) -> str:
+def shorten_path(file: str) -> str:
     """Return the path of a file below the work folder, or its name if it lies elsewhere."""
     parts = re.split(r"/clusterctl/work/[^/]+/", file)
     return parts[-1] if len(parts) > 1 else file.rpartition("/")[2]

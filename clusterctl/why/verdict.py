@@ -143,7 +143,7 @@ class Verdict:
         }
 
 
-def ranks_phrase(ranks: Iterable[int], nodes: Iterable[str] = ()) -> str:
+def format_ranks(ranks: Iterable[int], nodes: Iterable[str] = ()) -> str:
     """Return ranks for a sentence; with their node, if all `nodes` are the same."""
     places = set(nodes)
     return name_ranks(ranks) + (f" on {places.pop()}" if len(places) == 1 else "")
@@ -158,7 +158,7 @@ FIRST_LABEL = ""
 _MOST, _MOST_UNSEEN, _MOST_BRIEF = 6, 3, 3
 
 
-def verdict_lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
+def format_verdict_lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
     """Yield label and text of each line, the most important first. The label of the first line is `FIRST_LABEL`."""
     yield FIRST_LABEL, f"{verdict.kind.value} {verdict.cls.value}, {verdict.confidence.value}: {verdict.summary}"
     for culprit in verdict.culprits[:_MOST]:
@@ -179,7 +179,7 @@ def verdict_lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "seen", verdict.bundle
 
 
-def brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: str = "") -> list[str]:
+def format_brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: str = "") -> list[str]:
     """Return the short form of a verdict, at most five lines; nothing if nothing went wrong.
 
     Args:
@@ -191,7 +191,7 @@ def brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: str = "
     if verdict.kind is Kind.NONE:
         return []
     by_label: dict[str, list[str]] = {}
-    for label, text in verdict_lines(verdict):
+    for label, text in format_verdict_lines(verdict):
         by_label.setdefault(label, []).append(text)
     whole = by_label[FIRST_LABEL][0]
     head, _, advice = whole.partition(f": {shorten(said)}") if said else (whole, "", "")

@@ -167,7 +167,7 @@ class _Head:
 
     def _tell(self, event: node_events.Event) -> None:
         self._seq += 1
-        self.writer.journal(
+        self.writer.append_node_event(
             NODE, json.loads(node_events.encode_event(node_events.Stamp(self._seq, 0.0, 0.0, "boot"), event))
         )
 

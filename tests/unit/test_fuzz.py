@@ -268,9 +268,9 @@ def indexed(data: bytes) -> None:
         file.flush()
         index = TimeIndex(file.name)
         for moment in (0.0, 1.0, 2e9):
-            index.size_before(moment)
-            index.size_until(moment)
-        index.position_of_size(7)
+            index.find_size_before(moment)
+            index.find_size_until(moment)
+        index.find_position_of_size(7)
 
 
 def preamble(data: bytes) -> None:

@@ -183,9 +183,9 @@ class _Output:
         shown = self._folder.feed(lines, time.monotonic())
         self._put([*shown, *self._folder.flush()] if last else shown)
 
-    def next_due(self) -> float | None:
+    def find_next_due_time(self) -> float | None:
         """Return when a waiting line is due, on the monotonic clock."""
-        return self._folder.next_due()
+        return self._folder.find_next_due_time()
 
     def _put(self, lines: list[Any]) -> None:
         self.lines += len(lines)
@@ -233,7 +233,7 @@ def _follow_lines(poller: RunPoller, query: LogQuery, shown: _Output, console: C
             shown.live(lines)
         if over:
             shown.live([], last=True)
-        shown.live(filter_lines(failing.lines(snapshot.exits), query), last=over)
+        shown.live(filter_lines(failing.select_lines(snapshot.exits), query), last=over)
         if over:
             shown.end()
         if over or not console.out.has_reader():
@@ -247,7 +247,7 @@ def _follow_lines(poller: RunPoller, query: LogQuery, shown: _Output, console: C
 
 def _due(follower: Follower, shown: _Output) -> float:
     """Return the latest time of the next output, on the monotonic clock."""
-    held = shown.next_due()
+    held = shown.find_next_due_time()
     if follower.more:
         return time.monotonic()
     return math.inf if held is None else held

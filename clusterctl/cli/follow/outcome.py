@@ -20,7 +20,7 @@ from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_memory_before_kill
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.state import RunState
-from clusterctl.why.verdict import Kind, brief_lines
+from clusterctl.why.verdict import Kind, format_brief_lines
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console, Terminal
@@ -111,7 +111,7 @@ def _why(run: RunDir, state: RunState) -> list[str]:
         return [f"why: no verdict: {type(error).__name__}: {error}"]
     if told.kind not in (Kind.CRASH, Kind.HANG, Kind.START):
         return []
-    return brief_lines(told, run.run, steps=False, said="" if state.cause is None else state.cause.message)
+    return format_brief_lines(told, run.run, steps=False, said="" if state.cause is None else state.cause.message)
 
 
 def _job_files(run: RunDir, state: RunState) -> list[str]:

@@ -18,7 +18,7 @@ from clusterctl.cli.follow.keyboard import catch_signals, open_keyboard, read_ke
 from clusterctl.cli.follow.outcome import ExitReason, list_next_commands
 from clusterctl.cli.follow.poller import RunPoller, RunStatus, Snapshot
 from clusterctl.formatting import plural
-from clusterctl.logs.failure_tails import FailureTails, default_ranks
+from clusterctl.logs.failure_tails import FailureTails, choose_default_ranks
 from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.line import LogLine, LogQuery
@@ -150,7 +150,7 @@ class RunScreen:
     def _show(self, snapshot: Snapshot, wake: int) -> None:
         if self._is_first_poll:
             snapshot = self._join(snapshot)
-        self._held_tails += self._ends.lines(snapshot.exits) if self._options.output else []
+        self._held_tails += self._ends.select_lines(snapshot.exits) if self._options.output else []
         for moment, event in snapshot.heads:
             self._show_event(moment, event)
         if self._options.output:
@@ -200,7 +200,7 @@ class RunScreen:
         for node, stamp, told in snapshot.nodes:
             for text in self._events.format_node_event(node, stamp, told, state):
                 self._backlog.add(stamp.wall - state.ahead(node), text)
-        ends = self._ends.lines(snapshot.exits) if self._options.output else []
+        ends = self._ends.select_lines(snapshot.exits) if self._options.output else []
         self._backlog.add_failure_tails([line for line in ends if line.attempt < state.attempt])
         self._held_tails += [line for line in ends if line.attempt >= state.attempt]
         if state.attempt < 0:
@@ -247,7 +247,7 @@ class RunScreen:
     def _shown_ranks(self) -> frozenset[int] | None:
         if self._options.all_ranks:
             return None
-        return self._options.ranks if self._options.ranks is not None else default_ranks(1)
+        return self._options.ranks if self._options.ranks is not None else choose_default_ranks(1)
 
     def _show_output(self) -> None:
         if (follower := self._open_follower()) is not None:
@@ -322,7 +322,7 @@ class RunScreen:
         due = now + _REDRAW if waits_for_history or self.state.attempt < 0 else math.inf
         if (silent := self._silent_for()) is not None:
             due = min(due, now + max(0.0, _SILENT - silent))
-        held = self._folder.next_due()
+        held = self._folder.find_next_due_time()
         return due if held is None else min(due, held)
 
     def _interrupted(self) -> None:

@@ -96,7 +96,7 @@ class StartSequence(ThreadOwnedState):
     def _drop_stuck_sessions(self) -> None:
         """Drop all sessions if the start hangs although the user has killed the run."""
         run = self._run
-        killed = run.stopping.kill_wait_s(time.monotonic())
+        killed = run.stopping.measure_kill_wait_s(time.monotonic())
         if killed is not None and killed >= _KILL_PATIENCE_S and run.is_busy and not self._has_dropped_sessions:
             self._has_dropped_sessions = True
             for node in run.links.sessions:
@@ -287,7 +287,7 @@ class RestartSequence(ThreadOwnedState):
         self._asked = -1
         self._dirty: tuple[int, float] | None = None
 
-    def announce(self, action: next_action.Restart, observations: next_action.Observations) -> None:
+    def announce(self, action: next_action.Restart, observations: next_action.RunObservations) -> None:
         """Record the next attempt: its nodes, its time and its reason."""
         run = self._run
         bad = next_action.choose_excluded_nodes(run.state, observations)

@@ -32,7 +32,7 @@ from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.controller_events import build_start_failed
-from clusterctl.run.rules.next_action import StopTimers, limits_from_spec
+from clusterctl.run.rules.next_action import StopTimers, build_limits
 from clusterctl.run.rules.state import NodeState, RankIndex
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 from clusterctl.session.connect import open_all
@@ -79,7 +79,7 @@ class ControlledRun(ThreadOwnedState):
         self.writer = Writer(folder)
         self.links = Links(lambda host: self.dial(host, lambda _: None), self.executor)
         self.hosts = {h.name: h for h in spec.hosts}
-        self.limits = limits_from_spec(spec)
+        self.limits = build_limits(spec)
         self.state = load_state(folder)
         self.epoch = 0
         self.is_busy = self.kill = False
@@ -91,7 +91,7 @@ class ControlledRun(ThreadOwnedState):
         self.excluded_spares: dict[str, str] = {}
         self.stopping = StopTimers()
         self.launcher = Launcher(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)
-        self.control = ControlServer(folder.new_control_address(), self.inbox.put)
+        self.control = ControlServer(folder.create_control_address(), self.inbox.put)
 
     @override
     def take_ownership(self) -> None:
@@ -142,7 +142,7 @@ class ControlledRun(ThreadOwnedState):
             self.note(f"{item.node}: its journal lacks {plural(lacking, 'event')} before number {item.stamp.seq}")
         # First the state: an event that cannot be applied must not get into the journal, which every reader applies.
         state = apply_node_event(self.state, item.node, item.stamp, item.event)
-        self.writer.journal(item.node, item.record)
+        self.writer.append_node_event(item.node, item.record)
         self.state = state
 
     def _validate_owner(self, item: EventReceived) -> None:
@@ -198,7 +198,7 @@ class ControlledRun(ThreadOwnedState):
     def raise_epoch(self, known: int) -> None:
         """Take an epoch above `known` and above all that this head has used; all sessions use it from now on."""
         if self.epoch <= known:
-            self.epoch = self.writer.next_epoch(known)
+            self.epoch = self.writer.raise_epoch(known)
             for session in self.links.sessions.values():
                 session.epoch = self.epoch
 

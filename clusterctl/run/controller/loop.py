@@ -273,14 +273,14 @@ class Controller:
         if changes:
             self._run.control.notify()
 
-    def _observe(self) -> next_action.Observations:
+    def _observe(self) -> next_action.RunObservations:
         run = self._run
         silent, moment = run.links.list_silent(SILENT_AFTER_S), time.monotonic()
-        return next_action.Observations(
+        return next_action.RunObservations(
             silent_s=silent,
             unreachable_s=run.links.list_unreachable(),
             stopping_s=run.stopping.update([node for node in run.links.sessions if node not in silent], moment),
-            kill_wait_s=run.stopping.kill_wait_s(moment),
+            kill_wait_s=run.stopping.measure_kill_wait_s(moment),
             idle_s=self._stalls.measure_idle_s(),
             cancelled=run.cancelled.is_set(),
             is_gathering_evidence=self._stalls.is_gathering_evidence,

@@ -20,7 +20,7 @@ from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.health_observer import HealthObserver
 from clusterctl.run.rules.stall_detection import StallJudgement, StallObserver, StallPhase
 from clusterctl.run.rules.state import RunPhase, RunState
-from clusterctl.why.verdict import brief_lines
+from clusterctl.why.verdict import format_brief_lines
 
 _EVERY = 1.0
 
@@ -64,7 +64,7 @@ class HealthMonitor(ThreadOwnedState):
                 lines = read_last_lines(self._run.node(node) / SAMPLES_FILE)
                 changes += self._observer.replay(node, lines, recorded, now)
         heard = {n.node for n in state.nodes.values() if n.link == "connected" and not n.finished}
-        return changes + self._observer.tick(heard, now)
+        return changes + self._observer.find_silent_nodes(heard, now)
 
     def find_unhealthy(self, state: RunState) -> dict[str, str]:
         """Return the nodes that a restart should exclude, with the reason: a failed check, or used GPU memory."""
@@ -158,7 +158,7 @@ class StallMonitor(ThreadOwnedState):
         folder = self._run.folder
         verdict = saved_verdict.judge_saved_run(folder, load_state(folder))
         saved_verdict.save_verdict(folder, verdict)
-        return list(brief_lines(verdict, folder.run))
+        return list(format_brief_lines(verdict, folder.run))
 
     def _on_collected(self, lines: list[str]) -> None:
         self._pending_evidence -= 1

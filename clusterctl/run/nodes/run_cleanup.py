@@ -117,7 +117,7 @@ def end_without_controller(
     """
     writer = Writer(run)
     try:
-        epoch = writer.next_epoch(find_highest_epoch(run.run, sessions))
+        epoch = writer.raise_epoch(find_highest_epoch(run.run, sessions))
 
         def end(node: str, session: Session) -> list[RemainingProcess]:
             session.epoch = epoch

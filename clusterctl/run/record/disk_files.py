@@ -25,7 +25,7 @@ def reserve_space(fd: int, offset: int, length: int) -> bool:
     return bool(_LIBC.fallocate(fd, _KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)) == 0)
 
 
-def free_head(fd: int, length: int) -> None:
+def free_file_start(fd: int, length: int) -> None:
     """Free the first `length` bytes of a file, if the file system supports it. They read as zeros then."""
     _LIBC.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length))
 
@@ -209,7 +209,7 @@ class ReplicaFiles:
         self._open[key] = fd
         return fd
 
-    def close_matching(self, matches: Callable[[str, str], bool]) -> None:
+    def close_files(self, matches: Callable[[str, str], bool]) -> None:
         """Close the files whose node and name match."""
         for key in [key for key in self._open if matches(*key)]:
             os.close(self._open.pop(key))

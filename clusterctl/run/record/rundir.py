@@ -96,7 +96,7 @@ class RunDir:
             word = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:24]
         return f"\0clusterctl-{os.getuid()}-{word}"
 
-    def new_control_address(self) -> str:
+    def create_control_address(self) -> str:
         """Save and return an address for a new controller that no other process can guess.
 
         If the disk is full, return the address that follows from the path of the run.

@@ -17,12 +17,12 @@ from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import VERDICT_JSON, VERDICT_TEXT, RunDir
 from clusterctl.run.record.sample_files import read_newest_lines
 from clusterctl.run.rules import rank_time_shares
-from clusterctl.run.rules.state import RunPhase, RunState, StallView
+from clusterctl.run.rules.state import RunPhase, RunState, StallState
 from clusterctl.run.rules.why_evidence import build_why_evidence
 from clusterctl.validation import messages, samples
 from clusterctl.why import slowness
 from clusterctl.why.judge import judge_run
-from clusterctl.why.verdict import Kind, Verdict, verdict_lines
+from clusterctl.why.verdict import Kind, Verdict, format_verdict_lines
 
 LIVE_EVIDENCE_FOLDER = "look"
 """The folder of a bundle with evidence that was collected for it, because the run was not stalled."""
@@ -62,7 +62,7 @@ def read_final_outputs(run: RunDir, state: RunState) -> dict[int, str]:
         folder, size = run.node(worker.node), None
         if worker.signal != signal.SIGTERM:
             index = TimeIndex(str(folder / format_index_path(state.attempt, worker.rank)))
-            size = index.size_before(first + state.ahead(worker.node))
+            size = index.find_size_before(first + state.ahead(worker.node))
         if text := _read_end(folder / format_output_path(state.attempt, worker.rank), size):
             outputs[worker.rank] = text
     return outputs
@@ -159,7 +159,7 @@ def find_evidence_folder(state: RunState) -> str | None:
     return None if stall is None else stall.evidence
 
 
-def _find_stall(state: RunState) -> StallView | None:
+def _find_stall(state: RunState) -> StallState | None:
     if state.stall is not None or state.last_stall is None:
         return state.stall
     ends = [worker.exit_analysis.latest for worker in state.workers.values() if worker.exit_analysis is not None]
@@ -173,6 +173,6 @@ def save_verdict(run: RunDir, verdict: Verdict) -> None:
     Raises:
         OSError: The verdict cannot be written.
     """
-    text = "".join(f"{label:6} {words}\n" if label else f"{words}\n" for label, words in verdict_lines(verdict))
+    text = "".join(f"{label:6} {words}\n" if label else f"{words}\n" for label, words in format_verdict_lines(verdict))
     write_atomically(run.path / VERDICT_JSON, (json.dumps(verdict.as_json(), indent=1) + "\n").encode())
     write_atomically(run.path / VERDICT_TEXT, text.encode())

@@ -24,7 +24,7 @@ from clusterctl.agent.protocol import frames, run_files
 from clusterctl.errors import RefusedError
 from clusterctl.run.record import ownership as locking
 from clusterctl.run.record import state_reader
-from clusterctl.run.record.disk_files import LineFile, ReplicaFiles, free_head, ignore_shortage, write_atomically
+from clusterctl.run.record.disk_files import LineFile, ReplicaFiles, free_file_start, ignore_shortage, write_atomically
 from clusterctl.run.record.ownership import ThreadOwned
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_latest_step
@@ -67,8 +67,8 @@ class Writer(ThreadOwned):
     def append(self, event: head.ControllerEvent, now: float) -> None:
         """Write an event of the controller; `now` is the head's clock in seconds.
 
-        If the disk is full, the event waits, as do the lines of `journal` (see `flush`). Events that decide about the
-        run are synced to the disk, so that a power failure of the head does not undo them.
+        If the disk is full, the event waits, as do the lines of `append_node_event` (see `flush`). Events that decide
+        about the run are synced to the disk, so that a power failure of the head does not undo them.
         """
         self.check()
         self._seq += 1
@@ -76,7 +76,7 @@ class Writer(ThreadOwned):
         if isinstance(event, _DURABLE):
             self._events.sync()
 
-    def journal(self, node: str, record: dict[str, Any]) -> None:
+    def append_node_event(self, node: str, record: dict[str, Any]) -> None:
         """Append one line to the replica of a node's journal.
 
         Raises:
@@ -114,7 +114,7 @@ class Writer(ThreadOwned):
         if file == run_files.SAMPLES_FILE:
             freed_bytes = run_files.find_first_kept_byte(offset, MAX_SAMPLES_BYTES)
             if freed_bytes != run_files.find_first_kept_byte(before, MAX_SAMPLES_BYTES):
-                free_head(fd, freed_bytes)
+                free_file_start(fd, freed_bytes)
         return offset
 
     def list_cursors(self, node: str, first_attempt: int = 0) -> dict[str, int]:
@@ -133,14 +133,14 @@ class Writer(ThreadOwned):
     def close_old_attempts(self, node: str, attempt: int) -> None:
         """Close the files of a node's attempts before this attempt."""
         self.check()
-        self._files.close_matching(lambda owner, file: owner == node and -1 < run_files.parse_attempt(file) < attempt)
+        self._files.close_files(lambda owner, file: owner == node and -1 < run_files.parse_attempt(file) < attempt)
 
     def restart_replica(self, node: str, file: str) -> None:
         """Empty a replica that differs from the node's file, so that the node sends it again."""
         self.check()
         os.ftruncate(self._files.open_replica(node, file), 0)
 
-    def next_epoch(self, seen: int) -> int:
+    def raise_epoch(self, seen: int) -> int:
         """Save and return an epoch above all earlier ones; `seen` is the highest epoch that a node knows."""
         self.check()
         try:

@@ -69,7 +69,7 @@ class HealthObserver:
                 changes += changes_of_node
         return [_event(change) for change in changes]
 
-    def tick(self, connected: Collection[str], now: float) -> list[controller_events.Health]:
+    def find_silent_nodes(self, connected: Collection[str], now: float) -> list[controller_events.Health]:
         """Notice nodes whose samples have stopped; return the changes.
 
         Args:

@@ -121,7 +121,7 @@ MAX_DIRTY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RunLimits:
     """The limits that the user has set. Durations are in seconds."""
 
     grace: float = 10.0
@@ -137,13 +137,13 @@ class Limits:
         """Seconds after the last frame at which a silent node has surely stopped; `None` if it never stops itself."""
         return None if self.stop_after is None else self.stop_after + self.grace + FENCE_MARGIN_S
 
-    def stopping_stalled(self) -> Limits:
+    def stopping_stalled(self) -> RunLimits:
         """Return these limits with a stall ending the run, without a restart."""
         return replace(self, stall_action=StallAction.STOP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observations:
+class RunObservations:
     """What the controller observes and no journal holds.
 
     Attributes:
@@ -214,7 +214,7 @@ class Finish:
 Action = EndAttempt | GiveUpNode | Restart | Finish
 
 
-def decide_action(state: RunState, limits: Limits, observations: Observations, now: float) -> Action | None:
+def decide_action(state: RunState, limits: RunLimits, observations: RunObservations, now: float) -> Action | None:
     """Return what comes next, or `None` to go on watching.
 
     Args:
@@ -251,7 +251,9 @@ def decide_action(state: RunState, limits: Limits, observations: Observations, n
     return Finish(phase=phase, exit_code=int(code), remaining=remaining, why_no_restart=obstacle or "")
 
 
-def _find_end_reason(state: RunState, limits: Limits, observations: Observations, now: float) -> EndAttempt | None:
+def _find_end_reason(
+    state: RunState, limits: RunLimits, observations: RunObservations, now: float
+) -> EndAttempt | None:
     nodes = state.nodes.values()
     if observations.cancelled:
         return EndAttempt(reason=StopReason.CANCELLED)
@@ -282,7 +284,7 @@ def _find_end_reason(state: RunState, limits: Limits, observations: Observations
     return EndAttempt(reason=StopReason.STALLED, message=message)
 
 
-def _find_lost_node(state: RunState, limits: Limits, observations: Observations) -> GiveUpNode | None:
+def _find_lost_node(state: RunState, limits: RunLimits, observations: RunObservations) -> GiveUpNode | None:
     """Return a node to give up: it has been silent for too long while another node of the run answers."""
     # If no node answers, the head's own network is down. Then no node is given up, except if a person ends the run.
     if all(name in observations.silent_s for name in state.nodes) and not observations.cancelled:
@@ -296,12 +298,12 @@ def _find_lost_node(state: RunState, limits: Limits, observations: Observations)
     return None
 
 
-def _is_kill_overdue(observations: Observations) -> bool:
+def _is_kill_overdue(observations: RunObservations) -> bool:
     """Return whether a person who wanted the end at once has waited long enough."""
     return observations.kill_wait_s is not None and observations.kill_wait_s >= STOP_MARGIN_S
 
 
-def _is_node_settled(state: RunState, node: NodeState, limits: Limits, observations: Observations) -> bool:
+def _is_node_settled(state: RunState, node: NodeState, limits: RunLimits, observations: RunObservations) -> bool:
     """Return whether nothing of the attempt runs on a node any more, as far as it can ever be known."""
     if node.swept or _is_overdue(state, node, limits, observations):
         return True
@@ -313,7 +315,7 @@ def _is_node_settled(state: RunState, node: NodeState, limits: Limits, observati
     )
 
 
-def _is_overdue(state: RunState, node: NodeState, limits: Limits, observations: Observations) -> bool:
+def _is_overdue(state: RunState, node: NodeState, limits: RunLimits, observations: RunObservations) -> bool:
     """Return whether a reachable node should have ended everything long ago and has not reported it."""
     if node.swept or node.link == "lost" or state.reason is None:
         # Without a reason the attempt goes on: stop times of an earlier attempt say nothing about this one.
@@ -334,7 +336,7 @@ def list_unusable_nodes(state: RunState) -> dict[str, str]:
     return reasons | {n.node: "lost" for n in state.nodes.values() if n.link == "lost"}
 
 
-def choose_excluded_nodes(state: RunState, observations: Observations) -> dict[str, str]:
+def choose_excluded_nodes(state: RunState, observations: RunObservations) -> dict[str, str]:
     """Return the nodes that the next attempt does not use, and why.
 
     A node that is only unhealthy is excluded if a spare can replace it. Without a spare the run tries it again: it may
@@ -365,7 +367,7 @@ def _find_restart_kind(state: RunState) -> str | None:
 
 
 def find_restart_obstacle(
-    state: RunState, limits: Limits, observations: Observations, kind: str, now: float
+    state: RunState, limits: RunLimits, observations: RunObservations, kind: str, now: float
 ) -> str | None:
     """Return why no attempt may follow an end of this kind: `None` if one may, "" if the user asked for none."""
     rules = limits.restart
@@ -393,11 +395,11 @@ def find_restart_obstacle(
     return None
 
 
-def limits_from_spec(spec: ClusterSpec) -> Limits:
+def build_limits(spec: ClusterSpec) -> RunLimits:
     """Return the limits that a cluster file sets."""
     job = spec.job
     assert job is not None, "a run has a job"
-    return Limits(
+    return RunLimits(
         grace=job.grace,
         finish_grace=job.finish_grace,
         max_duration=job.max_duration,
@@ -432,7 +434,7 @@ class StopTimers:
         """Note that a person asked for an immediate end."""
         self._kill_at = now
 
-    def kill_wait_s(self, now: float) -> float | None:
+    def measure_kill_wait_s(self, now: float) -> float | None:
         """Return the seconds since a person asked for an immediate end, or `None`."""
         return None if self._kill_at is None else now - self._kill_at
 

@@ -70,7 +70,7 @@ def has_recent_progress(newest: Iterable[ActivitySample], attempt: int, seconds:
     return any(age < seconds for age in ages)
 
 
-def are_all_counted(newest: Iterable[ActivitySample]) -> bool:
+def have_all_wait_counts(newest: Iterable[ActivitySample]) -> bool:
     """Return whether all ranks count the looks at them. Otherwise ranks cannot be compared."""
     return all(_count_looks(own)[0] for sample in newest for own in (sample.get("ranks") or {}).values())
 
@@ -174,7 +174,7 @@ def find_idle_ranks(lines: Mapping[str, Sequence[bytes]], attempt: int) -> dict[
             own_activity, seconds = newest["ranks"][rank], newest["m"] - older["m"]
             found[int(rank)] = IdleRank(
                 seconds=age,
-                in_collective=_is_in_collective(own_activity),
+                is_in_collective=_is_in_collective(own_activity),
                 activity=_describe_activity(own_activity, older["ranks"].get(rank), seconds),
             )
     return found

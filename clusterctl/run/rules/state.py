@@ -236,7 +236,7 @@ class MutableWorkers(dict[int, WorkerState]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StallView:
+class StallState:
     """A stall of the run. `phase` is suspected or confirmed; `evidence` is a folder of the run.
 
     Attributes:
@@ -252,7 +252,7 @@ class StallView:
     evidence: str | None = None
     until: float | None = None
 
-    def at_time(self, now: float) -> StallView:
+    def at_time(self, now: float) -> StallState:
         """Return the stall at a later moment on the head's wall clock, with its present length."""
         return replace(self, since_s=self.since_s + max(0.0, now - self.at))
 
@@ -301,8 +301,8 @@ class RunState:
     reason_text: str = ""
     exit_code: int | None = None
     external_cause: Cause | None = None
-    stall: StallView | None = None
-    last_stall: StallView | None = None
+    stall: StallState | None = None
+    last_stall: StallState | None = None
     remaining: tuple[RemainingProcess, ...] = ()
     error: dict[str, Any] | None = None
     troubles: dict[tuple[str, int | None, str], head.Health] = field(default_factory=dict)
@@ -386,7 +386,7 @@ class RunState:
         state = self.nodes.get(node) or self.retired.get(node)
         return 0.0 if state is None else state.ahead
 
-    def node_phase(self, node: str) -> NodePhase:
+    def find_node_phase(self, node: str) -> NodePhase:
         """Return the phase of a node."""
         state = self.nodes[node]
         workers = [self.workers[r] for r in state.ranks if r in self.workers]

@@ -24,7 +24,7 @@ from clusterctl.run.rules.state import (
     PastAttempt,
     RunPhase,
     RunState,
-    StallView,
+    StallState,
     WorkerPhase,
     WorkerState,
     cause_from_json,
@@ -299,7 +299,7 @@ def _stall(state: RunState, time: float, event: head.StallChanged) -> RunState:
         phase = RunPhase.RUNNING if state.phase is RunPhase.STALLED else state.phase
         stood = state.last_stall if state.stall is None else replace(state.stall, until=time)
         return replace(state, stall=None, last_stall=stood, phase=phase)
-    stall = StallView(
+    stall = StallState(
         phase=event.phase,
         since_s=event.since_s,
         limit_s=event.limit_s,

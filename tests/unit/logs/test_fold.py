@@ -65,12 +65,12 @@ def test_lines_of_different_attempts_are_not_the_same() -> None:
 
 def test_a_line_waits_for_a_fifth_of_a_second_and_no_longer() -> None:
     folder = LineFolder()
-    assert folder.next_due() is None
+    assert folder.find_next_due_time() is None
     assert folder.feed([line(0, "x")], now=8.0) == []
-    assert folder.next_due() == 8.2
+    assert folder.find_next_due_time() == 8.2
     assert folder.take_due(now=8.19) == []
     assert [f.text for f in folder.take_due(now=8.2)] == ["x"]
-    assert (folder.next_due(), folder.take_due(now=9.0), folder.flush()) == (None, [], [])
+    assert (folder.find_next_due_time(), folder.take_due(now=9.0), folder.flush()) == (None, [], [])
 
 
 def test_history_is_folded_by_times_that_lie_a_fifth_of_a_second_apart() -> None:
@@ -149,5 +149,5 @@ def test_no_line_is_held_longer_than_the_window(
     for lines, pause in feeds:
         now += pause
         folder.feed([line(r, t, now, partial=p) for r, t, p in lines], now)
-        due = folder.next_due()
+        due = folder.find_next_due_time()
         assert due is None or due > now

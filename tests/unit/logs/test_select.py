@@ -42,17 +42,21 @@ def test_an_end_without_traceback_is_its_last_lines() -> None:
 def test_shows_the_end_of_a_failing_rank_once() -> None:
     ends = FailureTails({0})
     exits = [("gpu02", 5.0, Exited(0, 3, exit_code=1, tail=TRACE.format("bad")))]
-    assert [(line.node, line.rank, line.text) for line in ends.lines(exits)][-1] == ("gpu02", 3, "ValueError: bad")
-    assert ends.lines(exits) == []
+    assert [(line.node, line.rank, line.text) for line in ends.select_lines(exits)][-1] == (
+        "gpu02",
+        3,
+        "ValueError: bad",
+    )
+    assert ends.select_lines(exits) == []
 
 
 def test_ranks_that_are_shown_anyway_are_left_out() -> None:
     exited = ("gpu02", 5.0, Exited(0, 3, exit_code=1, tail="x"))
-    assert FailureTails({3}).lines([exited]) == []
-    assert FailureTails(None).lines([exited]) == []
+    assert FailureTails({3}).select_lines([exited]) == []
+    assert FailureTails(None).select_lines([exited]) == []
 
 
 def test_many_different_ends_shrink_to_their_last_lines() -> None:
     ends = FailureTails({0})
     exits = [("n", 0.0, Exited(0, rank, exit_code=1, tail=TRACE.format(rank))) for rank in range(1, 20)]
-    assert len(ends.lines(exits)) == MAX_FULL_TAILS * 3 + (19 - MAX_FULL_TAILS)
+    assert len(ends.select_lines(exits)) == MAX_FULL_TAILS * 3 + (19 - MAX_FULL_TAILS)

@@ -10,7 +10,7 @@ from clusterctl.render.run_list import ps_json, render_ps
 from clusterctl.render.stats import GpuStats, NodeStats, render_stats, stats_json
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample, render_status, status_json
 from clusterctl.run.rules.blame import Cause
-from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase, WorkerState
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallState, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Terminal
@@ -51,7 +51,7 @@ def test_status_has_the_agreed_keys() -> None:
 
 def test_cause_and_stall_have_the_agreed_keys() -> None:
     view = running()
-    stall = StallView(phase="confirmed", since_s=500.0, limit_s=480.0, reason="no step", at=1.0)
+    stall = StallState(phase="confirmed", since_s=500.0, limit_s=480.0, reason="no step", at=1.0)
     view = replace(view, state=replace(view.state, stall=stall, external_cause=Cause(kind="exit", rank=1, exit_code=3)))
     value = status_json(view)
     assert set(value["cause"]) == {
@@ -62,7 +62,7 @@ def test_cause_and_stall_have_the_agreed_keys() -> None:
 
 def stalled(phase: str, since_s: float, limit_s: float) -> RunView:
     view = running()
-    stall = StallView(phase=phase, since_s=since_s, limit_s=limit_s, reason="no progress", at=1.0)
+    stall = StallState(phase=phase, since_s=since_s, limit_s=limit_s, reason="no progress", at=1.0)
     return replace(view, state=replace(view.state, stall=stall))
 
 

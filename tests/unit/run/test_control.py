@@ -88,7 +88,7 @@ def test_a_name_that_another_user_has_taken_is_no_controller(tmp_path: Path) -> 
 
 def test_the_name_of_a_controller_is_another_each_time_and_those_who_may_read_its_run_know_it(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    names = [run.new_control_address(), run.new_control_address()]
+    names = [run.create_control_address(), run.create_control_address()]
     assert len({*names, RunDir(tmp_path / "other").control_address()}) == 3
     assert RunDir(tmp_path).control_address() == names[1]
     assert run.control.stat().st_mode & 0o077 == 0

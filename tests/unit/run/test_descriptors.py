@@ -65,7 +65,7 @@ def test_the_output_of_64_nodes_with_8_ranks_leaves_room_for_their_connections_h
         writer = stack.enter_context(contextlib.closing(Writer(create_run_dir("many", tmp_path))))
         connections = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in nodes]
         for number, node in enumerate(nodes):
-            writer.journal(node, {"seq": 1})
+            writer.append_node_event(node, {"seq": 1})
             for local, file in enumerate(output):
                 writer.replicate(node, file.format(8 * number + local % 8), 0, b"x")
         # Each can be dialed anew while the old one is still open.
@@ -99,7 +99,7 @@ def test_output_waits_for_a_descriptor_and_a_person_is_told_why(writer: Writer) 
 def test_events_wait_for_a_descriptor_and_keep_their_order(writer: Writer) -> None:
     with descriptors_left(0):
         for seq in range(3):
-            writer.journal("n1", {"seq": seq})
+            writer.append_node_event("n1", {"seq": seq})
         assert not writer.flush()
     assert writer.flush()
 

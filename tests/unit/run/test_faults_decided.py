@@ -15,7 +15,7 @@ from clusterctl.run.rules.state import NodePhase, RunPhase, RunState
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 
 NOW = 1000.0
-LIMITS = next_action.Limits(node_lost_after=60.0, finish_grace=5.0)
+LIMITS = next_action.RunLimits(node_lost_after=60.0, finish_grace=5.0)
 
 
 def running() -> RunState:
@@ -64,9 +64,9 @@ def test_a_rank_that_failed_is_the_cause_although_another_ended_well_before() ->
 def test_a_rank_that_ends_well_is_no_fault_while_others_are_at_work() -> None:
     state = exited(running(), 1)
 
-    assert next_action.decide_action(state, LIMITS, next_action.Observations(silent_s={}, idle_s=4.9), NOW) is None
+    assert next_action.decide_action(state, LIMITS, next_action.RunObservations(silent_s={}, idle_s=4.9), NOW) is None
     assert isinstance(
-        next_action.decide_action(state, LIMITS, next_action.Observations(silent_s={}, idle_s=5.0), NOW),
+        next_action.decide_action(state, LIMITS, next_action.RunObservations(silent_s={}, idle_s=5.0), NOW),
         next_action.EndAttempt,
     )
 
@@ -81,11 +81,11 @@ def test_a_rebooted_node_is_lost_and_nothing_can_be_left_on_it() -> None:
         "n1",
         "node lost: it was rebooted",
     )
-    assert state.node_phase("n1") is NodePhase.LOST
+    assert state.find_node_phase("n1") is NodePhase.LOST
     state = journal(
         apply_controller_event(state, NOW, replace(DECIDED, reason="node_lost")), 0, node_events.Swept(attempt=0)
     )
-    end = next_action.decide_action(state, LIMITS, next_action.Observations(silent_s={}), NOW)
+    end = next_action.decide_action(state, LIMITS, next_action.RunObservations(silent_s={}), NOW)
     assert end == next_action.Finish(phase=RunPhase.LOST, exit_code=int(ExitCode.LOST), remaining=())
 
 
@@ -99,7 +99,7 @@ def test_a_rebooted_node_is_lost_and_nothing_can_be_left_on_it() -> None:
 def test_when_all_nodes_are_silent_they_are_given_up_only_if_a_person_wants_the_end(
     cancelled: bool, given_up: bool
 ) -> None:
-    sight = next_action.Observations(silent_s={"n0": 61.0, "n1": 61.0}, cancelled=cancelled)
+    sight = next_action.RunObservations(silent_s={"n0": 61.0, "n1": 61.0}, cancelled=cancelled)
 
     assert isinstance(next_action.decide_action(running(), LIMITS, sight, NOW), next_action.GiveUpNode) is given_up
 
@@ -111,7 +111,7 @@ def test_a_fence_counts_from_what_was_sent_last_and_not_from_what_was_heard_last
         apply_controller_event(state, NOW, replace(DECIDED, reason="node_lost")), 0, node_events.Swept(attempt=0)
     )
 
-    heard = next_action.Observations(silent_s={"n1": 100.0}, unreachable_s={"n1": 15.9})
+    heard = next_action.RunObservations(silent_s={"n1": 100.0}, unreachable_s={"n1": 15.9})
     assert next_action.decide_action(state, limits, heard, NOW) is None
     assert isinstance(
         next_action.decide_action(state, limits, replace(heard, unreachable_s={"n1": 16.0}), NOW), next_action.Finish
@@ -133,24 +133,26 @@ WHY = "its node does not say that it has ended"
     ("sight", "ends"),
     [
         pytest.param(
-            next_action.Observations(silent_s={}, stopping_s={"n1": 1.0 + MARGIN - 0.1}), False, id="it still may"
+            next_action.RunObservations(silent_s={}, stopping_s={"n1": 1.0 + MARGIN - 0.1}), False, id="it still may"
         ),
         pytest.param(
-            next_action.Observations(silent_s={}, stopping_s={"n1": 1.0 + MARGIN}), True, id="grace and margin are over"
+            next_action.RunObservations(silent_s={}, stopping_s={"n1": 1.0 + MARGIN}),
+            True,
+            id="grace and margin are over",
         ),
         pytest.param(
-            next_action.Observations(silent_s={}, stopping_s={"n0": 1e6}), False, id="another one was told long ago"
+            next_action.RunObservations(silent_s={}, stopping_s={"n0": 1e6}), False, id="another one was told long ago"
         ),
         pytest.param(
-            next_action.Observations(silent_s={}, kill_wait_s=MARGIN - 0.1), False, id="killed, and it still may"
+            next_action.RunObservations(silent_s={}, kill_wait_s=MARGIN - 0.1), False, id="killed, and it still may"
         ),
         pytest.param(
-            next_action.Observations(silent_s={}, kill_wait_s=MARGIN), True, id="killed, whenever it was told"
+            next_action.RunObservations(silent_s={}, kill_wait_s=MARGIN), True, id="killed, whenever it was told"
         ),
     ],
 )
 def test_a_node_that_answers_and_never_says_that_all_has_ended_is_named_and_not_waited_for(
-    sight: next_action.Observations, ends: bool
+    sight: next_action.RunObservations, ends: bool
 ) -> None:
     limits = replace(LIMITS, grace=1.0)
 
@@ -165,7 +167,7 @@ def test_what_a_node_was_told_of_an_earlier_attempt_ends_no_later_one() -> None:
     state = journal(exited(running(), 0), 0, node_events.Swept(attempt=0))
 
     assert (
-        next_action.decide_action(state, LIMITS, next_action.Observations(silent_s={}, stopping_s={"n1": 1e6}), NOW)
+        next_action.decide_action(state, LIMITS, next_action.RunObservations(silent_s={}, stopping_s={"n1": 1e6}), NOW)
         is None
     )
 
@@ -173,7 +175,7 @@ def test_what_a_node_was_told_of_an_earlier_attempt_ends_no_later_one() -> None:
 def test_a_node_none_of_whose_workers_is_known_is_named_too() -> None:
     state = journal(exited(stopping(), 1, None, stopped=True), 1, node_events.Adopted(0, 5))
 
-    finish = next_action.decide_action(state, LIMITS, next_action.Observations(silent_s={}, kill_wait_s=MARGIN), NOW)
+    finish = next_action.decide_action(state, LIMITS, next_action.RunObservations(silent_s={}, kill_wait_s=MARGIN), NOW)
 
     assert isinstance(finish, next_action.Finish)
     assert [(entry["node"], entry["pid"], entry["why"]) for entry in finish.remaining] == [("n1", None, WHY)]
@@ -185,7 +187,7 @@ def test_no_attempt_follows_where_a_node_does_not_say_that_all_has_ended() -> No
     limits = replace(LIMITS, restart=RestartSpec(max_restarts=1), stop_after=5.0)
 
     finish = next_action.decide_action(
-        state, limits, next_action.Observations(silent_s={}, stopping_s={"n1": 1e6}, spare_count=1), NOW
+        state, limits, next_action.RunObservations(silent_s={}, stopping_s={"n1": 1e6}, spare_count=1), NOW
     )
 
     assert isinstance(finish, next_action.Finish)
@@ -198,7 +200,7 @@ def test_no_attempt_follows_where_a_node_does_not_say_that_all_has_ended() -> No
 def test_a_person_who_wants_the_end_at_once_does_not_wait_for_nodes_that_are_silent(
     killed: float, given_up: bool
 ) -> None:
-    sight = next_action.Observations(silent_s={"n1": 20.0}, kill_wait_s=killed, cancelled=True)
+    sight = next_action.RunObservations(silent_s={"n1": 20.0}, kill_wait_s=killed, cancelled=True)
 
     action = next_action.decide_action(stopping(), LIMITS, sight, NOW)
 
@@ -208,7 +210,7 @@ def test_a_person_who_wants_the_end_at_once_does_not_wait_for_nodes_that_are_sil
 def test_nobody_waits_for_the_fence_of_a_lost_node_after_which_nothing_is_to_begin() -> None:
     limits = replace(LIMITS, stop_after=600.0)
     state = apply_controller_event(stopping(), NOW, controller_events.Link(node="n1", link="lost", why="no answer"))
-    sight = next_action.Observations(silent_s={"n1": 60.0}, unreachable_s={"n1": 1.0})
+    sight = next_action.RunObservations(silent_s={"n1": 60.0}, unreachable_s={"n1": 1.0})
 
     assert next_action.decide_action(state, limits, sight, NOW) is None
     finish = next_action.decide_action(state, limits, replace(sight, cancelled=True), NOW)

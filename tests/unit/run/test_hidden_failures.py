@@ -19,7 +19,7 @@ from clusterctl.run.rules.outcome import determine_outcome
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.run.rules.why_evidence import build_why_evidence
 from clusterctl.why.judge import judge_run
-from clusterctl.why.verdict import Class, Confidence, verdict_lines
+from clusterctl.why.verdict import Class, Confidence, format_verdict_lines
 from tests.unit.run.told import RUNNING, attempt, exited, started, told, wrote
 
 ERROR = {"message": "RuntimeError: boom", "traceback": "Traceback (most recent call last):\nRuntimeError: boom"}
@@ -28,7 +28,7 @@ FAILED_INSIDE = wrote(RUNNING, "n0", exited(0, exit_code=0), exited(1, exit_code
 
 def test_a_rank_whose_python_failed_below_a_shell_that_ended_with_0_has_failed() -> None:
     assert next_action.decide_action(
-        FAILED_INSIDE, next_action.Limits(), next_action.Observations(silent_s={}), 200.0
+        FAILED_INSIDE, next_action.RunLimits(), next_action.RunObservations(silent_s={}), 200.0
     ) == next_action.EndAttempt(reason=StopReason.PEER_FAILED)
     assert determine_outcome(FAILED_INSIDE) == (RunPhase.FAILED, ExitCode.FAILED)
 
@@ -79,7 +79,7 @@ def test_why_names_what_ended_the_program_below_a_launcher_and_not_the_table_of_
     verdict = judge_run(build_why_evidence(state, {}))
     assert verdict.cls is Class.OUT_OF_MEMORY
     assert "RuntimeError: CUDA out of memory" in verdict.summary
-    assert "train.py:15" in str(list(verdict_lines(verdict)))
+    assert "train.py:15" in str(list(format_verdict_lines(verdict)))
 
 
 # --- what ranks leave at work, and what a stop has to kill
@@ -114,9 +114,9 @@ def test_ranks_that_ended_within_seconds_and_left_work_have_not_succeeded(state:
 
 def test_a_run_that_left_its_work_is_not_tried_again_and_says_why() -> None:
     state = ended(2.0, WAITS, WORK)
-    limits = next_action.Limits(restart=RestartSpec(max_restarts=3))
+    limits = next_action.RunLimits(restart=RestartSpec(max_restarts=3))
     assert isinstance(
-        next_action.decide_action(state, limits, next_action.Observations(silent_s={}), 200.0), next_action.Finish
+        next_action.decide_action(state, limits, next_action.RunObservations(silent_s={}), 200.0), next_action.Finish
     )
     assert state.cause is not None
     assert state.cause.message == "`python3 train.py` (pid 9, 3 s old) was still at work, and was ended"
@@ -254,7 +254,7 @@ def shown_of(state: RunState) -> tuple[str, str]:
     over = told(state, controller_events.Ended(state="failed", exit_code=100))
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
     verdict = judge_run(build_why_evidence(over, {}, outputs={w.rank: w.tail for w in over.workers.values()}))
-    return "\n".join(render_report(over, terminal)), "\n".join(text for _, text in verdict_lines(verdict))
+    return "\n".join(render_report(over, terminal)), "\n".join(text for _, text in format_verdict_lines(verdict))
 
 
 DECIDED = controller_events.EndDecided(attempt=0, reason="peer_failed", message="a worker failed")

@@ -129,9 +129,9 @@ def test_what_ended_while_nobody_watched_is_told_by_the_new_controller() -> None
 def test_silence_counts_only_while_the_node_could_be_heard() -> None:
     observer = HealthObserver(spec())
     observer.add_lines("a", line(0.0), now=0.0)
-    assert observer.tick([], now=500.0) == []
-    assert observer.tick(["a"], now=600.0) == []
-    assert said(observer.tick(["a"], now=630.0)) == [("WARN", "a: no sample of GPUs and host for 2.2 min")]
+    assert observer.find_silent_nodes([], now=500.0) == []
+    assert observer.find_silent_nodes(["a"], now=600.0) == []
+    assert said(observer.find_silent_nodes(["a"], now=630.0)) == [("WARN", "a: no sample of GPUs and host for 2.2 min")]
     assert said(observer.add_lines("a", line(800.0), now=640.0)) == [("PASS", "a: samples again")]
 
 
@@ -145,11 +145,11 @@ def ended(
     nodes = {n: NodeState(node=n, node_rank=i, swept=True) for i, n in enumerate("ab")}
     worker = WorkerState(rank=0, local_rank=0, node="a", phase=WorkerPhase.EXITED, exit_code=1)
     state = RunState(attempt=0, phase=RunPhase.STOPPING, reason="peer_failed", nodes=nodes, workers={0: worker})
-    limits = next_action.Limits(restart=RestartSpec(max_restarts=3, on=on))
+    limits = next_action.RunLimits(restart=RestartSpec(max_restarts=3, on=on))
     return next_action.decide_action(
         state,
         limits,
-        next_action.Observations(silent_s={}, unhealthy=unhealthy, degraded=degraded or {}, spare_count=spares),
+        next_action.RunObservations(silent_s={}, unhealthy=unhealthy, degraded=degraded or {}, spare_count=spares),
         100.0,
     )
 

@@ -29,7 +29,9 @@ def ended_run(root: Path, name: str, ranks: int = 8) -> rundir.RunDir:
     writer.append(attempt, 2.0)
     for rank in range(ranks):
         exited = node_events.Exited(attempt=0, rank=rank, exit_code=1, tail="out of luck\n" * 500)
-        writer.journal("n0", json.loads(node_events.encode_event(node_events.Stamp(rank + 1, 1.0, 1.0, "b"), exited)))
+        writer.append_node_event(
+            "n0", json.loads(node_events.encode_event(node_events.Stamp(rank + 1, 1.0, 1.0, "b"), exited))
+        )
     sample = {"kind": "activity", "attempt": 0, "ranks": {"0": {"inside": {"step": 7}}, "1": {"inside": {"step": 5}}}}
     writer.replicate("n0", run_files.SAMPLES_FILE, 0, json.dumps(sample).encode() + b"\n")
     left = [outcome.build_remaining_process("n0", None, outcome.OVERDUE)]

@@ -66,7 +66,7 @@ def test_a_journal_is_written_by_the_thread_of_its_loop_alone(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "change", [lambda w: w.close_old_attempts("n0", 1), lambda w: w.next_epoch(3)], ids=["files", "epoch"]
+    "change", [lambda w: w.close_old_attempts("n0", 1), lambda w: w.raise_epoch(3)], ids=["files", "epoch"]
 )
 def test_nothing_of_a_run_directory_is_changed_by_another_thread(
     tmp_path: Path, change: Callable[[Writer], object]

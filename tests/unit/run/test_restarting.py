@@ -269,43 +269,43 @@ DIRTY = replace(FAILED, nodes={"a": replace(FAILED.nodes["a"], remaining=({"node
     ],
 )
 def test_whether_an_attempt_may_follow(state: RunState, rules: RestartSpec, spares: int, why: str | None) -> None:
-    sight = next_action.Observations(silent_s={}, spare_count=spares)
+    sight = next_action.RunObservations(silent_s={}, spare_count=spares)
 
-    assert next_action.find_restart_obstacle(state, next_action.Limits(restart=rules), sight, "crash", 100.0) == why
+    assert next_action.find_restart_obstacle(state, next_action.RunLimits(restart=rules), sight, "crash", 100.0) == why
 
 
 @pytest.mark.parametrize(
     ("state", "sight", "then"),
     [
-        pytest.param(DIRTY, next_action.Observations(silent_s={}, dirty_s=5.0), None, id="it may come clean yet"),
-        pytest.param(FAILED, next_action.Observations(silent_s={}), next_action.Restart, id="it has come clean"),
+        pytest.param(DIRTY, next_action.RunObservations(silent_s={}, dirty_s=5.0), None, id="it may come clean yet"),
+        pytest.param(FAILED, next_action.RunObservations(silent_s={}), next_action.Restart, id="it has come clean"),
         pytest.param(
             DIRTY,
-            next_action.Observations(silent_s={}, dirty_s=5.0, spare_count=1),
+            next_action.RunObservations(silent_s={}, dirty_s=5.0, spare_count=1),
             next_action.Restart,
             id="there is a spare",
         ),
         pytest.param(
-            DIRTY, next_action.Observations(silent_s={}, dirty_s=60.0), next_action.Finish, id="it stays dirty"
+            DIRTY, next_action.RunObservations(silent_s={}, dirty_s=60.0), next_action.Finish, id="it stays dirty"
         ),
         pytest.param(
             DIRTY,
-            next_action.Observations(silent_s={}, dirty_s=5.0, cancelled=True),
+            next_action.RunObservations(silent_s={}, dirty_s=5.0, cancelled=True),
             next_action.Finish,
             id="nobody waits for it",
         ),
         pytest.param(
             replace(DIRTY, restarts=(1.0,)),
-            next_action.Observations(silent_s={}, dirty_s=5.0),
+            next_action.RunObservations(silent_s={}, dirty_s=5.0),
             next_action.Finish,
             id="no restart is left",
         ),
     ],
 )
 def test_a_restart_is_refused_for_a_dirty_node_only_once_it_has_had_time_to_come_clean(
-    state: RunState, sight: next_action.Observations, then: type[next_action.Action] | None
+    state: RunState, sight: next_action.RunObservations, then: type[next_action.Action] | None
 ) -> None:
-    action = next_action.decide_action(state, next_action.Limits(restart=RestartSpec(max_restarts=1)), sight, 100.0)
+    action = next_action.decide_action(state, next_action.RunLimits(restart=RestartSpec(max_restarts=1)), sight, 100.0)
 
     assert action is None if then is None else isinstance(action, then)
 
@@ -321,11 +321,12 @@ def test_a_node_that_comes_clean_is_dirty_no_more() -> None:
 
 def test_an_unhealthy_node_ends_an_attempt_only_where_another_may_follow() -> None:
     running = replace(FAILED, reason=None, external_cause=None, workers={}, phase=state_of("a").phase)
-    limits = next_action.Limits(restart=RestartSpec(max_restarts=1, on=("unhealthy",)))
+    limits = next_action.RunLimits(restart=RestartSpec(max_restarts=1, on=("unhealthy",)))
     ends = [
         next_action.decide_action(replace(running, nodes={"a": NodeState(node="a", node_rank=0)}), limits, sight, 100.0)
         for sight in (
-            next_action.Observations(silent_s={}, unhealthy={"a": "GPU 0: GPU is lost"}, spare_count=n) for n in (0, 1)
+            next_action.RunObservations(silent_s={}, unhealthy={"a": "GPU 0: GPU is lost"}, spare_count=n)
+            for n in (0, 1)
         )
     ]
 

@@ -17,7 +17,7 @@ from clusterctl.run.rules.state import RunPhase, RunState, WorkerPhase
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 
 NOW = 1000.0
-NOTHING = next_action.Observations(silent_s={})
+NOTHING = next_action.RunObservations(silent_s={})
 
 
 def begun(nodes: int = 2, per_node: int = 2, attempt: int = 0) -> RunState:
@@ -117,32 +117,34 @@ ONE_FAILED = exited(running(), 2, 3, tail="boom")
 @pytest.mark.parametrize(
     ("state", "limits", "sight", "expected"),
     [
-        pytest.param(running(), next_action.Limits(), NOTHING, None, id="nothing to do while all goes well"),
+        pytest.param(running(), next_action.RunLimits(), NOTHING, None, id="nothing to do while all goes well"),
         pytest.param(
             ONE_FAILED,
-            next_action.Limits(),
+            next_action.RunLimits(),
             NOTHING,
             next_action.EndAttempt(reason=StopReason.PEER_FAILED),
             id="one fails, all stop",
         ),
         pytest.param(
             DONE,
-            next_action.Limits(),
+            next_action.RunLimits(),
             NOTHING,
             next_action.Finish(phase=RunPhase.SUCCEEDED, exit_code=0),
             id="all done and swept",
         ),
         pytest.param(
             swept(DONE, "n0"),
-            next_action.Limits(),
+            next_action.RunLimits(),
             NOTHING,
             next_action.Finish(phase=RunPhase.SUCCEEDED, exit_code=0),
             id="swept twice",
         ),
-        pytest.param(exited(running(), 0), next_action.Limits(), NOTHING, None, id="one ends well, the others work on"),
+        pytest.param(
+            exited(running(), 0), next_action.RunLimits(), NOTHING, None, id="one ends well, the others work on"
+        ),
         pytest.param(
             exited(running(), 0),
-            next_action.Limits(finish_grace=60),
+            next_action.RunLimits(finish_grace=60),
             replace(NOTHING, idle_s=61.0),
             next_action.EndAttempt(
                 reason=StopReason.PEER_FAILED, message="a rank ended early and the others stand still"
@@ -151,35 +153,35 @@ ONE_FAILED = exited(running(), 2, 3, tail="boom")
         ),
         pytest.param(
             running(),
-            next_action.Limits(finish_grace=60),
+            next_action.RunLimits(finish_grace=60),
             replace(NOTHING, idle_s=1e6),
             None,
             id="all are there and quiet: nobody is left alone",
         ),
         pytest.param(
             running(),
-            next_action.Limits(),
+            next_action.RunLimits(),
             replace(NOTHING, cancelled=True),
             next_action.EndAttempt(reason=StopReason.CANCELLED),
             id="cancelled",
         ),
         pytest.param(
             running(),
-            next_action.Limits(),
+            next_action.RunLimits(),
             replace(NOTHING, silent_s={"n1": 119.0}),
             None,
             id="silent, but not for long enough",
         ),
         pytest.param(
             running(),
-            next_action.Limits(),
+            next_action.RunLimits(),
             replace(NOTHING, silent_s={"n1": 120.0}),
             next_action.GiveUpNode(node="n1", why="no answer for 120 s"),
             id="silent for too long while another answers",
         ),
         pytest.param(
             running(),
-            next_action.Limits(),
+            next_action.RunLimits(),
             replace(NOTHING, silent_s={"n0": 999.0, "n1": 999.0}),
             None,
             id="all silent: it is the head's own link",
@@ -187,13 +189,16 @@ ONE_FAILED = exited(running(), 2, 3, tail="boom")
     ],
 )
 def test_decide(
-    state: RunState, limits: next_action.Limits, sight: next_action.Observations, expected: next_action.Action | None
+    state: RunState,
+    limits: next_action.RunLimits,
+    sight: next_action.RunObservations,
+    expected: next_action.Action | None,
 ) -> None:
     assert next_action.decide_action(state, limits, sight, NOW) == expected
 
 
 def test_the_time_limit_counts_from_the_start_of_the_run() -> None:
-    limits = next_action.Limits(max_duration=60)
+    limits = next_action.RunLimits(max_duration=60)
 
     assert next_action.decide_action(running(), limits, NOTHING, NOW + 59.9) is None
     end = next_action.decide_action(running(), limits, NOTHING, NOW + 60)
@@ -210,7 +215,7 @@ def ended(state: RunState, reason: StopReason) -> RunState:
 
 def test_a_lost_node_ends_the_attempt_and_is_named() -> None:
     assert next_action.decide_action(
-        lost(running(), "n1"), next_action.Limits(), NOTHING, NOW
+        lost(running(), "n1"), next_action.RunLimits(), NOTHING, NOW
     ) == next_action.EndAttempt(reason=StopReason.NODE_LOST, message="n1 is lost")
 
 
@@ -219,7 +224,7 @@ def test_a_stranger_at_a_port_of_the_workers_ends_the_attempt_and_is_named() -> 
         running(), "n1", node_events.Alarm(attempt=0, code=node_events.PORT_TAKEN, message="pid 7 is on 29500")
     )
 
-    assert next_action.decide_action(state, next_action.Limits(), NOTHING, NOW) == next_action.EndAttempt(
+    assert next_action.decide_action(state, next_action.RunLimits(), NOTHING, NOW) == next_action.EndAttempt(
         reason=StopReason.PORT_TAKEN, message="n1: pid 7 is on 29500"
     )
 
@@ -227,7 +232,7 @@ def test_a_stranger_at_a_port_of_the_workers_ends_the_attempt_and_is_named() -> 
 def test_a_node_that_stopped_for_want_of_a_controller_ends_the_attempt_and_is_named() -> None:
     state = journal(running(), "n1", node_events.Stopping(attempt=0, reason=StopReason.FENCE.value, grace=30.0))
 
-    assert next_action.decide_action(state, next_action.Limits(), NOTHING, NOW) == next_action.EndAttempt(
+    assert next_action.decide_action(state, next_action.RunLimits(), NOTHING, NOW) == next_action.EndAttempt(
         reason=StopReason.FENCE, message="n1 heard no controller and stopped"
     )
 
@@ -258,7 +263,7 @@ def test_where_no_rank_failed_the_rule_that_ended_the_run_is_its_cause(reason: S
 )
 def test_the_end_of_a_run_by_its_reason(reason: StopReason, phase: RunPhase, code: int) -> None:
     assert next_action.decide_action(
-        ended(ONE_FAILED, reason), next_action.Limits(), NOTHING, NOW
+        ended(ONE_FAILED, reason), next_action.RunLimits(), NOTHING, NOW
     ) == next_action.Finish(phase=phase, exit_code=code)
 
 
@@ -275,10 +280,10 @@ def test_ranks_that_exit_with_0_because_they_were_stopped_have_not_succeeded(rea
         apply_controller_event(running(), NOW, controller_events.EndDecided(attempt=0, reason=reason.value))
     )
 
-    assert next_action.decide_action(state, next_action.Limits(), NOTHING, NOW) == next_action.Finish(
+    assert next_action.decide_action(state, next_action.RunLimits(), NOTHING, NOW) == next_action.Finish(
         phase=RunPhase.FAILED, exit_code=100
     )
-    again = next_action.decide_action(state, next_action.Limits(restart=RestartSpec(max_restarts=1)), NOTHING, NOW)
+    again = next_action.decide_action(state, next_action.RunLimits(restart=RestartSpec(max_restarts=1)), NOTHING, NOW)
     assert isinstance(again, next_action.Restart)
 
 
@@ -288,14 +293,14 @@ def test_an_unknown_exit_makes_the_run_lost() -> None:
         exited(running(1, 1), 0, None), NOW, controller_events.EndDecided(attempt=0, reason="peer_failed")
     )
 
-    finish = next_action.decide_action(swept(unseen, "n0"), next_action.Limits(), NOTHING, NOW)
+    finish = next_action.decide_action(swept(unseen, "n0"), next_action.RunLimits(), NOTHING, NOW)
 
     assert state.attempt == 0
     assert finish == next_action.Finish(phase=RunPhase.LOST, exit_code=105)
 
 
 def test_nothing_new_starts_before_every_node_has_swept() -> None:
-    limits = next_action.Limits(restart=RestartSpec(max_restarts=1))
+    limits = next_action.RunLimits(restart=RestartSpec(max_restarts=1))
     half = apply_controller_event(ONE_FAILED, NOW, controller_events.EndDecided(attempt=0, reason="peer_failed"))
 
     assert next_action.decide_action(swept(half, "n0"), limits, NOTHING, NOW) is None
@@ -313,9 +318,9 @@ def test_nothing_new_starts_before_every_node_has_swept() -> None:
         ),
     ],
 )
-def test_a_crash_restarts(rules: RestartSpec, sight: next_action.Observations, restarts: bool) -> None:
+def test_a_crash_restarts(rules: RestartSpec, sight: next_action.RunObservations, restarts: bool) -> None:
     action = next_action.decide_action(
-        ended(ONE_FAILED, StopReason.PEER_FAILED), next_action.Limits(restart=rules), sight, NOW
+        ended(ONE_FAILED, StopReason.PEER_FAILED), next_action.RunLimits(restart=rules), sight, NOW
     )
 
     assert isinstance(action, next_action.Restart) is restarts
@@ -323,7 +328,7 @@ def test_a_crash_restarts(rules: RestartSpec, sight: next_action.Observations, r
 
 @pytest.mark.parametrize(("code", "spared"), [(2, True), (3, False)])
 def test_who_ended_alike_by_a_mistake_of_usage_is_told_what_spares_the_restarts(code: int, spared: bool) -> None:
-    limits = next_action.Limits(restart=RestartSpec(max_restarts=9))
+    limits = next_action.RunLimits(restart=RestartSpec(max_restarts=9))
     state = ended(exited(running(), 2, code), StopReason.PEER_FAILED)
 
     finish = next_action.decide_action(state, limits, replace(NOTHING, repeated_failures=2), NOW)
@@ -335,7 +340,7 @@ def test_who_ended_alike_by_a_mistake_of_usage_is_told_what_spares_the_restarts(
 
 @given(st.integers(0, 6))
 def test_the_pause_doubles_up_to_its_limit(attempt: int) -> None:
-    limits = next_action.Limits(restart=RestartSpec(max_restarts=99, backoff=10, backoff_max=60))
+    limits = next_action.RunLimits(restart=RestartSpec(max_restarts=99, backoff=10, backoff_max=60))
     state = ended(exited(running(attempt=attempt), 2, 3), StopReason.PEER_FAILED)
 
     action = next_action.decide_action(state, limits, NOTHING, NOW)
@@ -349,7 +354,7 @@ def lost(state: RunState, node: str) -> RunState:
 
 
 def test_a_lost_node_without_a_fence_ends_the_run_and_is_not_replaced() -> None:
-    limits = next_action.Limits(restart=RestartSpec(max_restarts=1))
+    limits = next_action.RunLimits(restart=RestartSpec(max_restarts=1))
     state = swept(
         apply_controller_event(lost(running(), "n1"), NOW, controller_events.EndDecided(attempt=0, reason="node_lost")),
         "n0",
@@ -365,7 +370,7 @@ def test_a_lost_node_without_a_fence_ends_the_run_and_is_not_replaced() -> None:
     ("silent", "acts"), [pytest.param(39.9, False, id="before"), pytest.param(40.0, True, id="after")]
 )
 def test_a_fenced_node_is_replaced_only_after_its_fence(silent: float, acts: bool) -> None:
-    limits = next_action.Limits(grace=10, stop_after=20, restart=RestartSpec(max_restarts=1), node_lost_after=5)
+    limits = next_action.RunLimits(grace=10, stop_after=20, restart=RestartSpec(max_restarts=1), node_lost_after=5)
     state = swept(
         apply_controller_event(lost(running(), "n1"), NOW, controller_events.EndDecided(attempt=0, reason="node_lost")),
         "n0",
@@ -383,21 +388,21 @@ def test_a_stall_is_only_reported_unless_asked_otherwise() -> None:
     )
 
     assert state.phase is RunPhase.STALLED
-    assert next_action.decide_action(state, next_action.Limits(), NOTHING, NOW) is None
-    stopping = next_action.Limits(stall_action=StallAction.STOP)
+    assert next_action.decide_action(state, next_action.RunLimits(), NOTHING, NOW) is None
+    stopping = next_action.RunLimits(stall_action=StallAction.STOP)
     assert next_action.decide_action(state, stopping, NOTHING, NOW) == next_action.EndAttempt(
         reason=StopReason.STALLED, message="no progress for 70 s (limit 60 s)"
     )
     gathering = replace(NOTHING, is_gathering_evidence=True)
     assert next_action.decide_action(state, stopping, gathering, NOW) is None
-    assert next_action.decide_action(state, next_action.Limits().stopping_stalled(), NOTHING, NOW) is not None
+    assert next_action.decide_action(state, next_action.RunLimits().stopping_stalled(), NOTHING, NOW) is not None
 
 
 def test_the_reason_that_is_kept_tells_for_how_long_nothing_had_moved_when_the_run_was_ended() -> None:
     state = apply_controller_event(
         running(), NOW, controller_events.StallChanged(attempt=0, phase="confirmed", since_s=38, limit_s=20)
     )
-    ended = next_action.decide_action(state, next_action.Limits().stopping_stalled(), NOTHING, NOW + 29)
+    ended = next_action.decide_action(state, next_action.RunLimits().stopping_stalled(), NOTHING, NOW + 29)
 
     assert isinstance(ended, next_action.EndAttempt)
     assert ended.message == "no progress for 67 s (limit 20 s)"

@@ -35,6 +35,6 @@ def test_another_attempt_begins_with_nobody_told() -> None:
 
 def test_it_is_known_since_when_a_person_wants_the_end() -> None:
     stopping = StopTimers()
-    assert stopping.kill_wait_s(100.0) is None
+    assert stopping.measure_kill_wait_s(100.0) is None
     stopping.start_kill(100.0)
-    assert stopping.kill_wait_s(130.0) == 30.0
+    assert stopping.measure_kill_wait_s(130.0) == 30.0

@@ -20,8 +20,8 @@ from tests.unit.why.cases import case, elsewhere, waiting
 
 KINDS = Path(__file__).parent / "kinds"
 IN, OUT = (
-    IdleRank(seconds=90.0, in_collective=True),
-    IdleRank(seconds=91.0, in_collective=False, activity="it writes 12 MiB a second"),
+    IdleRank(seconds=90.0, is_in_collective=True),
+    IdleRank(seconds=91.0, is_in_collective=False, activity="it writes 12 MiB a second"),
 )
 
 
@@ -56,7 +56,7 @@ def test_all_ranks_of_one_node_are_likely_and_ranks_of_two_are_not() -> None:
 @pytest.mark.parametrize(
     "each",
     [
-        pytest.param((OUT, IdleRank(seconds=30.0, in_collective=True), IN, IN), id="for a short time"),
+        pytest.param((OUT, IdleRank(seconds=30.0, is_in_collective=True), IN, IN), id="for a short time"),
         pytest.param((IN, IN, IN, IN), id="all wait"),
         pytest.param((OUT, OUT, OUT, IN), id="most do not wait"),
         pytest.param((OUT, OUT, OUT, OUT), id="nobody waits"),
@@ -91,11 +91,11 @@ def test_what_a_rank_does_meanwhile_is_told_by_two_looks(
 ) -> None:
     lines = {"gpu02": [seen(0, 60, 60, **first), seen(10, 60, 60, **last)]}
 
-    assert find_idle_ranks(lines, 0) == {3: IdleRank(seconds=90.0, in_collective=False, activity=does)}
+    assert find_idle_ranks(lines, 0) == {3: IdleRank(seconds=90.0, is_in_collective=False, activity=does)}
 
 
 def test_a_rank_that_has_begun_what_has_not_ended_waits() -> None:
-    assert find_idle_ranks({"gpu02": [seen(0, 61, 60)]}, 0)[3].in_collective
+    assert find_idle_ranks({"gpu02": [seen(0, 61, 60)]}, 0)[3].is_in_collective
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.why.evidence import Evidence, RankExit
 from clusterctl.why.judge import judge_run
-from clusterctl.why.verdict import brief_lines
+from clusterctl.why.verdict import format_brief_lines
 from tests.unit.why.cases import case, elsewhere, ended, entry, lost_peer, raised, waiting
 
 BEGUN = {"0": (12, 11)}
@@ -23,7 +23,7 @@ SUMMARY = "rank 1 on gpu01 (train.py:21) did not join all_reduce, in which ranks
 
 
 def test_a_hang_is_told_with_who_where_the_others_wait_and_what_to_type() -> None:
-    assert brief_lines(judge_run(HUNG), "demo-abcd") == [
+    assert format_brief_lines(judge_run(HUNG), "demo-abcd") == [
         f"hang NOT_JOINED, certain: {SUMMARY}",
         "  who    rank 1 gpu01  train.py:21 in load",
         "  waits  ranks 0,2  train.py:26 all_reduce",
@@ -33,7 +33,7 @@ def test_a_hang_is_told_with_who_where_the_others_wait_and_what_to_type() -> Non
 
 
 def test_beside_the_report_of_an_end_it_does_not_say_again_what_to_type() -> None:
-    told = brief_lines(
+    told = format_brief_lines(
         judge_run(case(lost_peer(), raised("ValueError: bad batch"), over=True)), "demo-abcd", steps=False
     )
 
@@ -50,7 +50,7 @@ def test_an_error_that_stands_beside_it_is_not_said_again(error: str) -> None:
     failed = case(lost_peer(), raised(error), over=True)
 
     assert (
-        brief_lines(judge_run(failed), "demo-abcd", said=error)[0]
+        format_brief_lines(judge_run(failed), "demo-abcd", said=error)[0]
         == "crash EXCEPTION, certain: rank 1 on gpu01 failed first"
     )
 
@@ -63,14 +63,18 @@ def test_an_error_that_stands_beside_it_is_not_said_again(error: str) -> None:
     ],
 )
 def test_a_crash_that_is_told_beside_it_gets_one_line(failed: list[RankExit]) -> None:
-    told = brief_lines(judge_run(case(*failed, over=True)), "demo-abcd", steps=False, said="ValueError: bad batch")
+    told = format_brief_lines(
+        judge_run(case(*failed, over=True)), "demo-abcd", steps=False, said="ValueError: bad batch"
+    )
 
     assert told == ["why: EXCEPTION, certain, at train.py:7 in load; `clusterctl why demo-abcd` tells more"]
 
 
 def test_what_the_error_beside_it_does_not_say_stands_in_that_line() -> None:
     error = "KeyError: 'SLURM_PROCID'"
-    told = brief_lines(judge_run(case(raised(error), raised(error), over=True)), "demo-abcd", steps=False, said=error)
+    told = format_brief_lines(
+        judge_run(case(raised(error), raised(error), over=True)), "demo-abcd", steps=False, said=error
+    )
 
     (line,) = told
     assert line.startswith("why: EXCEPTION, certain, at train.py:7 in load; `SLURM_PROCID` is a variable of Slurm")
@@ -92,11 +96,11 @@ def test_stacks_of_a_run_that_has_ended_are_not_recommended() -> None:
     ],
 )
 def test_it_never_has_more_than_five_lines(given: Evidence) -> None:
-    told = brief_lines(judge_run(given), "demo-abcd")
+    told = format_brief_lines(judge_run(given), "demo-abcd")
 
     assert 2 <= len(told) <= 5
     assert told[-1] == "  `clusterctl why demo-abcd` tells more"
 
 
 def test_where_nothing_went_wrong_there_is_none() -> None:
-    assert brief_lines(judge_run(case(ended(0), ended(0), over=True)), "demo-abcd") == []
+    assert format_brief_lines(judge_run(case(ended(0), ended(0), over=True)), "demo-abcd") == []
