@@ -66,7 +66,7 @@ def _accepted() -> set[Argv]:
     return {tuple(map(str, argv)) for argv in listed if isinstance(argv, list)} if isinstance(listed, list) else set()
 
 
-def run_accepted_listing(argv: tuple[str, ...]) -> str:
+def run_accepted_host_listing(argv: tuple[str, ...]) -> str:
     """Run an accepted command that lists hosts, and return its output.
 
     Raises:
@@ -76,10 +76,10 @@ def run_accepted_listing(argv: tuple[str, ...]) -> str:
     if not is_accepted_command(argv):
         text = f"the cluster file lists its hosts by a command that would be run on this machine: `{shlex.join(argv)}`"
         raise RefusedError(text, hint="read it, then accept it with `clusterctl trust`")
-    return run_listing(argv)
+    return run_host_listing(argv)
 
 
-def run_listing(argv: tuple[str, ...]) -> str:
+def run_host_listing(argv: tuple[str, ...]) -> str:
     """Run a command that lists hosts, without a shell, and return its output.
 
     Raises:

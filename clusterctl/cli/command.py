@@ -50,7 +50,7 @@ class CommonOptions:
         return Console.standard(color=ColorChoice(self.color))
 
 
-def complete_with(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
+def make_completer(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
     """Return the `shell_complete` function of a parameter; `completion.list_completions` knows the kinds."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
@@ -96,7 +96,7 @@ _FILE_OPTIONS = (
         metavar="FILE",
         multiple=True,
         help="Use this cluster file; several are merged, and later ones win.",
-        shell_complete=complete_with("files"),
+        shell_complete=make_completer("files"),
     ),
     _CommonOption(
         "--set",
@@ -104,7 +104,7 @@ _FILE_OPTIONS = (
         metavar="KEY=VALUE",
         multiple=True,
         help="Set a key of the cluster file, e.g. job.grace=30s.",
-        shell_complete=complete_with("keys"),
+        shell_complete=make_completer("keys"),
     ),
 )
 COMMON_OPTIONS = (*_OUTPUT_OPTIONS, *_FILE_OPTIONS)

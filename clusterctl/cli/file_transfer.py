@@ -30,7 +30,7 @@ FetchedFiles = dict[str, tuple[list[str], int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class FileTransfer:
     """The settings of a transfer.
 
     Attributes:
@@ -47,7 +47,7 @@ class Transfer:
     max_bytes: int
     at_home: bool
 
-    def base(self, node: str) -> str:
+    def get_base_folder(self, node: str) -> str:
         """Return the folder in which relative paths of a node begin."""
         return "~" if self.at_home else get_workdir(self.spec, node)
 
@@ -55,7 +55,7 @@ class Transfer:
 class _Counter:
     """Shows on a terminal how many bytes have been copied so far, on all nodes together."""
 
-    def __init__(self, transfer: Transfer, total: int | None) -> None:
+    def __init__(self, transfer: FileTransfer, total: int | None) -> None:
         self._transfer, self._total, self._done, self._shown = transfer, total, 0, 0
         self._lock = threading.Lock()
 
@@ -69,7 +69,7 @@ class _Counter:
             self._transfer.console.err.draw([f"{format_size(self._done)}{of}"])
 
 
-def copy_to_nodes(transfer: Transfer, sources: Sequence[str], hosts: Sequence[HostSpec], target: str) -> None:
+def copy_to_nodes(transfer: FileTransfer, sources: Sequence[str], hosts: Sequence[HostSpec], target: str) -> None:
     """Copy files of this machine to several nodes in parallel.
 
     Raises:
@@ -83,7 +83,7 @@ def copy_to_nodes(transfer: Transfer, sources: Sequence[str], hosts: Sequence[Ho
         counter = _Counter(transfer, load.size * len(sessions))
 
         def one(node: str, session: Session) -> uploads.UploadResult:
-            with_node = uploads.Destination(transfer.base(node), target, inside)
+            with_node = uploads.Destination(transfer.get_base_folder(node), target, inside)
             return uploads.copy_files(session, with_node, load, counter)
 
         sent, errors = call_all(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
@@ -92,7 +92,7 @@ def copy_to_nodes(transfer: Transfer, sources: Sequence[str], hosts: Sequence[Ho
     raise_first(errors)
 
 
-def copy_from_nodes(transfer: Transfer, sources: Sequence[tuple[Sequence[HostSpec], str]], target: str) -> None:
+def copy_from_nodes(transfer: FileTransfer, sources: Sequence[tuple[Sequence[HostSpec], str]], target: str) -> None:
     """Copy files of nodes to this machine; several nodes get one folder each.
 
     Args:
@@ -132,7 +132,7 @@ def copy_from_nodes(transfer: Transfer, sources: Sequence[tuple[Sequence[HostSpe
 
 
 def _fetch(
-    transfer: Transfer,
+    transfer: FileTransfer,
     session: Session,
     paths: Sequence[str],
     into: Callable[[str], _Into],
@@ -145,7 +145,11 @@ def _fetch(
         left = transfer.max_bytes - sum(total for _, total in found.values())
         how = FetchOptions(max_bytes=left, follow_links=True, new_name=to.named, on_bytes=counter)
         found[path] = pull(
-            session, resolve_node_folder(transfer.base(session.node), asked.folder), asked.pattern, to.folder, how
+            session,
+            resolve_node_folder(transfer.get_base_folder(session.node), asked.folder),
+            asked.pattern,
+            to.folder,
+            how,
         )
     return found
 
@@ -177,7 +181,7 @@ def _told(found: FetchedFiles, here: Path) -> str:
     return f"{plural(number, 'file')}, {format_size(sum(total for _, total in found.values()))} {{to}} {here}"
 
 
-def _say(transfer: Transfer, texts: Mapping[str, str]) -> None:
+def _say(transfer: FileTransfer, texts: Mapping[str, str]) -> None:
     """Print what was copied, with one line for nodes with equal results."""
     if transfer.quiet:
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from clusterctl.cli import accepted_commands
-from clusterctl.cli.command import CommonOptions, complete_with
+from clusterctl.cli.command import CommonOptions, make_completer
 from clusterctl.cli.option_values import list_cluster_files
 from clusterctl.config.host_ranges import HostRangeError, select_hosts
 from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
@@ -26,7 +26,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 def cluster_file_argument(command: F) -> F:
     """`[FILE]`; `--file` adds more."""
-    return click.argument("path", metavar="[FILE]", required=False, shell_complete=complete_with("files"))(command)
+    return click.argument("path", metavar="[FILE]", required=False, shell_complete=make_completer("files"))(command)
 
 
 def target_options(command: F) -> F:
@@ -36,21 +36,21 @@ def target_options(command: F) -> F:
         "reference",
         metavar="RUN",
         help="The run that `--rank` belongs to; the only active one by default.",
-        shell_complete=complete_with("runs"),
+        shell_complete=make_completer("runs"),
     )(command)
     command = click.option(
         "--rank",
         type=click.IntRange(0),
         metavar="N",
         help="Use the node of this rank.",
-        shell_complete=complete_with("ranks"),
+        shell_complete=make_completer("ranks"),
     )(command)
     return click.option("-w", "host", metavar="HOST", help="Use this host, without a cluster file.")(command)
 
 
 def run_argument(command: F) -> F:
     """`[RUN]`: an id or its beginning, a name, or a cluster file."""
-    return click.argument("reference", metavar="[RUN]", required=False, shell_complete=complete_with("runs"))(command)
+    return click.argument("reference", metavar="[RUN]", required=False, shell_complete=make_completer("runs"))(command)
 
 
 def refuse_combination(*given: tuple[str, object]) -> None:
@@ -81,7 +81,7 @@ def join_sets(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 
 
 def _set_option(*names: str, description: str, kind: str) -> Callable[[F], F]:
-    shell_complete = complete_with(kind)
+    shell_complete = make_completer(kind)
     return click.option(
         *names, metavar="SET", multiple=True, callback=join_sets, help=description, shell_complete=shell_complete
     )
@@ -112,7 +112,7 @@ def rank_set_option(command: F) -> F:
     return _set_option("--rank", "ranks", description="Only these ranks, e.g. 0-3,7.", kind="ranks")(command)
 
 
-def load_cluster_file_options(
+def load_chosen_cluster_file(
     common: CommonOptions,
     path: str | None,
     *,
@@ -147,7 +147,7 @@ def load_cluster_file_options(
         require_job=require_job,
         with_secrets=with_secrets,
         health_mistakes=_find_health_mistakes,
-        run_listing=run_listing or accepted_commands.run_accepted_listing,
+        run_listing=run_listing or accepted_commands.run_accepted_host_listing,
     )
     if console is not None and loaded.warnings:
         console.narrate(*render_problems(loaded.warnings, "warning", console.err))

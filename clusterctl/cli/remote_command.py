@@ -43,7 +43,7 @@ class OutputCollector:
         self._guard = guard
         self._buffers = (bytearray(), bytearray())
 
-    def take(self, data: StreamData) -> None:
+    def add_data(self, data: StreamData) -> None:
         """Add bytes of stdout (the first stream) or of stderr (the second stream)."""
         which = data.stream - self.first_stream
         buffer = self._buffers[which]
@@ -116,7 +116,7 @@ class RemoteCommand:
         self.last_answer_at = time.monotonic()
 
     def _run(self, session: Session, collector: OutputCollector) -> ExecAnswer:
-        collector.first_stream = session.new_stream(collector.take, count=2)
+        collector.first_stream = session.new_stream(collector.add_data, count=2)
         around = self._around.get(session.node, {})
         asked: command_payload_types.ExecArguments = {
             **around,

@@ -20,7 +20,7 @@ class Template:
     path: Path
     summary: str
 
-    def files(self) -> Iterator[Path]:
+    def list_files(self) -> Iterator[Path]:
         """Yield its files, relative to its folder."""
         for path in sorted(self.path.rglob("*")):
             relative = path.relative_to(self.path)

@@ -51,7 +51,7 @@ class Transports:
         self._made: dict[TransportKind, Transport] = {}
         self._predialer = PreDialer()
 
-    def of(self, host: HostSpec) -> Transport:
+    def get_transport(self, host: HostSpec) -> Transport:
         """Return the transport for `host`."""
         built_in = host.transport is TransportKind.SSH and self._ssh_spec.client != "openssh"
         if built_in and TransportKind.SSH not in self._made:
@@ -195,7 +195,7 @@ def open_sessions(
     def attempt(host: HostSpec) -> Session:
         progress(host.name, "connecting")
         session = open_session(
-            transports.of(host),
+            transports.get_transport(host),
             host,
             inbox,
             bundle=bundle,
@@ -210,10 +210,10 @@ def open_sessions(
             raise
         return session
 
-    return open_all(hosts, attempt, parallel, NodeError)
+    return open_in_parallel(hosts, attempt, parallel, NodeError)
 
 
-def open_all(
+def open_in_parallel(
     hosts: Iterable[HostSpec], open_one: Callable[[HostSpec], Session], parallel: int, expected: type[E]
 ) -> tuple[dict[str, Session], dict[str, E]]:
     """Open a session with every host, `parallel` at a time. Return the sessions and the errors of the others.

@@ -28,14 +28,14 @@ class ClockSync:
         self.best: tuple[float, float] | None = None
         self.last = time.monotonic()
 
-    def make_frame(self, number: int) -> bytes:
+    def make_heartbeat_frame(self, number: int) -> bytes:
         """Return the frame of a heartbeat that is sent now."""
         with self._lock:
             self._sent[number] = (time.time(), time.monotonic())
         self.last = time.monotonic()
         return encode_message(make_heartbeat(number))
 
-    def measure(self, answer: dict[str, Any]) -> ClockMeasured | None:
+    def measure_offset(self, answer: dict[str, Any]) -> ClockMeasured | None:
         """Return the clock offset that a reply measures; `None` for a reply to no heartbeat of ours."""
         now_wall, now_mono = time.time(), time.monotonic()
         with self._lock:

@@ -31,7 +31,7 @@ class StaleEpochError(RefusedError):
     """The node obeys a later controller. This controller has been replaced and must stop acting."""
 
 
-def error_from_wire(node: str, error: dict[str, Any]) -> ClusterctlError:
+def make_refusal_error(node: str, error: dict[str, Any]) -> ClusterctlError:
     """Convert the refusal of an agent to an exception."""
     message, hint = str(error.get("message", "")), error.get("hint")
     # A hint without an author would read as our advice.

@@ -45,7 +45,7 @@ from clusterctl.session.controller_inbox import (
     StreamReceived,
 )
 from clusterctl.session.heartbeat import HEARTBEAT_TIMER, ClockSync
-from clusterctl.session.requests import REQUESTS, ProtocolError, error_from_wire
+from clusterctl.session.requests import REQUESTS, ProtocolError, make_refusal_error
 from clusterctl.session.sender import Sender
 from clusterctl.transport.base import Channel
 from clusterctl.transport.bootstrap import Preamble
@@ -77,7 +77,7 @@ class Streams:
         self._files: dict[int, tuple[str, str]] = {}
 
     @property
-    def announced(self) -> int:
+    def open_file_count(self) -> int:
         """How many announced files may still grow."""
         return len(self._files)
 
@@ -90,7 +90,7 @@ class Streams:
                 self._listeners.update(dict.fromkeys(numbers, listener))
         return numbers[0]
 
-    def listener(self, number: int) -> Listener | None:
+    def get_listener(self, number: int) -> Listener | None:
         """Return the listener of a stream of ours; `None` if its data goes into the inbox.
 
         Raises:
@@ -104,7 +104,7 @@ class Streams:
         """Record which file a stream of the agent carries."""
         self._files[number] = (run, file)
 
-    def file(self, number: int) -> tuple[str, str]:
+    def get_file(self, number: int) -> tuple[str, str]:
         """Return run and file of a stream of the agent.
 
         Raises:
@@ -151,7 +151,7 @@ class Session:
         self._state = threading.Lock()
         self._sender = Sender(
             channel,
-            lambda: self._clock.make_frame(next(self._numbers)),
+            lambda: self._clock.make_heartbeat_frame(next(self._numbers)),
             lambda _: self._end_as_lost(ConnectError(self.node, "the connection was lost")),
         )
         self._pending: dict[int, tuple[Command, Future[Any]]] = {}
@@ -330,12 +330,12 @@ class Session:
 
     def _take_data(self, data: StreamData) -> None:
         if data.stream >= FIRST_AGENT_STREAM:
-            run, file = self._streams.file(data.stream)
+            run, file = self._streams.get_file(data.stream)
             with self._state:
                 self._quota.count_output(len(data.payload))
             self._inbox.put(OutputReceived(self.node, run, file, data.offset, data.payload))
             return
-        listener = self._streams.listener(data.stream)
+        listener = self._streams.get_listener(data.stream)
         if listener is None:
             self._quota.count_unsubscribed(len(data.payload))
             self._inbox.put(StreamReceived(self.node, data.stream, data.offset, data.payload))
@@ -346,7 +346,7 @@ class Session:
         if push["push"] == "stream":
             messages.STREAM_PUSH(push)
             messages.parse_stream_file(push["file"])
-            self._quota.count_stream(push["stream"], self._streams.announced)
+            self._quota.count_stream(push["stream"], self._streams.open_file_count)
             self._streams.announce(push["stream"], push["run"], push["file"])
         elif push["push"] == "event":
             messages.EVENT_PUSH(push)
@@ -368,7 +368,7 @@ class Session:
 
     def _take_beat(self, answer: dict[str, Any]) -> None:
         messages.HEARTBEAT_ANSWER(answer)
-        if (received := self._clock.measure(answer)) is not None:
+        if (received := self._clock.measure_offset(answer)) is not None:
             self._inbox.put(received)
 
     def _take_answer(self, answer: dict[str, Any]) -> None:
@@ -390,7 +390,7 @@ class Session:
             return
         if error["kind"] == ErrorKind.STALE_EPOCH.value:
             self._stale()
-        future.set_exception(error_from_wire(self.node, error))
+        future.set_exception(make_refusal_error(self.node, error))
 
     # --- ending
 

@@ -106,8 +106,8 @@ def start_agent(
         channel: A new stream to `/bin/sh`.
         bundle: The agent.
         timeout: Seconds within which the node has to answer.
-        pythons: See `make_script`.
-        first: See `make_script`.
+        pythons: See `make_start_script`.
+        first: See `make_start_script`.
         progress: Called with the current stage.
 
     Raises:
@@ -118,7 +118,7 @@ def start_agent(
     parser = PreambleParser(nonce)
     progress("connected, looking for Python")
     with _translate_errors(node, channel, parser, timeout):
-        channel.send(make_script(nonce, bundle, pythons, first=first), timeout=timeout)
+        channel.send(make_start_script(nonce, bundle, pythons, first=first), timeout=timeout)
         deadline = time.monotonic() + timeout
         preamble = None
         while preamble is None:
@@ -363,7 +363,7 @@ try() {
 """
 
 
-def make_script(nonce: str, bundle: AgentArchive, pythons: Sequence[str], *, first: Sequence[str] = ()) -> bytes:
+def make_start_script(nonce: str, bundle: AgentArchive, pythons: Sequence[str], *, first: Sequence[str] = ()) -> bytes:
     """Return the input for the shell.
 
     Args:

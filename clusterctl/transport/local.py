@@ -139,14 +139,14 @@ class LocalTransport:
         progress("starting")
         if isinstance(host.transport, tuple):
             # The command must work from any folder, and for a controller that outlives the folder.
-            return LocalChannel(*spawn(host.name, build_command_argv(host), folder="/"), relays=True)
-        return LocalChannel(*spawn(host.name, [EXEC_COMMAND], env=self._env))
+            return LocalChannel(*start_child_process(host.name, build_command_argv(host), folder="/"), relays=True)
+        return LocalChannel(*start_child_process(host.name, [EXEC_COMMAND], env=self._env))
 
     def close(self) -> None:
         """Channels share nothing."""
 
 
-def spawn(
+def start_child_process(
     node: str, argv: Sequence[str], *, env: dict[str, str] | None = None, folder: str | None = None
 ) -> tuple[subprocess.Popen[bytes], socket.socket, IO[bytes]]:
     """Start a program in its own session; return the process, our end of its standard streams, and its standard error.

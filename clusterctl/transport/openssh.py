@@ -30,7 +30,7 @@ from typing_extensions import override
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, NodeError
 from clusterctl.transport.base import Progress, ignore_progress
-from clusterctl.transport.local import LocalChannel, spawn
+from clusterctl.transport.local import LocalChannel, start_child_process
 from clusterctl.transport.ssh import known_hosts
 from clusterctl.transport.ssh.config import (
     Destination,
@@ -107,7 +107,7 @@ class OpenSshTransport:
             environment = environment | {"SSH_ASKPASS_REQUIRE": "never"}
         with tempfile.NamedTemporaryFile(prefix="clusterctl-ssh-") as log:
             argv = self.build_argv(host, options, log.name)
-            process, ours, stderr = spawn(host.name, argv, env=environment, folder="/")
+            process, ours, stderr = start_child_process(host.name, argv, env=environment, folder="/")
             channel = OpenSshChannel(process, ours, stderr)
             try:
                 _wait_for_shell(channel, time.monotonic() + seconds)
@@ -155,14 +155,14 @@ class OpenSshTransport:
     def _share_options(self, options: SshOptions, hops: Sequence[_Hop]) -> list[str]:
         """Return options for one connection that ends with its process, or for an existing shared connection."""
         shared = ["ControlMaster=no", "ControlPersist=no"]
-        path = get_control_path(self._way(options, hops))
+        path = get_control_path(self._route(options, hops))
         if not options.get_other("controlpath") and has_shared_connection(path):
             shared.append(f"ControlPath={path}")
         return shared
 
     def has_connection_to(self, host: HostSpec, options: SshOptions) -> bool:
         """Return whether `trust --login` left a connection to `host` that still matches ssh_config."""
-        return has_shared_connection(get_control_path(self._way(options, self._hops(host.name, options))))
+        return has_shared_connection(get_control_path(self._route(options, self._hops(host.name, options))))
 
     def _hops(self, node: str, options: SshOptions) -> list[_Hop]:
         """Return the jump hosts to a host with their ssh_config, the nearest to the host first.
@@ -179,7 +179,7 @@ class OpenSshTransport:
             hops.append((hop, options))
         return hops
 
-    def _way(self, options: SshOptions, hops: Iterable[_Hop]) -> object:
+    def _route(self, options: SshOptions, hops: Iterable[_Hop]) -> object:
         """Return what identifies a connection: target, jump hosts, and the trusted keys of each."""
         on_the_way = [options, *(options for _, options in hops)]
         files = [(o.user_known_hosts, o.global_known_hosts, o.revoked_host_keys) for o in on_the_way]
@@ -227,7 +227,7 @@ class OpenSshTransport:
         if not private:
             hint = f"remove it; if it belongs to another user: as root, `rm -r {get_control_folder()}`"
             raise ConnectError(host.name, f"{get_control_folder()} is not this user's alone", hint=hint)
-        path = get_control_path(self._way(options, hops))
+        path = get_control_path(self._route(options, hops))
         path.unlink(missing_ok=True)
         shared = ["ControlMaster=yes", f"ControlPersist={IDLE_TIMEOUT_S}", f"ControlPath={path}"]
         to = self._arguments(get_destination(host), hops)
@@ -360,13 +360,13 @@ def get_control_folder() -> Path:
     return Path("/tmp", f"clusterctl-ssh-{os.geteuid()}")
 
 
-def get_control_path(way: object) -> Path:
+def get_control_path(route: object) -> Path:
     """Return the socket of a connection (ControlPath).
 
     Args:
-        way: The resolved route to the host and the trusted keys: a change of ssh_config changes the path.
+        route: The resolved route to the host and the trusted keys: a change of ssh_config changes the path.
     """
-    return get_control_folder() / hashlib.sha256(repr(way).encode()).hexdigest()[:32]
+    return get_control_folder() / hashlib.sha256(repr(route).encode()).hexdigest()[:32]
 
 
 def has_shared_connection(path: Path) -> bool:

@@ -64,7 +64,7 @@ def test_an_agent_that_ends_in_a_step_that_stays_is_missed_at_once() -> None:
 
 
 def test_hosts_with_a_command_are_reached_by_it(tmp_path: Path) -> None:
-    assert isinstance(Transports().of(shell_in(tmp_path)), LocalTransport)
+    assert isinstance(Transports().get_transport(shell_in(tmp_path)), LocalTransport)
 
 
 def test_host_user_and_port_are_filled_in_and_nothing_is_filled_in_twice() -> None:

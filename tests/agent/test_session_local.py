@@ -24,7 +24,7 @@ from clusterctl.config.spec import HostSpec, TransportKind
 from clusterctl.errors import AgentError
 from clusterctl.session.connect import Transports, open_session, open_sessions
 from clusterctl.transport.agent_archive import AgentArchive, load_agent_archive
-from clusterctl.transport.bootstrap import Preamble, PreambleParser, make_script, start_agent
+from clusterctl.transport.bootstrap import Preamble, PreambleParser, make_start_script, start_agent
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh.login_keys import SshAgent
 from tests.contract_sessions import DEADLINE, Open, Reach, SessionContract, standin_bundle
@@ -222,7 +222,7 @@ def test_sixteen_at_once_leave_one_whole_copy(home: Path, shell: Callable[..., C
 def test_what_others_import_from_is_not_replaced_by_the_same(shell: Callable[..., Channel], home: Path) -> None:
     folder = home / ".cache/clusterctl/agents"
     late, parser = shell(), PreambleParser("n0nce")
-    late.send(make_script("n0nce", standin_bundle(), ()), timeout=DEADLINE)
+    late.send(make_start_script("n0nce", standin_bundle(), ()), timeout=DEADLINE)
     while not (said := parser.feed(late.recv(65536, timeout=DEADLINE))):
         pass
     assert said[0] == "need"
@@ -336,7 +336,7 @@ def test_shells_that_stand_behind_bin_sh(home: Path, name: str) -> None:
     argv = [program, "sh"] if name == "busybox" else [program, "--posix"] if name == "bash" else [program]
     done = subprocess.run(
         argv,
-        input=make_script("n0nce", standin_bundle(), ()),
+        input=make_start_script("n0nce", standin_bundle(), ()),
         capture_output=True,
         timeout=DEADLINE,
         env={"HOME": str(home), "PATH": "/usr/bin:/bin"},

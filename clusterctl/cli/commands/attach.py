@@ -74,4 +74,4 @@ def command(
     )
     screen = RunScreen(run, console, shown)
     leave = screen.follow()
-    return report_exit(run, leave, screen.state, console, quiet=common.quiet, shown=screen.shown)
+    return report_exit(run, leave, screen.state, console, quiet=common.quiet, shown=screen.visible_output)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.option_values import parse_duration_option
 from clusterctl.cli.run_views import load_list_view, warn_of_unreadable_lines
@@ -36,7 +36,7 @@ _DEFAULT = click.core.ParameterSource.DEFAULT
 
 
 @click.command("clean", cls=CliCommand)
-@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=complete_with("runs"))
+@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=make_completer("runs"))
 @click.option(
     "--older-than",
     metavar="DURATION",

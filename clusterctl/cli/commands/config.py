@@ -11,7 +11,7 @@ import click
 
 from clusterctl.agent.protocol.command_payload_types import ProgramArguments
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.cli.option_values import write_text_file
 from clusterctl.cli.remote_command import RemoteCommand
@@ -57,7 +57,7 @@ _MOST_PADDED = 60
     type=click.IntRange(0),
     metavar="RANK",
     help="Print the environment of this rank, with the source of each variable.",
-    shell_complete=complete_with("ranks"),
+    shell_complete=make_completer("ranks"),
 )
 @click.option(
     "--live", is_flag=True, help="With --env: ask the nodes, and also print the variables of their login shells."
@@ -100,7 +100,7 @@ def command(
     if common.quiet:
         options.refuse_options_with("--quiet", *printed, ("--json", as_json))
     console = common.console()
-    loaded = options.load_cluster_file_options(common, path, require_job=by_rank, console=console)
+    loaded = options.load_chosen_cluster_file(common, path, require_job=by_rank, console=console)
     _refuse_two_names(loaded.spec)
     for warning in list_unsent_arguments(loaded.spec):
         console.narrate(f"warning: {safe(warning)}")

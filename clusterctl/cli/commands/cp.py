@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import file_transfer, options
-from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.file_transfer import RemotePath, parse_path, split_pattern
 from clusterctl.cli.node_sessions import build_host_spec
 from clusterctl.cli.option_values import DEFAULT_FILE, parse_size_option
@@ -23,7 +23,7 @@ _ALL = "all"
 
 
 @click.command("cp", cls=CliCommand, reads_file=True)
-@click.argument("words", metavar="SRC... DST", nargs=-1, required=True, shell_complete=complete_with("files"))
+@click.argument("words", metavar="SRC... DST", nargs=-1, required=True, shell_complete=make_completer("files"))
 @options.exclude_option("Leave out these nodes.")
 @click.option("--max-size", metavar="SIZE", help="Refuse to copy more than this to or from a node; 10GiB by default.")
 @click.pass_obj
@@ -51,7 +51,7 @@ def command(common: CommonOptions, *, words: tuple[str, ...], exclude: str | Non
     max_bytes = parse_size_option(max_size, "--max-size", MAX_BYTES)
     of_file = _load_spec(common, named, console, exclude)
     spec = of_file or build_host_spec(",".join(one.nodes for one in named))
-    transfer = file_transfer.Transfer(spec, console, common.quiet, max_bytes, at_home=of_file is None)
+    transfer = file_transfer.FileTransfer(spec, console, common.quiet, max_bytes, at_home=of_file is None)
     if isinstance(target, RemotePath):
         file_transfer.copy_to_nodes(
             transfer, [str(source) for source in sources], _hosts(spec, target, exclude), target.path
@@ -77,7 +77,7 @@ def _load_spec(
 ) -> ClusterSpec | None:
     """Return the cluster of the cluster file, or `None` without a file: hosts are then named as ssh knows them."""
     if common.files or common.sets or os.path.isfile(DEFAULT_FILE):
-        return options.load_cluster_file_options(common, None, console=console).spec
+        return options.load_chosen_cluster_file(common, None, console=console).spec
     if exclude or any(one.nodes == _ALL for one in named):
         raise NotFoundError(
             f"no {DEFAULT_FILE} here, which would name the nodes",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.run_views import load_brief_view, warn_of_unreadable_lines
 from clusterctl.formatting import format_duration
 from clusterctl.render.attempts import describe_cause
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @click.command("diff", cls=CliCommand)
-@click.argument("first", metavar="RUN1", shell_complete=complete_with("runs"))
-@click.argument("second", metavar="RUN2", shell_complete=complete_with("runs"))
+@click.argument("first", metavar="RUN1", shell_complete=make_completer("runs"))
+@click.argument("second", metavar="RUN2", shell_complete=make_completer("runs"))
 @options.json_option
 @click.pass_obj
 def command(common: CommonOptions, first: str, second: str, as_json: bool) -> int:

@@ -12,7 +12,7 @@ import click
 
 from clusterctl.agent.protocol.command_payload_types import RunSummary
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.follow.backlog import JournalPosition, read_journal_position
 from clusterctl.cli.follow.outcome import ExitReason
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
@@ -46,7 +46,7 @@ _LOOK_SECONDS = 1.0
 
 
 @click.command("down", cls=CliCommand)
-@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=complete_with("active"))
+@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=make_completer("active"))
 @click.option(
     "--all", "everything", is_flag=True, help="Stop all active runs and the remaining processes of ended runs."
 )
@@ -257,7 +257,7 @@ def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
 
 def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: bool) -> int:
     """Stop the runs on the nodes of a cluster file that have ended, or that this head does not know."""
-    spec = options.load_cluster_file_options(common, path, console=console).spec
+    spec = options.load_chosen_cluster_file(common, path, console=console).spec
     own = {run.run: run for run in state_reader.list_runs()}
     with open_reachable_sessions(spec, spec.hosts, tell=console.err) as (sessions, errors):
         listed, _ = call_all(sessions, lambda _, s: RUNS.call(s, {})["runs"])

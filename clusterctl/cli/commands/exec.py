@@ -144,7 +144,7 @@ def _load_spec(
     common: CommonOptions, console: Console, path: str | None, where: str | None, *, in_job: bool
 ) -> ClusterSpec:
     if where is None:
-        return options.load_cluster_file_options(common, path, with_secrets=in_job, console=console).spec
+        return options.load_chosen_cluster_file(common, path, with_secrets=in_job, console=console).spec
     options.refuse_options_with(
         "-w", ("--in-job", in_job), ("FILE", path), ("--file", common.files), ("--set", common.sets)
     )

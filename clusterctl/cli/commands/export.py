@@ -33,7 +33,7 @@ def command(
     if image is not None and kind != "k8s":
         raise click.UsageError("`--image` needs `k8s`")
     console = common.console()
-    loaded = options.load_cluster_file_options(common, path, require_job=True, console=console)
+    loaded = options.load_chosen_cluster_file(common, path, require_job=True, console=console)
     spec = replace(loaded.spec, hosts=options.select_spec_hosts(loaded.spec, nodes, exclude))
     if not spec.workers:
         raise click.UsageError("no host is left that would be a worker")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.option_values import parse_pause_option, read_text_file, write_text_file
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
@@ -48,9 +48,9 @@ _CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WH
     "--only",
     metavar="CHECKS",
     help="Only these checks, e.g. gpu.count,host.disk.",
-    shell_complete=complete_with("checks"),
+    shell_complete=make_completer("checks"),
 )
-@click.option("--skip", metavar="CHECKS", help="Leave out these checks.", shell_complete=complete_with("checks"))
+@click.option("--skip", metavar="CHECKS", help="Leave out these checks.", shell_complete=make_completer("checks"))
 @click.option("--strict", is_flag=True, help="Treat WARN and UNKNOWN as failures.")
 @click.option("--watch", metavar="DURATION", help="Repeat at this interval until Ctrl-C.")
 @click.option(
@@ -115,7 +115,7 @@ def command(
     show = partial(_show, console=console, form=printed, strict=strict, verbose=verbose, quiet=common.quiet)
     if replay is not None:
         return show(_replayed(replay, checks, strict=strict))
-    spec = options.load_cluster_file_options(common, path, console=console).spec
+    spec = options.load_chosen_cluster_file(common, path, console=console).spec
     hosts = options.select_spec_hosts(spec, nodes)
     # Nodes are compared only with each other: a single node has no network paths to judge.
     spec = replace(spec, hosts=hosts)

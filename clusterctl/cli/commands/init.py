@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.option_values import DEFAULT_FILE, read_text_file, write_text_file
 from clusterctl.cli.templates import Template, find_template, list_templates
 from clusterctl.config import starter_file
@@ -64,7 +64,7 @@ class _Options:
     "--template",
     metavar="NAME",
     help="Copy this ready-to-run job, and put HOSTS into it.",
-    shell_complete=complete_with("templates"),
+    shell_complete=make_completer("templates"),
 )
 @click.option("--list", "is_listing", is_flag=True, help="List the ready-to-run jobs for --template.")
 @options.json_option
@@ -186,7 +186,7 @@ def _write_starter(given: _Options) -> None:
     path = Path(given.path or DEFAULT_FILE)
     schema = path.with_name(_SCHEMA)
     _refuse_overwriting([path, *([schema] if given.schema else [])], force=given.force)
-    hosts, script, python = _list_hosts(given), given.script or find_script(path.parent), None
+    hosts, script, python = _list_hosts(given), given.script or find_job_script(path.parent), None
     arguments = (given.hosts, given.path, given.script, given.source, given.gpus, given.schema, given.quiet)
     if not any(arguments) and is_interactive():
         answers = ask_questions(script, given.console.narrate)
@@ -210,7 +210,7 @@ def _report_check(message: str, path: Path, given: _Options, *, has_hosts: bool)
     """Print what was written, and the problems of the new file; the problems even with `--quiet`."""
     shown = "" if str(path) == DEFAULT_FILE else f" {path}"
     try:
-        loaded = options.load_cluster_file_options(CommonOptions(), str(path), require_job=True)
+        loaded = options.load_chosen_cluster_file(CommonOptions(), str(path), require_job=True)
     except ConfigError as error:
         problems = [f"warning: it does not check yet: {problem.text}" for problem in error.problems]
         hint = f"hint: `clusterctl config{shown}` checks it again"
@@ -233,7 +233,7 @@ def _refuse_overwriting(paths: list[Path], *, force: bool) -> None:
 
 def _copy_template(name: str, folder: Path, hosts: list[ListedHost], given: _Options) -> None:
     template = find_template(name)
-    files = list(template.files())
+    files = list(template.list_files())
     _refuse_overwriting([folder / file for file in files], force=given.force)
     text = (template.path / DEFAULT_FILE).read_text(encoding="utf-8")
     try:
@@ -309,7 +309,7 @@ def parse_gpus(text: str) -> int | None:
     return int(text)
 
 
-def find_script(folder: Path) -> str | None:
+def find_job_script(folder: Path) -> str | None:
     """Return the only Python file of a folder that may be a job; if there are several, `train.py`."""
     found = [path.name for path in sorted(folder.glob("*.py")) if path.name not in _NO_JOBS]
     return "train.py" if "train.py" in found else found[0] if len(found) == 1 else None

@@ -100,7 +100,7 @@ def command(
     query = LogQuery(
         ranks=frozenset({0}) if default else parse_run_ranks(state, ranks),
         nodes=None if nodes is None else frozenset(select_hosts(list(state.nodes), nodes)),
-        attempt=check_attempt(state, attempt),
+        attempt=validate_attempt(state, attempt),
         since=_moment(since, "--since", state),
         until=_moment(until, "--until", state),
         grep=_pattern(grep),
@@ -287,7 +287,7 @@ def parse_run_ranks(state: RunState, text: str | None) -> frozenset[int] | None:
     )
 
 
-def check_attempt(state: RunState, attempt: int | None) -> int | None:
+def validate_attempt(state: RunState, attempt: int | None) -> int | None:
     """Return the attempt of `--attempt`, or `None` for all attempts.
 
     Raises:

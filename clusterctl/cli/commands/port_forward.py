@@ -21,7 +21,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class PortForward:
     """A port of this machine (0: any free one) that leads to a port of a host, as the node sees it."""
 
     local_port: int
@@ -91,7 +91,7 @@ def _find_free_port(address: str) -> int:
         raise RefusedError(f"cannot listen on {address}: {error.strerror or error}") from error
 
 
-def parse_forward(word: str) -> Forward:
+def parse_forward(word: str) -> PortForward:
     """Return the forward that `[HERE:][HOST:]PORT` describes.
 
     Raises:
@@ -107,8 +107,8 @@ def parse_forward(word: str) -> Forward:
         raise ValueError(f"`{word}` has no port between 1 and 65535")
     host = host.removeprefix("[").removesuffix("]")
     if host in ("", "localhost"):
-        return Forward(*ports)
+        return PortForward(*ports)
     try:
-        return Forward(*ports, str(ipaddress.ip_address(host)))
+        return PortForward(*ports, str(ipaddress.ip_address(host)))
     except ValueError:
         raise ValueError(f"`{host}` in `{word}` is not an IP address; names are not looked up") from None

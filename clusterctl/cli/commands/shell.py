@@ -15,7 +15,7 @@ import click
 from clusterctl import rlimits
 from clusterctl.agent.protocol.command_payload_types import RankArguments, ShellScriptArguments
 from clusterctl.cli import options
-from clusterctl.cli.command import CommonOptions, JobCommand, complete_with
+from clusterctl.cli.command import CommonOptions, JobCommand, make_completer
 from clusterctl.cli.node_sessions import build_host_spec, open_reachable_sessions
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, HostSpec, SshSpec, TransportKind, load_spec
@@ -31,7 +31,7 @@ from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 
 @click.command("shell", cls=JobCommand, reads_file=True)
-@click.argument("node", metavar="[NODE]", required=False, shell_complete=complete_with("nodes"))
+@click.argument("node", metavar="[NODE]", required=False, shell_complete=make_completer("nodes"))
 @options.target_options
 @click.pass_obj
 def command(
@@ -128,7 +128,7 @@ def find_shell_target(
     if host is not None:
         spec = build_host_spec(host)
     else:
-        spec = options.load_cluster_file_options(common, None, with_secrets=True, console=common.console()).spec
+        spec = options.load_chosen_cluster_file(common, None, with_secrets=True, console=common.console()).spec
     return ShellTarget(spec, _find_host(spec, node))
 
 

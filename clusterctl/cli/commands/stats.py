@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import node_stats, options
-from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.node_stats import StatsSource
 from clusterctl.cli.option_values import parse_pause_option
@@ -30,7 +30,7 @@ _MOST_ROWS = 64
 
 
 @click.command("stats", cls=CliCommand)
-@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=complete_with("runs"))
+@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=make_completer("runs"))
 @options.nodes_option
 @click.option("--watch", metavar="DURATION", help="Repeat at this interval until Ctrl-C.")
 @options.json_option
@@ -60,7 +60,7 @@ def command(
 
 def _stats(common: CommonOptions, subject: StatsSource, chosen: str | None, console: Console) -> list[NodeStats]:
     if subject.run is None:
-        spec = options.load_cluster_file_options(common, subject.path, console=console).spec
+        spec = options.load_chosen_cluster_file(common, subject.path, console=console).spec
         hosts = options.select_spec_hosts(spec, chosen)
         with open_reachable_sessions(spec, hosts, tell=console.err) as (sessions, errors):
             return node_stats.probe_nodes(hosts, sessions, errors)

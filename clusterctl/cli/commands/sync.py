@@ -73,7 +73,7 @@ def command(
     if dry_run and pull:
         raise click.UsageError("`--dry-run` shows what would be pushed: leave out `--pull`")
     console = common.console()
-    spec = options.load_cluster_file_options(common, path, console=console).spec
+    spec = options.load_chosen_cluster_file(common, path, console=console).spec
     hosts = options.select_spec_hosts(spec, nodes, exclude)
     if pull:
         _pull(

@@ -14,7 +14,7 @@ import click
 
 from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import node_stats, options
-from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.follow.keyboard import AlternateScreen
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.node_stats import StatsSource
@@ -38,7 +38,7 @@ _IN_A_PIPE = 46
 
 
 @click.command("top", cls=CliCommand)
-@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=complete_with("runs"))
+@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=make_completer("runs"))
 @click.option("--interval", metavar="DURATION", default="1s", show_default=True, help="Time between two updates.")
 @click.option(
     "--fold",
@@ -80,7 +80,7 @@ def _run_screen(load_data: Callable[[], TopData], order: SortState, terminal: Te
             height, now = terminal.height, time.time()
             lines, order = render_top(data, order, now, terminal, height)
             terminal.draw_screen(lines)
-            key = screen.key(pause)
+            key = screen.wait_for_key(pause)
             if key in ("", "q", "Q", "\x03", "\x04"):
                 return
             if key is None:
@@ -109,7 +109,7 @@ def _open_source(common: CommonOptions, subject: StatsSource, console: Console) 
     if subject.run is not None:
         yield _RunReader(subject.run).load_data
         return
-    spec = options.load_cluster_file_options(common, subject.path, console=console).spec
+    spec = options.load_chosen_cluster_file(common, subject.path, console=console).spec
     with open_reachable_sessions(spec, spec.hosts) as (sessions, errors):
         stats = node_stats.probe_nodes(spec.hosts, sessions, errors)
 

@@ -42,7 +42,7 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
     commands and runs share these connections until one hour after their last use.
     """
     console = common.console()
-    spec = options.load_cluster_file_options(common, path, console=console, run_listing=_listing(console, yes=yes)).spec
+    spec = options.load_chosen_cluster_file(common, path, console=console, run_listing=_listing(console, yes=yes)).spec
     hosts = options.select_spec_hosts(spec, nodes)
     _trust_commands(accepted_commands.list_unaccepted_commands(hosts), "to reach the hosts", console, yes=yes)
     failed = _report(_trust_keys(spec, hosts, console, yes=yes), console)
@@ -91,7 +91,7 @@ def _listing(console: Console, *, yes: bool) -> HostCommandRunner:
         _trust_commands(
             [] if accepted_commands.is_accepted_command(argv) else [argv], "to list the hosts", console, yes=yes
         )
-        return accepted_commands.run_listing(argv)
+        return accepted_commands.run_host_listing(argv)
 
     return run
 

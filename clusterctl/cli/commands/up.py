@@ -111,7 +111,7 @@ def command(
     console = common.console()
     if no_sync:
         common.sets += ("sync=none",)
-    loaded = options.load_cluster_file_options(
+    loaded = options.load_chosen_cluster_file(
         common,
         path,
         overrides=Overrides(name=name, script=script, module=module, command=shell_command, args=common.job_arguments),
@@ -119,7 +119,7 @@ def command(
         with_secrets=True,
         console=console,
         # A file that is started is a program; one that is only looked at runs what was accepted.
-        run_listing=accepted_commands.run_accepted_listing if dry_run else accepted_commands.run_listing,
+        run_listing=accepted_commands.run_accepted_host_listing if dry_run else accepted_commands.run_host_listing,
     )
     spec = _select_hosts(loaded.spec, nodes, exclude, min_nodes)
     if name is not None and not common.quiet:
@@ -152,7 +152,9 @@ def command(
     leave = screen.follow()
     if not (detach and leave is ExitReason.STARTED):
         in_json = mode is ProgressMode.JSON
-        return report_exit(run, leave, screen.state, console, as_json=in_json, quiet=common.quiet, shown=screen.shown)
+        return report_exit(
+            run, leave, screen.state, console, as_json=in_json, quiet=common.quiet, shown=screen.visible_output
+        )
     console.data(json.dumps({"run": run.run}) if as_json else run.run)
     if not common.quiet and console.err.live:
         console.narrate(f"`clusterctl logs -f {run.run}` follows it, `clusterctl down {run.run}` ends it")

@@ -28,7 +28,7 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, as_json:
     console = common.console()
     shown: dict[str, Any] = {"clusterctl": __version__, "python": platform.python_version()}
     if path or nodes or common.files or common.sets:
-        spec = options.load_cluster_file_options(common, path, console=console).spec
+        spec = options.load_chosen_cluster_file(common, path, console=console).spec
         with open_all_sessions(spec, options.select_spec_hosts(spec, nodes)) as sessions:
             shown["nodes"] = [
                 {

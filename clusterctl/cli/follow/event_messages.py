@@ -33,7 +33,7 @@ class EventFormatter:
         self._unreachable: set[str] = set()
         self._forked: set[int] = set()
 
-    def join(self, state: RunState) -> None:
+    def mark_unreachable_nodes(self, state: RunState) -> None:
         """Record the unreachable nodes that a new viewer reads about in `current_problems`."""
         self._unreachable = {node.node for node in state.nodes.values() if node.link == "unreachable"}
 
@@ -117,7 +117,7 @@ class StragglerNotice:
         self._looked = float("-inf")
         self._reported: set[tuple[int, frozenset[int]]] = set()
 
-    def lines(self, state: RunState, now: float) -> list[str]:
+    def format_notice(self, state: RunState, now: float) -> list[str]:
         """Return the notice at `now` (monotonic seconds); usually nothing."""
         if now - self._looked < _INTERVAL_S or state.phase is not RunPhase.RUNNING:
             return []

@@ -107,7 +107,7 @@ class AlternateScreen:
         self._give_back()
         self._signals.close()
 
-    def key(self, seconds: float) -> str | None:
+    def wait_for_key(self, seconds: float) -> str | None:
         """Wait for a key and return it; the arrow and page keys are `up`, `down`, `pageup` and `pagedown`.
 
         The result is "" if the user wants to leave, and `None` after `seconds` or if the terminal changed its size.

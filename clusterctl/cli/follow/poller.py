@@ -82,15 +82,15 @@ class RunPoller:
         return Snapshot(heads=heads, nodes=nodes, state=self.state, status=self._status(attended=attended))
 
     def snapshots(self, until: Callable[[], float] = lambda: math.inf) -> Iterator[Snapshot]:
-        """Yield a snapshot now and after each `wait`; the last one is of a run that is over or unattended."""
+        """Yield a snapshot now and after each change; the last one is of a run that is over or unattended."""
         while True:
             snapshot = self.poll()
             yield snapshot
             if snapshot.status is not RunStatus.ATTENDED:
                 return
-            self.wait(until=until())
+            self.wait_for_change(until=until())
 
-    def wait(self, *others: int, until: float = math.inf) -> list[int]:
+    def wait_for_change(self, *others: int, until: float = math.inf) -> list[int]:
         """Wait for a change by the controller, or for another readable descriptor; return the readable descriptors.
 
         Args:

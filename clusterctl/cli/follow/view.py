@@ -105,7 +105,7 @@ class RunScreen:
         return self._poller.state
 
     @property
-    def shown(self) -> VisibleOutput:
+    def visible_output(self) -> VisibleOutput:
         """The output above the final report, if both go to one terminal or one file (`2>&1 | tee`)."""
         if not self._console.in_one_place or not self._options.output:
             return VisibleOutput()
@@ -139,7 +139,7 @@ class RunScreen:
         while self._exit_reason is None:
             self._show(self._poller.poll(), wake)
             if self._exit_reason is None:
-                self._narrate(*self._stragglers.lines(self.state, time.monotonic()))
+                self._narrate(*self._stragglers.format_notice(self.state, time.monotonic()))
                 self._note_silence()
                 self._wait(keyboard, wake)
                 self._live.tick(time.monotonic())
@@ -190,7 +190,7 @@ class RunScreen:
         if self._options.stops_on_interrupt:
             return snapshot
         state, old = self.state, self._options.position
-        self._events.join(state)
+        self._events.mark_unreachable_nodes(state)
         if old is not None:
             fresh = [news for news in snapshot.nodes if news[1].seq > old.nodes.get(news[0], 0)]
             return replace(snapshot, heads=snapshot.heads[old.heads :], nodes=fresh)
@@ -300,7 +300,7 @@ class RunScreen:
     def _wait(self, keyboard: int | None, wake: int) -> None:
         keyboard = None if self._is_stdin_closed else keyboard
         others = [wake] if keyboard is None else [keyboard, wake]
-        ready = self._poller.wait(*others, until=self._due())
+        ready = self._poller.wait_for_change(*others, until=self._due())
         if wake in ready:
             for number in os.read(wake, 64):
                 if number == signal.SIGHUP:

@@ -35,7 +35,7 @@ from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.next_action import StopTimers, build_limits
 from clusterctl.run.rules.state import NodeState, RankIndex
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
-from clusterctl.session.connect import open_all
+from clusterctl.session.connect import open_in_parallel
 from clusterctl.session.controller_inbox import EventReceived, Inbox, ItemQueue
 from clusterctl.session.requests import FINISH, STOP
 from clusterctl.session.session import Session
@@ -193,7 +193,7 @@ class ControlledRun(ThreadOwnedState):
             joined(host.name, session)
             return session
 
-        return open_all(wanted, one, self.spec.ssh.parallel, ClusterctlError)
+        return open_in_parallel(wanted, one, self.spec.ssh.parallel, ClusterctlError)
 
     def raise_epoch(self, known: int) -> None:
         """Take an epoch above `known` and above all that this head has used; all sessions use it from now on."""

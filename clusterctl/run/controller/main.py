@@ -42,7 +42,7 @@ def build_dialer(spec: ClusterSpec) -> Callable[[ItemQueue], Dial]:
 
     def for_inbox(inbox: ItemQueue) -> Dial:
         def dial(host: HostSpec, progress: Callable[[str], None]) -> Session:
-            return open_session(transports.of(host), host, inbox, progress=progress)
+            return open_session(transports.get_transport(host), host, inbox, progress=progress)
 
         return dial
 

@@ -17,7 +17,7 @@ from typing import Any
 from clusterctl import rlimits
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError, NodeError
-from clusterctl.transport.local import count_unsent_bytes, spawn
+from clusterctl.transport.local import count_unsent_bytes, start_child_process
 from clusterctl.transport.ssh.config import CONFIG_VARIABLE, Destination, SshOptions, get_destination, resolve_options
 
 _READ_BYTES = 256 << 10
@@ -189,7 +189,7 @@ def make_connect_error(node: str, error: OSError, port: int) -> ConnectError:
 
 def _open_proxy_command(node: str, command: str) -> BufferedStream:
     """Run a proxy command as ssh does: in the user's shell, with one socket for its standard streams."""
-    process, ours, stderr = spawn(node, ["/bin/sh", "-c", f"exec {command}"])
+    process, ours, stderr = start_child_process(node, ["/bin/sh", "-c", f"exec {command}"])
     stderr.close()
 
     def end() -> None:

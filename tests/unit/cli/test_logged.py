@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.protocol.run_files import format_output_path
-from clusterctl.cli.commands.logs import check_attempt, explain_missing_output, parse_run_ranks
+from clusterctl.cli.commands.logs import explain_missing_output, parse_run_ranks, validate_attempt
 from clusterctl.errors import NotFoundError
 from clusterctl.logs.line import LogQuery
 from clusterctl.run.record.rundir import RunDir
@@ -44,12 +44,12 @@ def test_a_rank_that_never_was_is_not_met_with_silence() -> None:
 
 
 def test_an_attempt_that_never_was_is_not_met_with_silence() -> None:
-    assert check_attempt(STATE, 1) == 1
+    assert validate_attempt(STATE, 1) == 1
     with pytest.raises(NotFoundError, match="no attempt 2 in r-1") as caught:
-        check_attempt(STATE, 2)
+        validate_attempt(STATE, 2)
     assert caught.value.hint == "its attempts are 0-1"
     with pytest.raises(NotFoundError) as caught:
-        check_attempt(replace(STATE, attempt=0), 2)
+        validate_attempt(replace(STATE, attempt=0), 2)
     assert caught.value.hint == "its only attempt is 0"
 
 

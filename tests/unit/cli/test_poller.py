@@ -129,16 +129,16 @@ def test_a_ring_of_the_controller_ends_the_wait_and_a_look_takes_it(tmp_path: Pa
     run = begun(tmp_path)
     with closing(Controller(run)) as controller, closing(RunPoller(run)) as watching:
         controller.ring()
-        assert watching.wait()
+        assert watching.wait_for_change()
         assert watching.poll().status is RunStatus.ATTENDED
-        assert not watching.wait(until=0.0)
+        assert not watching.wait_for_change(until=0.0)
 
 
 def test_another_descriptor_ends_the_wait_too(tmp_path: Path) -> None:
     run = begun(tmp_path)
     keyboard, person = os.pipe()
     os.write(person, b"d")
-    assert RunPoller(run).wait(keyboard) == [keyboard]
+    assert RunPoller(run).wait_for_change(keyboard) == [keyboard]
     os.close(person)
     os.close(keyboard)
 
@@ -150,7 +150,7 @@ def test_a_run_whose_controller_was_replaced_is_attended_and_rings_again(tmp_pat
     with closing(Controller(run)) as successor, closing(watching):
         assert watching.poll().status is RunStatus.ATTENDED
         successor.ring()
-        assert watching.wait(until=time.monotonic())
+        assert watching.wait_for_change(until=time.monotonic())
 
 
 def test_a_look_tells_which_workers_are_gone(tmp_path: Path) -> None:

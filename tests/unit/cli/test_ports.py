@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.cli.commands.port_forward import Forward, parse_forward
+from clusterctl.cli.commands.port_forward import PortForward, parse_forward
 
 
 @pytest.mark.parametrize(
     ("word", "forward"),
     [
-        pytest.param("6006", Forward(6006, 6006), id="the same on both sides"),
-        pytest.param("8080:80", Forward(8080, 80), id="another one here"),
-        pytest.param("0:80", Forward(0, 80), id="any free one here"),
-        pytest.param("8080:localhost:80", Forward(8080, 80), id="as ssh -L has it"),
-        pytest.param("8080:10.0.0.7:80", Forward(8080, 80, "10.0.0.7"), id="an address that the node reaches"),
-        pytest.param("8080:[fd00::7]:80", Forward(8080, 80, "fd00::7"), id="one of IPv6"),
+        pytest.param("6006", PortForward(6006, 6006), id="the same on both sides"),
+        pytest.param("8080:80", PortForward(8080, 80), id="another one here"),
+        pytest.param("0:80", PortForward(0, 80), id="any free one here"),
+        pytest.param("8080:localhost:80", PortForward(8080, 80), id="as ssh -L has it"),
+        pytest.param("8080:10.0.0.7:80", PortForward(8080, 80, "10.0.0.7"), id="an address that the node reaches"),
+        pytest.param("8080:[fd00::7]:80", PortForward(8080, 80, "fd00::7"), id="one of IPv6"),
     ],
 )
-def test_a_port_is(word: str, forward: Forward) -> None:
+def test_a_port_is(word: str, forward: PortForward) -> None:
     assert parse_forward(word) == forward
 
 

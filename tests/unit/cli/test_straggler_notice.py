@@ -18,12 +18,12 @@ def test_whom_the_others_wait_for_is_said_once() -> None:
     with open_bundle(WAITS) as run:
         state, _ = load_visible_state(run)
         waited = StragglerNotice(run)
-        first, *others = waited.lines(state, 100.0)
+        first, *others = waited.format_notice(state, 100.0)
 
         assert first.startswith("slow: rank 0 on ")
         assert ", for which the others wait: it writes " in first
         assert others == [f"hint: `clusterctl stacks {state.run}` shows where every rank is"]
-        assert waited.lines(state, 200.0) == []
+        assert waited.format_notice(state, 200.0) == []
 
 
 def test_it_is_looked_for_every_ten_seconds_at_most_and_only_while_the_run_is_said_to_be_well() -> None:
@@ -31,10 +31,10 @@ def test_it_is_looked_for_every_ten_seconds_at_most_and_only_while_the_run_is_sa
         state, _ = load_visible_state(run)
         waited = StragglerNotice(run)
 
-        assert waited.lines(replace(state, phase=RunPhase.STALLED), 95.0) == []
-        assert waited.lines(replace(state, attempt=state.attempt + 1), 100.0) == []
-        assert waited.lines(state, 109.0) == []
-        assert waited.lines(state, 110.0) != []
+        assert waited.format_notice(replace(state, phase=RunPhase.STALLED), 95.0) == []
+        assert waited.format_notice(replace(state, attempt=state.attempt + 1), 100.0) == []
+        assert waited.format_notice(state, 109.0) == []
+        assert waited.format_notice(state, 110.0) != []
 
 
 def test_where_the_first_node_has_told_nothing_there_is_nothing_to_say(tmp_path: Path) -> None:
@@ -42,4 +42,4 @@ def test_where_the_first_node_has_told_nothing_there_is_nothing_to_say(tmp_path:
         state, _ = load_visible_state(run)
         elsewhere = replace(run, path=tmp_path)
 
-        assert StragglerNotice(elsewhere).lines(state, 100.0) == []
+        assert StragglerNotice(elsewhere).format_notice(state, 100.0) == []

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ClusterctlError, ConnectError, NodeError, RefusedError
-from clusterctl.session.connect import open_all
+from clusterctl.session.connect import open_in_parallel
 
 if TYPE_CHECKING:
     from clusterctl.session.session import Session
@@ -39,7 +39,7 @@ class Opened:
 
 def test_a_node_that_cannot_be_had_keeps_the_sessions_with_the_others() -> None:
     error = ConnectError("b", "no route")
-    sessions, errors = open_all(HOSTS, Opened({"b": error}).open, 64, NodeError)
+    sessions, errors = open_in_parallel(HOSTS, Opened({"b": error}).open, 64, NodeError)
 
     assert (list(sessions), errors) == (["a", "c"], {"b": error})
 
@@ -50,7 +50,7 @@ def test_a_mistake_of_ours_leaves_no_session_open_not_even_one_that_comes_later(
     opened = Opened({"a": RuntimeError("oh")}, held)
 
     with pytest.raises(RuntimeError, match="oh"):
-        open_all(HOSTS, opened.open, 64, expected)
+        open_in_parallel(HOSTS, opened.open, 64, expected)
     held.set()
 
     assert [opened.closed[name].wait(10) for name in "bc"] == [True, True]
@@ -58,6 +58,6 @@ def test_a_mistake_of_ours_leaves_no_session_open_not_even_one_that_comes_later(
 
 def test_what_a_controller_expects_of_a_node_may_be_more_than_an_error_of_its_connection() -> None:
     error = RefusedError("no")
-    _, errors = open_all(HOSTS, Opened({"c": error}).open, 2, ClusterctlError)
+    _, errors = open_in_parallel(HOSTS, Opened({"c": error}).open, 2, ClusterctlError)
 
     assert errors == {"c": error}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clusterctl.transport import bootstrap
 from clusterctl.transport.agent_archive import load_agent_archive, pack_files
-from clusterctl.transport.bootstrap import NOISE_BYTES, PreambleParser, make_script
+from clusterctl.transport.bootstrap import NOISE_BYTES, PreambleParser, make_start_script
 
 BUNDLE = pack_files({"__main__.py": b""})
 noise = st.binary(max_size=200).filter(lambda data: b"clusterctl:" not in data)
@@ -49,21 +49,21 @@ def test_noise_is_bounded() -> None:
 
 
 def test_an_echo_of_the_script_is_not_a_preamble() -> None:
-    assert b"clusterctl:nonce:" not in make_script("nonce", BUNDLE, ())
+    assert b"clusterctl:nonce:" not in make_start_script("nonce", BUNDLE, ())
 
 
 def test_what_a_user_wrote_is_quoted() -> None:
-    text = make_script("n", BUNDLE, ["/a'; reboot #"], first=["$(id)"]).decode()
+    text = make_start_script("n", BUNDLE, ["/a'; reboot #"], first=["$(id)"]).decode()
     assert shlex.quote("/a'; reboot #") in text
     assert "'$(id)'" in text
 
 
 def test_the_script_fits_into_one_packet() -> None:
-    assert len(make_script("n" * 16, BUNDLE, ())) < 8192
+    assert len(make_start_script("n" * 16, BUNDLE, ())) < 8192
 
 
 def test_what_is_sent_of_the_first_python_means_what_was_written() -> None:
-    sent = make_script("n", BUNDLE, ()).decode().partition("stage='")[2].partition("'\n")[0]
+    sent = make_start_script("n", BUNDLE, ()).decode().partition("stage='")[2].partition("'\n")[0]
     assert ast.dump(ast.parse(sent)) == ast.dump(ast.parse(bootstrap._STAGE))
 
 
