@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 
-def similar(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+def find_similar(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the most similar known word, or `None` if no word is similar enough."""
     import difflib  # `clusterctl --help` imports this module
 
@@ -20,7 +20,7 @@ def similar_file(path: str) -> str | None:
         names = [entry.name for entry in os.scandir(os.path.expanduser(folder) or ".") if entry.is_file()]
     except OSError:
         return None
-    found = similar(name, names)
+    found = find_similar(name, names)
     return None if found is None else os.path.join(folder, found)
 
 

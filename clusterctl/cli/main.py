@@ -20,7 +20,7 @@ from clusterctl.cli.command import COMMON_OPTIONS, JobCommand, override
 from clusterctl.cli.command_table import ALIASES, COMMANDS, GROUPS
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.render import streams
-from clusterctl.suggestion import similar
+from clusterctl.suggestion import find_similar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +103,7 @@ def _find_similar_command(word: str) -> str | None:
         return f"up --script {word}" if word.endswith(".py") else f"up {word}"
     synonyms = {synonym: name for name, info in COMMANDS.items() for synonym in info.synonyms.split()}
     lower = word.lower()
-    close = similar(lower, [*COMMANDS, *synonyms], 0.7) or similar(lower, COMMANDS)
+    close = find_similar(lower, [*COMMANDS, *synonyms], 0.7) or find_similar(lower, COMMANDS)
     return None if close is None else synonyms.get(close, close)
 
 
@@ -123,7 +123,7 @@ def _meant_for_the_job(error: click.UsageError) -> str | None:
         return None
     if isinstance(error, click.NoSuchOption):
         ours = [name for parameter in context.command.params for name in parameter.opts]
-        return error.option_name if similar(error.option_name, ours, 0.75) is None else None
+        return error.option_name if find_similar(error.option_name, ours, 0.75) is None else None
     _, _, words = error.message.partition("unexpected extra argument")
     return next(iter(words.partition("(")[2].rstrip(")").split()), None)
 

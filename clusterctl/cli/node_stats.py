@@ -34,26 +34,26 @@ class StatsSource:
     path: str | None = None
 
 
-def find_stats_source(reference: str | None) -> StatsSource:
+def find_stats_source(run_or_file: str | None) -> StatsSource:
     """Return the active run, or else the cluster file.
 
     Args:
-        reference: The id or name of a run, or a cluster file; `None` for the only active run, or `./cluster.yaml`.
+        run_or_file: The id or name of a run, or a cluster file; `None` for the only active run, or `./cluster.yaml`.
 
     Raises:
         NotFoundError: There is neither. Ended runs must be named.
         RefusedError: Several runs match.
     """
-    path = option_values.DEFAULT_FILE if reference is None else reference
+    path = option_values.DEFAULT_FILE if run_or_file is None else run_or_file
     is_file = os.path.isfile(path)
     try:
-        run = state_reader.find_run(reference)
+        run = state_reader.find_run(run_or_file)
     except NotFoundError:
         if not is_file:
             raise
         return StatsSource(path=path)
     over = state_reader.is_over(run)
-    if over and reference is None and not is_file:
+    if over and run_or_file is None and not is_file:
         raise NotFoundError(
             f"no run is active, and there is no {option_values.DEFAULT_FILE} here",
             hint=f"name a cluster file, or a run: {run.run} is the newest (`clusterctl ps -a`)",

@@ -69,7 +69,7 @@ class ResumePolicy(str, Enum):
     ANY = "any"
 
 
-class FetchCondition(str, Enum):
+class ResultsFetchCondition(str, Enum):
     """The outcomes of a run after which results are fetched."""
 
     SUCCESS = "success"

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from clusterctl.errors import NotFoundError
 from clusterctl.formatting import group_pairs
-from clusterctl.suggestion import similar
+from clusterctl.suggestion import find_similar
 
 V = TypeVar("V")
 
@@ -222,7 +222,7 @@ def _find_matching(names: Sequence[str], expression: str) -> set[str]:
         copy = re.compile(rf"{re.escape(pattern)}\.[0-9]+")
         hits = {n for n in names if n == pattern or copy.fullmatch(n) or fnmatch.fnmatchcase(n, pattern)}
         if not hits:
-            close = similar(pattern, names)
+            close = find_similar(pattern, names)
             hint = f"did you mean `{close}`?" if close else f"there are: {fold_hosts(names)}"
             raise NotFoundError(f"no node `{pattern}`", hint=hint)
         matching |= hits

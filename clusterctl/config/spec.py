@@ -23,7 +23,6 @@ from clusterctl.config.field_types import (
     DurationOrNone,
     Env,
     ExitCodes,
-    FetchCondition,
     FieldType,
     Gpus,
     Interface,
@@ -33,6 +32,7 @@ from clusterctl.config.field_types import (
     PortOrAuto,
     PositiveDuration,
     Restarts,
+    ResultsFetchCondition,
     ResumePolicy,
     Size,
     SizeOrNone,
@@ -332,7 +332,7 @@ class ResultsSpec:
 
     patterns: Annotated[Texts, KeyInfo(["ckpt/best*", "metrics.json"])]
     to: Annotated[str, KeyInfo("~/results", unset_text="`results`, beside the file")]
-    when: Annotated[FetchCondition, KeyInfo("always")] = FetchCondition.SUCCESS
+    when: Annotated[ResultsFetchCondition, KeyInfo("always")] = ResultsFetchCondition.SUCCESS
     max_size: Annotated[Size, KeyInfo("10GiB")] = 10 * 1024**3
 
 

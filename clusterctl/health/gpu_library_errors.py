@@ -84,7 +84,7 @@ _FILE_NAMES = {
 _MOST_NAMED = 3
 
 
-def nvml_error_name(code: int) -> str:
+def name_nvml_error(code: int) -> str:
     """Describe an NVML return code."""
     return NVML_NAMES.get(code, f"NVML error {code}")
 
@@ -92,14 +92,14 @@ def nvml_error_name(code: int) -> str:
 def describe_missing_value(device: Mapping[str, Any], field: str) -> str:
     """Describe why a value of a GPU is missing."""
     code, word = (device.get("codes") or {}).get(field), (device.get("err") or {}).get(field)
-    return str(word or "not read") if code is None else error_code_name(device, code)
+    return str(word or "not read") if code is None else name_error_code(device, code)
 
 
-def error_code_name(device: Mapping[str, Any], code: int) -> str:
+def name_error_code(device: Mapping[str, Any], code: int) -> str:
     """Describe a vendor's error code."""
     vendor = VENDORS.get(str(device.get("vendor")))
     if vendor is None or vendor.codes == "nvml":
-        return nvml_error_name(code)
+        return name_nvml_error(code)
     return _FILE_NAMES.get(code) or f"error {errno.errorcode.get(code, code)}"
 
 

@@ -119,7 +119,7 @@ def unknown(message: str, **more: Any) -> Outcome:
     return Outcome(status=Status.UNKNOWN, message=message, **more)
 
 
-def needs_root(message: str, **more: Any) -> Outcome:
+def skip_for_root(message: str, **more: Any) -> Outcome:
     """Return the outcome of a check whose source only root can read, while everything readable is healthy."""
     return Outcome(status=Status.SKIP, message=message, needs_root=True, **more)
 

@@ -195,12 +195,12 @@ def list_active_problems(watch: NodeMonitor) -> list[Change]:
     ]
 
 
-def fatal_reason(watch: NodeMonitor) -> str | None:
+def find_fatal_reason(watch: NodeMonitor) -> str | None:
     """Return why the run must not go on with this node, or `None`."""
     return next((change.message for change in list_active_problems(watch) if change.status is Status.FAIL), None)
 
 
-def drain_reason(watch: NodeMonitor) -> str | None:
+def find_drain_reason(watch: NodeMonitor) -> str | None:
     """Return why the next attempt should avoid this node although this attempt may go on, or `None`."""
     now = watch.last or 0.0
     reported = (trouble for trouble in watch.troubles.values() if trouble.is_reported and trouble.symptom.leave_out)

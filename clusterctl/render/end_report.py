@@ -65,7 +65,7 @@ class VisibleOutput:
     ranks: frozenset[int] = frozenset()
     lines: tuple[tuple[tuple[int, ...], str], ...] = ()
 
-    def traceback_of(self, cause: Cause) -> int | None:
+    def find_rank_with_traceback(self, cause: Cause) -> int | None:
         """Return a rank whose visible output has the traceback of a failure, or `None`.
 
         It is enough that another rank raised the same in the same line of the same function.
@@ -170,7 +170,7 @@ def _first_failure(state: RunState, cause: Cause, terminal: Terminal, context: R
         full, age = context.memory
         lines.append(f"  memory of {safe(cause.node)} was {full:.0f}% full {duration_text(age)} before")
     worker = state.workers.get(cause.rank) if cause.rank is not None else None
-    above = context.shown.traceback_of(cause) if cause.traceback else None
+    above = context.shown.find_rank_with_traceback(cause) if cause.traceback else None
     if above is None:
         lines += _evidence(cause, worker, terminal, context)
     elif above != cause.rank:

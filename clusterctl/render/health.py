@@ -229,7 +229,7 @@ def status_sign(status: Status, terminal: Terminal) -> str:
 # --- for machines
 
 
-def health_json(view: HealthView) -> dict[str, Any]:
+def format_health_json(view: HealthView) -> dict[str, Any]:
     """Return `health --json`."""
     return {
         "verdict": view.verdict.value,
@@ -246,7 +246,7 @@ def health_json(view: HealthView) -> dict[str, Any]:
     }
 
 
-def health_ndjson(view: HealthView) -> list[str]:
+def format_health_ndjson(view: HealthView) -> list[str]:
     """Return one finding a line."""
     return [json_line(finding.to_json()) for finding in view.findings]
 

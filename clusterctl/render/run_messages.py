@@ -155,7 +155,7 @@ _DECISIONS = {
 }
 
 
-def decision_message(event: EndDecided, state: RunState) -> str:
+def format_decision(event: EndDecided, state: RunState) -> str:
     """Return the decision of the controller and its reason, with the failed worker of the current attempt."""
     text = _DECISIONS.get(event.reason, f"{event.reason}: stopping every worker")
     if event.reason == StopReason.PEER_FAILED.value and len(state.workers) == 1:

@@ -376,7 +376,7 @@ class Session:
         with self._state:
             pending = self._pending.get(number) if type(number) is int else None
         if pending is None:
-            self._quota.count_answer(number)
+            self._quota.end_request(number)
             return  # The caller gave up waiting.
         command, future = pending
         # Check it before it counts as answered: if it is invalid, the caller gets the error of the lost session.
@@ -384,7 +384,7 @@ class Session:
         result = REQUESTS[command].validate_answer(answer.get("result")) if error is None else {}
         with self._state:
             self._pending.pop(number, None)
-            self._quota.count_answer(number)
+            self._quota.end_request(number)
         if error is None:
             future.set_result(result)
             return

@@ -57,7 +57,7 @@ class SessionQuota:
         elif command is Command.CREDIT:
             self.add_credit(_parse_count(arguments.get("bytes")))
 
-    def count_answer(self, number: object) -> None:
+    def end_request(self, number: object) -> None:
         """Count an answer, even if its request has timed out."""
         if isinstance(number, int):
             self._large_requests.discard(number)

@@ -47,7 +47,7 @@ def classify_exit(end: RankExit) -> Class:
     return end.cls or Class.UNKNOWN
 
 
-def is_certain_cause(end: RankExit) -> bool:
+def is_end_explained(end: RankExit) -> bool:
     """Return whether it is known why a rank ended. The last lines of an output alone may be about anything."""
     return bool(end.oom or (end.signal and end.signal != "SIGBUS") or end.is_recognised)
 
@@ -222,7 +222,7 @@ def _judge_own_failures(evidence: Evidence, own: Sequence[RankEnd], failed: Sequ
     if not alike_ranks.issuperset(rivals):
         confidence = Confidence.AMBIGUOUS
         named = [(r, e) for r, e in own if r.rank == first.rank or r.rank in set(rivals) - alike_ranks]
-    elif cls is not Class.UNKNOWN and (not rivals or len(named) == len(own)) and is_certain_cause(end):
+    elif cls is not Class.UNKNOWN and (not rivals or len(named) == len(own)) and is_end_explained(end):
         confidence = Confidence.CERTAIN
     how = "failed alike" if len(named) > 1 and confidence is not Confidence.AMBIGUOUS else "failed first"
     named_ranks = {rank.rank for rank, _ in named}

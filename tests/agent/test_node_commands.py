@@ -26,7 +26,7 @@ from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.protocol.frames import MAX_FRAME_BYTES
-from clusterctl.run.nodes.code_manifest import Manifest
+from clusterctl.run.nodes.code_manifest import CodeManifest
 from tests.agent.conftest import gone
 from tests.agent.talk import REPOSITORY, Refused, Talk
 
@@ -356,7 +356,7 @@ def test_the_hash_of_the_code_is_that_of_what_was_synced_until_a_file_changes(co
     files = {"b.py": b"2", "ünï.py": b"1"}
     assert told() is None
     code.send(files)
-    manifest = Manifest(files={path: tuple(entry(content)) for path, content in files.items()})
+    manifest = CodeManifest(files={path: tuple(entry(content)) for path, content in files.items()})
     assert told() == manifest.code_hash
     (code.workdir / "results.txt").write_text("not code")
     assert told() == manifest.code_hash
@@ -595,7 +595,7 @@ def test_a_copy_that_goes_on_changes_no_code_of_a_run_that_began_meanwhile(code:
 
 
 def hash_of(files: dict[str, bytes]) -> str:
-    return Manifest(files={path: tuple(entry(content)) for path, content in files.items()}).code_hash
+    return CodeManifest(files={path: tuple(entry(content)) for path, content in files.items()}).code_hash
 
 
 def test_an_attempt_is_prepared_only_on_the_code_that_was_synced_for_it(code: Code, node: Node) -> None:

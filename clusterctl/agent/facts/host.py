@@ -186,8 +186,8 @@ def _hash_variable(salt: str, name: str, value: str) -> str:
     return str(blake2b(text, digest_size=_HASH_BYTES).hexdigest())
 
 
-def collect_host(root: str, salt: str = "") -> dict[str, Any]:
-    """Return the group `host`. `salt` is part of the hashes of the environment."""
+def collect_host(root: str, variable_salt: str = "") -> dict[str, Any]:
+    """Return the group `host`. `variable_salt` is part of the hashes of environment variables."""
     return {
         "boot_id": kernel_files.read_text(root, "/proc/sys/kernel/random/boot_id"),
         "machine_id": kernel_files.read_text(root, "/etc/machine-id"),
@@ -200,7 +200,7 @@ def collect_host(root: str, salt: str = "") -> dict[str, Any]:
         **collect_memory(root),
         **collect_processors(root),
         **collect_limits(root),
-        **collect_environment(root, salt),
+        **collect_environment(root, variable_salt),
     }
 
 

@@ -48,7 +48,7 @@ _ENV_START, _ENV_END = 50, 51
 """Fields of /proc/PID/stat (proc(5))."""
 
 
-def main(path: list[str]) -> bool:
+def serve_forks(path: list[str]) -> bool:
     """Run the forkserver until the supervisor ends. Returns in a rank only: whether the shim is wanted there.
 
     Args:

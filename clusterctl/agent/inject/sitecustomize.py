@@ -81,7 +81,7 @@ def _serve():
     try:
         from _clusterctl_forkserver import server
 
-        wanted = server.main(path)
+        wanted = server.serve_forks(path)
     except BaseException as error:
         # Otherwise Python would run the script, as if this were a rank.
         os.write(2, ("%s: %s" % (type(error).__name__, error)).encode(errors="replace"))  # noqa: UP031

@@ -44,10 +44,10 @@ def arm(status_dir: str, rank: int) -> None:
     start_time = rank_claim.claim_rank(status_dir, rank)
     from . import import_hooks
     from .child_failure import ChildFailureRecord
-    from .event_records import ExitRecord, ExitWatch, GroupRecord, SignalRecord, record_error_for_torchrun
+    from .event_records import ExitRecord, ExitWatch, PeerRecord, SignalRecord, record_error_for_torchrun
 
     record_error_for_torchrun()
-    groups, children = GroupRecord(status_dir, rank), ChildFailureRecord(status_dir, rank)
+    groups, children = PeerRecord(status_dir, rank), ChildFailureRecord(status_dir, rank)
     watched = {**groups.hooks, **children.hooks}
     if start_time is None:
         import_hooks.hook_imports(ProgressCounters(), watched)

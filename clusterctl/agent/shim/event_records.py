@@ -272,7 +272,7 @@ _OTHERS = ("distributed", "horovod", "jax", "mindspore", "mpi4py.MPI", "paddle",
 """Modules that connect processes by themselves: a Python that has imported one is never reported as alone."""
 
 
-class GroupRecord:
+class PeerRecord:
     """Two files of a rank: `rank-R.met` if one of its processes has met a peer, `rank-R.alone` if none has.
 
     Processes meet in a process group or by RPC of torch. A rank with torch that has met no peer has trained alone.

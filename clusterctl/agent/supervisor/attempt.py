@@ -139,7 +139,11 @@ class Attempt:
             self._run.start_file(self.number), {"workers": ranks, "cgroup": self.known_processes.cgroup}
         )
         wanted = [one for one in planned if one.rank not in self.workers]
-        if start.inject and wanted and (pythons := workers.judge_pythons(wanted[0].argv, self.prepare.workdir)):
+        if (
+            start.inject
+            and wanted
+            and (pythons := workers.classify_shim_access_in_child(wanted[0].argv, self.prepare.workdir))
+        ):
             shim_files.note_pythons(self._run.status_dir(self.number), pythons)
         for worker in self.start_workers([(one, self._make_waiter_config(start, one)) for one in wanted]):
             self.watch_worker(worker)
@@ -300,7 +304,7 @@ class Attempt:
         shell_error = output_failure = ""
         if has_ended_well:
             has_watched_python = shim_files.has_watched_python(status_dir, worker.rank)
-            shell_error, output_failure = shell_errors.find_hidden_failures(
+            shell_error, output_failure = shell_errors.find_errors_in_output(
                 output, has_watched_python=has_watched_python
             )
         oom = None

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.node_state import output_offsets
@@ -121,6 +121,13 @@ class OutputFile:
                 os.close(fd)
 
 
+class Growth(NamedTuple):
+    """The growth of an output file since the last update, and whether its worker has emptied it since."""
+
+    size_bytes: int
+    emptied: bool
+
+
 class OpenOutputFile(OutputFile):
     """The output of a running attempt.
 
@@ -145,8 +152,8 @@ class OpenOutputFile(OutputFile):
         self._reserved = 0
         self._open_index()
 
-    def update(self) -> tuple[int, bool]:
-        """Update the offsets from the file; return its growth in bytes, and whether it was emptied."""
+    def update_offsets(self) -> Growth:
+        """Update the offsets from the size of the file."""
         offsets, file_size = self.offsets, os.fstat(self.fd).st_size
         offsets.sent = self._offset_table.read_sent(self.rank)
         before, emptied = offsets.size, offsets.is_emptied(file_size)
@@ -155,7 +162,7 @@ class OpenOutputFile(OutputFile):
         offsets.size = offsets.file_start + file_size
         if offsets.size != before or emptied:
             self.write_offsets()
-        return offsets.size - before, emptied
+        return Growth(offsets.size - before, emptied)
 
     def _start_part(self) -> None:
         """Start a new part behind all bytes that may have been sent: the worker has emptied the file."""
@@ -330,15 +337,15 @@ class OutputFiles:
         return fast
 
     def _update_output(self, one: OpenOutputFile) -> int:
-        grown, emptied = one.update()
-        if emptied:
+        growth = one.update_offsets()
+        if growth.emptied:
             self._alarm(
                 "output_emptied",
                 f"rank {one.rank} has emptied its own output, as `> /dev/stderr` and `open('/dev/stdout', 'w')` do:"
                 " what had not been sent is lost; `>&2`, `>> /dev/stderr` and mode 'a' keep it",
                 one.rank,
             )
-        return grown
+        return growth.size_bytes
 
     def extend_reserves(self) -> None:
         """Extend the reserves between two updates."""

@@ -76,7 +76,7 @@ _CLOSING_ERROR = re.compile(
 _LAST_LINES = 3
 
 
-def find_hidden_failures(path: str, *, has_watched_python: bool) -> tuple[str, str]:
+def find_errors_in_output(path: str, *, has_watched_python: bool) -> tuple[str, str]:
     """Return what an output says against the success of its worker, each "" if it says nothing of the kind.
 
     The first text is the line in which a shell tells of a command that matters to the job. The second is the line in
@@ -144,7 +144,7 @@ def is_shell_error(line: str) -> bool:
     return not _QUIET_SHELL.match(found["file"]) or bool(_WORK.match(what))
 
 
-def judge_pythons(argv: Sequence[str], workdir: str) -> str:
+def classify_shim_access(argv: Sequence[str], workdir: str) -> str:
     """Return "wants-python" if a command, or a shell script that it runs, starts a Python that our shim can see.
 
     Return "hides-python" if it replaces PYTHONPATH, by which the shim gets into a Python; else "".

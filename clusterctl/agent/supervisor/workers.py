@@ -144,12 +144,12 @@ def prepare_workdir(run: RunDir, prepare: requests.Prepare) -> str:
     return python
 
 
-def judge_pythons(argv: list[str], workdir: str) -> str:
-    """Return what `shell_errors.judge_pythons` says of the command of a worker; "" if this is unknown."""
+def classify_shim_access_in_child(argv: list[str], workdir: str) -> str:
+    """Return what `shell_errors.classify_shim_access` says of the command of a worker; "" if this is unknown."""
 
     def check(out: HelperOutput) -> dict[str, Any]:
         out.send_message({"at": workdir})
-        return {"pythons": shell_errors.judge_pythons(argv, workdir)}
+        return {"pythons": shell_errors.classify_shim_access(argv, workdir)}
 
     if argv[:1] == [spawn.PYTHON_PLACEHOLDER]:
         return ""

@@ -86,7 +86,7 @@ def command(
         options.refuse_options_with("--orphans", *others, ("--verbose", verbose))
         if len(references) > 1:
             raise click.UsageError("--orphans takes one cluster file")
-        return end_orphans(next(iter(references), "cluster.yaml"), common, console, as_json=as_json)
+        return end_unknown_runs(next(iter(references), "cluster.yaml"), common, console, as_json=as_json)
     how = _How(stalled=stalled, kill=kill, verbose=verbose, is_silent=common.quiet or as_json)
     runs = _select_runs(references, everything=everything, stalled=stalled)
     if not runs and not how.is_silent:
@@ -255,7 +255,7 @@ def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
         console.narrate(*remaining_lines(state.remaining, console.err))
 
 
-def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: bool) -> int:
+def end_unknown_runs(path: str, common: CommonOptions, console: Console, *, as_json: bool) -> int:
     """Stop the runs on the nodes of a cluster file that have ended, or that this head does not know."""
     spec = options.load_chosen_cluster_file(common, path, console=console).spec
     own = {run.run: run for run in state_reader.list_runs()}

@@ -32,7 +32,7 @@ from clusterctl.run.nodes.fan_out import Progress
 from clusterctl.run.nodes.preflight import judge_all, probe_all
 from clusterctl.run.record.health_history import KnownFindings, describe_new_findings
 from clusterctl.run.record.rundir import find_runs_root
-from clusterctl.suggestion import similar
+from clusterctl.suggestion import find_similar
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console, Terminal
@@ -198,7 +198,7 @@ def _named(text: str, option: str) -> set[str]:
     for pattern in text.split(","):
         matching = fnmatch.filter(CHECKS, pattern.strip())
         if not matching:
-            close = similar(pattern.strip(), CHECKS)
+            close = find_similar(pattern.strip(), CHECKS)
             then = f"did you mean `{close}`?" if close else "`clusterctl health --list` shows all"
             raise click.BadParameter(f"no check `{pattern}`; {then}", param_hint=option)
         names |= set(matching)
@@ -256,9 +256,9 @@ def _show(view: HealthView, *, console: Console, form: str, strict: bool, verbos
     """Print the findings, and return the exit code."""
     match form:
         case "json":
-            console.json(render.health_json(view))
+            console.json(render.format_health_json(view))
         case "ndjson":
-            console.data(*render.health_ndjson(view))
+            console.data(*render.format_health_ndjson(view))
         case "prometheus":
             console.data(*render.health_prometheus(view))
         case _ if not quiet:

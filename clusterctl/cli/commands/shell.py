@@ -24,7 +24,7 @@ from clusterctl.plan.launch import build_program_arguments
 from clusterctl.run.nodes.fan_out import raise_first
 from clusterctl.run.record import state_reader
 from clusterctl.session.requests import SHELL_SCRIPT
-from clusterctl.suggestion import similar
+from clusterctl.suggestion import find_similar
 from clusterctl.transport.local import build_terminal_argv
 from clusterctl.transport.openssh import OpenSshTransport
 from clusterctl.transport.ssh.underlying_stream import PreDialer
@@ -139,7 +139,7 @@ def _find_host(spec: ClusterSpec, node: str | None) -> HostSpec:
         if host.name == node:
             return host
     names = [host.name for host in spec.hosts]
-    close = similar(node, names)
+    close = find_similar(node, names)
     raise NotFoundError(
         f"no node `{node}`", hint=f"did you mean `{close}`?" if close else f"there are: {fold_hosts(names)}"
     )

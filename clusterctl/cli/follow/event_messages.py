@@ -45,7 +45,7 @@ class EventFormatter:
             case controller_events.Link():
                 return self._format_link(event)
             case controller_events.EndDecided():
-                return [run_messages.decision_message(event, state)]
+                return [run_messages.format_decision(event, state)]
             case controller_events.Restarting():
                 return describe_restart(moment, event, self._terminal)
             case controller_events.Health():

@@ -20,7 +20,7 @@ from clusterctl.config.sections.section_validation import validate_section
 from clusterctl.config.spec import HostSpec, Role, TransportKind
 from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path
 from clusterctl.config.value_parsers import describe_value
-from clusterctl.suggestion import similar
+from clusterctl.suggestion import find_similar
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _check_repeated(machines: list[DeclaredHost], copies: Counter[str], report: 
 
 def suggest_similar_word(word: str, words: list[str]) -> str | None:
     """Return a hint that names the closest word."""
-    close = similar(word, words)
+    close = find_similar(word, words)
     return f"did you mean `{close}`?" if close else None
 
 

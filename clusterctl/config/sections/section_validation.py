@@ -36,7 +36,7 @@ from clusterctl.config.sections.section_fields import (
 )
 from clusterctl.config.text.tree import Node, Path, Report, format_path
 from clusterctl.config.value_parsers import describe_value
-from clusterctl.suggestion import similar
+from clusterctl.suggestion import find_similar
 
 # Unknown keys are mistakes, and `"8"` is not a number.
 _STRICT = ConfigDict(extra="forbid", strict=True)
@@ -245,7 +245,7 @@ def find_similar_key(key: str, fields: Iterable[str]) -> str | None:
     begun = [name for name in names if len(word) >= 3 and name.startswith(word)]
     if len(begun) == 1:
         return begun[0]
-    return similar(word, names, 0.65)
+    return find_similar(word, names, 0.65)
 
 
 def _describe_error(detail: ErrorDetails, node: Node, key: str) -> tuple[str, str | None]:
@@ -281,7 +281,7 @@ _TYPES = {
 def _describe_choices(expected: str, node: Node) -> tuple[str, str | None]:
     words = [word.strip("'") for word in expected.replace(" or ", ", ").split(", ")]
     shown_words = " or ".join(filter(None, [", ".join(f"`{w}`" for w in words[:-1]), f"`{words[-1]}`"]))
-    close = similar(str(node.value).lower(), words, 0.5)
+    close = find_similar(str(node.value).lower(), words, 0.5)
     return f"must be {shown_words}, not {describe_value(node.value)}", f"did you mean `{close}`?" if close else None
 
 

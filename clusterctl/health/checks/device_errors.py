@@ -154,7 +154,7 @@ def _judge(view: NodeView, device: gpus.Device) -> Outcome | None:
         return fail(message, gpu=device["index"], value=code, action=action, hint=hint)
     odd = device.get("odd") or {}
     if odd:
-        text = gpu_library_errors.error_code_name(device, next(iter(odd.values())))
+        text = gpu_library_errors.name_error_code(device, next(iter(odd.values())))
         message = f"{gpus.describe_gpu(device)}: {text} ({gpu_library_errors.format_calls(odd)}), then well"
         return warn(message, gpu=device["index"], value=odd, action=Action.NONE, hint=_ONCE)
     return None

@@ -40,7 +40,7 @@ def check_driver(view: NodeView) -> Iterator[Outcome]:
         say = fail if view.expected.count else warn
         action = Action.FIX_CONFIG if code in _SETUP else Action.REBOOT_NODE
         yield say(
-            f"NVML does not open: {gpu_library_errors.nvml_error_name(code)}{_second(view)}", value=code, action=action
+            f"NVML does not open: {gpu_library_errors.name_nvml_error(code)}{_second(view)}", value=code, action=action
         )
 
 
@@ -70,7 +70,7 @@ def check_library_version(view: NodeView) -> Iterator[Outcome]:
     if code == 18:
         yield fail(f"driver/library version mismatch: kernel module {module or 'unknown'}", value=module)
     elif code is not None:
-        yield unknown(f"NVML could not be used: {gpu_library_errors.nvml_error_name(code)}")
+        yield unknown(f"NVML could not be used: {gpu_library_errors.name_nvml_error(code)}")
     elif not module or not library:
         yield unknown("the version of the kernel module cannot be read")
     elif module != library:
@@ -122,7 +122,7 @@ def check_response_time(view: NodeView) -> Iterator[Outcome]:
     elif library.status != "ok" or library.ms is None:
         yield unknown(f"could not ask {source}: {library.reason or library.status}")
     elif library.data.get("init_error") is not None:
-        yield unknown(f"{source} could not be used: {gpu_library_errors.nvml_error_name(library.data['init_error'])}")
+        yield unknown(f"{source} could not be used: {gpu_library_errors.name_nvml_error(library.data['init_error'])}")
     elif library.ms > view.limit("warn") * 1000:
         yield _slow(view, library.ms, library.data.get("init_ms"))
     else:

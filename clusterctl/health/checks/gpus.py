@@ -12,7 +12,7 @@ from typing import Any
 
 from clusterctl.health import gpu_library_errors
 from clusterctl.health.check import Check, FactGroup, NodeView, NotJudgedError, read_docstring
-from clusterctl.health.model import AMD, NVIDIA, VENDORS, Outcome, fail, needs_root, ok, skip, unknown, warn
+from clusterctl.health.model import AMD, NVIDIA, VENDORS, Outcome, fail, ok, skip, skip_for_root, unknown, warn
 
 Device = dict[str, Any]
 
@@ -91,7 +91,7 @@ def find_library_problem(view: NodeView) -> Outcome | None:
     if group.status != "ok":
         return unknown(f"{name} did not answer: {group.reason or group.status}")
     if group.data.get("init_error") is not None:
-        return unknown(f"{name} could not be used: {gpu_library_errors.nvml_error_name(group.data['init_error'])}")
+        return unknown(f"{name} could not be used: {gpu_library_errors.name_nvml_error(group.data['init_error'])}")
     if not list_used_gpus(view):
         return unknown(f"{name} shows no GPU")
     return None
@@ -191,7 +191,7 @@ def judge_each(
                 device["index"]
             )
     for (why, closed), indices in blind.items():
-        say = needs_root if closed else unknown
+        say = skip_for_root if closed else unknown
         outcomes.append(say(f"{format_gpu_names(indices)}: {why}", value=indices))
     if outcomes:
         return outcomes
@@ -223,7 +223,7 @@ def count_ranks(view: NodeView) -> int:
     return max(1, len(list_used_gpus(view)) if count is None else count)
 
 
-def describe_ranks(view: NodeView) -> str:
+def format_rank_count(view: NodeView) -> str:
     """Return the number of ranks for messages."""
     number = count_ranks(view)
     return f"{number} rank{'s' if number > 1 else ''}"

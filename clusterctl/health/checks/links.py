@@ -208,7 +208,7 @@ def describe_fabric_problem(info: dict[str, Any]) -> str | None:
     if info["state"] != _COMPLETED:
         return "not registered with the fabric"
     if info["status"] != 0:
-        return f"fabric registration failed: {gpu_library_errors.nvml_error_name(info['status'])}"
+        return f"fabric registration failed: {gpu_library_errors.name_nvml_error(info['status'])}"
     return {_UNHEALTHY: "fabric is unhealthy", _LIMITED: "fabric is of limited capacity"}.get(info["health"])
 
 

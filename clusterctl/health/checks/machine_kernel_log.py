@@ -11,7 +11,7 @@ from clusterctl.formatting import duration_text
 from clusterctl.health import gpu_library_errors
 from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import gpus
-from clusterctl.health.model import AMD, NVIDIA, Action, Outcome, fail, needs_root, ok, warn
+from clusterctl.health.model import AMD, NVIDIA, Action, Outcome, fail, ok, skip_for_root, warn
 
 _WHOLE_SECONDS = 60.0
 """A log that begins within so many seconds of the boot has lost nothing that matters."""
@@ -51,7 +51,7 @@ def report_closed_log(view: NodeView, evidence: str = "") -> Outcome | None:
         f"`sudo usermod -aG adm {user}` (`systemd-journal` where there is no group `adm`) and a new login, or "
         "`sudo sysctl kernel.dmesg_restrict=0`, lets us read the kernel log"
     )
-    return needs_root(f"{why}; {evidence}" if evidence else why, hint=hint)
+    return skip_for_root(f"{why}; {evidence}" if evidence else why, hint=hint)
 
 
 def report_closed_gpu_log(view: NodeView) -> Outcome | None:

@@ -86,7 +86,7 @@ def check_peer_names(view: NodeView) -> Outcome | list[Outcome]:
 
 @remedy(Action.FIX_CONFIG, "Set `network.interface` or `internal_ip` to the network that joins the nodes")
 @node_check("net.interface", _FAMILY, group="net")
-def check_interfaces(view: NodeView) -> Outcome | list[Outcome]:
+def check_peer_routes(view: NodeView) -> Outcome | list[Outcome]:
     """Peers are reached by a real interface that is up.
 
     Source: route to every peer; /sys/class/net

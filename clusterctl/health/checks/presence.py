@@ -219,10 +219,10 @@ def check_gpu_count(view: NodeView) -> Iterator[Outcome]:
         yield unknown(f"could not look: {group.reason or group.status}")
     elif nvml.get("init_error") is not None:
         visible = len(view.group("smi").data.get("devices") or [])
-        reason = gpu_library_errors.nvml_error_name(nvml["init_error"])
+        reason = gpu_library_errors.name_nvml_error(nvml["init_error"])
         yield unknown(f"NVML could not be used: {reason}; nvidia-smi shows {visible}")
     elif nvml.get("count") is None:
-        yield unknown(f"NVML did not count: {gpu_library_errors.nvml_error_name(nvml.get('count_error') or 999)}")
+        yield unknown(f"NVML did not count: {gpu_library_errors.name_nvml_error(nvml.get('count_error') or 999)}")
     else:
         yield from judge_count(view, int(nvml["count"]), _list_hidden(view), _REMEDIES)
 

@@ -34,7 +34,7 @@ def check_shared_memory(view: NodeView) -> Outcome:
     has_gpu = gpus.uses_gpus(view)
     wanted = number * view.limit("warn" if has_gpu else "cpu")
     say = fail if has_gpu and free < number * view.limit("fail") else warn if free < wanted else ok
-    message = f"{format_size(free)} of shared memory free for {gpus.describe_ranks(view)}"
+    message = f"{format_size(free)} of shared memory free for {gpus.format_rank_count(view)}"
     return say(message, value=free, expected=wanted)
 
 
@@ -112,7 +112,7 @@ def check_process_limit(view: NodeView) -> Outcome:
     if not given:
         return ok("unlimited")
     what, needed = min(given, key=given.__getitem__), view.limit("warn") * gpus.count_ranks(view)
-    message = f"{given[what]} processes for {gpus.describe_ranks(view)} by {what}"
+    message = f"{given[what]} processes for {gpus.format_rank_count(view)} by {what}"
     return warn(message, value=given[what], expected=needed) if given[what] < needed else ok(message, value=given[what])
 
 
@@ -146,7 +146,7 @@ def check_free_memory(view: NodeView) -> Outcome:
     if free < least:
         return warn(message, value=free, expected=least)
     if total < needed:
-        message = f"{format_size(total)} for {gpus.describe_ranks(view)}{by}"
+        message = f"{format_size(total)} for {gpus.format_rank_count(view)}{by}"
         return warn(message, value=total, expected=needed, action=Action.FIX_LIMITS)
     return ok(message, value=free)
 
@@ -232,7 +232,7 @@ def check_usable_cpus(view: NodeView) -> Outcome:
     usable = float(allowed) if quota is None else min(float(allowed), quota)
     needed = gpus.count_ranks(view) * view.limit("gpu" if gpus.uses_gpus(view) else "cpu")
     of_time = f", time of {quota:g} by quota" if usable < allowed else ""
-    message = f"{allowed} of {every} CPUs{of_time} for {gpus.describe_ranks(view)}"
+    message = f"{allowed} of {every} CPUs{of_time} for {gpus.format_rank_count(view)}"
     return (
         warn(message, value=usable, expected=needed) if usable < needed else ok(message, value=usable, expected=every)
     )

@@ -89,7 +89,7 @@ class StartSequence(ThreadOwnedState):
             return
         if run.state.attempt < 0:
             if run.launcher.forbid_start():
-                self.fail(StartFailure(error=CancelledError("cancelled during the start")))
+                self.end_failed_start(StartFailure(error=CancelledError("cancelled during the start")))
         elif run.state.reason is None:
             run.end_attempt(StopReason.CANCELLED, "")
 
@@ -217,11 +217,11 @@ class StartSequence(ThreadOwnedState):
         if self._is_failing or result is None:
             return
         if run.state.attempt < 0 or not run.state.workers or run.state.phase is RunPhase.RESTARTING:
-            self.fail(result)
+            self.end_failed_start(result)
         else:
             run.end_start(result.error)
 
-    def fail(self, result: StartFailure) -> None:
+    def end_failed_start(self, result: StartFailure) -> None:
         """End a run without started workers; undo the start on its nodes."""
         run = self._run
         self._is_failing = True
@@ -349,7 +349,7 @@ class RestartSequence(ThreadOwnedState):
         gone = [n for n in missing if away.get(n, 0.0) >= self._run.limits.node_lost_after]
         if gone:
             error = NodeError(gone[0], f"{fold_hosts(gone)}: no connection for the next attempt")
-            self._start.fail(StartFailure(error=error))
+            self._start.end_failed_start(StartFailure(error=error))
         return not missing
 
     def list_free_spares(self) -> list[HostSpec]:

@@ -165,7 +165,7 @@ _PIECES_PER_S = 4000.0
 _MIN_PACE_S, _MAX_PACE_S = 0.02, 0.25
 
 
-def choose_pace_s(nodes: int) -> float:
+def choose_output_delay_s(nodes: int) -> float:
     """Return how long each of so many nodes may hold back output to send larger pieces, in seconds."""
     seconds = min(_MAX_PACE_S, nodes / _PIECES_PER_S)
     return seconds if seconds >= _MIN_PACE_S else 0.0
@@ -199,7 +199,7 @@ class Subscriptions(ThreadOwned):
     ) -> None:
         self._run, self._links, self._writer = run, links, writer
         self._find_node, self._executor = find_node, executor
-        self.pace_s = choose_pace_s(nodes)
+        self.pace_s = choose_output_delay_s(nodes)
         self._subscribed: dict[str, Session] = {}
         self._replicated_before: dict[str, int] = {}
 

@@ -86,7 +86,7 @@ class Launcher:
         self.is_untouched = False
         self._run, self._sessions, self._post, self._cancelled = run, sessions, post, cancelled
         self._gate = threading.Lock()
-        self._code: code_manifest.Manifest | None = None
+        self._code: code_manifest.CodeManifest | None = None
         self._picker = CheckpointPicker(run, spec, sessions, post, cancelled)
 
     def forbid_start(self) -> bool:
@@ -193,7 +193,7 @@ class Launcher:
         step.end(f"{plural(len(manifest.files), 'file')}, {format_size(most_bytes)} changed")
         self._raise_if_cancelled()
 
-    def _build_manifest(self, sync: SyncSpec, store: code_manifest.ContentStore) -> code_manifest.Manifest:
+    def _build_manifest(self, sync: SyncSpec, store: code_manifest.ContentStore) -> code_manifest.CodeManifest:
         """Return the manifest of the present folder, kept with the run; post warnings about it."""
         manifest = code_manifest.build_manifest(sync, store)
         code_exclusions.refuse_missing_script(self.spec, manifest.files, manifest.excluded)

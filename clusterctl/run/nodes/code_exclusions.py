@@ -16,7 +16,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, SyncSpec, TransportKind, load_spec
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.formatting import group_pairs
-from clusterctl.run.nodes.code_manifest import ContentStore, Manifest
+from clusterctl.run.nodes.code_manifest import CodeManifest, ContentStore
 from clusterctl.run.nodes.code_selection import EMPTY_SUBMODULE, ExcludedPath, select_files
 from clusterctl.run.record import state_reader
 
@@ -34,7 +34,7 @@ _DATA = re.compile(
 )
 
 
-def list_sync_warnings(manifest: Manifest, store: ContentStore) -> Iterator[str]:
+def list_sync_warnings(manifest: CodeManifest, store: ContentStore) -> Iterator[str]:
     """Yield a sentence for each doubt about the files to send: excluded links, secrets, pointers of Git LFS."""
 
     def read_start(path: str) -> bytes:

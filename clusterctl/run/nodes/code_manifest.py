@@ -34,7 +34,7 @@ MAX_FILES = 500_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class CodeManifest:
     """The files of a folder to send.
 
     Attributes:
@@ -123,7 +123,7 @@ def open_content_store(run: RunDir) -> ContentStore:
     return ContentStore(run.path.parent.parent / "content")
 
 
-def build_manifest(sync: SyncSpec, store: ContentStore, *, max_files: int = MAX_FILES) -> Manifest:
+def build_manifest(sync: SyncSpec, store: ContentStore, *, max_files: int = MAX_FILES) -> CodeManifest:
     """Return the manifest of a folder, and store its content.
 
     Files with the size, mtime and inode of the last sync are not read again. Files that vanish meanwhile are left out.
@@ -147,7 +147,7 @@ def build_manifest(sync: SyncSpec, store: ContentStore, *, max_files: int = MAX_
         if entry is not None:
             files[found.path] = entry
     hashed.save()
-    return Manifest(files=files, excluded=tuple(excluded))
+    return CodeManifest(files=files, excluded=tuple(excluded))
 
 
 def select_code_files(
@@ -220,15 +220,15 @@ class _HashCache:
         write_atomically(self._path, json.dumps({**others, self._source: self._used}).encode())
 
 
-def save_manifest(run: RunDir, manifest: Manifest) -> None:
+def save_manifest(run: RunDir, manifest: CodeManifest) -> None:
     """Save the manifest in the run directory."""
     write_atomically(run.manifest, json.dumps({"files": manifest.files}, ensure_ascii=True).encode())
 
 
-def load_manifest(run: RunDir) -> Manifest | None:
+def load_manifest(run: RunDir) -> CodeManifest | None:
     """Return the saved manifest of a run; `None` if no code was synced."""
     try:
         stored = json.loads(run.manifest.read_text())
     except FileNotFoundError:
         return None
-    return Manifest(files={p: (s, m, d) for p, (s, m, d) in stored["files"].items()})
+    return CodeManifest(files={p: (s, m, d) for p, (s, m, d) in stored["files"].items()})

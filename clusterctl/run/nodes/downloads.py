@@ -19,7 +19,7 @@ from clusterctl.agent.protocol import command_payload_types
 from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.protocol.command_payload_types import RunArguments
 from clusterctl.agent.protocol.frames import FrameError, StreamData
-from clusterctl.config.field_types import FetchCondition
+from clusterctl.config.field_types import ResultsFetchCondition
 from clusterctl.config.host_ranges import fold_hosts, group_by_value
 from clusterctl.config.spec import ClusterSpec, ResultsSpec
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, RefusedError
@@ -255,7 +255,7 @@ def choose_results(spec: ClusterSpec, state: RunState, phase: RunPhase) -> Resul
     results = spec.results
     if results is None or not state.placements:
         return None
-    return results if phase is RunPhase.SUCCEEDED or results.when is FetchCondition.ALWAYS else None
+    return results if phase is RunPhase.SUCCEEDED or results.when is ResultsFetchCondition.ALWAYS else None
 
 
 class ResultsFetch:

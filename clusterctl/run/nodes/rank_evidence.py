@@ -22,7 +22,7 @@ class Evidence:
     """The answers of the nodes.
 
     Attributes:
-        ranks: Rank to its evidence (`ranks` of `clusterctl.agent.watch.rank_evidence.collect`), with its `node`.
+        ranks: Rank to its evidence (`ranks` of `watch.rank_evidence.collect_evidence`), with its `node`.
         errors: Node to the reason why it sent no evidence.
     """
 

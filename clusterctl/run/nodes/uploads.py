@@ -18,7 +18,7 @@ from clusterctl.agent.protocol import command_payload_types, requests
 from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.errors import AgentError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
-from clusterctl.run.nodes.code_manifest import ContentStore, Manifest
+from clusterctl.run.nodes.code_manifest import CodeManifest, ContentStore
 from clusterctl.session.requests import COPY, MANIFEST, RECEIVE
 from clusterctl.session.session import Session
 
@@ -127,7 +127,7 @@ def _wait_for_answer(node: str, answer: Future[T]) -> T:
 # --- code
 
 
-def build_code_upload(manifest: Manifest, store: ContentStore) -> Upload:
+def build_code_upload(manifest: CodeManifest, store: ContentStore) -> Upload:
     """Return the upload of the files of a manifest, with the content from the store."""
     entries = [(path, *entry) for path, entry in manifest.files.items()]
     return Upload(entries, [store.path(digest) for *_, digest in entries])

@@ -20,7 +20,7 @@ from clusterctl.run.rules import controller_events as head
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, cause_from_json, cause_to_json
 from clusterctl.run.rules.state_updates import StateBuilder
-from clusterctl.suggestion import file_hint, similar
+from clusterctl.suggestion import file_hint, find_similar
 from clusterctl.validation import journal
 
 NodeNews = tuple[str, events.Stamp, events.Event]
@@ -275,7 +275,7 @@ def _describe_near_match(runs: list[RunDir], reference: str | None) -> str | Non
         return file_hint(reference)
     known = [run.run for run in reversed(runs)]
     known += dict.fromkeys(name.rpartition("-")[0] for name in known)
-    close = similar(reference, known, 0.7)
+    close = find_similar(reference, known, 0.7)
     return f"did you mean `{close}`?" if close else None
 
 

@@ -89,11 +89,11 @@ class HealthObserver:
 
     def find_unhealthy(self, nodes: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes must leave the run, and why."""
-        return self._find_reasons(nodes, monitor.fatal_reason)
+        return self._find_reasons(nodes, monitor.find_fatal_reason)
 
     def find_degraded(self, nodes: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes the next attempt should avoid, and why."""
-        return self._find_reasons(nodes, monitor.drain_reason)
+        return self._find_reasons(nodes, monitor.find_drain_reason)
 
     def _find_reasons(
         self, nodes: Iterable[str], find_reason: Callable[[monitor.NodeMonitor], str | None]

@@ -163,7 +163,7 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence) -> RankSnapshot:
         state=stack.state,
         wchan=stack.wchan,
         cpu=evidence.get("cpu"),
-        frames=stack.frames,
+        frames=stack.main_thread_frames,
         children=tuple(evidence["children"]),
         step=inside.get("step") if inside else None,
         status_age=inside.get("age_s") if inside and not inside.get("unseen") else None,
@@ -229,7 +229,7 @@ class RankStack:
     threads: tuple[Thread, ...] | None
 
     @property
-    def frames(self) -> tuple[StackFrame, ...] | None:
+    def main_thread_frames(self) -> tuple[StackFrame, ...] | None:
         """Frames of the main thread, most recent call first; `None` if they are not known."""
         return next((thread.frames for thread in self.threads or () if thread.main), None)
 
@@ -289,7 +289,7 @@ def parse_rank_stacks(ranks: Mapping[str, RankEvidence]) -> tuple[RankStack, ...
     """Return the stacks in the evidence of the ranks, in the order of the ranks.
 
     Args:
-        ranks: The evidence of each rank (`ranks` of `agent.watch.rank_evidence.collect`), of one or of all nodes.
+        ranks: The evidence of each rank (`ranks` of `watch.rank_evidence.collect_evidence`), of one or of all nodes.
     """
     stacks: list[RankStack] = []
     for rank in sorted(ranks, key=int):
@@ -316,13 +316,13 @@ def fold_stacks(stacks: Iterable[RankStack]) -> list[dict[str, Any]]:
     for stack in sorted(stacks, key=lambda each: each.rank):
         special = stack.state if stack.state and stack.state in _SPECIAL_STATES else None
         # Without frames only the wait channel distinguishes ranks.
-        place: object = (stack.wchan, stack.state) if stack.frames is None else stack.frames
+        place: object = (stack.wchan, stack.state) if stack.main_thread_frames is None else stack.main_thread_frames
         groups.setdefault((stack.source, special, place), []).append(stack)
     return [_format_entry(members) for members in groups.values()]
 
 
 def _format_entry(members: Sequence[RankStack]) -> dict[str, Any]:
-    frames = members[0].frames
+    frames = members[0].main_thread_frames
     return {
         "ranks": fold_ranks(member.rank for member in members),
         "source": members[0].source,

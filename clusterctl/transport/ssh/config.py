@@ -123,7 +123,7 @@ class Destination:
     proxy_jump: str | None = None
 
 
-def group_names_by_host(options: Mapping[str, SshOptions]) -> list[list[str]]:
+def find_names_of_one_host(options: Mapping[str, SshOptions]) -> list[list[str]]:
     """Return groups of names that ssh_config maps to one address and port by the same jump hosts."""
     places: dict[tuple[object, ...], list[str]] = {}
     for name, one in options.items():

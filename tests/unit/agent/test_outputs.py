@@ -279,7 +279,7 @@ def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: 
     os.truncate(run.log(), 0)
     os.write(outputs.descriptor(0), b"fewer words")
     again = OpenOutputFile(run.dir, 0, 0, OffsetTable(run.dir.attempt(0)), MEGABYTE)
-    assert again.update()[1]
+    assert again.update_offsets().emptied
     assert again.offsets.lost == 12
     assert again.offsets.file_start % 4096 == 0
 

@@ -16,8 +16,8 @@ from clusterctl.health.monitor import (
     Change,
     NodeMonitor,
     apply_sample,
-    drain_reason,
-    fatal_reason,
+    find_drain_reason,
+    find_fatal_reason,
     list_active_problems,
     report_missing_samples,
 )
@@ -209,7 +209,7 @@ def test_samples_that_stop_are_an_alarm_and_their_return_is_told() -> None:
 def test_what_is_wrong_by_now_can_be_asked_for() -> None:
     watch = watched(sample(0, gpu()), sample(15, gpu(**LOST)))
     assert [(one.gpu, one.check, one.status) for one in list_active_problems(watch)] == [(5, "gpu.lost", Status.FAIL)]
-    assert fatal_reason(watch) == "n GPU 5: GPU is lost"
+    assert find_fatal_reason(watch) == "n GPU 5: GPU is lost"
 
 
 @given(
@@ -251,13 +251,13 @@ def test_an_answer_that_may_be_chance_counts_from_the_third_look_in_a_row_on(cod
 
 def test_three_looks_at_which_another_call_is_odd_each_time_condemn_nobody() -> None:
     odd = [gpu(**answers(999, "unknown", call)) for call in ("temp", "util", "memory")]
-    assert fatal_reason(watched(*(sample(15.0 * i, one) for i, one in enumerate(odd)))) is None
+    assert find_fatal_reason(watched(*(sample(15.0 * i, one) for i, one in enumerate(odd)))) is None
 
 
 def test_a_sample_that_sees_no_gpus_breaks_no_streak() -> None:
     stuck = sample(30, status="stuck", stuck_s=5.0)
     samples = [sample(0, gpu(**UNKNOWN)), sample(15, gpu(**UNKNOWN)), stuck, sample(45, gpu(**UNKNOWN))]
-    assert fatal_reason(watched(*samples)) is not None
+    assert find_fatal_reason(watched(*samples)) is not None
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_gpu_that_is_to_be_drained_goes_on_and_is_left_out_of_the_next_attempt
     assert [(c.status, c.message) for c in list_active_problems(watch)] == [
         (Status.WARN, f"n GPU 5: the driver asks for {words}")
     ]
-    assert (fatal_reason(watch), drain_reason(watch)) == (None, f"n GPU 5: the driver asks for {words}")
+    assert (find_fatal_reason(watch), find_drain_reason(watch)) == (None, f"n GPU 5: the driver asks for {words}")
 
 
 @pytest.mark.parametrize(

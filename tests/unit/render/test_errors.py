@@ -15,7 +15,7 @@ from clusterctl.errors import (
 )
 from clusterctl.health.model import Finding, Status
 from clusterctl.render.errors import render_error
-from clusterctl.render.health import HealthView, NodeHealth, health_json, health_prometheus, render_health
+from clusterctl.render.health import HealthView, NodeHealth, format_health_json, health_prometheus, render_health
 
 if TYPE_CHECKING:
     from conftest import Screen
@@ -140,7 +140,7 @@ def test_health_shows_nodes_then_what_is_wrong_with_each_remedy_once(pipe: Termi
 
 
 def test_health_has_the_agreed_keys() -> None:
-    value = health_json(HEALTH)
+    value = format_health_json(HEALTH)
     assert set(value) == {"verdict", "nodes", "cluster"}
     assert set(value["nodes"][0]) == {"node", "verdict", "findings", "facts"}
 

@@ -11,7 +11,7 @@ from clusterctl.render.console import Terminal
 from clusterctl.render.health import (
     HealthView,
     NodeHealth,
-    health_ndjson,
+    format_health_ndjson,
     health_prometheus,
     problems_by_check,
     render_health,
@@ -128,7 +128,7 @@ def test_machines_get_every_finding_and_labels_are_escaped() -> None:
     own = (finding("gpu.lost", node='a"b\\c', gpu=3), finding("host.disk", Status.PASS, node='a"b\\c'))
     view = HealthView(verdict=Status.FAIL, nodes=(NodeHealth(node='a"b\\c', verdict=Status.FAIL, findings=own),))
 
-    assert [json.loads(line)["check"] for line in health_ndjson(view)] == ["gpu.lost", "host.disk"]
+    assert [json.loads(line)["check"] for line in format_health_ndjson(view)] == ["gpu.lost", "host.disk"]
     assert 'clusterctl_health_finding{node="a\\"b\\\\c",check="gpu.lost",status="FAIL",gpu="3"} 1' in health_prometheus(
         view
     )

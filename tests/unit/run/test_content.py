@@ -24,7 +24,7 @@ from tests.lab.waiting import wait_for
 LONG_AGO = 7200.0
 
 
-def ended_run(root: Path, manifest: code_manifest.Manifest, when: float) -> rundir.RunDir:
+def ended_run(root: Path, manifest: code_manifest.CodeManifest, when: float) -> rundir.RunDir:
     run = rundir.create_run_dir("job", root)
     writer = Writer(run)
     writer.append(controller_events.Created(run=run.run, name="job", path="/c.yaml"), when)
@@ -58,8 +58,8 @@ def test_content_goes_with_the_last_run_that_needs_it_and_only_when_told(tmp_pat
         taken(content, tmp_path, text, age)
         for text, age in (("old", LONG_AGO), ("both", LONG_AGO), ("young", 60.0), ("nobody's", LONG_AGO))
     )
-    past = ended_run(root, code_manifest.Manifest(files={"a": old, "b": both, "c": young}), time.time() - LONG_AGO)
-    recent = ended_run(root, code_manifest.Manifest(files={"b": both}), time.time())
+    past = ended_run(root, code_manifest.CodeManifest(files={"a": old, "b": both, "c": young}), time.time() - LONG_AGO)
+    recent = ended_run(root, code_manifest.CodeManifest(files={"b": both}), time.time())
 
     def there() -> list[bool]:
         return [content.path(entry[2]).exists() for entry in (old, both, young, nobodys)]
@@ -106,7 +106,7 @@ def test_what_a_killed_start_was_storing_is_cleaned_once_it_is_old(tmp_path: Pat
 )
 def test_a_number_of_runs_to_keep_is_all_that_decides(tmp_path: Path, options: list[str], left: int, said: str) -> None:
     root = tmp_path / "clusterctl" / "runs"
-    runs = [ended_run(root, code_manifest.Manifest(), time.time() - 100 + number).path for number in range(4)]
+    runs = [ended_run(root, code_manifest.CodeManifest(), time.time() - 100 + number).path for number in range(4)]
 
     assert said in clean(tmp_path, *options, "--yes")
     assert [run.exists() for run in runs] == [False] * (4 - left) + [True] * left

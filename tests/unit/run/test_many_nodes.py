@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.run.controller.links import choose_pace_s
+from clusterctl.run.controller.links import choose_output_delay_s
 from clusterctl.run.controller.main import choose_switch_interval_s
 
 
@@ -19,7 +19,7 @@ from clusterctl.run.controller.main import choose_switch_interval_s
     ],
 )
 def test_the_more_nodes_the_longer_each_keeps_a_little_output(nodes: int, seconds: float) -> None:
-    assert choose_pace_s(nodes) == pytest.approx(seconds)
+    assert choose_output_delay_s(nodes) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

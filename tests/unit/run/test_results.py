@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.config.field_types import FetchCondition
+from clusterctl.config.field_types import ResultsFetchCondition
 from clusterctl.config.spec import ClusterSpec, ResultsSpec
 from clusterctl.run.nodes.downloads import ResultsFetch, choose_results
 from clusterctl.run.rules.state import RunPhase, RunState
@@ -20,15 +20,15 @@ BEGUN = RunState(placements=((0, "n1", (0,)),))
 @pytest.mark.parametrize(
     ("when", "phase", "fetched"),
     [
-        (FetchCondition.SUCCESS, RunPhase.SUCCEEDED, True),
-        (FetchCondition.SUCCESS, RunPhase.FAILED, False),
-        (FetchCondition.SUCCESS, RunPhase.CANCELLED, False),
-        (FetchCondition.ALWAYS, RunPhase.FAILED, True),
-        (FetchCondition.ALWAYS, RunPhase.CANCELLED, True),
-        (FetchCondition.ALWAYS, RunPhase.LOST, True),
+        (ResultsFetchCondition.SUCCESS, RunPhase.SUCCEEDED, True),
+        (ResultsFetchCondition.SUCCESS, RunPhase.FAILED, False),
+        (ResultsFetchCondition.SUCCESS, RunPhase.CANCELLED, False),
+        (ResultsFetchCondition.ALWAYS, RunPhase.FAILED, True),
+        (ResultsFetchCondition.ALWAYS, RunPhase.CANCELLED, True),
+        (ResultsFetchCondition.ALWAYS, RunPhase.LOST, True),
     ],
 )
-def test_results_are_fetched_after(when: FetchCondition, phase: RunPhase, fetched: bool) -> None:
+def test_results_are_fetched_after(when: ResultsFetchCondition, phase: RunPhase, fetched: bool) -> None:
     spec = replace(SPEC, results=replace(RESULTS, when=when))
 
     assert (choose_results(spec, BEGUN, phase) is not None) == fetched
@@ -36,7 +36,9 @@ def test_results_are_fetched_after(when: FetchCondition, phase: RunPhase, fetche
 
 def test_of_a_run_that_never_began_there_are_no_results() -> None:
     assert (
-        choose_results(replace(SPEC, results=replace(RESULTS, when=FetchCondition.ALWAYS)), RunState(), RunPhase.FAILED)
+        choose_results(
+            replace(SPEC, results=replace(RESULTS, when=ResultsFetchCondition.ALWAYS)), RunState(), RunPhase.FAILED
+        )
         is None
     )
 

@@ -17,7 +17,7 @@ from clusterctl.transport.ssh.config import (
     Destination,
     SshOptions,
     build_ssh_arguments,
-    group_names_by_host,
+    find_names_of_one_host,
     parse_hop,
     parse_options,
     resolve_options,
@@ -185,7 +185,7 @@ def test_without_an_ssh_program_the_usual_defaults_hold(monkeypatch: pytest.Monk
 def test_names_that_ssh_leads_to_one_place_are_found(second: dict[str, Any], *, is_one: bool) -> None:
     first = SshOptions(hostname="gpu.example", port=22, user="me")
     options = {"a": first, "b": replace(first, **second), "c": replace(first, hostname="other.example")}
-    assert group_names_by_host(options) == ([["a", "b"]] if is_one else [])
+    assert find_names_of_one_host(options) == ([["a", "b"]] if is_one else [])
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
