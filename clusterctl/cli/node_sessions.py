@@ -90,7 +90,7 @@ def build_host_spec(names: str) -> ClusterSpec:
         click.BadParameter: A name is not a valid host name.
     """
     from clusterctl.config.loader import ClusterFileText, parse_cluster_file
-    from clusterctl.config.sections.context import DiskFiles
+    from clusterctl.config.sections.build_context import DiskFiles
 
     text = json.dumps({"version": 1, "name": "hosts", "hosts": names})
     source = ClusterFileText(path="-w", absolute=os.path.abspath("cluster.yaml"), text=text)

@@ -17,7 +17,7 @@ from clusterctl.render.errors import render_problems
 
 if TYPE_CHECKING:
     from clusterctl.config.loader import LoadedClusterFile
-    from clusterctl.config.sections.context import HostCommandRunner
+    from clusterctl.config.sections.build_context import HostCommandRunner
     from clusterctl.config.text.overrides import Overrides
     from clusterctl.render.console import Console
 

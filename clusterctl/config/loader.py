@@ -19,7 +19,7 @@ from clusterctl.config import worker_variables
 from clusterctl.config.path_safety import UnsafePermissionsError
 from clusterctl.config.secret_redaction import is_secret_name
 from clusterctl.config.sections import spec_builder
-from clusterctl.config.sections.context import BuildContext, BuildOptions, DiskFiles
+from clusterctl.config.sections.build_context import BuildContext, BuildOptions, DiskFiles
 from clusterctl.config.sections.shell_text import is_common_variable
 from clusterctl.config.spec import ClusterSpec, TransportKind
 from clusterctl.config.text.interpolation import Interpolation

@@ -14,14 +14,14 @@ from clusterctl.health.checks import (
     device_errors,
     driver,
     framework,
+    gpu_links,
     gpu_memory,
+    gpu_presence,
     gpu_usage,
     hardware_errors,
     infiniband,
-    links,
     machine_kernel_log,
     network,
-    presence,
     resources,
     storage,
     thermal,
@@ -35,7 +35,7 @@ _FAMILIES = (
     *("Rendezvous", "Clocks", "Versions"),
 )
 _MODULES = (
-    *(network, infiniband, driver, presence, device_errors, xid, amd, gpu_memory, thermal, links, gpu_usage),
+    *(network, infiniband, driver, gpu_presence, device_errors, xid, amd, gpu_memory, thermal, gpu_links, gpu_usage),
     *(resources, hardware_errors, clocks, storage, machine_kernel_log, versions, framework),
 )
 _ALL = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Check)]

@@ -64,7 +64,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
     "logs/merge": ("tests/unit/logs",),
     "logs/fold": ("tests/unit/logs", "tests/unit/render/test_log.py"),
     **dict.fromkeys(("health/checks/thermal", "health/checks/gpu_memory"), _GPUS),
-    **dict.fromkeys(("health/checks/xid", "health/checks/links", "health/checks/device_errors"), _LOG),
+    **dict.fromkeys(("health/checks/xid", "health/checks/gpu_links", "health/checks/device_errors"), _LOG),
     "transport/ssh/known_hosts": ("tests/unit/transport/test_known_hosts.py",),
     **dict.fromkeys(
         ("agent/protocol/frames", "agent/protocol/run_files", "agent/protocol/command_messages"),

@@ -6,7 +6,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.follow.outcome import report_exit
+from clusterctl.cli.follow.exit_report import report_exit
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.cli.option_values import parse_rank_set
 from clusterctl.cli.run_views import warn_of_unreadable_lines

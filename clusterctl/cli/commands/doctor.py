@@ -23,14 +23,21 @@ from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.formatting import format_size
-from clusterctl.health.head import ControllerFacts, HeadFacts, SshAgentFacts, StateFolderFacts, head_verdict, judge_head
+from clusterctl.health.head_checks import (
+    ControllerFacts,
+    HeadFacts,
+    SshAgentFacts,
+    StateFolderFacts,
+    head_verdict,
+    judge_head,
+)
 from clusterctl.health.model import Status
 from clusterctl.render.health import render_head
 from clusterctl.run.record import ownership
 from clusterctl.run.record.disk_files import make_private_folder
 from clusterctl.run.record.rundir import RunDir, find_runs_root
 from clusterctl.run.record.state_reader import list_runs
-from clusterctl.run.rules.logind import kills_at_logout
+from clusterctl.run.rules.logout_check import kills_at_logout
 from clusterctl.transport.ssh.login_keys import SshAgent, SshAgentError
 
 _SSH_SECONDS = 5.0

@@ -14,7 +14,7 @@ from clusterctl.agent.protocol.command_payload_types import RunSummary
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.follow.backlog import JournalPosition, read_journal_position
-from clusterctl.cli.follow.outcome import ExitReason
+from clusterctl.cli.follow.exit_report import ExitReason
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.run_views import warn_of_unreadable_lines

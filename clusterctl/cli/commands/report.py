@@ -13,7 +13,7 @@ from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.follow.event_messages import EventFormatter
-from clusterctl.cli.follow.outcome import find_code_folders
+from clusterctl.cli.follow.exit_report import find_code_folders
 from clusterctl.cli.option_values import write_text_file
 from clusterctl.cli.run_views import build_report_view, read_output_end, warn_of_unreadable_lines
 from clusterctl.cli.verdicts import load_verdict

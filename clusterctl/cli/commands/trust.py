@@ -12,7 +12,7 @@ import click
 from clusterctl.cli import accepted_commands, options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.config.sections.context import HostCommandRunner
+from clusterctl.config.sections.build_context import HostCommandRunner
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import AuthError, ExitCode, NodeError, NodesError, RefusedError
 from clusterctl.formatting import plural

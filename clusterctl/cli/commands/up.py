@@ -132,7 +132,7 @@ def command(
         console.narrate(f"warning: {warning}")
     run = start_controller(spec, health=not no_health, strict=strict)
     # Only now: the controller was forked from this process, and keeps what was imported before for as long as it lives.
-    from clusterctl.cli.follow.outcome import ExitReason, report_exit
+    from clusterctl.cli.follow.exit_report import ExitReason, report_exit
     from clusterctl.cli.follow.view import RunScreen, ViewOptions
     from clusterctl.render.live_view import ProgressMode
     from clusterctl.render.log_output import Timestamps

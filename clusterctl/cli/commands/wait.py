@@ -11,7 +11,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.follow.outcome import get_exit_code
+from clusterctl.cli.follow.exit_report import get_exit_code
 from clusterctl.cli.follow.poller import RunPoller, RunStatus
 from clusterctl.cli.option_values import parse_duration_option
 from clusterctl.cli.run_views import predict_outlook

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.follow.backlog import Backlog, JournalPosition, list_current_problems
 from clusterctl.cli.follow.event_messages import EventFormatter, StragglerNotice
+from clusterctl.cli.follow.exit_report import ExitReason, list_next_commands
 from clusterctl.cli.follow.keyboard import catch_signals, open_keyboard, read_keys
-from clusterctl.cli.follow.outcome import ExitReason, list_next_commands
 from clusterctl.cli.follow.poller import RunPoller, RunStatus, Snapshot
 from clusterctl.formatting import plural
 from clusterctl.logs.failure_tails import FailureTails, choose_default_ranks

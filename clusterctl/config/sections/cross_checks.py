@@ -10,7 +10,7 @@ from clusterctl.config import value_parsers
 from clusterctl.config.field_types import ResumePolicy, StallAction, StartMethod
 from clusterctl.config.path_safety import UPLOAD_HINT
 from clusterctl.config.program_analysis import find_last_activation, is_python_in_environment
-from clusterctl.config.sections.context import BuildContext
+from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.environment import check_variable_names
 from clusterctl.config.sections.host_section import DeclaredHost, suggest_similar_word
 from clusterctl.config.spec import CheckpointSpec, HealthSpec, JobSpec, Role, SyncSpec, TransportKind

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from clusterctl.config.path_safety import UnsafePermissionsError
 from clusterctl.config.secret_redaction import REDACTED, find_secret_words, is_secret_name
-from clusterctl.config.sections.context import BuildContext
+from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.section_fields import SECRET
 from clusterctl.config.sections.section_validation import keep_scalars_as_text, validate_section
 from clusterctl.config.sections.shell_text import find_literal_mistakes

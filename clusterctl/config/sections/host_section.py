@@ -12,7 +12,7 @@ from clusterctl.config import host_ranges as ranges
 from clusterctl.config import value_parsers
 from clusterctl.config.path_safety import UnsafePermissionsError
 from clusterctl.config.sections import launcher_hosts
-from clusterctl.config.sections.context import BuildContext
+from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.inventories import parse_host_list
 from clusterctl.config.sections.launcher_hosts import HostListError, ListedHost
 from clusterctl.config.sections.section_fields import HOST

@@ -14,7 +14,7 @@ from clusterctl.config.program_analysis import (
     find_single_node_launcher,
     split_shell_commands,
 )
-from clusterctl.config.sections.context import BuildContext
+from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.host_section import DeclaredHost, suggest_similar_word
 from clusterctl.config.sections.shell_text import (
     ASSIGNMENT,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from clusterctl.formatting import plural
 from clusterctl.health import gpu_library_errors
 from clusterctl.health.check import NodeView, node_check, remedy
-from clusterctl.health.checks import gpus, presence
+from clusterctl.health.checks import gpu_presence, gpus
 from clusterctl.health.model import AMD, JUDGED, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
 
 _SETUP = {4, 9, 12, 17}
@@ -16,7 +16,7 @@ _SETUP = {4, 9, 12, 17}
 
 
 @remedy(Action.FIX_CONFIG, "Install or load the NVIDIA driver (`nvidia-smi` must work as the same user)")
-@node_check("gpu.driver", "GPU driver", gpu=True, vendors=JUDGED, by_vendor={AMD: presence.judge_amd_driver})
+@node_check("gpu.driver", "GPU driver", gpu=True, vendors=JUDGED, by_vendor={AMD: gpu_presence.judge_amd_driver})
 def check_driver(view: NodeView) -> Iterator[Outcome]:
     """The vendor's driver is loaded, and its library opens.
 

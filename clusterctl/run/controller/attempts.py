@@ -23,7 +23,7 @@ from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.record.sample_files import find_latest_step
-from clusterctl.run.rules import controller_events, logind, next_action, outcome
+from clusterctl.run.rules import controller_events, logout_check, next_action, outcome
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import RunPhase, cause_to_json
@@ -197,10 +197,10 @@ class StartSequence(ThreadOwnedState):
         unfit: dict[str, str] = {}
         for spare in [h.name for h in run.spec.spares if h.name in hellos]:
             hello = hellos.pop(spare)
-            if logind.kills_at_logout(hello.get("logind")):
+            if logout_check.kills_at_logout(hello.get("logind")):
                 unfit[spare] = "unfit"
                 run.post_note(f"spare {spare} ends processes at logout: it is left out")
-        logind.refuse_kill_at_logout(hellos)
+        logout_check.refuse_kill_at_logout(hellos)
         return unfit
 
     # --- what came of it, in the loop

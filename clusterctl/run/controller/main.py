@@ -17,7 +17,7 @@ from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record import run_facts, saved_verdict
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
-from clusterctl.run.rules.logind import describe_head_warning
+from clusterctl.run.rules.logout_check import describe_head_warning
 from clusterctl.session.connect import Transports, open_session
 from clusterctl.session.controller_inbox import ItemQueue
 from clusterctl.session.session import Session

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.cli.command_table import COMMANDS
 from clusterctl.cli.commands.init import render_templates
-from clusterctl.cli.follow.outcome import ExitReason, report_exit
+from clusterctl.cli.follow.exit_report import ExitReason, report_exit
 from clusterctl.cli.main import run
 from clusterctl.cli.templates import Template
 from clusterctl.logs.sanitize import strip_colours

@@ -8,7 +8,7 @@ import pytest
 from typing_extensions import override
 
 from clusterctl.config.loader import ClusterFileText, LoadedClusterFile, parse_cluster_file
-from clusterctl.config.sections.context import DiskFiles
+from clusterctl.config.sections.build_context import DiskFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

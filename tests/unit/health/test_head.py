@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterctl.formatting import format_size
-from clusterctl.health.head import (
+from clusterctl.health.head_checks import (
     NODES,
     ControllerFacts,
     HeadFacts,

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.agent.linux import config_files
 from clusterctl.agent.node_state import run_dir
 from clusterctl.errors import ExitCode, RefusedError
-from clusterctl.run.rules.logind import describe_head_warning, refuse_kill_at_logout
+from clusterctl.run.rules.logout_check import describe_head_warning, refuse_kill_at_logout
 
 KILLS = {"kill_user_processes": True, "linger": False}
 
