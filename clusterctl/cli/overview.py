@@ -49,7 +49,7 @@ def render_overview(version: str, active: Sequence[str], terminal: Terminal, *, 
 
 
 def _active(terminal: Terminal) -> list[str]:
-    """Return the table of the runs of which something may run."""
+    """Return the table of the runs that may still have running processes."""
     views = [load_list_view(run) for run in list_runs() if load_summary_or_state(run).may_run]
     views = [view for view in views if view.state.may_run]
     return [*render_ps(sort_runs(views), time.time(), terminal), *ps_hints(views)] if views else []

@@ -238,7 +238,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartSpec:
-    """When a run is tried again.
+    """When clusterctl starts a new attempt of a run.
 
     Attributes:
         max_restarts: Attempts after the first.
@@ -378,7 +378,7 @@ class ClusterSpec:
         secrets: Values that clusterctl never shows or stores.
         job: What each worker runs.
         results: Files to fetch from the nodes at the end of a run.
-        restart: When a run is tried again.
+        restart: When clusterctl starts a new attempt of a run.
         on_controller_loss: `keep` the run (default), or stop it after a time.
         stall: When a run counts as stalled.
         health: The severity of findings.

@@ -18,7 +18,7 @@ _GRAVITY = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS)
 def judge_all(
     facts_by_node: Mapping[str, Facts], context: Context, checks: Iterable[str] | None = None
 ) -> list[Finding]:
-    """Return all findings: each node by itself, then the nodes compared with each other."""
+    """Return all findings: those about one node, then those from comparing the nodes with each other."""
     chosen = None if checks is None else list(checks)
     single = [f for node, facts in facts_by_node.items() for f in judge_node(node, facts, context, chosen)]
     return single + judge_cluster(facts_by_node, context, chosen)

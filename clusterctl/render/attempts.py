@@ -165,7 +165,7 @@ class AttemptSeparators:
 
     Args:
         terminal: Where the lines are written.
-        attempt: The only attempt of which lines are shown, or `None`.
+        attempt: Show lines of this attempt only; `None` for all attempts.
         first: Lines are shown from the first attempt on; else from that of the first line.
     """
 

@@ -31,7 +31,7 @@ from clusterctl.run.rules.state import RunState, WorkerState
 from clusterctl.why.verdict import Confidence, Kind, Verdict, format_verdict_lines
 
 _ON_A_SCREEN = 100
-"""So many lines a person is taken to have before them."""
+"""The number of lines that a person presumably sees on the screen."""
 
 
 class OutputTail:

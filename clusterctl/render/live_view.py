@@ -47,11 +47,11 @@ class PhaseView:
     Attributes:
         name: connect, health, sync, resume, prepare, start.
         done: Nodes (or workers) that are through.
-        total: How many there are; 0 where nothing is counted.
-        detail: What a person wants to know of it.
+        total: The number of all nodes (or workers); 0 if the step counts nothing.
+        detail: What a person wants to know about the step.
         waiting: Node and what it waits for, slowest first.
         seconds: Since it began.
-        noun: What is counted, singular.
+        noun: What the step counts, singular.
     """
 
     name: str

@@ -57,7 +57,7 @@ def _rows(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 
 def _start_of(node: Mapping[str, Any]) -> tuple[int, bool, str]:
-    """Return how many workers a node starts, whether they are counted at the start, and the command."""
+    """Return how many workers a node starts, whether their number is known at the start only, and the command."""
     workers = node["workers"]
     # Where nothing names the interpreter, it is found on the node.
     command = shlex.join("python" if word is None else word for word in workers[0]["argv"])
@@ -67,7 +67,7 @@ def _start_of(node: Mapping[str, Any]) -> tuple[int, bool, str]:
 def _environment(envs: Sequence[Mapping[str, str | None]], terminal: Terminal) -> list[str]:
     """Return the variables that are equal on all ranks, then the others, with their values in order of rank.
 
-    The names of those that are counted at the start come last.
+    Variables with a value that is known at the start only come last, as names.
     """
     counted = sorted({name for env in envs for name, value in env.items() if value is None})
     names = sorted({name for env in envs for name in env}.difference(counted))

@@ -87,7 +87,7 @@ def _fitting(columns: list[Column], rows: Sequence[_Row], width: int) -> list[Co
 
 
 def _needed(columns: Sequence[Column], rows: Sequence[_Row], most: int | None = None) -> int:
-    """Return how many cells a table needs of which nothing is cut, but reasons that are longer than `most`."""
+    """Return how many cells a table needs so that nothing is cut except reasons that are longer than `most`."""
     widest = {c.title: max((count_columns(format_cell(row[c.title])) for row in rows), default=0) for c in columns}
     if most is not None:
         widest["WHY"] = min(widest["WHY"], most)

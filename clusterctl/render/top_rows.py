@@ -69,7 +69,7 @@ class Row:
 
     @property
     def nodes(self) -> list[NodeStats]:
-        """Its nodes, each once."""
+        """The nodes of this row, each once."""
         return list({entity.node.node: entity.node for entity in self.entities}.values())
 
 
@@ -146,7 +146,7 @@ def make_rows(data: TopData, entities: Sequence[Entity], level: Level, now: floa
 
 
 def find_finest_level(entities: Sequence[Entity], room: int) -> Level:
-    """Return the finest level of which all rows have room."""
+    """Return the finest level at which all rows fit on the screen."""
     if len(entities) <= room:
         return Level.RANKS
     return Level.NODES if len({entity.node.node for entity in entities}) <= room else Level.ALIKE
@@ -205,7 +205,7 @@ class SortState:
     """The order of the rows, and the first visible row.
 
     Attributes:
-        fold: What a row stands for; `None`: the finest level of which all rows have room.
+        fold: What a row stands for; `None`: the finest level at which all rows fit.
     """
 
     by: str = "node"

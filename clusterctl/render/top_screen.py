@@ -92,7 +92,7 @@ def _fit_line(line: str, width: int, terminal: Terminal) -> str:
 
 
 def _status_line(data: TopData, entities: Sequence[Entity], level: Level, now: float, terminal: Terminal) -> str:
-    """Return a line with totals, the age of the values, and the folding."""
+    """Return a line with totals, the age of the values, and how the rows are folded."""
     parts = [*_describe_totals(data, entities, terminal)]
     if data.view is not None and data.view.state.over:
         ended = data.view.state.ended
@@ -132,7 +132,7 @@ def _foot(order: SortState, first: int, room: int, total: int, terminal: Termina
     keys = " ".join(word if word.strip("[]").startswith(key) else f"{key}:{word}" for word, key in words)
     foot = f"{shown}q leave  f fold  sort: {keys}"
     if terminal.width is not None and count_columns(foot) > terminal.width:
-        # The keys alone: a word that is cut is none.
+        # The keys alone: nobody can read a word that is cut.
         keys = " ".join(f"[{word}]" if word == order.by else key for key, word in SORTS.items())
         foot = f"{shown}q leave  f fold  sort: {keys}"
     return terminal.style(fit(foot, terminal.width, terminal.glyphs), DIM)

@@ -8,7 +8,7 @@ import unicodedata
 from clusterctl.logs.sanitize import strip_colours
 
 _WORD = re.compile(r"(?:`[^`]*`|[^\s`])+|`|\s+")
-"""A word, of which what stands between backticks is a part; or a gap."""
+"""A word or a gap. Text between backticks belongs to one word."""
 
 _LABEL = re.compile(r"^\s*\S+\s{2,}(?=\S)")
 _QUOTED = re.compile(r"^\s*[│|]( |$)")

@@ -179,7 +179,10 @@ def _error_from_refusal(node: str, word: str, text: str, channel: Channel, parse
 def _error_from_failure(node: str, text: str, channel: Channel, parser: PreambleParser) -> AgentError:
     output = " ".join((parser.noise + "\n" + channel.stderr_tail()).split())
     quoted = f"; it said: {output[-_QUOTED_BYTES:]!r}" if output else ""
-    hint = "a login script or a forced command may be in the way: see what `ssh HOST /bin/sh`, or its command, prints"
+    hint = (
+        "a login script or a forced command may print something before the agent starts: run `ssh HOST /bin/sh`, or "
+        "the `transport` command of this host, and see what it prints"
+    )
     return AgentError(node, f"{text}{quoted}", hint=hint)
 
 

@@ -21,7 +21,7 @@ class FallbackTransport:
     """Reaches nodes by SSH with whichever client can log in.
 
     Args:
-        builtin: The client that is tried first.
+        builtin: The client that tries to connect first.
         openssh: The user's own `ssh`.
         predialer: Asks `ssh` for its configuration.
     """

@@ -299,7 +299,7 @@ def _describe_missing_shell(
     if process.returncode == _CONNECTION_LOST_TEXT:
         return explain_ssh_log(node, output, address)
     quoted = " ".join(f"{error} {channel.stderr_tail()}".split())[-_MAX_QUOTED_CHARACTERS:]
-    hint = f"a login script or a forced command may be in the way: see what `ssh {address} sh` prints"
+    hint = f"a login script or a forced command may disturb the connection: see what `ssh {address} sh` prints"
     return ConnectError(
         node, "`ssh` logged in, but no shell answers" + (f"; it said: {quoted}" if quoted else ""), hint=hint
     )

@@ -158,7 +158,7 @@ def find_last_words(output: str) -> str:
 
 
 def _without_ignored(texts: Sequence[str]) -> list[str]:
-    """Return lines without the exceptions of which Python says that it ignores them."""
+    """Return lines without the exceptions that Python says it ignores."""
     rest, is_ignored = [], False
     for text in texts:
         if re.match(forms.IGNORED, text):
@@ -491,7 +491,7 @@ def _is_frame_text(text: str) -> bool:
 
 
 def _root_of(chain: Sequence[_Raised]) -> _Raised:
-    """Return the exception of which the last one was made."""
+    """Return the exception that the last one was raised from."""
     at = len(chain) - 1
     while at > 0:
         if chain[at].link == "caused" or (chain[at].link == "during" and re.match(forms.CONSEQUENCE, chain[at].text)):
@@ -701,7 +701,7 @@ def _signal_text(name: str | None, number: int | None, exit_code: int | None) ->
 
 
 def _with_command(found: _Cause, exit_code: int | None, name: str | None) -> str:
-    """Return a text with the command of which a shell says it, and with the exit code of that shell."""
+    """Return the text of a cause with the command that a shell names, and with the exit code of that shell."""
     code = f" (exit code {exit_code} of the shell)" if exit_code and found.text == f"killed by {name}" else ""
     return found.text + code + (f": {found.command}" if found.command else "")
 

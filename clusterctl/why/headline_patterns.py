@@ -134,7 +134,7 @@ SHARED_MEMORY = _any(
 
 
 def classify_text(text: str) -> Class | None:
-    """Return the class of which a text speaks."""
+    """Return the class that a text names."""
     return next((cls for cls, pattern in _SEARCHES if re.search(pattern, text)), None)
 
 

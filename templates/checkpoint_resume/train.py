@@ -191,9 +191,9 @@ def inspect(path: Path, sharded: bool) -> tuple[str | None, dict]:
         about = json.loads((path / "about.json").read_text())
         torn = [name for name, expected in about["files"].items() if digest(path / name) != expected]
     except (OSError, ValueError, KeyError) as error:
-        return f"it is torn or no checkpoint ({error}); delete it, and an older one is taken", {}
+        return f"it is torn or no checkpoint ({error}); delete it: the job then loads an older one", {}
     if torn:
-        return f"it is torn: {torn[0]} is not what was written; delete it, and an older one is taken", about
+        return f"it is torn: {torn[0]} is not what was written; delete it: the job then loads an older one", about
     if about["sharded"] != sharded:
         return f"it was written {'with' if about['sharded'] else 'without'} --sharded; start it in the same way", about
     if about["world_size"] != dist.get_world_size():

@@ -307,7 +307,7 @@ def test_the_python_of_a_worker_is_that_of_its_job(
 
 def test_a_folder_is_no_python(node: Node) -> None:
     fake_python(node.home / "work" / "own")
-    with pytest.raises(Refused, match="no interpreter `own` on this node, but a folder"):
+    with pytest.raises(Refused, match="`own` on this node is a folder, not an interpreter"):
         node.prepare(node.talk(), python="own")
 
 

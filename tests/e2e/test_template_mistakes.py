@@ -96,7 +96,7 @@ CASES = [
     pytest.param(
         ("checkpoint_resume", RESUME, (f"{DAMAGED}/state.pt", "optimizer", "optimiser")),
         f"error: cannot resume from {DAMAGED}: it is torn: state.pt is not what was written; "
-        "delete it, and an older one is taken",
+        "delete it: the job then loads an older one",
         id="checkpoint-torn",
     ),
     pytest.param(

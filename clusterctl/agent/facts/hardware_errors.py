@@ -6,7 +6,8 @@ cards, at the port above each, and at its root port. Memory: the counters of EDA
 Kernel log: the relevant lines of this boot, and the GPU errors in them, counted.
 
 Time stamps are relative to boot, so a wrong clock does not matter. A driver whose GPU has died writes thousands of
-lines: GPU errors are counted while reading, one entry per kind and device, so that no other lines can displace them.
+lines: the reader counts GPU errors while it reads, one entry per kind and device, so that no other lines can displace
+the errors.
 
     {"vendor": "nvidia", "kind": "xid" | "sxid", "device": PCI address, "code", "grade": "fatal" | "nonfatal" | "",
      "count", "first_age_s", "last_age_s", "ages": the newest, "order": position of its last line, "text": of that line}
@@ -233,7 +234,7 @@ class KernelEvents:
 
 
 MAX_LINES = 200
-"""The newest lines are kept, so many; the rest is counted. GPU errors are counted separately, all of them."""
+"""The reader keeps this many of the newest lines and counts the others. It counts all GPU errors separately."""
 COMPLETE_WITHIN_S = 60.0
 """A log that begins within so many seconds after boot is complete enough."""
 _JOURNAL_SECONDS = 1.5

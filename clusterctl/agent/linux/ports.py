@@ -84,8 +84,8 @@ def _close_sockets(sockets: dict[int, list[socket.socket]]) -> None:
 def _bind_name(port: int) -> socket.socket:
     """Bind an abstract socket name for a port in this network namespace.
 
-    It decides between runs when `_bind_reserved` must share a port with a closing connection. Any user can bind the
-    name, so it counts in that case only.
+    If `_bind_reserved` must share a port with a closing connection, the name shows whether another run has reserved the
+    port. Any user can bind the name, so it counts in that case only.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:

@@ -111,7 +111,7 @@ def parse_stat(data: bytes) -> ProcessStat | None:
 def sanitize_name(text: str) -> str:
     """Return at most 200 characters of a process name, without any that could control or deceive a terminal.
 
-    Any user of the node chooses such names, and people read them on the head.
+    Any user of a node can choose the name of a process, and a person reads it in a terminal on the head.
     """
     text = text[:200]
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

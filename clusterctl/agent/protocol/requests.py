@@ -49,7 +49,7 @@ class Prepare:
         workdir: The folder of the code; made if it is missing.
         code_hash: The hash of the synced manifest; a workdir with another hash is refused. `None` without a sync.
         python: The interpreter that the user named, or `None`; the answer names the interpreter to use.
-        python_hint: The path that is tried first if the user named none (the head's own interpreter).
+        python_hint: The path that the node tries first if the user named none (the head's own interpreter).
         script: A file that must exist, relative to the workdir; `None` if unknown.
         sample_seconds: Interval of activity samples.
         health_seconds: Interval of GPU and host samples; 0 turns them off.

@@ -105,7 +105,7 @@ class SupervisorLink:
             self._channel.close("")
 
     def _connect(self) -> bool:
-        """Return whether a supervisor exists; a busy one is tried again later."""
+        """Return whether a supervisor exists; if the supervisor is busy, connect again later."""
         try:
             sock = supervisor_lock.connect_to_supervisor(self._run)
         except BlockingIOError:

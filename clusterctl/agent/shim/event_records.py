@@ -156,9 +156,9 @@ def _read_output_size() -> int:
 
 
 def record_error_for_torchrun() -> None:
-    """If torchrun sends the output of this worker to a file, write what ends it to its error file, as `@record` does.
+    """Write the error that ends this worker to torchrun's error file if torchrun sends the worker's output to a file.
 
-    torchrun then reports it. Otherwise the output of the rank would not hold the reason.
+    torchrun then reports the error, as with `@record`. Otherwise the output of the rank would not hold the reason.
     """
     path = os.path.realpath(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
     try:

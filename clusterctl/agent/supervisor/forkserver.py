@@ -350,7 +350,7 @@ class ForkServerManager:
         self.run_waiting_starts()
 
     def close(self) -> None:
-        """End the forkserver without a message."""
+        """End the forkserver without giving a reason."""
         server, self._server = self._server, None
         if server is not None:
             server.close("")

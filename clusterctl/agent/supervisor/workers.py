@@ -76,7 +76,7 @@ def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
             return path
     if python and os.path.isdir(os.path.join(workdir, os.path.expanduser(python))):
         hint = f"name the interpreter in it: `{python}/bin/python`"
-        raise command_messages.make_refused_error(f"no interpreter `{python}` on this node, but a folder", hint)
+        raise command_messages.make_refused_error(f"`{python}` on this node is a folder, not an interpreter", hint)
     named = f"`{python}`" if python else "python3"
     raise command_messages.make_refused_error(
         f"no interpreter {named} on this node", "set `python` of this host to one that is there"

@@ -57,9 +57,9 @@ def command(
     be reached, `clean` names it, and its data stays. A run with processes that may still live on such a node also stays
     on this head, unless it is named.
 
-    With the last run of a work folder on a node, `clean` also removes the code that was copied there. It keeps files of
-    the job, such as checkpoints, and work folders that `workdir` names or that are on a network file system. Code on
-    this head that is younger than an hour stays.
+    If `clean` removes the last run that used a work folder on a node, it also removes the code that was copied there.
+    It keeps files of the job, such as checkpoints, and work folders that `workdir` names or that are on a network file
+    system. Code on this head that is younger than an hour stays.
     """
     console = common.console()
     given = [name for name in ("older_than", "keep") if context.get_parameter_source(name) is not _DEFAULT]

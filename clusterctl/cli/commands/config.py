@@ -179,7 +179,7 @@ def _listed(numbers: tuple[int, ...] | None) -> list[int] | None:
 def _unknown(spec: ClusterSpec) -> RefusedError:
     silent = fold_hosts(h.name for h in spec.workers if layout.count_workers(h, None) is None)
     return RefusedError(
-        f"the ranks are counted at start, one per GPU of {silent}",
+        f"each GPU of {silent} gets a rank, but the cluster file does not say how many GPUs there are",
         hint="write `gpus: N` or `workers: N`, or see `clusterctl health`",
     )
 

@@ -38,8 +38,8 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
     Commands in the cluster file that list hosts or connect to them run on this machine, so `trust` first shows them and
     asks whether to accept them.
 
-    `--login` is for nodes that ask for a password or a code. `ssh` asks on this terminal, one node after the other. All
-    commands and runs share these connections until one hour after their last use.
+    `--login` is for nodes that ask for a password or a code. `ssh` asks for it on this terminal, for one node after the
+    other. All commands and runs share these connections until one hour after their last use.
     """
     console = common.console()
     spec = options.load_chosen_cluster_file(common, path, console=console, run_listing=_listing(console, yes=yes)).spec

@@ -56,8 +56,8 @@ class ViewOptions:
         timings: Show the times of the start's steps, once it is over.
         output: Show output of workers.
         verbose: Name every node that the start waits for, and show each report of a node.
-        position: Events up to here are old and not shown (`backlog.read_journal_position`); `None`: all events of the
-            first poll are old, and shown with their dates between the lines of their time.
+        position: Events up to this position are old and are not shown (`backlog.read_journal_position`). If `None`,
+            all events of the first poll are old; they are shown with their dates, among the output of the same time.
     """
 
     ranks: frozenset[int] | None = None

@@ -215,7 +215,7 @@ def _resolve_variables(groups: dict[str, _Group]) -> dict[str, dict[str, Any]]:
         if depths == before:
             break
     else:
-        raise ValueError("its groups are children of one another, or nested too deeply")
+        raise ValueError(f"its groups contain each other, or they are nested {_MAX_DEPTH} deep or deeper")
     result: dict[str, dict[str, Any]] = {}
     for host in dict.fromkeys(host for group in groups.values() for host in group.hosts):
         own = [name for name, group in groups.items() if host in group.hosts]

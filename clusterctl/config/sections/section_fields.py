@@ -78,7 +78,7 @@ class Section:
 
     Attributes:
         title: What the JSON Schema calls it.
-        spec: The class that its values are for, unless they are taken one by one.
+        spec: The class that is made of the values, unless each value is used separately.
     """
 
     title: str

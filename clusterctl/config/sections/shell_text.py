@@ -257,7 +257,7 @@ def _list_option_lines(text: str, quoting: list[Quoting]) -> Iterator[TextMistak
 
 
 def _list_first_items(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
-    """Give each use of an array of which bash takes the first item alone."""
+    """Give each use of an array where bash uses only the first item."""
     for name in dict.fromkeys(re.findall(r"(?m)(?:^|(?<=[\s;]))([A-Za-z_]\w*)\+?=\([^)]*\s", text)):
         if re.search(rf"(?m)(?:^|[\s;]){name}=[^(]", text):
             continue
@@ -424,7 +424,7 @@ def analyze_variables(text: str) -> ShellVariables:
 
 
 def _list_unexported(text: str, commands: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Give names in capitals of which a text speaks in commands that only set them, and nowhere else."""
+    """Give names in capitals that a text only sets and never uses."""
     if _READS_UNKNOWN_NAMES.search(text):
         return
     bare = [

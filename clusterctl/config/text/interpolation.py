@@ -23,7 +23,7 @@ _ANY = re.compile(
 )
 """What is looked at elsewhere."""
 _WORD = re.compile(r"\$\{env:([^{}]{,1000})(\}?)|\$\{(?:[^{}]{,1000}\})?")
-"""What is looked at in the name of a host and the like, of which every other `$` is refused anyway."""
+"""Matches what is replaced in the name of a host and the like; any other `$` there is refused anyway."""
 _BODY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-|:\?)(.*))?", re.DOTALL)
 _NAMED = re.compile(r"\$\{?(?:oc\.env:)?([A-Za-z_]\w*)(?![\w\s])")
 _OF_KUBERNETES = re.compile(r"\$\(([A-Z][A-Z0-9_]+)\)")
@@ -275,5 +275,5 @@ def _is_literal_key(path: Path) -> bool:
         return False
     if path[:2] == ("hosts", "from"):
         return path[2:3] == ("command",)
-    # An item that is text is a host; the text of `host: GPUS` is none.
+    # An item that is text is a host; the text of `host: GPUS` is not a host.
     return len(path) == 1 or (len(path) == 2 and isinstance(path[1], int)) or (len(path) >= 3 and path[2] in _LITERAL)

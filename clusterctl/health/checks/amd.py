@@ -108,7 +108,7 @@ def check_visible_devices(view: NodeView) -> Outcome:
     rocr, hip = env.get(_ROCR), env.get(_HIP)
     declared, least = view.expected.gpus, view.expected.count or 0
     if rocr is not None and isinstance(declared, tuple):
-        message = f"{_ROCR} is {rocr}: the GPUs {list(declared)} of the cluster file would count within it"
+        message = f"{_ROCR} is {rocr}: the cluster file's GPUs {list(declared)} would be indices into this list"
         return fail(message, value=rocr)
     if rocr is not None and hip is not None and len(hip.split(",")) > len(rocr.split(",")):
         # torch ends with the same complaint (`_parse_visible_devices` of torch.cuda).

@@ -234,7 +234,7 @@ def read_by_index(node: NodeView, read: Callable[[gpus.Device], int | None]) -> 
 
 @dataclass(frozen=True, slots=True)
 class LesserSlot:
-    """A slot of a node whose number is less than that of the same slot of other nodes.
+    """A slot of a node with a smaller number of links or lanes than the same slot of other nodes.
 
     Attributes:
         node: The node.

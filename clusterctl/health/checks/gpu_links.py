@@ -121,8 +121,9 @@ def check_nvlinks(view: NodeView) -> Outcome | list[Outcome]:
     Cards without a bridge show inactive links, which is no fault.
 
     Source: NVML state of every NVLink; fabric state, NVSwitches on the PCI bus
-    Healthy: as many active links as `health.expect.nvlinks`. Behind an NVSwitch as many as most GPUs of the node have,
-        and FAIL if none is active. Bridged cards as many as others on the node, else WARN; SKIP without a bridge
+    Healthy: as many active links as `health.expect.nvlinks`. Behind an NVSwitch, a GPU has as many as most GPUs of the
+        node, and FAIL if none is active. Without an NVSwitch, it has as many as most cards with a bridge on the node,
+        else WARN; SKIP if no card has a bridge
     """
     devices = gpus.list_used_gpus(view)
     links = [gpus.read_value(device, "nvlinks") or [] for device in devices]

@@ -41,7 +41,8 @@ _DAY = 86400.0
 
 @remedy(
     Action.CHECK_LINK,
-    "Reseat the card or its riser, and exchange it with another one to see which of both the errors follow",
+    "Reseat the card or its riser. If the errors go on, swap the card with another one, and see whether the errors "
+    "follow the card or stay with the slot",
 )
 @node_check("host.pcie_errors", _FAMILY, severity="WARN", group="hardware", thresholds={"rate": 8.0})
 def check_pcie_errors(view: NodeView) -> Outcome | list[Outcome]:

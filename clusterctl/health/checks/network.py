@@ -214,7 +214,7 @@ _RENDEZVOUS_FAMILY = "Rendezvous"
 
 @remedy(
     Action.KILL_PROCS,
-    "End what holds the port (`ss -ltnp`), or leave `network.master_port` out so that a free one is taken",
+    "End what holds the port (`ss -ltnp`), or leave `network.master_port` out so that clusterctl picks a free port",
 )
 @node_check("net.port_free", _RENDEZVOUS_FAMILY, group="ports")
 def check_free_ports(view: NodeView) -> Outcome | list[Outcome]:

@@ -71,7 +71,7 @@ class Replication(ThreadOwnedState):
         place = parse_stream_file(item.file)
         ranks = None if place is None else self._run.ranks_on(item.node, place[0])
         if item.run != self._run.folder.run or (place is not None and ranks is not None and place[1] not in ranks):
-            raise FrameError(f"it sends {item.file} of {item.run[:80]!a}, which is not its own")
+            raise FrameError(f"it sends {item.file} of run {item.run[:80]!a}, a file of another run or another node")
         if item.offset + len(item.payload) > MAX_FILE_BYTES:
             raise FrameError(f"{item.file} has byte {item.offset}; the maximum is {MAX_FILE_BYTES}")
 

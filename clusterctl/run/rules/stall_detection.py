@@ -1,6 +1,7 @@
 """Decides whether a run stalls, from the samples of its ranks. Pure.
 
-A run is suspected if nothing has moved for its limit, and confirmed if a second judgement finds the same. What moves:
+A stall is suspected if nothing has moved for as long as the limit, and confirmed if a second judgement agrees. What
+moves:
 
 * **Progress** of a worker (steps, collectives, `clusterctl.progress`) always counts.
 * A **declared phase** stops the clock until its limit is used up.

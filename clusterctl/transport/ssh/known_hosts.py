@@ -170,7 +170,7 @@ def _may_be_added(held: str, path: str, name: str, key: HostKey) -> bool:
     """Return whether `key` has to be added to a file with the content `held`. The file is locked."""
     foreign = next((n for n, line in enumerate(held.splitlines(), 1) if not _is_known_hosts_line(line)), None)
     if foreign is not None:
-        raise KeyNotAddedError(f"{path} is not a file of known hosts: line {foreign} is none")
+        raise KeyNotAddedError(f"line {foreign} of {path} is not a line of a known_hosts file")
     judgement = judge_host_key(parse_known_hosts(held, path), name, key)
     if judgement.verdict in (HostKeyVerdict.CHANGED, HostKeyVerdict.REVOKED) and judgement.entry is not None:
         raise KeyNotAddedError(f"{path}:{judgement.entry.line} has another key for `{name}`")

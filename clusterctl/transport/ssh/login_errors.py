@@ -160,7 +160,10 @@ def _explain_host_key(node: str, said: Iterable[str], address: str, key: str) ->
     if "is not a listed principal" in text or "Certificate invalid" in text:
         reason = re.search(r"(Certificate invalid: [^.\n]*?)(?= No | Host key|$)", text)
         shown = reason[1] if reason else "it is not for this host"
-        hint = "have the authority sign it again, for the name that ssh_config has for the host"
+        hint = (
+            "ask the certificate authority to sign the host key again, for the name by which `ssh` reaches the host "
+            "(HostKeyAlias, or else Hostname of ssh_config)"
+        )
         return HostKeyError(node, f"`ssh` does not accept the certificate of {key}: {shown}", hint=hint)
     hint = f"compare the key that `ssh {address}` shows with the machine's own, then accept it by `clusterctl trust`"
     return HostKeyError(node, f"`ssh` does not know {key}", hint=hint)

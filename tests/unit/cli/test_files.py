@@ -82,7 +82,7 @@ def test_config_ranks_tells_what_is_known_where_only_nodes_know_their_gpus(folde
     result = call("config", "--ranks", "--set", hosts)
     assert result.exit_code == 0
     assert "gpu01  1          counted at start  auto" in result.stdout
-    assert "one per GPU of gpu01" in result.stderr
+    assert "each GPU of gpu01 gets a rank" in result.stderr
 
 
 def test_a_name_of_its_own_changes_the_folder_on_nodes_and_that_is_said(folder: Path) -> None:

@@ -103,7 +103,7 @@ u@n: Permission denied (publickey,gssapi-with-mic).
             "Certificate invalid: name is not a listed principal\nHost key verification failed.\n",
             HostKeyError,
             "name is not a listed principal",
-            "sign it again",
+            "sign the host key again",
             id="principal",
         ),
         pytest.param(

@@ -197,10 +197,10 @@ def test_a_hostile_file_and_server_get_no_key_into_a_file_of_logins(
     assert known.read_text().splitlines()[-1].split()[0] == name
 
     careless = transport(f"UserKnownHostsFile {logins}", host_keys="accept-new")
-    with pytest.raises(HostKeyError, match="is not a file of known hosts"):
+    with pytest.raises(HostKeyError, match="is not a line of a known_hosts file"):
         careless.open(host)
     found, _ = fetch_keys(careless, [HostSpec(name="gate", host="127.0.0.1", port=server.port)])
-    with pytest.raises(HostKeyError, match="is not a file of known hosts"):
+    with pytest.raises(HostKeyError, match="is not a line of a known_hosts file"):
         add_to_known_hosts(found)
     assert logins.read_text() == f"{public(OTHER)} me@home\n"
 
