@@ -239,7 +239,7 @@ FATAL = _any(
     r"ERROR: Unexpected (?:bus error|segmentation fault|floating-point exception) encountered in worker",
     r"slurmstepd: error: .*(?:oom[-_]kill|OOM|CANCELLED)|.*\bOut of memory: Killed process",
 )
-"""How C, C++, the loader and the kernel tell of an end. They print it first, and of what follows from it behind it."""
+"""How C, C++, the loader and the kernel report an end. The cause is printed first, its consequences after it."""
 SIGNALS = {
     "Killed": "SIGKILL",
     "Terminated": "SIGTERM",

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 VARIABLE = "CLUSTERCTL_FORKSERVER"
-"""Its value starts with the descriptor number of our connection. The blanks behind it make room for a rank's variables
-in the memory in which the kernel shows the environment.
+"""The value of this variable starts with the descriptor number of our connection. The blanks behind the number make
+room for a rank's variables in the memory in which the kernel shows the environment.
 """
 _NAME = "clusterctl-fork"
 _MAX_DESCRIPTORS = 250

@@ -187,7 +187,7 @@ LINK_MODE = 0o120777
 """The mode of a symbolic link in a list; the content of the link is its target, inside the folder."""
 
 FOLDER_MODE = 0o040777
-"""The mode of an empty folder in a list; its size is 0, and its hash that of nothing. Whatever is in it may stay."""
+"""The mode of an empty folder in a list: its size is 0, its hash that of no bytes. Its content on a node may stay."""
 
 
 def encode_file_list(entries: Iterable[tuple[str, int, int, str]]) -> bytes:

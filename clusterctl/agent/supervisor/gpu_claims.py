@@ -260,7 +260,7 @@ def _read_claim(fd: int) -> dict[str, Any]:
 _GPU_WAIT_S = 10.0
 """Seconds in which GPU memory may become free."""
 _FIRST_ANSWER_S = 6.0
-"""Seconds in which the driver may give its first answer; the sampler keeps it open, so it need not start up."""
+"""Seconds in which the driver may give its first answer; it need not start up, because the sampler keeps it open."""
 _GPU_WAIT_SLACK_S = 5.0
 _GIB = 1024**3
 

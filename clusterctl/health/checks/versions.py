@@ -279,7 +279,7 @@ def check_synced_code(view: ClusterView) -> Iterable[Outcome]:
 
 _COMPARED = ("NCCL_", "CUDA_", "LD_LIBRARY_PATH", "LD_PRELOAD", "FI_")
 _OWN = frozenset({"CUDA_VISIBLE_DEVICES", "NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_CONF_FILE"})
-"""What each node has its own of: its devices, its name, its interfaces (checked by themselves), its files."""
+"""Variables that may differ between nodes: devices, names, files, and interfaces (another check judges these)."""
 _MOST = 8
 
 
