@@ -88,7 +88,7 @@ class ExitWatch:
 
 
 class ExitRecord:
-    """The file about the end of one Python. Of several in a row, the first one that failed stays in it.
+    """The file about the end of one Python. If several run one after the other, it keeps the first that failed.
 
     If a shell has started this Python, the exit code of the rank may be another program's. A Python that is the first
     process of its rank writes nothing but an exit code of which 0 arrives: any other code is enough by itself.

@@ -61,7 +61,7 @@ def count_votes(answers: Mapping[str, Any]) -> Vote:
 def find_outliers(
     numbers: Mapping[str, float], is_far: Callable[[float, float], bool], *, least: int = 4
 ) -> dict[str, float]:
-    """Return the members whose number is far from the median; none if there are fewer than `least` members.
+    """Return the members with a number far from the median; empty if there are fewer than `least` members.
 
     Args:
         numbers: Member to number.
@@ -160,7 +160,7 @@ def compare_gpus(
 
 
 def find_gpu_outliers(view: ClusterView, field: str, unit: str) -> list[Outcome]:
-    """Find GPUs whose number is `warn` above the median of their model, and above `floor`."""
+    """Find GPUs with a number more than `warn` above the median of their board, and above `floor`."""
     far, floor = view.limit("warn"), view.limit("floor")
     outcomes, judged = [], 0
     for members in group_by_board(view, lambda device: gpus.read_value(device, field)).values():

@@ -18,7 +18,7 @@ _PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu"),
     "jax": ("jax",),
 }
-"""What must be there for each framework. TensorFlow goes by several names, of which one will do."""
+"""The packages that each framework needs. TensorFlow has several; one of these is enough."""
 _ANY_OF = frozenset({"tensorflow"})
 
 

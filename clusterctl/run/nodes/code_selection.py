@@ -21,7 +21,7 @@ _GIT_SECONDS = 60.0
 
 
 class SelectedFile(NamedTuple):
-    """A file or link to send, or a folder of which no file is sent.
+    """A file or link to send, or a folder without files to send.
 
     Attributes:
         path: Relative to the source folder.

@@ -149,7 +149,7 @@ Point = tuple[float, float]
 MAX_SAMPLES = 2000
 """The most samples of each kind that are read of all nodes of a run."""
 _MAX_SAMPLES_MANY_NODES = 1000
-"""The same for many nodes, of which a chart shows only the lowest, the middle and the highest value."""
+"""The same for many nodes: a chart then shows only the lowest, the middle and the highest value."""
 MANY_NODES = 16
 MAX_POINTS = 200
 _MIN_POINTS = 5

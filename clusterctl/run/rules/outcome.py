@@ -91,7 +91,7 @@ def changes_exit_code(state: RunState) -> bool:
 
 
 def _list_unconfirmed(state: RunState, node: NodeState, phase: WorkerPhase, why: str) -> list[RemainingProcess]:
-    """Return the workers of a node in that phase, of which nobody knows whether they are still there."""
+    """Return the workers of a node in that phase; nobody knows whether these workers still run."""
     workers = [state.workers[rank] for rank in node.ranks]
     return [build_remaining_process(node.node, w, why) for w in workers if w.phase is phase and w.pid is not None]
 
