@@ -242,7 +242,7 @@ def sampled(values: list[Any]) -> None:
     stall.measure_idle_s(["n"])
     stall.replay({"n": lines}, 3.0)
     health.add_lines("n", lines, 1.0)
-    health.tick(["n"], 1e6)
+    health.find_silent_nodes(["n"], 1e6)
     health.find_unhealthy(["n"])
     for sample in samples.parse_samples(lines, "activity"):
         activity_from_sample(sample, 1.0)

@@ -29,7 +29,7 @@ def collect(bench, *workers, seconds=4.0):
 
 def functions(found, rank):
     entries = [each for each in reader.parse_rank_stacks(found["ranks"]) if each.rank == rank]
-    return [frame.function for each in entries for frame in each.frames or ()]
+    return [frame.function for each in entries for frame in each.main_thread_frames or ()]
 
 
 def test_the_evidence_of_a_rank_says_where_it_is_and_is_kept_as_plain_files(bench, python):

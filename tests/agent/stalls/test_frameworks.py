@@ -58,7 +58,8 @@ def test_steps_and_collectives_of_ddp_are_counted_and_its_stacks_tell_who_waits(
         [worker.facts for worker in workers], str(bench.status_dir), str(bench.tmp_path / "s"), time.monotonic() + 4
     )
     frames = {
-        stack.rank: [f.function for f in stack.frames or ()] for stack in reader.parse_rank_stacks(found["ranks"])
+        stack.rank: [f.function for f in stack.main_thread_frames or ()]
+        for stack in reader.parse_rank_stacks(found["ranks"])
     }
     assert "waits_for_the_others" in frames[0]
     assert frames[1] == ["<module>"]

@@ -97,7 +97,7 @@ def test_the_text_names_ranks_rung_and_lines():
 
 def test_evidence_without_a_readable_dump_counts_as_proc():
     found = why_evidence.parse_rank_stacks({"0": {"source": "signal", "stacks": "noise", "state": "S", "wchan": None}})
-    assert (found[0].source, found[0].frames) == ("proc", None)
+    assert (found[0].source, found[0].main_thread_frames) == ("proc", None)
 
 
 def _unfold(text):
