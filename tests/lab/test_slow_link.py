@@ -76,7 +76,7 @@ def test_a_link_that_stalls_is_noticed_although_our_kernel_still_takes_what_we_s
         link.stall()
         before = time.monotonic()
         while session.alive and time.monotonic() < before + DEADLINE:
-            session.credit(1)
+            session.grant_credit(1)
             time.sleep(0.1)
         assert "no sign of life for 15s" in str(next_of(inbox, SessionLost).error)
         assert 10.0 < time.monotonic() - before < 18.0
