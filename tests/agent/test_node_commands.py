@@ -744,7 +744,7 @@ import os, sys
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.node_state.journal import NodeState
-from clusterctl.agent.serve import run_dir_commands
+from clusterctl.agent.serve import run_commands
 run = RunDir(sys.argv[1], "r", "n")
 run.make()
 for name in ("first", "second"):
@@ -755,7 +755,7 @@ def go(event, values):
             if os.path.exists(os.path.join(run.path, name)):
                 os.rename(os.path.join(run.path, name), os.path.join(sys.argv[1], "elsewhere"))
 sys.addaudithook(go)
-run_dir_commands._remove_run(run, NodeState())
+run_commands._remove_run(run, NodeState())
 print(os.path.exists(run.path), os.path.exists(os.path.join(sys.argv[1], "elsewhere")))
 """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import HelperOutput, Task, TaskResult
     from clusterctl.agent.protocol import command_payload_types
     from clusterctl.agent.protocol.frames import Message
-    from clusterctl.agent.serve.run_dir_commands import RunCommands
+    from clusterctl.agent.serve.run_commands import RunCommands
     from clusterctl.agent.serve.session import Handler, Session
 
 

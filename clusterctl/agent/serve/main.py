@@ -49,9 +49,9 @@ def _make_check_handlers(session: Session) -> Handlers:
 
 
 def _make_run_handlers(session: Session) -> Handlers:
-    from clusterctl.agent.serve import file_commands, run_dir_commands, shell_script
+    from clusterctl.agent.serve import file_commands, run_commands, shell_script
 
-    runs = run_dir_commands.RunCommands(session)
+    runs = run_commands.RunCommands(session)
     return {
         **runs.make_handlers(),
         **file_commands.make_file_handlers(session, runs),

@@ -17,7 +17,7 @@ from clusterctl.agent.serve.node_commands import build_program, make_python_setu
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol import command_payload_types
-    from clusterctl.agent.serve.run_dir_commands import RunCommands
+    from clusterctl.agent.serve.run_commands import RunCommands
     from clusterctl.agent.serve.session import Session
 
 _RUN_VARIABLES = (b"CLUSTERCTL_NODE", b"CLUSTERCTL_STATUS_DIR", b"TORCHELASTIC_ERROR_FILE")
