@@ -291,7 +291,7 @@ LIES: dict[str, Lie] = {
     "the journal as a file": _file("journal.jsonl", says="no run has"),
     "a name with a zero byte": _file("attempt-0/rank-0.log\0", says="no run has"),
     "a name of 300 characters": _file("x" * 300, says="file"),
-    "a file of another node's rank": _file("attempt-0/rank-1.log", (0, b"x"), says="not its own"),
+    "a file of another node's rank": _file("attempt-0/rank-1.log", (0, b"x"), says="of another run or another node"),
     "an offset beyond all files": _file(_OWN, (1 << 62, b"x"), says="the maximum is"),
     "data of a stream that nobody announced": _bytes(
         frames_module.encode_data(FIRST_AGENT_STREAM + 9, 0, b"x"), "announced"
