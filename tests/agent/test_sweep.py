@@ -142,7 +142,7 @@ import os, sys, time
 from clusterctl.agent.linux import spawn
 kind, tag = sys.argv[1:]
 if kind.startswith("tag"):
-    spawn.set_tag(int(tag))
+    spawn.set_process_tag(int(tag))
 if kind == "tag of another user":
     os.setuid(65534)
 if kind != "session":
