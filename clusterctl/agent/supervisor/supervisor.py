@@ -215,8 +215,9 @@ class Supervisor:
         self._journal.flush()
         attempt = self._attempt
         active = None if attempt is None or attempt.shutdown.is_swept else attempt
-        if active is not None:
+        if attempt is not None:
             self._keep_lock_and_socket()
+        if active is not None:
             active.record_process_groups()
         if attempt is not None and attempt.shutdown.remaining:
             attempt.shutdown.check_remaining()
