@@ -122,6 +122,8 @@ class Shims:
             "facts": {},
             "frameworks": ["torch"],
             "degraded": {},
+            "looks": 0,
+            "held": 0,
         }
 
 
