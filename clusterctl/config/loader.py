@@ -1,7 +1,7 @@
 """Loader: from cluster files to a spec.
 
-`load_cluster_file` reads the cluster files. `parse_cluster_file` does the same as a pure function of texts and
-environment; it reads all other files by `DiskFiles`, which a test replaces.
+`load_cluster_file` reads the cluster files. `parse_cluster_file` does the same as a pure function of texts, environment
+and the Python that runs it; it reads all other files by `DiskFiles`, which a test replaces.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def _clock(error: float | None) -> Outcome:
     if error < _UNKEPT_CLOCK:
         return ok(f"the clock is kept, within {error:.3f} s", value=error)
     hint = "`sudo systemctl enable --now chronyd` (or systemd-timesyncd), unless the host of this machine keeps it"
-    return warn("nobody is seen to keep the clock", hint=hint, value=error)
+    return warn("no time service keeps the clock right", hint=hint, value=error)
 
 
 def _controllers(controllers: tuple[ControllerFacts, ...], size: Callable[[float], str]) -> list[Outcome]:

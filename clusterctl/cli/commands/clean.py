@@ -125,7 +125,7 @@ def _runs_gone(
     freed: dict[str, int] = {}
     header, *lines = render_ps(views, time.time(), console.out, sizes=sizes)
     told = {view.state.run: line for view, line in zip(views, lines, strict=True)}
-    groups = _reached_alike([ended[run] for run in told]) if remove else [[ended[run] for run in told]]
+    groups = _group_by_connection([ended[run] for run in told]) if remove else [[ended[run] for run in told]]
     for group in groups:
         left = _remove_on_nodes(group, freed, console) if remove else {}
         for run, state in group:
@@ -175,24 +175,24 @@ _Group = list[tuple["RunDir", "RunState"]]
 
 
 @dataclass(slots=True)
-class _Left:
+class _ReasonsToStay:
     """The reasons why a run is still on nodes: refusals, and unreachable nodes."""
 
     refused: list[ClusterctlError] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
 
 
-def _reached_alike(chosen: _Group) -> list[_Group]:
+def _group_by_connection(chosen: _Group) -> list[_Group]:
     """Group runs whose hosts are reached in the same way, so that they share connections."""
     groups: dict[str, _Group] = {}
     for run, state in chosen:
         spec = _spec_of(run)
-        way = run.run if spec is None else repr((spec.ssh, [_way_of(host) for host in spec.hosts]))
+        way = run.run if spec is None else repr((spec.ssh, [_list_connection_keys(host) for host in spec.hosts]))
         groups.setdefault(way, []).append((run, state))
     return list(groups.values())
 
 
-def _way_of(host: HostSpec) -> tuple[object, ...]:
+def _list_connection_keys(host: HostSpec) -> tuple[object, ...]:
     reached = (host.name, host.host, host.address, host.user, host.port, host.identity_file, host.proxy_jump)
     return (*reached, host.transport, host.python)
 
@@ -204,7 +204,7 @@ def _spec_of(run: RunDir) -> ClusterSpec | None:
         return None
 
 
-def _remove(run: RunDir, state: RunState, left: _Left, console: Console, *, named: bool) -> bool:
+def _remove(run: RunDir, state: RunState, left: _ReasonsToStay, console: Console, *, named: bool) -> bool:
     """Remove a run from the head; return whether it is gone.
 
     It stays if a node refused, or if processes of a run that the user did not name may live on an unreachable node.
@@ -226,11 +226,11 @@ def _remove(run: RunDir, state: RunState, left: _Left, console: Console, *, name
     return True
 
 
-def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> dict[str, _Left]:
+def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> dict[str, _ReasonsToStay]:
     """Remove runs from their nodes in parallel; add the bytes to `freed`, and return what is left of each run."""
     spec = _spec_of(group[0][0])
     if spec is None:
-        return {run.run: _Left(unreached=list(state.touched_nodes)) for run, state in group}
+        return {run.run: _ReasonsToStay(unreached=list(state.touched_nodes)) for run, state in group}
     # The nodes of an unreadable run are unknown. A node with live processes of it refuses.
     on = {
         host.name: [
@@ -238,7 +238,7 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> 
         ]
         for host in spec.hosts
     }
-    left = {run.run: _Left() for run, _ in group}
+    left = {run.run: _ReasonsToStay() for run, _ in group}
     concerned = [host for host in spec.hosts if on[host.name]]
     with open_reachable_sessions(spec, concerned, of_run=True, tell=console.err) as (sessions, unreached):
         answers, _ = call_all(sessions, lambda node, session: _remove_from(node, session, on[node]))

@@ -192,7 +192,7 @@ def _env(loaded: LoadedClusterFile, rank: int, console: Console, *, live: bool) 
         known = layout.assign_ranks_if_known(spec)
         if known is None:
             raise _unknown(spec)
-        entries, sourced = known, explain_environment(spec, known, _there(rank, known), {}, None)
+        entries, sourced = known, explain_environment(spec, known, _require_rank(rank, known), {}, None)
     entry = next(entry for entry in entries if rank in entry.ranks)
     host = spec.hosts.index(entry.host)
     shown = {
@@ -206,7 +206,7 @@ def _env(loaded: LoadedClusterFile, rank: int, console: Console, *, live: bool) 
     return shown, [f"{pad(text, width)}  {source}" for text, source in rows]
 
 
-def _there(rank: int, entries: Sequence[NodeLayout]) -> int:
+def _require_rank(rank: int, entries: Sequence[NodeLayout]) -> int:
     """Return the rank if it exists.
 
     Raises:
@@ -225,7 +225,7 @@ def _live_env(
     with open_all_sessions(spec, spec.workers, tell=console.err) as sessions:
         answers = {host.name: build_node_info(host, sessions[host.name].hello) for host in spec.workers}
         entries = layout.assign_ranks(spec.workers, {node: answer.gpus for node, answer in answers.items()})
-        node = next(entry.host.name for entry in entries if _there(rank, entries) in entry.ranks)
+        node = next(entry.host.name for entry in entries if _require_rank(rank, entries) in entry.ranks)
         given = explain_environment(spec, entries, rank, answers, resolve_rendezvous(spec, entries, answers, sessions))
         program: ProgramArguments = {"argv": ["env", "-0"]}
         with (

@@ -33,7 +33,7 @@ def command(common: CommonOptions, first: str, second: str, as_json: bool) -> in
     """
     options.refuse_combination(("--json", as_json), ("--quiet", common.quiet))
     console = common.console()
-    left, right = (_portrait(reference, console) for reference in (first, second))
+    left, right = (_read_facts(reference, console) for reference in (first, second))
     if as_json:
         console.json(differences_json(left, right))
     elif common.quiet:
@@ -43,7 +43,7 @@ def command(common: CommonOptions, first: str, second: str, as_json: bool) -> in
     return 0
 
 
-def _portrait(reference: str, console: Console) -> RunFacts:
+def _read_facts(reference: str, console: Console) -> RunFacts:
     run = find_run(reference)
     view = load_brief_view(run)
     warn_of_unreadable_lines(view.state, console)

@@ -99,7 +99,7 @@ def command(
     remote = RemoteCommand(program, seconds, parallel or len(hosts), console if stream else None, around)
     # A waiting line would mix with the lines that `--stream` shows at once.
     tell = None if common.quiet or stream else console.err
-    early = _Early([host.name for host in hosts], remote, console, folds=not (diff or as_json))
+    early = _EarlyAnswers([host.name for host in hosts], remote, console, folds=not (diff or as_json))
 
     def show(answers: Mapping[str, CommandResult], errors: Mapping[str, NodeError]) -> None:
         if diff:
@@ -179,7 +179,7 @@ def _entry(node: str, answer: CommandResult | None, error: NodeError | None) -> 
     }
 
 
-class _Early:
+class _EarlyAnswers:
     """Shows the answers so far to a person after a second without new ones; later answers follow.
 
     Output for a program is folded as a whole, at the end.

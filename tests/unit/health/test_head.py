@@ -79,7 +79,7 @@ def test_a_fit_head_passes_in_everything() -> None:
             "controllers too",
             "`loginctl enable-linger ann`",
         ),
-        ("head.clock", {"clock_error": 16.0}, "WARN", "nobody is seen to keep the clock", "chronyd"),
+        ("head.clock", {"clock_error": 16.0}, "WARN", "no time service keeps the clock right", "chronyd"),
         ("head.clock", {"clock_error": None}, "UNKNOWN", "does not tell", None),
         ("head.controller", {"controllers": ()}, "SKIP", "no controller lives on this head", None),
         ("head.controller", {}, "PASS", "big-abcd: pid 42, 12.3 s of CPU, 40 MiB of memory", None),
