@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.lab import lab
 from benchmarks.measures import Measure
-from clusterctl.agent.watch import rank_evidence
+from clusterctl.agent.watch import evidence_collector
 from clusterctl.agent.watch.activity import ActivitySampler
 from tests.agent.stalls.conftest import Bench, Worker
 from tests.lab.head_cli import Head
@@ -175,7 +175,9 @@ def _gathered(rounds: int) -> Iterable[Measure]:
 def _collect(workers: _Workers, ranks: list[Worker]) -> float:
     deadline = time.monotonic() + 4.0
     facts = [worker.facts for worker in ranks]
-    found = rank_evidence.collect_evidence(facts, str(workers.status_dir), str(workers.tmp_path / "stall-1"), deadline)
+    found = evidence_collector.collect_evidence(
+        facts, str(workers.status_dir), str(workers.tmp_path / "stall-1"), deadline
+    )
     return float(found["took_s"])
 
 

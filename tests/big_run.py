@@ -18,7 +18,7 @@ from clusterctl.agent.protocol import events as of_node
 from clusterctl.agent.protocol import run_files
 from clusterctl.config.loader import load_cluster_file
 from clusterctl.config.spec import dump_spec
-from clusterctl.run.nodes.rank_evidence import Evidence, save_evidence
+from clusterctl.run.nodes.evidence_requests import CollectedEvidence, save_evidence
 from clusterctl.run.record import run_facts
 from clusterctl.run.record.rundir import RunDir, create_run_dir
 from clusterctl.run.record.writer import Writer
@@ -239,7 +239,7 @@ class _Story:
         save_evidence(
             self._run,
             "stall-1",
-            Evidence(
+            CollectedEvidence(
                 ranks={  # type: ignore[arg-type]  # as it comes from nodes, before the door
                     str(rank): _evidence(rank, shape.node(number), self._step(shape.seconds))
                     for number in range(shape.nodes)

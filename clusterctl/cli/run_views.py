@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.agent.protocol.record_types import ActivitySample
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_index_path, format_output_path
+from clusterctl.agent.protocol.stall_folders import list_stall_folders
 from clusterctl.logs.sanitize import clean_block
 from clusterctl.render.run_messages import Unattended, predict_unattended
 from clusterctl.render.stacks import summarize_stacks
@@ -21,7 +21,7 @@ from clusterctl.render.status import RunView, WorkerActivity, activity_from_samp
 from clusterctl.run.record import run_facts, sample_files, state_reader
 from clusterctl.run.record.rundir import RunDir, read_saved_verdict
 from clusterctl.run.record.saved_verdict import read_evidence
-from clusterctl.run.rules import rank_time_shares, why_evidence
+from clusterctl.run.rules import rank_time_shares, stack_dumps
 from clusterctl.run.rules.next_action import RunLimits
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.why import slowness
@@ -221,7 +221,7 @@ def describe_stalled_ranks(run: RunDir, state: RunState) -> list[str]:
     for name in reversed(list_stall_folders(str(run.path))):
         if found := read_evidence(run.path / name):
             with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
-                return summarize_stacks(why_evidence.fold_stacks(why_evidence.parse_rank_stacks(found)), nodes)
+                return summarize_stacks(stack_dumps.fold_stacks(stack_dumps.parse_rank_stacks(found)), nodes)
     return []
 
 

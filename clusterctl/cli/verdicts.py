@@ -18,7 +18,7 @@ from clusterctl.errors import ClusterctlError, NotFoundError
 from clusterctl.render.live_view import WaitingLine
 from clusterctl.run.controller import control_socket
 from clusterctl.run.nodes import code_exclusions, code_manifest
-from clusterctl.run.nodes.rank_evidence import Evidence, collect_evidence
+from clusterctl.run.nodes.evidence_requests import CollectedEvidence, request_evidence
 from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunState
@@ -114,22 +114,22 @@ def _unpack(bundle: Path, folder: Path) -> None:
         raise NotFoundError(f"{bundle} is no bundle: {error}") from error
 
 
-def collect_rank_evidence(run: RunDir, state: RunState, ranks: Collection[int] | None = None) -> Evidence:
+def collect_rank_evidence(run: RunDir, state: RunState, ranks: Collection[int] | None = None) -> CollectedEvidence:
     """Return states and stacks of all ranks, or of the given ranks; without a controller, the nodes are asked."""
     try:
         answer = control_socket.send_request(run, "evidence", {"ranks": None if ranks is None else sorted(ranks)})
     except control_socket.NoControllerError:
         return _without_controller(run, state, ranks)
-    return Evidence(ranks=answer["ranks"], errors=answer["errors"])
+    return CollectedEvidence(ranks=answer["ranks"], errors=answer["errors"])
 
 
-def _without_controller(run: RunDir, state: RunState, ranks: Collection[int] | None) -> Evidence:
+def _without_controller(run: RunDir, state: RunState, ranks: Collection[int] | None) -> CollectedEvidence:
     spec = load_spec(run.spec.read_text())
     hosts = [host for host in spec.hosts if host.name in state.nodes]
     with open_reachable_sessions(spec, hosts, of_run=True) as (sessions, errors):
-        evidence = collect_evidence(run.run, "stacks", sessions, ranks)
+        evidence = request_evidence(run.run, "stacks", sessions, ranks)
     unseen = {node: str(error) for node, error in errors.items()}
-    return Evidence(ranks=evidence.ranks, errors={**unseen, **evidence.errors})
+    return CollectedEvidence(ranks=evidence.ranks, errors={**unseen, **evidence.errors})
 
 
 _COMPARED = 80

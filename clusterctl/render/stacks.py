@@ -16,7 +16,7 @@ def render_stacks(folded: Iterable[Mapping[str, Any]], terminal: Terminal) -> li
     """Return the stacks, most recent call first.
 
     Args:
-        folded: What `clusterctl.run.rules.why_evidence.fold_stacks` gave.
+        folded: What `clusterctl.run.rules.stack_dumps.fold_stacks` gave.
         terminal: Where they will stand.
     """
     lines: list[str] = []

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry
-from clusterctl.why.evidence import RankSnapshot
+from clusterctl.why.evidence_types import RankSnapshot
 
 _DEFAULT = "0"
 """Name of the default process group on every rank."""

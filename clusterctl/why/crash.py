@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from clusterctl.config.worker_variables import OWNED_NAMES, find_equivalent_variable, find_launcher_of_variable
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import headline_patterns
-from clusterctl.why.evidence import Evidence, Rank, RankExit
+from clusterctl.why.evidence_types import Evidence, Rank, RankExit
 from clusterctl.why.headline import find_last_words
 from clusterctl.why.stack_position import (
     Activity,

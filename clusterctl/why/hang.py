@@ -14,7 +14,7 @@ from clusterctl.agent.protocol.record_types import TcpConnection
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import collectives
 from clusterctl.why.collectives import MissingRanks
-from clusterctl.why.evidence import Evidence, Rank, RankSnapshot
+from clusterctl.why.evidence_types import Evidence, Rank, RankSnapshot
 from clusterctl.why.stack_position import (
     WAITS,
     Activity,

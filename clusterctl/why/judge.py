@@ -7,7 +7,7 @@ from dataclasses import replace
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import collectives, crash, hang, slowness
-from clusterctl.why.evidence import Evidence, Rank, RunError
+from clusterctl.why.evidence_types import Evidence, Rank, RunError
 from clusterctl.why.hang import format_wait
 from clusterctl.why.headline import SENT_FROM_OUTSIDE
 from clusterctl.why.stack_position import UNKNOWN_POSITION, is_waiting_for_peers, locate_rank, name_culprits

@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import median
 
 from clusterctl.formatting import duration_text, fold_ranks
-from clusterctl.why.evidence import Evidence, IdleRank, Rank, RankSnapshot, RankTiming
+from clusterctl.why.evidence_types import Evidence, IdleRank, Rank, RankSnapshot, RankTiming
 from clusterctl.why.hang import format_wait
 from clusterctl.why.stack_position import (
     UNKNOWN_POSITION,

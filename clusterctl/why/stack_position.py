@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from clusterctl.why.evidence import Rank, RankSnapshot, StackFrame
+from clusterctl.why.evidence_types import Rank, RankSnapshot, StackFrame
 from clusterctl.why.verdict import MAX_NAMED, Culprit
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/_clusterctl_shim/|/clusterctl/agent/")

@@ -17,7 +17,7 @@ from clusterctl.agent.node_state.journal import JournalCache
 from clusterctl.agent.node_state.output_offsets import OffsetTable
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.processes import run_processes
-from clusterctl.agent.protocol import command_messages, evidence_files, requests, run_files
+from clusterctl.agent.protocol import command_messages, requests, run_files, stall_folders
 from clusterctl.agent.protocol.command_messages import Command, ErrorKind
 from clusterctl.agent.serve import workdirs
 from clusterctl.agent.serve.follow_sender import FollowSender
@@ -29,7 +29,7 @@ from clusterctl.agent.serve.run_summary import (
     summarize_run,
 )
 from clusterctl.agent.serve.supervisor_link import SupervisorLink
-from clusterctl.agent.watch import rank_evidence
+from clusterctl.agent.watch import evidence_collector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -294,10 +294,10 @@ class RunCommands:
 
         def collect(_out: HelperOutput) -> Mapping[str, object]:
             end = time.monotonic() + seconds
-            collected = rank_evidence.collect_evidence(
+            collected = evidence_collector.collect_evidence(
                 workers, run.status_dir(state.attempt), folder, end, chosen=wanted_ranks is not None
             )
-            evidence_files.remove_middle_stalls(run.file("evidence"))
+            stall_folders.remove_middle_stalls(run.file("evidence"))
             return collected
 
         self._session.run_task(request_id, collect)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import click
 
-from clusterctl.agent.protocol.evidence_files import list_stall_folders
+from clusterctl.agent.protocol.stall_folders import list_stall_folders
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.option_values import parse_rank_set
@@ -16,7 +16,7 @@ from clusterctl.render.errors import error_line
 from clusterctl.render.stacks import render_remarks, render_stacks
 from clusterctl.run.record import state_reader
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.rules import why_evidence
+from clusterctl.run.rules import stack_dumps
 from clusterctl.run.rules.state import RunState
 
 
@@ -41,7 +41,7 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
         # Without a controller, the ends of the workers are not recorded yet.
         hint = None if attended else f"`clusterctl attach --adopt {run.run}` takes in how they ended"
         raise NotFoundError(f"{run.run}: {'none of these ranks' if chosen else 'no rank'} runs any more", hint=hint)
-    folded = why_evidence.fold_stacks(why_evidence.parse_rank_stacks(evidence.ranks))
+    folded = stack_dumps.fold_stacks(stack_dumps.parse_rank_stacks(evidence.ranks))
     if as_json:
         console.json(folded)
     else:

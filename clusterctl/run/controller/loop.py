@@ -26,8 +26,8 @@ from clusterctl.run.controller.finish import FinishSequence
 from clusterctl.run.controller.monitoring import HealthMonitor, StallMonitor
 from clusterctl.run.controller.reconnection import SILENT_AFTER_S, Reconnection
 from clusterctl.run.controller.replication import Replication
+from clusterctl.run.nodes.evidence_requests import request_evidence
 from clusterctl.run.nodes.preflight import Preflight
-from clusterctl.run.nodes.rank_evidence import collect_evidence
 from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.disk_files import ignore_shortage
 from clusterctl.run.record.rundir import RunDir
@@ -318,7 +318,7 @@ def _send_evidence(run: ControlledRun, item: ControlRequest) -> None:
     unseen = {n: "not connected" for n in run.state.nodes if n not in sessions}
 
     def collect() -> None:
-        collected = collect_evidence(run.folder.run, "stacks", sessions, ranks)
+        collected = request_evidence(run.folder.run, "stacks", sessions, ranks)
         item.reply({"ranks": collected.ranks, "errors": {**collected.errors, **unseen}})
 
     run.executor.in_thread(collect)

@@ -10,7 +10,7 @@ from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.config.spec import ClusterSpec
 from clusterctl.run.controller.controlled_run import ControlledRun
-from clusterctl.run.nodes.rank_evidence import collect_stall_evidence, find_last_stall
+from clusterctl.run.nodes.evidence_requests import collect_stall_evidence, find_last_stall
 from clusterctl.run.record import saved_verdict
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.record.rundir import RunDir

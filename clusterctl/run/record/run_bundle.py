@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from clusterctl.agent.protocol import run_files
-from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.agent.protocol.record_types import RankEvidence
+from clusterctl.agent.protocol.stall_folders import list_stall_folders
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.saved_verdict import LIVE_EVIDENCE_FOLDER
 

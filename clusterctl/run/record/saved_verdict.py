@@ -18,7 +18,7 @@ from clusterctl.run.record.rundir import VERDICT_JSON, VERDICT_TEXT, RunDir
 from clusterctl.run.record.sample_files import read_newest_lines
 from clusterctl.run.rules import rank_time_shares
 from clusterctl.run.rules.state import RunPhase, RunState, StallState
-from clusterctl.run.rules.why_evidence import build_why_evidence
+from clusterctl.run.rules.why_input import build_why_evidence
 from clusterctl.validation import messages, samples
 from clusterctl.why import slowness
 from clusterctl.why.judge import judge_run

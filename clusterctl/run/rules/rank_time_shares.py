@@ -17,7 +17,7 @@ from typing import TypeVar
 from clusterctl.agent.protocol.record_types import ActivitySample, RankActivity
 from clusterctl.formatting import format_size
 from clusterctl.validation import samples
-from clusterctl.why.evidence import IdleRank, RankTiming
+from clusterctl.why.evidence_types import IdleRank, RankTiming
 from clusterctl.why.slowness import LONG_WAIT_S
 from clusterctl.why.stack_position import describe_wchan
 

@@ -6,7 +6,7 @@ import signal
 import time
 
 from clusterctl.agent.linux.proc import ProcessIdentity
-from clusterctl.agent.watch import rank_evidence
+from clusterctl.agent.watch import evidence_collector
 from clusterctl.agent.watch.activity import ActivitySampler, FileWatch, WatchedWorker
 
 
@@ -59,7 +59,9 @@ def test_dumps_of_stacks_are_no_activity_of_the_worker(bench, until):
     look = sampler(bench, worker)
     before = look.sample()["ranks"]["0"]["written"]
     deadline = time.monotonic() + 4
-    found = rank_evidence.collect_evidence([worker.facts], str(bench.status_dir), str(bench.tmp_path / "s"), deadline)
+    found = evidence_collector.collect_evidence(
+        [worker.facts], str(bench.status_dir), str(bench.tmp_path / "s"), deadline
+    )
     assert len(found["ranks"]["0"]["stacks"]) > 64 * 1024
     assert look.sample()["ranks"]["0"]["written"] - before < 16 * 1024
 

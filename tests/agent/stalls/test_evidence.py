@@ -12,14 +12,14 @@ import time
 import pytest
 
 from clusterctl.agent.protocol import frames as frames_module
-from clusterctl.agent.watch import rank_evidence, stacks
-from clusterctl.run.rules import why_evidence as reader
+from clusterctl.agent.watch import evidence_collector, stacks
+from clusterctl.run.rules import stack_dumps as reader
 
 FOREVER = "import time\nprint('up')\ndef waits():\n    time.sleep(1000)\nwaits()\n"
 
 
 def collect(bench, *workers, seconds=4.0):
-    return rank_evidence.collect_evidence(
+    return evidence_collector.collect_evidence(
         [worker.facts for worker in workers],
         str(bench.status_dir),
         str(bench.tmp_path / "stall-1"),
@@ -191,7 +191,7 @@ def test_a_look_that_fails_says_why_and_costs_no_other_rank_its_own(bench):
     worker, other = (bench.start(FOREVER, rank=rank) for rank in (0, 1))
     other.armed()
     unknown = {key: value for key, value in worker.facts.items() if key != "start_time"}
-    found = rank_evidence.collect_evidence(
+    found = evidence_collector.collect_evidence(
         [unknown, other.facts], str(bench.status_dir), str(bench.tmp_path / "evidence"), time.monotonic() + 4.0
     )
     assert found["ranks"]["0"]["error"] == "collecting it failed: KeyError('start_time')"
@@ -285,7 +285,7 @@ def test_what_very_many_ranks_have_to_say_is_kept_whole_and_fits_into_one_answer
     output.write_text("\n".join(lines) + "\n")
     gone = [{"rank": rank, "pid": 1 << 23, "start_time": 0, "output": str(output)} for rank in range(64)]
     folder = bench.tmp_path / "stall-1"
-    found = rank_evidence.collect_evidence(gone, str(bench.status_dir), str(folder), time.monotonic() + 4.0)
+    found = evidence_collector.collect_evidence(gone, str(bench.status_dir), str(folder), time.monotonic() + 4.0)
     assert frames_module.encode_message({"id": 1, "result": found})
     assert json.loads((folder / "rank-63.json").read_text())["tail"] == lines
     told = found["ranks"]["63"]

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from clusterctl.agent.inject import shim_files
-from clusterctl.agent.watch import rank_evidence
-from clusterctl.run.rules import why_evidence as reader
+from clusterctl.agent.watch import evidence_collector
+from clusterctl.run.rules import stack_dumps as reader
 
 pytestmark = pytest.mark.torch
 
@@ -54,7 +54,7 @@ def test_steps_and_collectives_of_ddp_are_counted_and_its_stacks_tell_who_waits(
     assert [worker.said("group") for worker in workers] == [[0, 2], [1, 2]]
     # Rank 0 has begun one collective more than rank 1 will ever join.
     until(lambda: workers[0].said()["seq"]["0"][0] == workers[1].said()["seq"]["0"][0] + 1)
-    found = rank_evidence.collect_evidence(
+    found = evidence_collector.collect_evidence(
         [worker.facts for worker in workers], str(bench.status_dir), str(bench.tmp_path / "s"), time.monotonic() + 4
     )
     frames = {
@@ -100,7 +100,7 @@ def test_the_recorder_of_ranks_whose_collectives_stand_still_tells_which_one_wai
 ):
     workers = [bench.start(LOOP, rank=rank, env=rendezvous) for rank in (0, 1)]
     until(lambda: all((worker.said("recorded") or {}).get("entries") for worker in workers))
-    found = rank_evidence.collect_evidence(
+    found = evidence_collector.collect_evidence(
         [worker.facts for worker in workers], str(bench.status_dir), str(bench.tmp_path / "s"), time.monotonic() + 4
     )
     last = {rank: found["ranks"][rank]["recorded"][-1] for rank in "01"}

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 from clusterctl.cli.verdicts import open_bundle
 from clusterctl.run.record import saved_verdict, state_reader
-from clusterctl.run.rules.why_evidence import build_why_evidence
+from clusterctl.run.rules.why_input import build_why_evidence
 from tests.lab.why import dumps, rivals
 from tests.lab.why.kinds import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.why.evidence import Evidence
+    from clusterctl.why.evidence_types import Evidence
     from clusterctl.why.verdict import Verdict
     from tests.lab.why.dumps import Dump
     from tests.lab.why.rivals import Said

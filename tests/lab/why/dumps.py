@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from clusterctl.agent.protocol.record_types import FlightRecorderEntry
-    from clusterctl.why.evidence import Evidence
+    from clusterctl.why.evidence_types import Evidence
 
 VERSION: Final = "2.10"
 DEFAULT: Final = "0"

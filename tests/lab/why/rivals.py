@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from clusterctl.agent.protocol.record_types import FlightRecorderEntry
-    from clusterctl.why.evidence import Evidence
+    from clusterctl.why.evidence_types import Evidence
     from tests.lab.why.dumps import Dump
 
 _MISSING = re.compile(r"^missing ranks: \{([\d, ]+)\}")

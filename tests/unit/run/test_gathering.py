@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from clusterctl.agent.protocol import evidence_files
-from clusterctl.run.nodes.rank_evidence import collect_stall_evidence, find_last_stall
+from clusterctl.agent.protocol import stall_folders
+from clusterctl.run.nodes.evidence_requests import collect_stall_evidence, find_last_stall
 from clusterctl.run.record.rundir import RunDir
 
 
@@ -14,7 +14,7 @@ def test_the_head_keeps_the_evidence_of_the_first_stalls_and_of_the_last(tmp_pat
     assert all(collect_stall_evidence(RunDir(tmp_path), number, {}) for number in range(1, 15))
 
     kept = [1, 2, *range(7, 15)]
-    assert evidence_files.list_stall_folders(str(tmp_path)) == [f"stall-{number}" for number in kept]
+    assert stall_folders.list_stall_folders(str(tmp_path)) == [f"stall-{number}" for number in kept]
     assert "stacks.txt" in os.listdir(tmp_path / "stall-14")
 
 

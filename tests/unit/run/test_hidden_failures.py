@@ -17,7 +17,7 @@ from clusterctl.render.status import RunView, render_status, status_json
 from clusterctl.run.rules import controller_events, next_action
 from clusterctl.run.rules.outcome import determine_outcome
 from clusterctl.run.rules.state import RunPhase, RunState
-from clusterctl.run.rules.why_evidence import build_why_evidence
+from clusterctl.run.rules.why_input import build_why_evidence
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, format_verdict_lines
 from tests.unit.run.told import RUNNING, attempt, exited, started, told, wrote

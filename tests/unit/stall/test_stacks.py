@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.run.rules import why_evidence
-from clusterctl.run.rules.why_evidence import RankStack, Thread
-from clusterctl.why.evidence import StackFrame
+from clusterctl.formatting import fold_ranks
+from clusterctl.run.rules import stack_dumps
+from clusterctl.run.rules.stack_dumps import RankStack, Thread
+from clusterctl.why.evidence_types import StackFrame
 
 DUMP = """\
 Thread 0x00007f6c0fb636c0 (most recent call first):
@@ -25,40 +26,40 @@ Current thread 0x00007f6c10dd8b80 (most recent call first):
 
 
 def test_a_faulthandler_dump_gives_threads_without_ours():
-    threads = why_evidence.parse_faulthandler(DUMP)
+    threads = stack_dumps.parse_faulthandler(DUMP)
     assert [thread.main for thread in threads] == [False, True]
     assert threads[1].frames == (StackFrame("main", "/a b/w.py", 6), StackFrame("<module>", "/a b/w.py", 0))
 
 
 def test_the_thread_that_took_the_signal_need_not_be_the_main_one():
     main = int("00007f6c0fb636c0", 16)
-    assert [thread.main for thread in why_evidence.parse_faulthandler(DUMP, main)] == [True, False]
+    assert [thread.main for thread in stack_dumps.parse_faulthandler(DUMP, main)] == [True, False]
 
 
 def test_of_several_dumps_the_last_counts():
     later = DUMP.replace("line 6 in main", "line 9 in main")
-    threads = why_evidence.parse_faulthandler(DUMP + later)
+    threads = stack_dumps.parse_faulthandler(DUMP + later)
     assert len(threads) == 2
     assert threads[1].frames[0].line == 9
 
 
 def test_thread_names_of_python_3_14_are_understood():
     dump = 'Current thread 0x00007f6c10dd8b80 [python] (most recent call first):\n  File "w.py", line 6 in main\n'
-    assert why_evidence.parse_faulthandler(dump)[0].frames == (StackFrame("main", "w.py", 6),)
+    assert stack_dumps.parse_faulthandler(dump)[0].frames == (StackFrame("main", "w.py", 6),)
 
 
 def test_py_spy_tells_who_holds_the_gil():
     frames = [{"name": "f", "filename": "w.py", "line": 4, "module": None, "locals": None}]
     said = [{"pid": 9, "thread_id": 1, "os_thread_id": 9, "thread_name": None, "owns_gil": True, "frames": frames}]
-    assert why_evidence.parse_py_spy(json.dumps(said)) == (
+    assert stack_dumps.parse_py_spy(json.dumps(said)) == (
         Thread(ident=9, main=True, frames=(StackFrame("f", "w.py", 4),), holds_gil=True),
     )
 
 
 @given(st.text())
 def test_no_text_breaks_the_readers(text):
-    why_evidence.parse_faulthandler(text)
-    why_evidence.parse_py_spy(text)
+    stack_dumps.parse_faulthandler(text)
+    stack_dumps.parse_py_spy(text)
 
 
 def rank(number, function="f", state="S", wchan="futex", source="signal"):
@@ -82,12 +83,12 @@ def rank(number, function="f", state="S", wchan="futex", source="signal"):
     ],
 )
 def test_equal_stacks_are_folded_with_their_ranks(given_ranks, expected):
-    folded = why_evidence.fold_stacks(given_ranks)
+    folded = stack_dumps.fold_stacks(given_ranks)
     assert [(entry["ranks"], entry["state"], entry["wchan"]) for entry in folded] == expected
 
 
 def test_the_text_names_ranks_rung_and_lines():
-    assert why_evidence.format_stacks(why_evidence.fold_stacks([rank(0), rank(1), rank(2, None, source="proc")])) == [
+    assert stack_dumps.format_stacks(stack_dumps.fold_stacks([rank(0), rank(1), rank(2, None, source="proc")])) == [
         "ranks 0-1  state S in futex  (by signal)",
         "    f  w.py:1",
         "rank 2  state S in futex  (by proc)",
@@ -96,7 +97,7 @@ def test_the_text_names_ranks_rung_and_lines():
 
 
 def test_evidence_without_a_readable_dump_counts_as_proc():
-    found = why_evidence.parse_rank_stacks({"0": {"source": "signal", "stacks": "noise", "state": "S", "wchan": None}})
+    found = stack_dumps.parse_rank_stacks({"0": {"source": "signal", "stacks": "noise", "state": "S", "wchan": None}})
     assert (found[0].source, found[0].main_thread_frames) == ("proc", None)
 
 
@@ -107,4 +108,4 @@ def _unfold(text):
 
 @given(st.sets(st.integers(0, 300)))
 def test_folded_ranks_are_the_ranks(ranks):
-    assert _unfold(why_evidence.fold_ranks(ranks)) == ranks
+    assert _unfold(fold_ranks(ranks)) == ranks

@@ -7,7 +7,7 @@ from signal import Signals
 from typing import Any
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry
-from clusterctl.why.evidence import Evidence, Node, Rank, RankExit, RankSnapshot, StackFrame
+from clusterctl.why.evidence_types import Evidence, Node, Rank, RankExit, RankSnapshot, StackFrame
 from clusterctl.why.headline import find_headline
 
 USER = "/root/.local/share/clusterctl/work/demo/train.py"

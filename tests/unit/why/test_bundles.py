@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.protocol.evidence_files import list_stall_folders
+from clusterctl.agent.protocol.stall_folders import list_stall_folders
 from clusterctl.cli.verdicts import load_verdict, open_bundle
 from clusterctl.errors import NotFoundError
 from clusterctl.run.record import run_bundle, state_reader
 from clusterctl.run.record import saved_verdict as kept
-from clusterctl.run.rules.why_evidence import build_why_evidence
+from clusterctl.run.rules.why_input import build_why_evidence
 from clusterctl.why.verdict import Confidence
 
 BUNDLES = Path(__file__).parent / "bundles"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.why.evidence import RankExit, RunError
+from clusterctl.why.evidence_types import RankExit, RunError
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Kind
 from tests.unit.why.cases import case, ended, lost_peer, raised, waiting

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry
-from clusterctl.why.evidence import Evidence, Node, Rank, RankExit, RankSnapshot
+from clusterctl.why.evidence_types import Evidence, Node, Rank, RankExit, RankSnapshot
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
 from tests.unit.why.cases import case, elsewhere, ended, entry, lost_peer, raised, waiting

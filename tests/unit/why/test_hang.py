@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry
-from clusterctl.why.evidence import Node, RankExit, RankSnapshot, StackFrame
+from clusterctl.why.evidence_types import Node, RankExit, RankSnapshot, StackFrame
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
 from tests.unit.why.cases import case, elsewhere, ended, entry, waiting

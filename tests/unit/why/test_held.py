@@ -13,7 +13,7 @@ from clusterctl.cli.verdicts import open_bundle
 from clusterctl.run.record.sample_files import read_newest_activity
 from clusterctl.run.record.state_reader import load_visible_state
 from clusterctl.run.rules.rank_time_shares import find_idle_ranks, read_counts_before
-from clusterctl.why.evidence import IdleRank
+from clusterctl.why.evidence_types import IdleRank
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
 from tests.unit.why.cases import case, elsewhere, waiting

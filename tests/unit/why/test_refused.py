@@ -6,7 +6,7 @@ from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.state import RunState
 from clusterctl.run.rules.state_updates import apply_controller_event
-from clusterctl.run.rules.why_evidence import build_why_evidence
+from clusterctl.run.rules.why_input import build_why_evidence
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Verdict
 

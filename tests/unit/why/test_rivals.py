@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry
-from clusterctl.why.evidence import Evidence
+from clusterctl.why.evidence_types import Evidence
 from tests.lab.why import dumps, rivals
 from tests.unit.why.cases import case, elsewhere, entry, waiting
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.why.evidence import Evidence, RankExit
+from clusterctl.why.evidence_types import Evidence, RankExit
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import format_brief_lines
 from tests.unit.why.cases import case, elsewhere, ended, entry, lost_peer, raised, waiting

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.run.rules.rank_time_shares import has_no_progress_yet, measure_rank_timings
-from clusterctl.why.evidence import RankSnapshot, RankTiming, StackFrame
+from clusterctl.why.evidence_types import RankSnapshot, RankTiming, StackFrame
 from clusterctl.why.judge import judge_run
 from clusterctl.why.slowness import describe_reason, find_slow_ranks
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict

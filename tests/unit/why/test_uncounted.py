@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusterctl.agent.protocol.record_types import TcpConnection
-from clusterctl.why.evidence import RankSnapshot, StackFrame
+from clusterctl.why.evidence_types import RankSnapshot, StackFrame
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Verdict
 from tests.unit.why.cases import USER, case, elsewhere, entry, waiting

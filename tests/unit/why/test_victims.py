@@ -13,7 +13,7 @@ import pytest
 from clusterctl.cli.verdicts import load_verdict, open_bundle
 from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.rules.blame import find_cause_in_output
-from clusterctl.why.evidence import Evidence, Rank
+from clusterctl.why.evidence_types import Evidence, Rank
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence
 from tests.unit.why.cases import case, ended, lost_peer, raised

@@ -16,7 +16,7 @@ from clusterctl.agent.inject import shim_files
 from clusterctl.agent.inject.shim_files import list_foreign_ranks, read_status
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import list_process_tree, read_all_processes
-from clusterctl.agent.protocol.evidence_files import format_rank_files
+from clusterctl.agent.protocol.stall_folders import format_rank_files
 from clusterctl.agent.watch import stacks, tcp_connections
 
 if TYPE_CHECKING:

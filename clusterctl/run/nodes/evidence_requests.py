@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from clusterctl.agent.protocol import evidence_files
 from clusterctl.agent.protocol import record_types as types
+from clusterctl.agent.protocol import stall_folders
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.rules import why_evidence
+from clusterctl.run.rules import stack_dumps
 from clusterctl.session.requests import EVIDENCE
 from clusterctl.session.session import Session
 
@@ -18,11 +18,11 @@ _DEADLINE_S = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """The answers of the nodes.
+class CollectedEvidence:
+    """The evidence from all nodes, and the nodes without an answer.
 
     Attributes:
-        ranks: Rank to its evidence (`ranks` of `watch.rank_evidence.collect_evidence`), with its `node`.
+        ranks: Rank to its evidence, with the name of its node as `node`.
         errors: Node to the reason why it sent no evidence.
     """
 
@@ -30,9 +30,9 @@ class Evidence:
     errors: Mapping[str, str] = field(default_factory=dict)
 
 
-def collect_evidence(
+def request_evidence(
     run: str, name: str, sessions: Mapping[str, Session], ranks: Collection[int] | None = None
-) -> Evidence:
+) -> CollectedEvidence:
     """Ask every node for states and stacks of its ranks.
 
     Args:
@@ -55,13 +55,13 @@ def collect_evidence(
             # A launcher such as torchrun has the number of a rank, which may be on another node.
             if rank not in known or not known[rank].get("inside"):
                 known[rank] = {**evidence, "node": node}
-    return Evidence(
+    return CollectedEvidence(
         ranks={rank: known[rank] for rank in sorted(known, key=int)},
         errors={node: str(error) for node, error in errors.items()},
     )
 
 
-def save_evidence(run: RunDir, name: str, found: Evidence) -> None:
+def save_evidence(run: RunDir, name: str, found: CollectedEvidence) -> None:
     """Write evidence into a folder of the run.
 
     It has `rank-R.txt` (to read), `.json` and `.stacks` (as dumped) for each rank, `stacks.txt` with the folded stacks
@@ -70,19 +70,17 @@ def save_evidence(run: RunDir, name: str, found: Evidence) -> None:
     folder = run.path / name
     folder.mkdir(exist_ok=True)
     for rank, evidence in found.ranks.items():
-        for ending, text in evidence_files.format_rank_files(evidence).items():
+        for ending, text in stall_folders.format_rank_files(evidence).items():
             write_atomically(folder / f"rank-{rank}{ending}", text.encode())
     for node, error in found.errors.items():
         write_atomically(folder / f"{node}.error", f"{error}\n".encode())
-    folded = why_evidence.fold_stacks(why_evidence.parse_rank_stacks(found.ranks))
-    write_atomically(
-        folder / "stacks.txt", "".join(f"{line}\n" for line in why_evidence.format_stacks(folded)).encode()
-    )
+    folded = stack_dumps.fold_stacks(stack_dumps.parse_rank_stacks(found.ranks))
+    write_atomically(folder / "stacks.txt", "".join(f"{line}\n" for line in stack_dumps.format_stacks(folded)).encode())
 
 
 def find_last_stall(run: RunDir) -> int:
     """Return the highest number of a stall with saved evidence; 0 if there is none."""
-    names = evidence_files.list_stall_folders(str(run.path))
+    names = stall_folders.list_stall_folders(str(run.path))
     return max((int(name.partition("-")[2]) for name in names), default=0)
 
 
@@ -94,8 +92,8 @@ def collect_stall_evidence(run: RunDir, number: int, sessions: Mapping[str, Sess
     """
     name = f"stall-{number}"
     try:
-        save_evidence(run, name, collect_evidence(run.run, name, sessions))
-        evidence_files.remove_middle_stalls(str(run.path))
+        save_evidence(run, name, request_evidence(run.run, name, sessions))
+        stall_folders.remove_middle_stalls(str(run.path))
     except OSError:
         return False
     return True
