@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from clusterctl.config.sections import launcher_hosts
-from clusterctl.config.sections.launcher_hosts import HostListError
+from clusterctl.config.sections import hostfiles_and_slurm
+from clusterctl.config.sections.hostfiles_and_slurm import HostListError
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import RefusedError
 from clusterctl.run.record import ownership
@@ -31,7 +31,7 @@ def list_unaccepted_commands(hosts: Iterable[HostSpec]) -> list[Argv]:
     """Return the commands that connect to these hosts and that the user has not accepted, each once."""
     wanted = dict.fromkeys(host.transport for host in hosts if isinstance(host.transport, tuple))
     known = _accepted() if wanted else set()
-    return [argv for argv in wanted if argv not in known and not launcher_hosts.is_srun_command(argv)]
+    return [argv for argv in wanted if argv not in known and not hostfiles_and_slurm.is_srun_command(argv)]
 
 
 def refuse_unaccepted_commands(hosts: Iterable[HostSpec]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.cli.node_sessions import open_all_sessions
-from clusterctl.config.host_ranges import fold_hosts, group_by_value
+from clusterctl.config.host_ranges import fold_hosts, group_names_by_value
 from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.errors import NodeRefusedError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
@@ -186,7 +186,7 @@ def _say(transfer: FileTransfer, texts: Mapping[str, str]) -> None:
     if transfer.quiet:
         return
     arrow = transfer.console.err.glyphs.arrow
-    alike = group_by_value({node: text.replace("{to}", arrow, 1) for node, text in texts.items()})
+    alike = group_names_by_value({node: text.replace("{to}", arrow, 1) for node, text in texts.items()})
     transfer.console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in alike.items()))
 
 

@@ -93,7 +93,7 @@ def build_host_spec(names: str) -> ClusterSpec:
     from clusterctl.config.sections.build_context import DiskFiles
 
     text = json.dumps({"version": 1, "name": "hosts", "hosts": names})
-    source = ClusterFileText(path="-w", absolute=os.path.abspath("cluster.yaml"), text=text)
+    source = ClusterFileText(path="-w", absolute_path=os.path.abspath("cluster.yaml"), content=text)
     try:
         return parse_cluster_file([source], environ=os.environ, files=DiskFiles()).spec
     except ConfigError as error:

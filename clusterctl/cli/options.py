@@ -120,7 +120,7 @@ def load_chosen_cluster_file(
     require_job: bool = False,
     with_secrets: bool = False,
     console: Console | None = None,
-    run_listing: HostCommandRunner | None = None,
+    run_host_command: HostCommandRunner | None = None,
 ) -> LoadedClusterFile:
     """Read the cluster file, and print its warnings. Of its commands that list hosts, accepted ones are run.
 
@@ -131,7 +131,7 @@ def load_chosen_cluster_file(
         require_job: A file without a job is an error.
         with_secrets: Secrets are filled in.
         console: Where warnings go; `None` for nowhere.
-        run_listing: Runs a command that lists hosts.
+        run_host_command: Runs a command that lists hosts.
 
     Raises:
         ConfigError: Something is wrong.
@@ -146,8 +146,8 @@ def load_chosen_cluster_file(
         overrides=overrides,
         require_job=require_job,
         with_secrets=with_secrets,
-        health_mistakes=_find_health_mistakes,
-        run_listing=run_listing or accepted_commands.run_accepted_host_listing,
+        find_health_mistakes=_find_health_mistakes,
+        run_host_command=run_host_command or accepted_commands.run_accepted_host_listing,
     )
     if console is not None and loaded.warnings:
         console.narrate(*render_problems(loaded.warnings, "warning", console.err))

@@ -23,26 +23,26 @@ class FieldType:
     Attributes:
         syntax: What people write, for the tables of keys; empty if the type says it.
         parse: Makes a value from what was written, in place of a check of the type.
-        before: Checks or converts what was written, before the check of the type.
-        after: Converts a value of the right type.
+        before_validation: Checks or converts what was written, before the check of the type.
+        after_validation: Converts a value of the right type.
         unparse: Returns what a cluster file would contain for a value.
         schema: JSON Schema for editors; `None` for the one of the type.
         limits: The smallest and the largest number.
         choices: The accepted words.
-        word: The word that a file has in place of a section, for `None`.
-        keep_text: Whether scalars stay text: `1e-3` stays `1e-3`, `yes` stays `yes`.
+        none_word: The word that a file has in place of a section, for `None`.
+        scalars_as_text: Whether scalars stay text: `1e-3` stays `1e-3`, `yes` stays `yes`.
     """
 
     syntax: str = ""
     parse: Converter | None = None
-    before: Converter | None = None
-    after: Converter | None = None
+    before_validation: Converter | None = None
+    after_validation: Converter | None = None
     unparse: Callable[[Any], Any] | None = None
     schema: dict[str, Any] | None = None
     limits: tuple[int, int] | None = None
     choices: tuple[str, ...] = ()
-    word: str = ""
-    keep_text: bool = False
+    none_word: str = ""
+    scalars_as_text: bool = False
 
 
 class StartMethod(str, Enum):
@@ -76,7 +76,7 @@ class ResultsFetchCondition(str, Enum):
     ALWAYS = "always"
 
 
-class KeyInfo:
+class KeyDocs:
     """Documentation of a key, besides its sentence in the docstring of its class.
 
     Attributes:
@@ -90,29 +90,29 @@ class KeyInfo:
         self.examples, self.unset_text = examples, unset_text
 
 
-def _parse(kind: FieldType, value: object) -> Any:
-    assert kind.parse is not None
-    return kind.parse(value)
+def _parse(field_type: FieldType, value: object) -> Any:
+    assert field_type.parse is not None
+    return field_type.parse(value)
 
 
-def _require_positive(kind: FieldType) -> FieldType:
+def _require_positive(field_type: FieldType) -> FieldType:
     def parse(value: object) -> Any:
-        number = _parse(kind, value)
+        number = _parse(field_type, value)
         if number <= 0:
             raise InvalidValueError("must be more than 0")
         return number
 
-    return replace(kind, syntax=kind.syntax.removesuffix(" or 0"), parse=parse)
+    return replace(field_type, syntax=field_type.syntax.removesuffix(" or 0"), parse=parse)
 
 
-def _accept_word(kind: FieldType, word: str) -> FieldType:
+def _accept_word(field_type: FieldType, word: str) -> FieldType:
     """Accept a word in place of `None`."""
-    form = kind.schema or {}
+    form = field_type.schema or {}
     return replace(
-        kind,
-        syntax=f"{kind.syntax}{',' if ',' in kind.syntax else ''} or `{word}`",
-        parse=lambda value: None if value == word else _parse(kind, value),
-        unparse=lambda value: word if value is None else kind.unparse(value) if kind.unparse else value,
+        field_type,
+        syntax=f"{field_type.syntax}{',' if ',' in field_type.syntax else ''} or `{word}`",
+        parse=lambda value: None if value == word else _parse(field_type, value),
+        unparse=lambda value: word if value is None else field_type.unparse(value) if field_type.unparse else value,
         schema={"anyOf": [*form.get("anyOf", [form]), {"const": word}]},
     )
 
@@ -120,11 +120,11 @@ def _accept_word(kind: FieldType, word: str) -> FieldType:
 _MAX_DEVICES = 1024
 
 
-def _parse_count(value: object, what: str, least: int, most: int = _MAX_DEVICES) -> int:
+def _parse_count(value: object, expected: str, minimum: int, maximum: int = _MAX_DEVICES) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidValueError(f"must be {what}, not {describe_value(value)}")
-    if not least <= value <= most:
-        raise InvalidValueError(f"must be between {least} and {most}, not {describe_value(value)}")
+        raise InvalidValueError(f"must be {expected}, not {describe_value(value)}")
+    if not minimum <= value <= maximum:
+        raise InvalidValueError(f"must be between {minimum} and {maximum}, not {describe_value(value)}")
     return value
 
 
@@ -154,8 +154,8 @@ def _parse_command(value: object) -> str | tuple[str, ...]:
 
 def _check_interpreter(value: object) -> object:
     """Refuse folders, and commands that only a shell could run."""
-    words_of_value = value.split() if isinstance(value, str) else []
-    if any("/" not in word for word in words_of_value[1:]) or words_of_value[:1] in (["source"], ["."]):
+    words = value.split() if isinstance(value, str) else []
+    if any("/" not in word for word in words[1:]) or words[:1] in (["source"], ["."]):
         hint = "name its interpreter, such as `.venv/bin/python`; `job.command` runs a command"
         raise InvalidValueError(f"{describe_value(value)} is a command, not the path of one program", hint)
     if isinstance(value, str) and value.endswith("/"):
@@ -164,9 +164,9 @@ def _check_interpreter(value: object) -> object:
     return value
 
 
-def build_transport_type(of: type[Enum]) -> FieldType:
+def build_transport_type(enum: type[Enum]) -> FieldType:
     """Return the type of a transport: a word of the enum, or a command as a list of words."""
-    by_word = {word.value: word for word in of}
+    by_word = {word.value: word for word in enum}
 
     def parse(value: object) -> Any:
         if isinstance(value, str) and value in by_word:
@@ -206,10 +206,10 @@ def _item_or_list_schema(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build_quantity_type(
-    word: str, number: str, pattern: str, parse: Converter, show: Callable[[Any], str]
+    noun: str, json_type: str, pattern: str, parse: Converter, unparse: Callable[[Any], str]
 ) -> FieldType:
-    forms = [{"type": number, "minimum": 0}, {"type": "string", "pattern": pattern}]
-    return FieldType(syntax=f"{word} or 0", parse=parse, unparse=show, schema={"anyOf": forms})
+    forms = [{"type": json_type, "minimum": 0}, {"type": "string", "pattern": pattern}]
+    return FieldType(syntax=f"{noun} or 0", parse=parse, unparse=unparse, schema={"anyOf": forms})
 
 
 _DURATION = _build_quantity_type(
@@ -258,23 +258,27 @@ Interface = Annotated[
     str | None,
     FieldType(
         syntax="name or `auto`",
-        after=lambda name: None if name == "auto" else name,
+        after_validation=lambda name: None if name == "auto" else name,
         unparse=lambda name: name or "auto",
     ),
 ]
-Connections = Annotated[int, FieldType(limits=(1, 1024))]
-Restarts = Annotated[int, FieldType(limits=(0, 1000))]
+ConnectionCount = Annotated[int, FieldType(limits=(1, 1024))]
+RestartCount = Annotated[int, FieldType(limits=(0, 1000))]
 ExitCodes = tuple[Annotated[int, FieldType(limits=(0, 255))], ...]
 Texts = Annotated[
     tuple[str, ...],
-    FieldType(syntax="text or list of texts", before=_wrap_in_list, schema=_item_or_list_schema({"type": "string"})),
+    FieldType(
+        syntax="text or list of texts", before_validation=_wrap_in_list, schema=_item_or_list_schema({"type": "string"})
+    ),
 ]
 Args = Annotated[
-    tuple[str, ...], FieldType(syntax="list", schema={"type": "array", "items": _SCALAR_SCHEMA}, keep_text=True)
+    tuple[str, ...], FieldType(syntax="list", schema={"type": "array", "items": _SCALAR_SCHEMA}, scalars_as_text=True)
 ]
 Env = Annotated[
     dict[str, str],
-    FieldType(syntax="mapping", schema={"type": "object", "additionalProperties": _SCALAR_SCHEMA}, keep_text=True),
+    FieldType(
+        syntax="mapping", schema={"type": "object", "additionalProperties": _SCALAR_SCHEMA}, scalars_as_text=True
+    ),
 ]
 Command = Annotated[
     str | tuple[str, ...] | None,
@@ -283,21 +287,23 @@ Command = Annotated[
         parse=_parse_command,
         unparse=_convert_tuple_to_list,
         schema={"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _SCALAR_SCHEMA}]},
-        keep_text=True,
+        scalars_as_text=True,
     ),
 ]
-Causes = Annotated[
+RestartCauses = Annotated[
     tuple[Annotated[str, FieldType(choices=_CAUSES)], ...],
-    FieldType(before=_wrap_in_list, schema=_item_or_list_schema({"enum": [*_CAUSES]})),
+    FieldType(before_validation=_wrap_in_list, schema=_item_or_list_schema({"enum": [*_CAUSES]})),
 ]
 StopSignal = Annotated[str, FieldType(choices=("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"))]
-Weights = dict[str, Annotated[str, FieldType(choices=("fail", "warn", "ignore"))]]
-Interpreter = Annotated[str, FieldType(before=_check_interpreter)]
-SshWord = Annotated[str, FieldType(before=value_parsers.check_ssh_argument)]
-SshUser = Annotated[str, FieldType(before=value_parsers.check_user_name)]
-SshHops = Annotated[str, FieldType(syntax="hosts, with `,` between", before=value_parsers.check_proxy_jump)]
-SshFile = Annotated[str, FieldType(syntax="file", before=value_parsers.check_ssh_path)]
+Severities = dict[str, Annotated[str, FieldType(choices=("fail", "warn", "ignore"))]]
+Interpreter = Annotated[str, FieldType(before_validation=_check_interpreter)]
+SshWord = Annotated[str, FieldType(before_validation=value_parsers.check_ssh_argument)]
+SshUser = Annotated[str, FieldType(before_validation=value_parsers.check_user_name)]
+SshHops = Annotated[str, FieldType(syntax="hosts, with `,` between", before_validation=value_parsers.check_proxy_jump)]
+SshFile = Annotated[str, FieldType(syntax="file", before_validation=value_parsers.check_ssh_path)]
 SshFiles = Annotated[
     tuple[SshFile, ...],
-    FieldType(syntax="file or list of files", before=_wrap_in_list, schema=_item_or_list_schema({"type": "string"})),
+    FieldType(
+        syntax="file or list of files", before_validation=_wrap_in_list, schema=_item_or_list_schema({"type": "string"})
+    ),
 ]

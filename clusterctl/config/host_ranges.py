@@ -131,10 +131,10 @@ def _parse_span(piece: str, offset: int) -> _Span:
     if int(last) < int(first):
         hint = f"did you mean `{last}-{first}`?"
         raise HostRangeError(f"the range `{piece}` runs backwards", offset, len(piece), hint)
-    return _Span(int(first), int(last), len(first) if _padding_of(first) else 0)
+    return _Span(int(first), int(last), len(first) if _is_padded(first) else 0)
 
 
-def _padding_of(digits: str) -> bool:
+def _is_padded(digits: str) -> bool:
     return len(digits) > 1 and digits[0] == "0"
 
 
@@ -145,7 +145,7 @@ def make_natural_sort_key(name: str) -> tuple[object, ...]:
     return (*zip(pieces[::2], [*numbers, -1], strict=True), name)
 
 
-def group_by_value(values: Mapping[str, V]) -> dict[V, list[str]]:
+def group_names_by_value(values: Mapping[str, V]) -> dict[V, list[str]]:
     """Return the names with equal values, in the order of their first names."""
     return group_pairs((value, name) for name, value in values.items())
 
@@ -190,7 +190,7 @@ def _format_ranges(digits: list[str]) -> str:
     runs: list[list[str]] = []
     for text in digits:
         # The range writes its next number with the padding of its first.
-        width = len(runs[-1][0]) if runs and _padding_of(runs[-1][0]) else 0
+        width = len(runs[-1][0]) if runs and _is_padded(runs[-1][0]) else 0
         if runs and str(int(runs[-1][-1]) + 1).zfill(width) == text:
             runs[-1].append(text)
         else:
@@ -208,15 +208,15 @@ def select_hosts(names: Sequence[str], include: str | None = None, exclude: str 
         HostRangeError: An expression is not valid.
         NotFoundError: An expression names an unknown node, or no node remains.
     """
-    wanted = set(names) if include is None else _find_matching(names, include)
-    unwanted = set() if exclude is None else _find_matching(names, exclude)
+    wanted = set(names) if include is None else _match_names(names, include)
+    unwanted = set() if exclude is None else _match_names(names, exclude)
     chosen = [name for name in names if name in wanted and name not in unwanted]
     if not chosen:
         raise NotFoundError("no node is left to act on", hint=f"there are: {fold_hosts(names)}" if names else None)
     return chosen
 
 
-def _find_matching(names: Sequence[str], expression: str) -> set[str]:
+def _match_names(names: Sequence[str], expression: str) -> set[str]:
     matching: set[str] = set()
     for pattern in expand_hosts(expression):
         copy = re.compile(rf"{re.escape(pattern)}\.[0-9]+")

@@ -20,12 +20,12 @@ from clusterctl.config.path_safety import UnsafePermissionsError
 from clusterctl.config.secret_redaction import is_secret_name
 from clusterctl.config.sections import spec_builder
 from clusterctl.config.sections.build_context import BuildContext, BuildOptions, DiskFiles
-from clusterctl.config.sections.shell_text import is_common_variable
+from clusterctl.config.sections.shell_text_analysis import is_commonly_set_variable
 from clusterctl.config.spec import ClusterSpec, TransportKind
-from clusterctl.config.text.interpolation import Interpolation
-from clusterctl.config.text.overrides import Overrides, apply_overrides, apply_sets, merge_trees
-from clusterctl.config.text.tree import Document, Mark, Node, Report, format_path
-from clusterctl.config.text.yaml_parser import parse_document
+from clusterctl.config.text.interpolation import Interpolator
+from clusterctl.config.text.overrides import Overrides, apply_overrides, apply_set_options, merge_trees
+from clusterctl.config.text.tree import Document, Mark, Problems, TreeNode, format_path
+from clusterctl.config.text.yaml_parser import parse_yaml_content
 from clusterctl.config.value_parsers import describe_value
 from clusterctl.errors import ConfigError, Problem
 from clusterctl.suggestion import file_hint
@@ -37,13 +37,13 @@ class ClusterFileText:
 
     Attributes:
         path: The path as the user wrote it, for messages.
-        absolute: The absolute path; relative paths start at the folder of the first file.
-        text: The content, decoded or not.
+        absolute_path: The absolute path; relative paths start at the folder of the first file.
+        content: The content, decoded or not.
     """
 
     path: str
-    absolute: str
-    text: bytes | str
+    absolute_path: str
+    content: bytes | str
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class LoadedClusterFile:
 
         The keys are paths of the resolved file, such as `hosts[0].gpus`.
         """
-        from clusterctl.config.resolved_file import list_origins
+        from clusterctl.config.resolved_file import list_value_origins
 
-        return list_origins(self.spec, self._built)
+        return list_value_origins(self.spec, self._built)
 
     @cached_property
     def written_keys(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class LoadedClusterFile:
         keys: list[str] = []
         for key, node in self._built.root.value.items():
             if key == "hosts":
-                entries = (machine.entry.node.value for machine in self._built.machines)
+                entries = (machine.entry.node.value for machine in self._built.declared_hosts)
                 keys += [f"hosts[].{inner}" for inner in dict.fromkeys(inner for entry in entries for inner in entry)]
             elif isinstance(node.value, dict) and key not in ("env", "secrets"):
                 keys += [f"{key}.{inner}" for inner in node.value]
@@ -114,12 +114,12 @@ def _read_file(disk: DiskFiles, name: str) -> ClusterFileText:
         hint = f"`clusterctl up {option}` runs it on the hosts of ./cluster.yaml"
         raise ConfigError([Problem(name, 0, 0, "is a script, and no cluster file", hint)])
     try:
-        text = disk.read_trusted(name)
+        content = disk.read_trusted(name)
     except UnsafePermissionsError as error:
         raise ConfigError([Problem(name, 0, 0, str(error), error.hint)]) from error
     except OSError as error:
         raise ConfigError([_describe_read_error(name, error)]) from error
-    return ClusterFileText(path=name, absolute=os.path.abspath(name), text=text)
+    return ClusterFileText(path=name, absolute_path=os.path.abspath(name), content=content)
 
 
 def _describe_read_error(name: str, error: OSError) -> Problem:
@@ -143,23 +143,25 @@ def parse_cluster_file(
     Raises:
         ConfigError: Something is wrong; it contains all problems.
     """
-    report = Report()
+    report = Problems()
     trees = [tree for source in sources if (tree := _parse_tree(source, report)) is not None]
     if len(trees) < len(sources):
         raise ConfigError(report.sort_problems(source.path for source in sources))
     root = merge_trees(trees)
-    root = apply_sets(root, sets, report)
+    root = apply_set_options(root, sets, report)
     root = apply_overrides(root, overrides or Overrides())
     environ = options["environ"]
-    filling = Interpolation(environ, report)
-    root = filling.interpolate_tree(root)
-    context = BuildContext(path=sources[0].absolute, filling=filling, files=files, report=report, **options)
+    interpolation = Interpolator(environ, report)
+    root = interpolation.interpolate_tree(root)
+    context = BuildContext(
+        path=sources[0].absolute_path, interpolation=interpolation, files=files, report=report, **options
+    )
     built = spec_builder.build_spec(root, context)
     if report.problems or built is None:
         raise ConfigError(report.sort_problems(source.path for source in sources))
     _warn_of_active_environment(built.spec, environ, root, report)
     if any(host.transport is not TransportKind.LOCAL for host in built.spec.hosts):
-        for mark, path, name in filling.search_paths:
+        for mark, path, name in interpolation.search_path_uses:
             # The other nodes have their programs elsewhere.
             hint = f"`job.prologue` extends a node's own: `export {name}=/opt/x/bin:${name}`"
             report.warn(mark, f"{format_path(path)}: `{name}` of this machine goes to every node", hint)
@@ -167,7 +169,9 @@ def parse_cluster_file(
     return LoadedClusterFile(built.spec, tuple(report.warnings), built)
 
 
-def _warn_of_active_environment(spec: ClusterSpec, environ: Mapping[str, str], root: Node, report: Report) -> None:
+def _warn_of_active_environment(
+    spec: ClusterSpec, environ: Mapping[str, str], root: TreeNode, report: Problems
+) -> None:
     """Warn of an active virtualenv or conda environment whose Python does not run the ranks."""
     prefix = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
     is_base = "VIRTUAL_ENV" not in environ and environ.get("CONDA_DEFAULT_ENV") == "base"
@@ -181,7 +185,7 @@ def _warn_of_active_environment(spec: ClusterSpec, environ: Mapping[str, str], r
 
 
 def _warn_of_shell_settings(
-    spec: ClusterSpec, environ: Mapping[str, str], files: DiskFiles, root: Node, report: Report
+    spec: ClusterSpec, environ: Mapping[str, str], files: DiskFiles, root: TreeNode, report: Problems
 ) -> None:
     """Warn of variables of this shell that matter to a job and that remote nodes do not get."""
     job = spec.job
@@ -194,7 +198,7 @@ def _warn_of_shell_settings(
     read = {name for name in _list_variables_read(spec, files) if environ.get(name)}
     names = [
         name
-        for name in sorted({*worker_variables.list_shell_settings(environ), *read})
+        for name in sorted({*worker_variables.list_job_related_variables(environ), *read})
         if name not in set_names and not re.search(rf"\b{name}\b", texts)
     ]
     if re.search(r"\b(?:module|conda|source|spack)\b|(?:^|\n)\. ", texts):
@@ -247,22 +251,22 @@ def _list_variables_read(spec: ClusterSpec, files: DiskFiles) -> set[str]:
             inside = [f"{stems[0]}/{member.strip()}" for member in members.split(",") if member]
             names = [*stems, *(f"{stem}/__init__" for stem in stems), *inside]
             todo += [f"{os.path.join(base, name)}.py" for name in names for base in ("", os.path.dirname(path))]
-    return {name for name in found - assigned if not is_common_variable(name)}
+    return {name for name in found - assigned if not is_commonly_set_variable(name)}
 
 
-def _parse_tree(source: ClusterFileText, report: Report) -> Node | None:
+def _parse_tree(source: ClusterFileText, report: Problems) -> TreeNode | None:
     """Parse one text; return `None` if it is not a cluster file."""
-    if _is_hostfile(source.text):
-        place = _mark_start(source.path, source.text)
+    if _is_hostfile(source.content):
+        place = _mark_start(source.path, source.content)
         hint = f"`clusterctl init --from {source.path}` makes a cluster file of it"
         report.add(place, "this is a hostfile, not a cluster file", hint)
         return None
     before = len(report.problems)
-    node = parse_document(source.path, source.text, report)
+    node = parse_yaml_content(source.path, source.content, report)
     if node is None:
         if len(report.problems) == before:
             hint = "`clusterctl init` writes one to start from"
-            report.add(_mark_start(source.path, source.text), "the file is empty", hint)
+            report.add(_mark_start(source.path, source.content), "the file is empty", hint)
         return None
     return node if _is_cluster_file(node, report) else None
 
@@ -284,7 +288,7 @@ def _mark_start(path: str, content: bytes | str) -> Mark:
     return Mark(Document(path, text), 1, 1)
 
 
-def _is_cluster_file(node: Node, report: Report) -> bool:
+def _is_cluster_file(node: TreeNode, report: Problems) -> bool:
     """Return whether this may be a cluster file; if not, add its format to the report."""
     if not isinstance(node.value, dict):
         hint = "a cluster file has `version:`, `hosts:` and `job:` at the left margin"

@@ -22,7 +22,7 @@ class UnsafePermissionsError(Exception):
         self.hint = hint
 
 
-def check_ownership(path: str, found: os.stat_result) -> None:
+def check_only_user_can_write(path: str, file_stat: os.stat_result) -> None:
     """Refuse a file that another user owns, can write or can replace.
 
     A group that only the user belongs to may write it, as with the umask 002 of Debian and Fedora. OpenSSH has the same
@@ -30,20 +30,20 @@ def check_ownership(path: str, found: os.stat_result) -> None:
 
     Args:
         path: The path that was opened.
-        found: `os.stat_result` of the open file. A pipe is accepted, as only the user can have passed it.
+        file_stat: `os.stat_result` of the open file. A pipe is accepted, as only the user can have passed it.
 
     Raises:
         UnsafePermissionsError: The file is not safe.
         OSError: Its folder cannot be read.
     """
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(file_stat.st_mode):
         return
     me = os.geteuid()
-    if found.st_uid not in (0, me):
-        whose, mine = _format_user(found.st_uid), _format_user(me)
+    if file_stat.st_uid not in (0, me):
+        whose, mine = _format_user(file_stat.st_uid), _format_user(me)
         hint = f"read it, then use a copy that is yours, or make it yours: `chown {mine} {shlex.quote(path)}`"
         raise UnsafePermissionsError(f"belongs to {whose}, and what it says would be run as {mine}", hint)
-    if _can_others_write(found):
+    if _can_others_write(file_stat):
         raise UnsafePermissionsError(
             "others can write it, and what it says is run", f"`chmod go-w {shlex.quote(path)}`"
         )
@@ -54,10 +54,10 @@ def check_ownership(path: str, found: os.stat_result) -> None:
             raise UnsafePermissionsError(f"others can write in {folder}, and put another file in its place", hint)
 
 
-def _can_others_write(found: os.stat_result) -> bool:
-    if found.st_mode & stat.S_IWOTH:
+def _can_others_write(file_stat: os.stat_result) -> bool:
+    if file_stat.st_mode & stat.S_IWOTH:
         return True
-    return bool(found.st_mode & stat.S_IWGRP) and found.st_gid != 0 and not _is_private_group(found.st_gid)
+    return bool(file_stat.st_mode & stat.S_IWGRP) and file_stat.st_gid != 0 and not _is_private_group(file_stat.st_gid)
 
 
 def _is_private_group(gid: int) -> bool:
@@ -96,14 +96,14 @@ def find_upload_obstacle(folder: str) -> str | None:
     if os.path.dirname(real) in _HOME_PARENTS or real == "/root":
         return "is a home"
     try:
-        found = os.stat(real)
+        file_stat = os.stat(real)
     except OSError:
         return None
-    for home in _list_homes(found.st_uid):
+    for home in _list_homes(file_stat.st_uid):
         if home.startswith(real + "/"):
             return f"holds the home {home}"
         # A second mount may give the same folder another path.
-        if home == real or (os.path.exists(home) and os.path.samestat(os.stat(home), found)):
+        if home == real or (os.path.exists(home) and os.path.samestat(os.stat(home), file_stat)):
             return "is a home"
     return None
 

@@ -16,7 +16,7 @@ class SingleNodeLauncher(NamedTuple):
     """A launcher in a command, and the option about other nodes that it lacks."""
 
     launcher: str
-    why: str
+    reason: str
 
 
 _TORCHRUN = ("--nnodes", "--nnode", "--rdzv-endpoint", "--rdzv_endpoint")
@@ -50,10 +50,10 @@ _SEPARATORS = re.compile(r"[;&|()]+")
 def find_single_node_launcher(command: str | Sequence[str]) -> SingleNodeLauncher | None:
     """Return the first launcher of a command that does not know the other nodes, or `None`."""
     for words in split_shell_commands(command):
-        named = _find_launcher(words)
-        if named is None or any(word in _NON_RUNNERS for word in words[:4]):
+        found = _find_launcher(words)
+        if found is None or any(word in _NON_RUNNERS for word in words[:4]):
             continue
-        launcher, options, rest = named
+        launcher, options, rest = found
         if options is _TORCHRUN and ("--standalone" in rest or _find_option_value(rest, "--nnodes") == "1"):
             return SingleNodeLauncher(launcher, "for one node")
         if not any(word.partition("=")[0] in options for word in rest):
@@ -122,7 +122,7 @@ _PYTHON_RUNNERS = ("uv", "uvx", "pixi", "pdm", "hatch", "poetry", "rye", "conda"
 class NonPythonFile(NamedTuple):
     """The type of a file that is not Python, and the key that would run it."""
 
-    what: str
+    description: str
     hint: str
 
 
@@ -175,7 +175,7 @@ def _check_syntax(name: str, data: bytes, suffix: str) -> NonPythonFile | str | 
     return None
 
 
-class Activation(NamedTuple):
+class EnvironmentActivation(NamedTuple):
     """A command that puts a Python first on PATH.
 
     Attributes:
@@ -198,14 +198,14 @@ _OTHER_TOOLS = re.compile(
 """Folders of PATH that contain no Python."""
 
 
-def find_last_activation(text: str) -> Activation | None:
+def find_last_environment_activation(shell_text: str) -> EnvironmentActivation | None:
     """Return the last command of a text that activates an environment, as the last one decides; or `None`."""
     found = None
-    for line in split_shell_commands(text):
+    for line in split_shell_commands(shell_text):
         words = [*itertools.dropwhile(_KEYWORDS.__contains__, line)]
         environment = _find_environment(words)
         if environment is not None:
-            found = Activation(" ".join(words), environment)
+            found = EnvironmentActivation(" ".join(words), environment)
     return found
 
 

@@ -11,15 +11,15 @@ from typing_extensions import override
 from clusterctl.config.sections.section_fields import CLUSTER_FILE, HOST
 from clusterctl.config.sections.spec_builder import BuiltSpec
 from clusterctl.config.spec import ClusterSpec
-from clusterctl.config.text.interpolation import escape_text, is_shell_text, list_shell_items
-from clusterctl.config.text.tree import Path, format_path
+from clusterctl.config.text.interpolation import escape_variables, is_shell_text_key, list_shell_text_indices
+from clusterctl.config.text.tree import KeyPath, format_path
 from clusterctl.config.text.yaml_parser import parse_scalar
 
 REDACTED = "***"
 """Replaces the value of a secret."""
 
 
-def resolve_spec(spec: ClusterSpec) -> dict[str, Any]:
+def build_resolved_document(spec: ClusterSpec) -> dict[str, Any]:
     """Return a cluster file with all defaults; parsed again it gives the same spec, except for the secrets."""
     document: dict[str, Any] = {"version": 1}
     for name, key in CLUSTER_FILE.keys.items():
@@ -60,20 +60,20 @@ def render_yaml(document: Mapping[str, Any]) -> str:
     return text
 
 
-def _escape_variables(value: Any, path: Path = ()) -> Any:
+def _escape_variables(value: Any, path: KeyPath = ()) -> Any:
     """Escape all texts, so that no variable is interpolated a second time."""
     if isinstance(value, str):
-        return escape_text(value, is_shell=is_shell_text(path))
+        return escape_variables(value, is_shell=is_shell_text_key(path))
     if isinstance(value, list):
-        shell = list_shell_items(path, value)
+        shell = list_shell_text_indices(path, value)
         return [
-            escape_text(v, is_shell=True) if i in shell else _escape_variables(v, (*path, i))
+            escape_variables(v, is_shell=True) if i in shell else _escape_variables(v, (*path, i))
             for i, v in enumerate(value)
         ]
     return {key: _escape_variables(v, (*path, key)) for key, v in value.items()} if isinstance(value, dict) else value
 
 
-def iterate_leaves(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def iterate_leaves(document: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Yield path and value of each leaf; a list is a leaf, except for `hosts`."""
     if isinstance(document, dict) and document:
         for key, value in document.items():
@@ -85,15 +85,15 @@ def iterate_leaves(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]
         yield path, document
 
 
-def list_origins(spec: ClusterSpec, built: BuiltSpec) -> dict[str, str]:
+def list_value_origins(spec: ClusterSpec, built: BuiltSpec) -> dict[str, str]:
     """Return the origin of each leaf of the resolved file."""
     places: dict[str, str] = {}
-    for path, _ in iterate_leaves(resolve_spec(spec)):
+    for path, _ in iterate_leaves(build_resolved_document(spec)):
         if path[0] == "hosts" and len(path) > 1:
-            node = built.machines[int(path[1])].entry.node.find(*path[2:])
+            node = built.declared_hosts[int(path[1])].entry.node.find(*path[2:])
             node = node if node is not None and node.value is not None else built.root.find("defaults", *path[2:])
         elif path[0] == "env" and len(path) > 1:
-            node = built.env.child(path[1])
+            node = built.env_node.child(path[1])
         else:
             node = built.root.find(*path)
         places[format_path(path)] = node.mark.place if node is not None and node.value is not None else "default"

@@ -147,7 +147,7 @@ _TABLE = re.compile(r"(<!-- keys: (.*?) -->\n)(?:\|.*\n)*")
 _HEAD = "| key | value | default | |\n|---|---|---|---|\n"
 
 
-def render_page(text: str) -> str:
+def fill_key_tables(text: str) -> str:
     """Return the page with new tables."""
     keys = dict(list_keys())
 
@@ -178,21 +178,21 @@ def _list_keys_below(path: str, section: Section) -> Iterator[tuple[str, Section
 
 def _format_row(path: str, key: SectionField) -> str:
     default = "required" if key.required else key.default_text
-    name, values = path.removeprefix("hosts[]."), _describe_values(key.type, key.kind)
+    name, values = path.removeprefix("hosts[]."), _describe_values(key.type, key.field_type)
     return f"| `{name}` | {values} | {default} | {key.summary} |\n"
 
 
-def _describe_values(annotation: Any, kind: FieldType) -> str:
+def _describe_values(annotation: Any, field_type: FieldType) -> str:
     """Return what a user may write for a type."""
-    if kind.word:
-        return f"mapping or `{kind.word}`"
+    if field_type.none_word:
+        return f"mapping or `{field_type.none_word}`"
     is_enum = isinstance(annotation, type) and issubclass(annotation, Enum)
     choices = get_args(annotation) if get_origin(annotation) is Literal else ()
-    words = kind.choices or (tuple(word.value for word in annotation) if is_enum else choices)
-    if kind.syntax or words:
-        return kind.syntax or ", ".join(f"`{word}`" for word in words)
-    if kind.limits is not None:
-        return f"{kind.limits[0]} to {kind.limits[1]}"
+    words = field_type.choices or (tuple(word.value for word in annotation) if is_enum else choices)
+    if field_type.syntax or words:
+        return field_type.syntax or ", ".join(f"`{word}`" for word in words)
+    if field_type.limits is not None:
+        return f"{field_type.limits[0]} to {field_type.limits[1]}"
     if get_origin(annotation) is tuple:
         return f"list of {_describe_values(*split_annotation(get_args(annotation)[0]))}"
     if get_origin(annotation) is dict:
@@ -202,4 +202,4 @@ def _describe_values(annotation: Any, kind: FieldType) -> str:
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    target.write_text(render_page(target.read_text(encoding="utf-8")), encoding="utf-8")
+    target.write_text(fill_key_tables(target.read_text(encoding="utf-8")), encoding="utf-8")

@@ -3,7 +3,7 @@
 Each key of a section is declared here and nowhere else: its type, its default and its examples as an annotation, its
 sentence in the docstring of the class. The validation of files (`clusterctl.config.sections`), `clusterctl config`, the
 JSON Schema and the tables of docs/cluster-file.md are made from these declarations, so the annotations are evaluated. A
-field without a `KeyInfo` is not a key of the file. Durations are in seconds, sizes in bytes. `dump_spec` returns the
+field without a `KeyDocs` is not a key of the file. Durations are in seconds, sizes in bytes. `dump_spec` returns the
 JSON that is stored with the run, for an adopting controller.
 """
 
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from clusterctl.config.field_types import (
     Args,
-    Causes,
     Command,
-    Connections,
+    ConnectionCount,
     Duration,
     DurationOrAuto,
     DurationOrNone,
@@ -27,13 +26,15 @@ from clusterctl.config.field_types import (
     Gpus,
     Interface,
     Interpreter,
-    KeyInfo,
+    KeyDocs,
     Port,
     PortOrAuto,
     PositiveDuration,
-    Restarts,
+    RestartCauses,
+    RestartCount,
     ResultsFetchCondition,
     ResumePolicy,
+    Severities,
     Size,
     SizeOrNone,
     SizeOrZero,
@@ -46,7 +47,6 @@ from clusterctl.config.field_types import (
     StartMethod,
     StopSignal,
     Texts,
-    Weights,
     Workers,
     build_transport_type,
 )
@@ -80,7 +80,7 @@ class Framework(str, Enum):
     NONE = "none"
 
 
-_SSH_SAYS = "what `ssh -G host` says"
+_SSH_DEFAULT = "what `ssh -G host` says"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,25 +108,25 @@ class HostSpec:
     """
 
     name: str
-    host: Annotated[str, KeyInfo("gpu01", "gpu[01-04,07]")]
-    address: Annotated[SshWord | None, KeyInfo("203.0.113.9", unset_text="`host`, as ssh resolves it")] = None
-    internal_ip: Annotated[SshWord | None, KeyInfo("10.0.0.9", unset_text="found by route")] = None
-    user: Annotated[SshUser | None, KeyInfo("ubuntu", unset_text=_SSH_SAYS)] = None
-    port: Annotated[Port | None, KeyInfo(22, 2222, unset_text=_SSH_SAYS)] = None
-    identity_file: Annotated[SshFile | None, KeyInfo("~/.ssh/id_ed25519", unset_text=_SSH_SAYS)] = None
-    proxy_jump: Annotated[SshHops | None, KeyInfo("bastion.example.com")] = None
-    gpus: Annotated[Gpus, KeyInfo(8, [0, 2], "auto")] = None
-    workers: Annotated[Workers, KeyInfo(2, unset_text="one a GPU, or 1 without any")] = None
+    host: Annotated[str, KeyDocs("gpu01", "gpu[01-04,07]")]
+    address: Annotated[SshWord | None, KeyDocs("203.0.113.9", unset_text="`host`, as ssh resolves it")] = None
+    internal_ip: Annotated[SshWord | None, KeyDocs("10.0.0.9", unset_text="found by route")] = None
+    user: Annotated[SshUser | None, KeyDocs("ubuntu", unset_text=_SSH_DEFAULT)] = None
+    port: Annotated[Port | None, KeyDocs(22, 2222, unset_text=_SSH_DEFAULT)] = None
+    identity_file: Annotated[SshFile | None, KeyDocs("~/.ssh/id_ed25519", unset_text=_SSH_DEFAULT)] = None
+    proxy_jump: Annotated[SshHops | None, KeyDocs("bastion.example.com")] = None
+    gpus: Annotated[Gpus, KeyDocs(8, [0, 2], "auto")] = None
+    workers: Annotated[Workers, KeyDocs(2, unset_text="one a GPU, or 1 without any")] = None
     python: Annotated[
-        Interpreter | None, KeyInfo(".venv/bin/python", unset_text="found on the node, shown in the plan")
+        Interpreter | None, KeyDocs(".venv/bin/python", unset_text="found on the node, shown in the plan")
     ] = None
-    workdir: Annotated[str | None, KeyInfo("~/work/llm", unset_text="one of clusterctl's own")] = None
-    env: Annotated[Env, KeyInfo({"NCCL_IB_HCA": "mlx5_0"})] = field(default_factory=dict)
-    role: Annotated[Role, KeyInfo("spare")] = Role.WORKER
+    workdir: Annotated[str | None, KeyDocs("~/work/llm", unset_text="one of clusterctl's own")] = None
+    env: Annotated[Env, KeyDocs({"NCCL_IB_HCA": "mlx5_0"})] = field(default_factory=dict)
+    role: Annotated[Role, KeyDocs("spare")] = Role.WORKER
     transport: Annotated[
         TransportKind | tuple[str, ...],
         build_transport_type(TransportKind),
-        KeyInfo("local", {"command": ["docker", "exec", "-i", "{host}", "/bin/sh"]}),
+        KeyDocs("local", {"command": ["docker", "exec", "-i", "{host}", "/bin/sh"]}),
     ] = TransportKind.SSH
 
 
@@ -142,11 +142,11 @@ class SshSpec:
         parallel: Connections opened at once.
     """
 
-    client: Annotated[Literal["auto", "builtin", "openssh"], KeyInfo("openssh")] = "auto"
-    host_keys: Annotated[Literal["strict", "accept-new"] | None, KeyInfo("strict", unset_text="`strict`")] = None
-    known_hosts: Annotated[SshFiles, KeyInfo(["known_hosts"])] = ()
-    connect_timeout: Annotated[PositiveDuration, KeyInfo("10s")] = 10.0
-    parallel: Annotated[Connections, KeyInfo(64)] = 64
+    client: Annotated[Literal["auto", "builtin", "openssh"], KeyDocs("openssh")] = "auto"
+    host_keys: Annotated[Literal["strict", "accept-new"] | None, KeyDocs("strict", unset_text="`strict`")] = None
+    known_hosts: Annotated[SshFiles, KeyDocs(["known_hosts"])] = ()
+    connect_timeout: Annotated[PositiveDuration, KeyDocs("10s")] = 10.0
+    parallel: Annotated[ConnectionCount, KeyDocs(64)] = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +159,9 @@ class NetworkSpec:
         node_lost_after: Silence after which a node counts as lost.
     """
 
-    interface: Annotated[Interface, KeyInfo("auto", "eth1")] = None
-    master_port: Annotated[PortOrAuto, KeyInfo("auto", 29500)] = None
-    node_lost_after: Annotated[PositiveDuration, KeyInfo("2m")] = 120.0
+    interface: Annotated[Interface, KeyDocs("auto", "eth1")] = None
+    master_port: Annotated[PortOrAuto, KeyDocs("auto", 29500)] = None
+    node_lost_after: Annotated[PositiveDuration, KeyDocs("2m")] = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,9 +176,9 @@ class SyncSpec:
         max_size: Largest size to send; a larger folder is refused.
     """
 
-    source: Annotated[str, KeyInfo(".", "src", unset_text="the file's own")]
-    exclude: Annotated[Texts, KeyInfo(["data/", "*.ckpt"])] = ()
-    max_size: Annotated[Size, KeyInfo("500MiB")] = 500 * 1024**2
+    source: Annotated[str, KeyDocs(".", "src", unset_text="the file's own")]
+    exclude: Annotated[Texts, KeyDocs(["data/", "*.ckpt"])] = ()
+    max_size: Annotated[Size, KeyDocs("500MiB")] = 500 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,9 +192,9 @@ class CheckpointSpec:
             attempt, or `never`.
     """
 
-    pattern: Annotated[str | None, KeyInfo("ckpt/step-*")] = None
-    shared: Annotated[bool, KeyInfo(True)] = False
-    resume: Annotated[ResumePolicy, KeyInfo("any")] = ResumePolicy.THIS_RUN
+    pattern: Annotated[str | None, KeyDocs("ckpt/step-*")] = None
+    shared: Annotated[bool, KeyDocs(True)] = False
+    resume: Annotated[ResumePolicy, KeyDocs("any")] = ResumePolicy.THIS_RUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,20 +218,20 @@ class JobSpec:
         checkpoint: Where checkpoints appear.
     """
 
-    script: Annotated[str | None, KeyInfo("train.py")] = None
-    module: Annotated[str | None, KeyInfo("llm.train")] = None
-    command: Annotated[Command, KeyInfo("./run.sh", ["./train", "--fast"])] = None
-    args: Annotated[Args, KeyInfo(["--epochs", 3])] = ()
-    prologue: Annotated[str | None, KeyInfo("module load cuda")] = None
-    framework: Annotated[Framework, KeyInfo("torch")] = Framework.AUTO
-    start_method: Annotated[StartMethod, KeyInfo("fork")] = StartMethod.SPAWN
-    preload: Annotated[Texts | None, KeyInfo(["torch", "keras"], unset_text="those of `job.framework`")] = None
-    inject: Annotated[bool, KeyInfo(False)] = True
-    grace: Annotated[Duration, KeyInfo("10s")] = 10.0
-    stop_signal: Annotated[StopSignal, KeyInfo("SIGINT")] = "SIGTERM"
-    finish_grace: Annotated[Duration, KeyInfo("5m")] = 300.0
-    max_duration: Annotated[DurationOrNone, KeyInfo("72h", "none")] = None
-    checkpoint: Annotated[CheckpointSpec, KeyInfo({"pattern": "ckpt/step-*", "shared": True})] = field(
+    script: Annotated[str | None, KeyDocs("train.py")] = None
+    module: Annotated[str | None, KeyDocs("llm.train")] = None
+    command: Annotated[Command, KeyDocs("./run.sh", ["./train", "--fast"])] = None
+    args: Annotated[Args, KeyDocs(["--epochs", 3])] = ()
+    prologue: Annotated[str | None, KeyDocs("module load cuda")] = None
+    framework: Annotated[Framework, KeyDocs("torch")] = Framework.AUTO
+    start_method: Annotated[StartMethod, KeyDocs("fork")] = StartMethod.SPAWN
+    preload: Annotated[Texts | None, KeyDocs(["torch", "keras"], unset_text="those of `job.framework`")] = None
+    inject: Annotated[bool, KeyDocs(False)] = True
+    grace: Annotated[Duration, KeyDocs("10s")] = 10.0
+    stop_signal: Annotated[StopSignal, KeyDocs("SIGINT")] = "SIGTERM"
+    finish_grace: Annotated[Duration, KeyDocs("5m")] = 300.0
+    max_duration: Annotated[DurationOrNone, KeyDocs("72h", "none")] = None
+    checkpoint: Annotated[CheckpointSpec, KeyDocs({"pattern": "ckpt/step-*", "shared": True})] = field(
         default_factory=CheckpointSpec
     )
 
@@ -248,16 +248,16 @@ class RestartSpec:
         never_codes: Exit codes that end the run at once.
     """
 
-    max_restarts: Annotated[Restarts, KeyInfo(3)] = 0
-    on: Annotated[Causes, KeyInfo(["crash", "node_lost"])] = (
+    max_restarts: Annotated[RestartCount, KeyDocs(3)] = 0
+    on: Annotated[RestartCauses, KeyDocs(["crash", "node_lost"])] = (
         "crash",
         "stall",
         "node_lost",
     )
-    backoff: Annotated[Duration, KeyInfo("10s", 0)] = 10.0
+    backoff: Annotated[Duration, KeyDocs("10s", 0)] = 10.0
     backoff_max: float = 300.0
-    window: Annotated[DurationOrNone, KeyInfo("6h", "none", unset_text="`none`, all of them")] = None
-    never_codes: Annotated[ExitCodes, KeyInfo([2, 78])] = ()
+    window: Annotated[DurationOrNone, KeyDocs("6h", "none", unset_text="`none`, all of them")] = None
+    never_codes: Annotated[ExitCodes, KeyDocs([2, 78])] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,13 +271,13 @@ class StallSpec:
         watch: Globs of files whose growth is activity, relative to the workdir.
     """
 
-    timeout: Annotated[DurationOrAuto, KeyInfo("15m", "auto", unset_text="`auto`, 8m with NCCL and 25m else")] = None
-    startup_timeout: Annotated[PositiveDuration, KeyInfo("40m")] = 1500.0
-    action: Annotated[StallAction, KeyInfo("restart")] = StallAction.REPORT
-    watch: Annotated[Texts, KeyInfo(["ckpt/**"])] = ()
+    timeout: Annotated[DurationOrAuto, KeyDocs("15m", "auto", unset_text="`auto`, 8m with NCCL and 25m else")] = None
+    startup_timeout: Annotated[PositiveDuration, KeyDocs("40m")] = 1500.0
+    action: Annotated[StallAction, KeyDocs("restart")] = StallAction.REPORT
+    watch: Annotated[Texts, KeyDocs(["ckpt/**"])] = ()
 
 
-INTERVAL_KEY = "during.interval"
+SAMPLING_INTERVAL_KEY = "during.interval"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,18 +292,18 @@ class HealthSpec:
         thresholds: Limits of a check, in place of its own.
     """
 
-    expect: Annotated[dict[str, Any], KeyInfo({"gpu_model": "NVIDIA H100*", "driver": "570.*"})] = field(
+    expect: Annotated[dict[str, Any], KeyDocs({"gpu_model": "NVIDIA H100*", "driver": "570.*"})] = field(
         default_factory=dict
     )
-    ignore: Annotated[Texts, KeyInfo(["host.governor"])] = ()
-    severity: Annotated[Weights, KeyInfo({"xid.31": "ignore"})] = field(default_factory=dict)
-    required: Annotated[Texts, KeyInfo(["gpu.count"])] = ()
-    thresholds: Annotated[dict[str, float], KeyInfo({"host.disk.warn": 20})] = field(default_factory=dict)
+    ignore: Annotated[Texts, KeyDocs(["host.governor"])] = ()
+    severity: Annotated[Severities, KeyDocs({"xid.31": "ignore"})] = field(default_factory=dict)
+    required: Annotated[Texts, KeyDocs(["gpu.count"])] = ()
+    thresholds: Annotated[dict[str, float], KeyDocs({"host.disk.warn": 20})] = field(default_factory=dict)
 
     @property
-    def interval(self) -> float:
+    def sampling_interval(self) -> float:
         """Seconds between two samples of GPUs and machine during a run; 0 for none."""
-        return float(self.thresholds.get(INTERVAL_KEY, 15.0))
+        return float(self.thresholds.get(SAMPLING_INTERVAL_KEY, 15.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,8 +315,8 @@ class LogsSpec:
         reserve: Disk space reserved for output.
     """
 
-    max_size: Annotated[SizeOrNone, KeyInfo("10GiB", "none")] = None
-    reserve: Annotated[SizeOrZero, KeyInfo("64MiB")] = 64 * 1024**2
+    max_size: Annotated[SizeOrNone, KeyDocs("10GiB", "none")] = None
+    reserve: Annotated[SizeOrZero, KeyDocs("64MiB")] = 64 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,10 +330,10 @@ class ResultsSpec:
         max_size: Largest size that a node may send.
     """
 
-    patterns: Annotated[Texts, KeyInfo(["ckpt/best*", "metrics.json"])]
-    to: Annotated[str, KeyInfo("~/results", unset_text="`results`, beside the file")]
-    when: Annotated[ResultsFetchCondition, KeyInfo("always")] = ResultsFetchCondition.SUCCESS
-    max_size: Annotated[Size, KeyInfo("10GiB")] = 10 * 1024**3
+    patterns: Annotated[Texts, KeyDocs(["ckpt/best*", "metrics.json"])]
+    to: Annotated[str, KeyDocs("~/results", unset_text="`results`, beside the file")]
+    when: Annotated[ResultsFetchCondition, KeyDocs("always")] = ResultsFetchCondition.SUCCESS
+    max_size: Annotated[Size, KeyDocs("10GiB")] = 10 * 1024**3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,8 +345,8 @@ class SecretSpec:
         file: File on the head with the value.
     """
 
-    env: Annotated[str | None, KeyInfo("HF_TOKEN")] = None
-    file: Annotated[str | None, KeyInfo("~/.secrets/hf")] = None
+    env: Annotated[str | None, KeyDocs("HF_TOKEN")] = None
+    file: Annotated[str | None, KeyDocs("~/.secrets/hf")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,7 +357,7 @@ class ControllerLossSpec:
         stop_after: Stop the run after this silence.
     """
 
-    stop_after: Annotated[PositiveDuration, KeyInfo("10m")]
+    stop_after: Annotated[PositiveDuration, KeyDocs("10m")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,54 +385,56 @@ class ClusterSpec:
         logs: Bounds of output files.
     """
 
-    name: Annotated[str, KeyInfo("llm-pretrain", unset_text="the file's folder")]
+    name: Annotated[str, KeyDocs("llm-pretrain", unset_text="the file's folder")]
     path: str
     hosts: Annotated[
         tuple[HostSpec, ...],
         FieldType(syntax="text, mapping or list"),
-        KeyInfo("gpu[01-04]", {"gpu[01-02]": 8}, [{"host": "gpu01", "gpus": 8}]),
+        KeyDocs("gpu[01-04]", {"gpu[01-02]": 8}, [{"host": "gpu01", "gpus": 8}]),
     ]
-    ssh: Annotated[SshSpec, KeyInfo({"connect_timeout": "10s"})] = field(default_factory=SshSpec)
-    network: Annotated[NetworkSpec, KeyInfo({"interface": "eth1"})] = field(default_factory=NetworkSpec)
+    ssh: Annotated[SshSpec, KeyDocs({"connect_timeout": "10s"})] = field(default_factory=SshSpec)
+    network: Annotated[NetworkSpec, KeyDocs({"interface": "eth1"})] = field(default_factory=NetworkSpec)
     sync: Annotated[
-        SyncSpec | None, FieldType(word="none"), KeyInfo({"exclude": ["data/"]}, "none", unset_text="the file's folder")
+        SyncSpec | None,
+        FieldType(none_word="none"),
+        KeyDocs({"exclude": ["data/"]}, "none", unset_text="the file's folder"),
     ] = None
-    env: Annotated[Env, KeyInfo({"HF_HOME": "/scratch/hf"})] = field(default_factory=dict)
-    secrets: Annotated[dict[str, str], KeyInfo({"HF_TOKEN": {"env": "HF_TOKEN"}, "KEY": {"file": "~/.key"}})] = field(
+    env: Annotated[Env, KeyDocs({"HF_HOME": "/scratch/hf"})] = field(default_factory=dict)
+    secrets: Annotated[dict[str, str], KeyDocs({"HF_TOKEN": {"env": "HF_TOKEN"}, "KEY": {"file": "~/.key"}})] = field(
         default_factory=dict
     )
     job: Annotated[
         JobSpec | None,
-        KeyInfo(
+        KeyDocs(
             {"script": "train.py", "args": ["--epochs", 3]}, unset_text="what `--script` and the like of `up` name"
         ),
     ]
     results: Annotated[
         ResultsSpec | None,
         FieldType(syntax="text, list of texts, or mapping"),
-        KeyInfo(["ckpt/best*", "metrics.json"], {"patterns": ["ckpt/best*"], "when": "always"}),
+        KeyDocs(["ckpt/best*", "metrics.json"], {"patterns": ["ckpt/best*"], "when": "always"}),
     ] = None
-    restart: Annotated[RestartSpec, KeyInfo({"max_restarts": 3})] = field(default_factory=RestartSpec)
+    restart: Annotated[RestartSpec, KeyDocs({"max_restarts": 3})] = field(default_factory=RestartSpec)
     on_controller_loss: Annotated[
-        ControllerLossSpec | None, FieldType(word="keep"), KeyInfo("keep", {"stop_after": "10m"})
+        ControllerLossSpec | None, FieldType(none_word="keep"), KeyDocs("keep", {"stop_after": "10m"})
     ] = None
-    stall: Annotated[StallSpec, KeyInfo({"timeout": "15m", "action": "restart"})] = field(default_factory=StallSpec)
-    health: Annotated[HealthSpec, KeyInfo({"ignore": ["host.governor"]})] = field(default_factory=HealthSpec)
-    logs: Annotated[LogsSpec, KeyInfo({"max_size": "10GiB"})] = field(default_factory=LogsSpec)
+    stall: Annotated[StallSpec, KeyDocs({"timeout": "15m", "action": "restart"})] = field(default_factory=StallSpec)
+    health: Annotated[HealthSpec, KeyDocs({"ignore": ["host.governor"]})] = field(default_factory=HealthSpec)
+    logs: Annotated[LogsSpec, KeyDocs({"max_size": "10GiB"})] = field(default_factory=LogsSpec)
     min_nodes: int | None = None
 
     @property
-    def stop_after(self) -> float | None:
+    def stop_after_controller_loss(self) -> float | None:
         """Seconds without a controller after which nodes stop the run; `None` keeps it."""
         return None if self.on_controller_loss is None else self.on_controller_loss.stop_after
 
     @property
-    def workers(self) -> tuple[HostSpec, ...]:
+    def worker_hosts(self) -> tuple[HostSpec, ...]:
         """Hosts that take part from the start, in order of node rank."""
         return tuple(h for h in self.hosts if h.role is Role.WORKER)
 
     @property
-    def spares(self) -> tuple[HostSpec, ...]:
+    def spare_hosts(self) -> tuple[HostSpec, ...]:
         """Hosts that wait to replace a lost or unhealthy node."""
         return tuple(h for h in self.hosts if h.role is Role.SPARE)
 
@@ -446,8 +448,8 @@ class FileOnlySpec:
         env_file: Files of NAME=value lines; `env` wins over them.
     """
 
-    version: Annotated[Literal[1], KeyInfo(1)]
-    env_file: Annotated[Texts, KeyInfo([".env"])] = ()
+    version: Annotated[Literal[1], KeyDocs(1)]
+    env_file: Annotated[Texts, KeyDocs([".env"])] = ()
 
 
 def dump_spec(spec: ClusterSpec) -> str:

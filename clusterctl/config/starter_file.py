@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterctl.config import host_ranges as ranges
-from clusterctl.config.sections.launcher_hosts import ListedHost
+from clusterctl.config.sections.hostfiles_and_slurm import ListedHost
 
 
-def set_gpus(machine: ListedHost, gpus: int | None) -> ListedHost:
+def set_gpus_if_unknown(host: ListedHost, gpus: int | None) -> ListedHost:
     """Return a host with this number of GPUs, unless its list already has a number."""
-    return machine if machine.gpus is not None else replace(machine, gpus=gpus)
+    return host if host.gpus is not None else replace(host, gpus=gpus)
 
 
-def render_template(template: str, machines: Sequence[ListedHost]) -> str:
+def render_template_for_hosts(template: str, machines: Sequence[ListedHost]) -> str:
     """Return the cluster file of a template for these machines, in place of the local one.
 
     With GPUs, `env` and `args` of the template go, as they are for its CPU workers.

@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 # torchrun's names (torch 2.13, elastic/agent/server/local_elastic_agent.py), Composer's NODE_RANK, and our own.
-OWNED_NAMES = frozenset(
+RESERVED_NAMES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
         *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
     }
 )
-_OWNED_PREFIXES = ("TORCHELASTIC_", "PET_", "CLUSTERCTL_")
-REMEDIES = {
+_RESERVED_PREFIXES = ("TORCHELASTIC_", "PET_", "CLUSTERCTL_")
+RESERVED_NAME_HINTS = {
     "MASTER_PORT": "set `network.master_port`",
     "MASTER_ADDR": "set `hosts[].internal_ip` of the first host",
     "WORLD_SIZE": "set `hosts[].workers`",
@@ -23,30 +23,32 @@ REMEDIES = {
 """Which key of the cluster file decides over an owned variable."""
 
 
-class Launcher(NamedTuple):
+class ForeignLauncher(NamedTuple):
     """Another launcher or scheduler.
 
     Attributes:
         name: What people call it.
-        prefixes: What the names of its variables begin with.
-        job_names: Variables that are set inside of a job of it alone; where there are none, any of its variables is.
+        variable_prefixes: First characters of the names of its variables.
+        job_variables: Variables that only a job of the launcher has; if empty, any variable with a prefix shows a job.
     """
 
     name: str
-    prefixes: tuple[str, ...]
-    job_names: tuple[str, ...] = ()
+    variable_prefixes: tuple[str, ...]
+    job_variables: tuple[str, ...] = ()
 
 
 _LAUNCHERS = (
-    Launcher("Slurm", ("SLURM_", "SLURMD_"), ("SLURM_JOB_ID", "SLURM_JOBID")),
-    Launcher("MPI", ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_", "MPI_LOCAL", "MV2_COMM_WORLD_", "PALS_")),
-    Launcher("PBS", ("PBS_",), ("PBS_JOBID",)),
-    Launcher("LSF", ("LSB_", "JSM_NAMESPACE_"), ("LSB_JOBID",)),
-    Launcher("Flux", ("FLUX_TASK_", "FLUX_JOB_")),
-    Launcher("Kubernetes", ("KUBERNETES_", "LWS_", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX")),
-    Launcher("Kubeflow", ("PET_",)),
-    Launcher("SkyPilot", ("SKYPILOT_",)),
-    Launcher("dstack", ("DSTACK_",)),
+    ForeignLauncher("Slurm", ("SLURM_", "SLURMD_"), ("SLURM_JOB_ID", "SLURM_JOBID")),
+    ForeignLauncher(
+        "MPI", ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_", "MPI_LOCAL", "MV2_COMM_WORLD_", "PALS_")
+    ),
+    ForeignLauncher("PBS", ("PBS_",), ("PBS_JOBID",)),
+    ForeignLauncher("LSF", ("LSB_", "JSM_NAMESPACE_"), ("LSB_JOBID",)),
+    ForeignLauncher("Flux", ("FLUX_TASK_", "FLUX_JOB_")),
+    ForeignLauncher("Kubernetes", ("KUBERNETES_", "LWS_", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX")),
+    ForeignLauncher("Kubeflow", ("PET_",)),
+    ForeignLauncher("SkyPilot", ("SKYPILOT_",)),
+    ForeignLauncher("dstack", ("DSTACK_",)),
 )
 _SUBSTITUTES = {
     "RANK": "SLURM_PROCID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK MV2_COMM_WORLD_RANK PALS_RANKID JSM_NAMESPACE_RANK"
@@ -75,7 +77,7 @@ _BY_FOREIGN_NAME = {foreign: own for own, names in _SUBSTITUTES.items() for fore
 
 # Where code, libraries, models and data come from, where results go, and which devices are used. Those that only tune
 # are left out: a shell has many of them.
-_SHELL_SETTINGS = frozenset(
+_JOB_RELATED_VARIABLES = frozenset(
     {
         *("PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
         *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_CACHE"),
@@ -88,29 +90,29 @@ _SHELL_SETTINGS = frozenset(
 )
 
 
-def list_shell_settings(environ: Mapping[str, str]) -> list[str]:
+def list_job_related_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the variables of a shell that decide how a job runs, in order; `transport: local` alone passes them on."""
-    return sorted(name for name in _SHELL_SETTINGS if environ.get(name))
+    return sorted(name for name in _JOB_RELATED_VARIABLES if environ.get(name))
 
 
 def is_reserved_variable(name: str) -> bool:
     """Return whether clusterctl sets this variable, so that no key of the cluster file may."""
-    return name in OWNED_NAMES or name.startswith(_OWNED_PREFIXES)
+    return name in RESERVED_NAMES or name.startswith(_RESERVED_PREFIXES)
 
 
-def find_launcher_of_variable(name: str) -> Launcher | None:
+def find_launcher_of_variable(name: str) -> ForeignLauncher | None:
     """Return the launcher that sets a variable, or `None` for any other variable."""
-    return next((launcher for launcher in _LAUNCHERS if name.startswith(launcher.prefixes)), None)
+    return next((launcher for launcher in _LAUNCHERS if name.startswith(launcher.variable_prefixes)), None)
 
 
-def is_inside_job_of(launcher: Launcher, names: Collection[str]) -> bool:
+def is_inside_launcher_job(launcher: ForeignLauncher, variable_names: Collection[str]) -> bool:
     """Return whether the variables of a process are those of a job of this launcher."""
-    if launcher.job_names:
-        return any(name in names for name in launcher.job_names)
-    return any(name.startswith(launcher.prefixes) for name in names)
+    if launcher.job_variables:
+        return any(name in variable_names for name in launcher.job_variables)
+    return any(name.startswith(launcher.variable_prefixes) for name in variable_names)
 
 
-def find_equivalent_variable(name: str) -> str | None:
+def find_clusterctl_equivalent(name: str) -> str | None:
     """Return the variable of clusterctl to use in place of one that another launcher sets."""
     return _BY_FOREIGN_NAME.get(name)
 
@@ -119,17 +121,21 @@ VIRTUAL_INTERFACE_PREFIXES = ("docker", "br-", "veth", "virbr", "cni", "flannel"
 """Prefixes of virtual interfaces (containers, virtual machines), which do not connect nodes."""
 
 
-def select_interfaces(variable: str, value: str, names: Sequence[str]) -> list[str]:
+def select_interfaces(variable: str, value: str, interfaces: Sequence[str]) -> list[str]:
     """Return the interfaces of a node that a variable selects, in the order of its value, or of the node for `^`.
 
-    NCCL accepts prefixes, `=` with exact names, or `^` with names to exclude; the others accept exact names.
+    NCCL accepts variable_prefixes, `=` with exact names, or `^` with names to exclude; the others accept exact names.
     """
     wanted = [word.partition(":")[0].strip() for word in value.lstrip("^=").split(",")]
     is_whole = not variable.startswith("NCCL") or value.lstrip("^").startswith("=")
-    found = {want: [name for name in names if (name == want if is_whole else name.startswith(want))] for want in wanted}
+    found = {
+        want: [name for name in interfaces if (name == want if is_whole else name.startswith(want))] for want in wanted
+    }
     if variable.startswith("NCCL") and value.startswith("^"):
         unwanted = {name for some in found.values() for name in some}
         return [
-            name for name in names if name not in unwanted and not name.startswith(("lo", *VIRTUAL_INTERFACE_PREFIXES))
+            name
+            for name in interfaces
+            if name not in unwanted and not name.startswith(("lo", *VIRTUAL_INTERFACE_PREFIXES))
         ]
     return list(dict.fromkeys(name for some in found.values() for name in some))

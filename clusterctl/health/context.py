@@ -94,7 +94,7 @@ class Context:
                 )
                 for host in spec.hosts
             },
-            spares=frozenset(host.name for host in spec.spares),
+            spares=frozenset(host.name for host in spec.spare_hosts),
             expect=health.expect,
             ignore=health.ignore,
             severity=health.severity,

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from clusterctl.config.spec import INTERVAL_KEY, HealthSpec
+from clusterctl.config.spec import SAMPLING_INTERVAL_KEY, HealthSpec
 from clusterctl.health.check import Check
 from clusterctl.health.checks import (
     amd,
@@ -60,7 +60,7 @@ def find_unknown_names(health: HealthSpec) -> list[tuple[str, str, str | None]]:
 
     wrong: list[tuple[str, str, str | None]] = []
     thresholds = [f"{check.name}.{key}" for check in CHECKS.values() for key in check.thresholds]
-    thresholds += [DEADLINE_KEY, INTERVAL_KEY, *(f"during.{key}" for key in LIMITS)]
+    thresholds += [DEADLINE_KEY, SAMPLING_INTERVAL_KEY, *(f"during.{key}" for key in LIMITS)]
     wrong += _unknown("ignore", (pattern.partition("@")[0] for pattern in health.ignore), CHECKS)
     wrong += _unknown("severity", health.severity, CHECKS)
     wrong += _unknown("required", health.required, CHECKS)

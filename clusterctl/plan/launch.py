@@ -14,7 +14,7 @@ from typing import Any
 from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.command_payload_types import ProgramArguments
 from clusterctl.config.field_types import StartMethod
-from clusterctl.config.sections.shell_text import analyze_variables
+from clusterctl.config.sections.shell_text_analysis import analyze_shell_variables
 from clusterctl.config.spec import ClusterSpec, Framework, JobSpec
 from clusterctl.plan.environment import (
     AttemptSettings,
@@ -210,7 +210,7 @@ def _report_unset_variables(text: str, given: Collection[str]) -> str:
     """Return commands before a text that name each variable which it reads and the node does not set."""
     return "".join(
         f"[[ -v {name} ]] || echo 'clusterctl: `${name}` is not set on this node: bash takes it as empty' >&2; "
-        for name in analyze_variables(text).inherited
+        for name in analyze_shell_variables(text).inherited
         if name not in given
     )
 

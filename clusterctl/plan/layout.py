@@ -74,14 +74,14 @@ def list_requested_ports(spec: ClusterSpec, layout: NodeLayout) -> tuple[int, ..
 
 def assign_ranks_if_known(spec: ClusterSpec) -> tuple[NodeLayout, ...] | None:
     """Return the layout if the file alone determines it; `None` if a node has to report its GPUs."""
-    if any(count_workers(h, None) is None for h in spec.workers):
+    if any(count_workers(h, None) is None for h in spec.worker_hosts):
         return None
-    return assign_ranks(spec.workers, {})
+    return assign_ranks(spec.worker_hosts, {})
 
 
 def assign_ranks_assuming(spec: ClusterSpec, gpus: int) -> tuple[NodeLayout, ...]:
     """Return the layout with `gpus` GPUs on each host whose number of GPUs is unknown."""
-    return assign_ranks(spec.workers, {host.name: gpus for host in spec.workers})
+    return assign_ranks(spec.worker_hosts, {host.name: gpus for host in spec.worker_hosts})
 
 
 def get_workdir(spec: ClusterSpec, node: str) -> str:
@@ -102,7 +102,7 @@ def demote_to_spares(spec: ClusterSpec, missing: Collection[str]) -> ClusterSpec
 
     `None` if fewer than `min_nodes` workers remain, or if the file has no `min_nodes`.
     """
-    workers = [host for host in spec.workers if host.name not in missing]
+    workers = [host for host in spec.worker_hosts if host.name not in missing]
     if spec.min_nodes is None or len(workers) < spec.min_nodes:
         return None
     hosts = [dataclasses.replace(h, role=Role.SPARE) if h.name in missing else h for h in spec.hosts]

@@ -56,11 +56,11 @@ def list_losses(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
 
 def _list_own_variables(spec: ClusterSpec) -> list[str]:
     """Return the variables that are not the same for all hosts: all pods have the same variables."""
-    return sorted({key for host in spec.workers for key in host.env} - {*_list_shared_variables(spec)})
+    return sorted({key for host in spec.worker_hosts for key in host.env} - {*_list_shared_variables(spec)})
 
 
 def _list_shared_variables(spec: ClusterSpec) -> dict[str, str]:
-    first, *others = spec.workers
+    first, *others = spec.worker_hosts
     return {k: value for k, value in first.env.items() if all(host.env.get(k) == value for host in others)}
 
 
@@ -85,7 +85,7 @@ def render_manifest(
     """
     name = _name(spec)
     gpus, workers = _require_equal_hosts(spec)
-    nodes = len(spec.workers)
+    nodes = len(spec.worker_hosts)
     script = _read_template("sh").format(world=nodes * workers, workers=workers, nodes=nodes, command=_command(job))
     deadline = f"\n  activeDeadlineSeconds: {math.ceil(job.max_duration)}" if job.max_duration is not None else ""
     limits = f"\n          resources:\n            limits: {{nvidia.com/gpu: {gpus}}}" if gpus else ""
@@ -110,12 +110,12 @@ def _read_template(suffix: str) -> str:
 def _require_equal_hosts(spec: ClusterSpec) -> tuple[int, int]:
     """Return GPUs and workers of every pod."""
     for key, counts in (
-        ("gpus", {host.name: count_gpus(host) for host in spec.workers}),
-        ("workers", {host.name: host.workers for host in spec.workers}),
+        ("gpus", {host.name: count_gpus(host) for host in spec.worker_hosts}),
+        ("workers", {host.name: host.workers for host in spec.worker_hosts}),
     ):
         if len({*counts.values()}) > 1:
             raise _unequal_hosts_error(key, counts)
-    gpus, workers = count_gpus(spec.workers[0]), spec.workers[0].workers
+    gpus, workers = count_gpus(spec.worker_hosts[0]), spec.worker_hosts[0].workers
     if gpus is None:
         hint = "write `gpus: 8` below `defaults`, or add `--set defaults.gpus=8`"
         raise RefusedError("the file leaves the GPUs open, and a pod has to ask for them", hint=hint)

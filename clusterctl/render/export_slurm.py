@@ -68,11 +68,11 @@ def render_script(
 
 def _directives(spec: ClusterSpec) -> Iterator[str]:
     yield f"#SBATCH --job-name={spec.name}"
-    yield f"#SBATCH --nodes={len(spec.workers)}"
-    workers = {host.workers for host in spec.workers}
+    yield f"#SBATCH --nodes={len(spec.worker_hosts)}"
+    workers = {host.workers for host in spec.worker_hosts}
     if len(workers) == 1 and None not in workers:
         yield f"#SBATCH --ntasks-per-node={workers.pop()}"
-    gpus = max((count_gpus(host) or 0 for host in spec.workers), default=0)
+    gpus = max((count_gpus(host) or 0 for host in spec.worker_hosts), default=0)
     if gpus:
         yield f"#SBATCH --gpus-per-node={gpus}"
     grace = spec.job.grace if spec.job is not None else 0
@@ -84,14 +84,14 @@ def _directives(spec: ClusterSpec) -> Iterator[str]:
 
 
 def _notes(spec: ClusterSpec) -> Iterator[str]:
-    gpus: set[int | None] = {count_gpus(host) for host in spec.workers}
+    gpus: set[int | None] = {count_gpus(host) for host in spec.worker_hosts}
     if None in gpus:
         yield "# The file leaves the GPUs open (`auto`): ask for them here, as in `#SBATCH --gpus-per-node=8`."
     elif len(gpus) > 1:
         yield "# The hosts of the file have unlike GPUs; every node is asked for as many as the largest has."
     if spec.job is None or spec.job.max_duration is None:
         yield "# Say how long it may take, as in `#SBATCH --time=24:00:00`; else the partition's own limit holds."
-    if spec.spares:
+    if spec.spare_hosts:
         yield "# Spares of the file are not asked for."
     if any(getattr(host, key) is not None for host in spec.hosts for key in _CONNECTION_KEYS):
         yield "# What the file says of ways to its hosts (user, address, jump host) does not hold for the job's nodes."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from clusterctl.config.worker_variables import OWNED_NAMES, find_equivalent_variable, find_launcher_of_variable
+from clusterctl.config.worker_variables import RESERVED_NAMES, find_clusterctl_equivalent, find_launcher_of_variable
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import headline_patterns
 from clusterctl.why.evidence_types import Evidence, Rank, RankExit
@@ -88,7 +88,7 @@ def find_advice(end: RankExit) -> str:
     found = _MISSING_VARIABLE.search(end.message)
     name = next(filter(None, found.groups()), "") if found is not None else ""
     launcher = find_launcher_of_variable(name)
-    if name in OWNED_NAMES:
+    if name in RESERVED_NAMES:
         return (
             f"clusterctl sets `{name}` for every worker: `job.command`, `job.prologue`, `sudo` or a container "
             "has replaced or removed it"
@@ -98,7 +98,7 @@ def find_advice(end: RankExit) -> str:
         if not (name.isupper() and is_of_environment):
             return ""
         return f"ranks have no `{name}`: `env` sets it; what the `.bashrc` of a node exports may not reach them"
-    own = find_equivalent_variable(name)
+    own = find_clusterctl_equivalent(name)
     remedy = f"read `{own}` instead" if own is not None else "set it in `env`"
     return f"`{name}` is a variable of {launcher.name}, and nobody sets it here: {remedy}"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.protocol.command_messages import Command
-from clusterctl.config.sections import launcher_hosts
+from clusterctl.config.sections import hostfiles_and_slurm
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError, NodeError
 from clusterctl.session.connect import Transports, open_session
@@ -55,7 +55,7 @@ class TestNamespace(SessionContract):
 
 
 def test_an_agent_that_ends_in_a_step_that_stays_is_missed_at_once() -> None:
-    *_, stay = launcher_hosts.build_srun_command(1)
+    *_, stay = hostfiles_and_slurm.build_srun_command(1)
     inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
     host = host_of("/bin/sh", "-c", f"{stay}; exec sleep 600")
     session = open_session(LocalTransport(), host, inbox, bundle=standin_bundle())

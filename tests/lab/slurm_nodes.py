@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.config.sections import launcher_hosts as product
+from clusterctl.config.sections import hostfiles_and_slurm as product
 from tests.lab.head import ADDRESS, NETWORK
 from tests.lab.inside import PATH
 from tests.lab.slurm import CGROUP, Slurm, conf

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.sections import launcher_hosts as product
+from clusterctl.config.sections import hostfiles_and_slurm as product
 from clusterctl.config.spec import HostSpec
 from clusterctl.transport.local import LocalTransport
 from tests.contract_sessions import Reach, SessionContract

@@ -17,7 +17,7 @@ from clusterctl.cli.option_values import write_text_file
 from clusterctl.cli.remote_command import RemoteCommand
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.loader import LoadedClusterFile
-from clusterctl.config.resolved_file import render_yaml, resolve_spec
+from clusterctl.config.resolved_file import build_resolved_document, render_yaml
 from clusterctl.config.schema import render_schema
 from clusterctl.config.secret_redaction import REDACTED, is_secret_name
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
@@ -112,7 +112,7 @@ def command(
         width = max(map(len, loaded.origins), default=0)
         shown, lines = loaded.origins, [f"{pad(key, width)}  {place}" for key, place in loaded.origins.items()]
     else:
-        shown = resolve_spec(loaded.spec)
+        shown = build_resolved_document(loaded.spec)
         lines = render_yaml(shown).rstrip("\n").split("\n")
     if not common.quiet:
         console.json(shown) if as_json else console.data(*lines)
@@ -177,7 +177,7 @@ def _listed(numbers: tuple[int, ...] | None) -> list[int] | None:
 
 
 def _unknown(spec: ClusterSpec) -> RefusedError:
-    silent = fold_hosts(h.name for h in spec.workers if layout.count_workers(h, None) is None)
+    silent = fold_hosts(h.name for h in spec.worker_hosts if layout.count_workers(h, None) is None)
     return RefusedError(
         f"each GPU of {silent} gets a rank, but the cluster file does not say how many GPUs there are",
         hint="write `gpus: N` or `workers: N`, or see `clusterctl health`",
@@ -222,9 +222,9 @@ def _require_rank(rank: int, entries: Sequence[NodeLayout]) -> int:
 def _live_env(
     spec: ClusterSpec, rank: int, console: Console
 ) -> tuple[tuple[NodeLayout, ...], dict[str, tuple[str, str]]]:
-    with open_all_sessions(spec, spec.workers, tell=console.err) as sessions:
-        answers = {host.name: build_node_info(host, sessions[host.name].hello) for host in spec.workers}
-        entries = layout.assign_ranks(spec.workers, {node: answer.gpus for node, answer in answers.items()})
+    with open_all_sessions(spec, spec.worker_hosts, tell=console.err) as sessions:
+        answers = {host.name: build_node_info(host, sessions[host.name].hello) for host in spec.worker_hosts}
+        entries = layout.assign_ranks(spec.worker_hosts, {node: answer.gpus for node, answer in answers.items()})
         node = next(entry.host.name for entry in entries if _require_rank(rank, entries) in entry.ranks)
         given = explain_environment(spec, entries, rank, answers, resolve_rendezvous(spec, entries, answers, sessions))
         program: ProgramArguments = {"argv": ["env", "-0"]}

@@ -35,7 +35,7 @@ def command(
     console = common.console()
     loaded = options.load_chosen_cluster_file(common, path, require_job=True, console=console)
     spec = replace(loaded.spec, hosts=options.select_spec_hosts(loaded.spec, nodes, exclude))
-    if not spec.workers:
+    if not spec.worker_hosts:
         raise click.UsageError("no host is left that would be a worker")
     losses = (export_kubernetes if kind == "k8s" else export_slurm).list_losses(spec, loaded.written_keys)
     if kind == "k8s":

@@ -20,9 +20,9 @@ from clusterctl.cli.option_values import DEFAULT_FILE, read_text_file, write_tex
 from clusterctl.cli.templates import Template, find_template, list_templates
 from clusterctl.config import starter_file
 from clusterctl.config.host_ranges import HostRangeError
-from clusterctl.config.sections import launcher_hosts
-from clusterctl.config.sections.inventories import is_ssh_config, parse_host_list
-from clusterctl.config.sections.launcher_hosts import HostListError, ListedHost, parse_host_words
+from clusterctl.config.sections import hostfiles_and_slurm
+from clusterctl.config.sections.host_list_parser import is_ssh_config, parse_host_list
+from clusterctl.config.sections.hostfiles_and_slurm import HostListError, ListedHost, parse_hosts_with_users
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import plural
 
@@ -156,14 +156,16 @@ def _list_hosts(given: _Options) -> list[ListedHost]:
     if given.hosts is None and given.source is None and given.gpus is not None:
         raise click.UsageError("`--gpus` needs hosts, as in `clusterctl init gpu[01-08] --gpus 8`")
     try:
-        listed = launcher_hosts.parse_host_words(given.hosts) if given.hosts else _read_host_list(given.source)
+        listed = (
+            hostfiles_and_slurm.parse_hosts_with_users(given.hosts) if given.hosts else _read_host_list(given.source)
+        )
     except HostRangeError as error:
         raise ConfigError([Problem("HOSTS", 0, 0, f"`{given.hosts}`: {error}", error.hint)]) from error
     except HostListError as error:
         text = str(error).removeprefix(f"line {error.line}: ")
         column = 1 if error.line else 0
         raise ConfigError([Problem(str(given.source), error.line, column, text, error.hint)]) from error
-    return [starter_file.set_gpus(host, gpus) for host in listed]
+    return [starter_file.set_gpus_if_unknown(host, gpus) for host in listed]
 
 
 def _read_host_list(source: str | None) -> list[ListedHost]:
@@ -171,7 +173,7 @@ def _read_host_list(source: str | None) -> list[ListedHost]:
     if source is None:
         return []
     if source == "slurm":
-        return [replace(host, transport=None) for host in launcher_hosts.list_allocated_hosts(os.environ)]
+        return [replace(host, transport=None) for host in hostfiles_and_slurm.list_slurm_hosts(os.environ)]
     listed = parse_host_list(read_text_file(source), _read_include)
     return [replace(host, gpus=host.workers, workers=None) if host.gpus is None else host for host in listed]
 
@@ -237,7 +239,7 @@ def _copy_template(name: str, folder: Path, hosts: list[ListedHost], given: _Opt
     _refuse_overwriting([folder / file for file in files], force=given.force)
     text = (template.path / DEFAULT_FILE).read_text(encoding="utf-8")
     try:
-        text = starter_file.render_template(text, hosts) if hosts else text
+        text = starter_file.render_template_for_hosts(text, hosts) if hosts else text
     except ValueError as error:
         raise RefusedError(f"{name}: {error}") from error
     try:
@@ -288,11 +290,11 @@ def ask_questions(script: str | None, tell: Callable[[str], None]) -> Answers:
         script: The default script, or `None` if no file in the folder looks like one.
         tell: Prints what is wrong with an answer.
     """
-    hosts = _until_right("Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, parse_host_words, tell)
+    hosts = _until_right("Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, parse_hosts_with_users, tell)
     gpus = _until_right("GPUs each (a number, or auto)", "auto", parse_gpus, tell)
     chosen = _until_right("Script of the job", script or "train.py", str, tell)
     python = _until_right("Python on the hosts that has what the script imports (a path, or auto)", "auto", str, tell)
-    machines = [starter_file.set_gpus(machine, gpus) for machine in hosts]
+    machines = [starter_file.set_gpus_if_unknown(machine, gpus) for machine in hosts]
     return Answers(machines, chosen, None if python == "auto" else python)
 
 

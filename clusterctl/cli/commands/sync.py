@@ -12,7 +12,7 @@ from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.cli.option_values import parse_size_option
-from clusterctl.config.host_ranges import fold_hosts, group_by_value
+from clusterctl.config.host_ranges import fold_hosts, group_names_by_value
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
@@ -119,7 +119,7 @@ def _push(
             console.data(
                 *(
                     line
-                    for found, nodes in group_by_value(seen).items()
+                    for found, nodes in group_names_by_value(seen).items()
                     for line in render_sync_preview(nodes, found, len(manifest.files))
                 )
             )
@@ -131,7 +131,7 @@ def _push(
         )
     if not quiet:
         of_all = plural(len(manifest.files), "file")
-        for (number, total, _), nodes in group_by_value(sent).items():
+        for (number, total, _), nodes in group_names_by_value(sent).items():
             console.narrate(f"{fold_hosts(nodes)}: {number} of {of_all} sent, {format_size(total)}")
     if (warning := describe_replaced_files(sent)) is not None:
         console.narrate(f"warning: {warning}")
@@ -165,7 +165,7 @@ def _pull(
         what = [f"{plural(len(names), 'file')}, {format_size(total)}"] if names else []
         told[node] = "; ".join([*what, *none])
     if not quiet:
-        console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in group_by_value(told).items()))
+        console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in group_names_by_value(told).items()))
     raise_first(errors)
     if not any(files for found in pulled.values() for files, _ in found.values()):
         quoted = ", ".join(f"`{pattern}`" for pattern in patterns)

@@ -42,7 +42,9 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
     other. All commands and runs share these connections until one hour after their last use.
     """
     console = common.console()
-    spec = options.load_chosen_cluster_file(common, path, console=console, run_listing=_listing(console, yes=yes)).spec
+    spec = options.load_chosen_cluster_file(
+        common, path, console=console, run_host_command=_listing(console, yes=yes)
+    ).spec
     hosts = options.select_spec_hosts(spec, nodes)
     _trust_commands(accepted_commands.list_unaccepted_commands(hosts), "to reach the hosts", console, yes=yes)
     failed = _report(_trust_keys(spec, hosts, console, yes=yes), console)

@@ -119,7 +119,7 @@ def command(
         with_secrets=True,
         console=console,
         # A file that is started is a program; one that is only looked at runs what was accepted.
-        run_listing=accepted_commands.run_accepted_host_listing if dry_run else accepted_commands.run_host_listing,
+        run_host_command=accepted_commands.run_accepted_host_listing if dry_run else accepted_commands.run_host_listing,
     )
     spec = _select_hosts(loaded.spec, nodes, exclude, min_nodes)
     if name is not None and not common.quiet:
@@ -169,7 +169,7 @@ def _select_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None, min
         click.UsageError: Too few hosts are left.
     """
     chosen = replace(spec, hosts=options.select_spec_hosts(spec, nodes, exclude), min_nodes=min_nodes)
-    workers = len(chosen.workers)
+    workers = len(chosen.worker_hosts)
     if not workers:
         raise click.UsageError("the chosen nodes are all spares, so there would be no worker")
     if workers < (min_nodes or 1):

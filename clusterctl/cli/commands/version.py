@@ -12,7 +12,7 @@ from clusterctl._version import __version__
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.node_sessions import open_all_sessions
-from clusterctl.config.host_ranges import fold_hosts, group_by_value
+from clusterctl.config.host_ranges import fold_hosts, group_names_by_value
 
 
 @click.command("version", cls=CliCommand, reads_file=True)
@@ -55,5 +55,5 @@ def _fold_entries(entries: list[dict[str, str]]) -> Iterator[str]:
         ]: f"Python {entry['python']}, kernel {entry['kernel']} ({entry['machine']}), agent {entry['agent']}"
         for entry in entries
     }
-    for text, nodes in group_by_value(texts).items():
+    for text, nodes in group_names_by_value(texts).items():
         yield f"{fold_hosts(nodes)}: {text}"

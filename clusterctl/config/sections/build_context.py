@@ -10,8 +10,8 @@ from typing_extensions import NotRequired, TypedDict
 
 from clusterctl.config import path_safety
 from clusterctl.config.spec import HealthSpec
-from clusterctl.config.text.interpolation import Interpolation
-from clusterctl.config.text.tree import Report
+from clusterctl.config.text.interpolation import Interpolator
+from clusterctl.config.text.tree import Problems
 from clusterctl.config.text.yaml_parser import MAX_BYTES
 
 
@@ -35,7 +35,7 @@ class DiskFiles:
             OSError: It cannot be read.
         """
         with open(path, "rb") as file:
-            path_safety.check_ownership(path, os.fstat(file.fileno()))
+            path_safety.check_only_user_can_write(path, os.fstat(file.fileno()))
             return file.read(MAX_BYTES + 1)
 
     def is_file(self, path: str) -> bool:
@@ -79,15 +79,15 @@ class BuildOptions(TypedDict):
         environ: Variables for `${env:NAME}`, `secrets` and `~`.
         require_job: Whether a file without a complete job is an error, as for `up`.
         with_secrets: Whether to read the secrets, as `up` does; else their values are empty.
-        health_mistakes: Finds unknown names in `health:`; without it they are accepted.
-        run_listing: Runs the command of `hosts: {from: {command: ...}}`; without it such a file is an error.
+        find_health_mistakes: Finds unknown names in `health:`; without it they are accepted.
+        run_host_command: Runs the command of `hosts: {from: {command: ...}}`; without it such a file is an error.
     """
 
     environ: Mapping[str, str]
     require_job: NotRequired[bool]
     with_secrets: NotRequired[bool]
-    health_mistakes: NotRequired[HealthNameCheck | None]
-    run_listing: NotRequired[HostCommandRunner | None]
+    find_health_mistakes: NotRequired[HealthNameCheck | None]
+    run_host_command: NotRequired[HostCommandRunner | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +96,13 @@ class BuildContext:
 
     path: str
     environ: Mapping[str, str]
-    filling: Interpolation
+    interpolation: Interpolator
     files: DiskFiles
-    report: Report
+    report: Problems
     require_job: bool = False
     with_secrets: bool = False
-    health_mistakes: HealthNameCheck | None = None
-    run_listing: HostCommandRunner | None = None
+    find_health_mistakes: HealthNameCheck | None = None
+    run_host_command: HostCommandRunner | None = None
 
     @property
     def folder(self) -> str:

@@ -9,19 +9,19 @@ from typing import Any
 from clusterctl.config import value_parsers
 from clusterctl.config.field_types import ResumePolicy, StallAction, StartMethod
 from clusterctl.config.path_safety import UPLOAD_HINT
-from clusterctl.config.program_analysis import find_last_activation, is_python_in_environment
+from clusterctl.config.program_analysis import find_last_environment_activation, is_python_in_environment
 from clusterctl.config.sections.build_context import BuildContext
-from clusterctl.config.sections.environment import check_variable_names
+from clusterctl.config.sections.environment_section import check_variable_names
 from clusterctl.config.sections.host_section import DeclaredHost, suggest_similar_word
 from clusterctl.config.spec import CheckpointSpec, HealthSpec, JobSpec, Role, SyncSpec, TransportKind
-from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path, list_environments
+from clusterctl.config.text.tree import KeyPath, Mark, Problems, TreeNode, format_path, list_env_mappings
 
 
-def check_sections(
-    root: Node, machines: Sequence[DeclaredHost], sections: Mapping[str, Values], context: BuildContext
+def check_values_across_sections(
+    root: TreeNode, machines: Sequence[DeclaredHost], sections: Mapping[str, Values], context: BuildContext
 ) -> None:
     """Check values that depend on several sections."""
-    for path, node in list_environments(root):
+    for path, node in list_env_mappings(root):
         check_variable_names(node, path, context.report)
     _check_restarts(root, sections.get("restart", {}), sections.get("stall", {}), context.report)
     spares = [machine for machine in machines if machine.spec.role is Role.SPARE]
@@ -29,12 +29,14 @@ def check_sections(
         _check_spares(root, spares, sections, context.report)
 
 
-def check_health(root: Node, health: HealthSpec, machines: Sequence[DeclaredHost], context: BuildContext) -> None:
+def check_health_rules(
+    root: TreeNode, health: HealthSpec, machines: Sequence[DeclaredHost], context: BuildContext
+) -> None:
     """Report rules for unknown checks, and warn of rules for unknown hosts: they would have no effect."""
     section = root.child("health")
     if section is None:
         return
-    mistakes = context.health_mistakes(health) if context.health_mistakes is not None else ()
+    mistakes = context.find_health_mistakes(health) if context.find_health_mistakes is not None else ()
     for key, name, meant in mistakes:
         hint = f"did you mean `{meant}`?" if meant else "`clusterctl health --list` shows all"
         what = {"expect": "nothing that can be expected", "thresholds": "no threshold"}.get(key, "no check")
@@ -50,7 +52,7 @@ def check_health(root: Node, health: HealthSpec, machines: Sequence[DeclaredHost
                 )
 
 
-def _find_name_nodes(node: Node | None, name: str) -> Iterator[Mark]:
+def _find_name_nodes(node: TreeNode | None, name: str) -> Iterator[Mark]:
     """Yield each position of a name: a key of a mapping, or an item of a list, which `@node` may follow."""
     if node is None:
         return
@@ -59,10 +61,10 @@ def _find_name_nodes(node: Node | None, name: str) -> Iterator[Mark]:
         return
     for item in node.value:
         if str(item.value).partition("@")[0] == name:
-            yield item.mark_part(0, len(name))
+            yield item.mark_substring(0, len(name))
 
 
-def _check_restarts(root: Node, restart: Values, stall: Values, report: Report) -> None:
+def _check_restarts(root: TreeNode, restart: Values, stall: Values, report: Problems) -> None:
     if stall.get("action") is StallAction.RESTART and not restart.get("max_restarts"):
         text = "stall.action: `restart` without a budget acts as `stop`"
         report.warn(root.find_mark("stall", "action"), text, _SET_RESTARTS)
@@ -72,7 +74,9 @@ def _check_restarts(root: Node, restart: Values, stall: Values, report: Report) 
             report.warn(root.find_mark("restart", "on"), "restart.on: `node_lost` has no effect", _SET_STOP_AFTER)
 
 
-def _check_spares(root: Node, spares: Sequence[DeclaredHost], sections: Mapping[str, Values], report: Report) -> None:
+def _check_spares(
+    root: TreeNode, spares: Sequence[DeclaredHost], sections: Mapping[str, Values], report: Problems
+) -> None:
     """Warn of spares that would not take over, or would take over without the checkpoints of the lost node."""
     on = sections["restart"].get("on")
     loss = root.child("on_controller_loss")
@@ -87,9 +91,11 @@ def _check_spares(root: Node, spares: Sequence[DeclaredHost], sections: Mapping[
         report.warn(root.find_mark("job", "checkpoint"), text, hint)
 
 
-def warn_of_overridden_activation(root: Node, machines: Sequence[DeclaredHost], job: JobSpec, report: Report) -> None:
+def warn_of_overridden_activation(
+    root: TreeNode, machines: Sequence[DeclaredHost], job: JobSpec, report: Problems
+) -> None:
     """Warn if the prologue activates an environment, but `python:` runs the script with another Python."""
-    found = find_last_activation(job.prologue or "") if job.command is None else None
+    found = find_last_environment_activation(job.prologue or "") if job.command is None else None
     if found is None:
         return
     for machine in machines:
@@ -103,7 +109,7 @@ def warn_of_overridden_activation(root: Node, machines: Sequence[DeclaredHost], 
         report.warn(mark, text, f"leave `{where}.python` out to run the one that the prologue puts first on PATH")
 
 
-def check_identity_files(root: Node, machines: Sequence[DeclaredHost], context: BuildContext) -> None:
+def check_identity_files(root: TreeNode, machines: Sequence[DeclaredHost], context: BuildContext) -> None:
     """Warn of private keys that do not exist: ssh skips them and tries other keys."""
     for machine in machines:
         path = machine.spec.identity_file
@@ -125,7 +131,7 @@ def _is_literal_path(path: str) -> bool:
 
 
 def check_sync_source(
-    root: Node, sync: SyncSpec | None, machines: Sequence[DeclaredHost], context: BuildContext
+    root: TreeNode, sync: SyncSpec | None, machines: Sequence[DeclaredHost], context: BuildContext
 ) -> None:
     """Report a home folder that would be sent to nodes because the cluster file is in it."""
     remote = any(machine.spec.transport is not TransportKind.LOCAL for machine in machines)
@@ -136,7 +142,7 @@ def check_sync_source(
 
 
 Values = Mapping[str, Any]
-IneffectiveKey = tuple[Path, str, str]
+IneffectiveKey = tuple[KeyPath, str, str]
 
 _NO_RESTARTS = "without `restart.max_restarts` there is no second attempt"
 _SET_RESTARTS = "set `restart: {max_restarts: 3}`"
@@ -146,8 +152,8 @@ _LEAVE_OUT = "leave it out"
 _OF_SSH = ("user", "port", "identity_file", "proxy_jump")
 
 
-def check_ineffective_keys(
-    root: Node, machines: Sequence[DeclaredHost], sections: Mapping[str, Values], report: Report
+def warn_of_ineffective_keys(
+    root: TreeNode, machines: Sequence[DeclaredHost], sections: Mapping[str, Values], report: Problems
 ) -> None:
     """Warn of keys without effect, each at its position."""
     restarts = bool(sections.get("restart", {}).get("max_restarts"))
@@ -167,7 +173,7 @@ def check_ineffective_keys(
             _warn_of_key(machine.entry.node, ("role",), machine.entry.path, _NO_RESTARTS, _SET_RESTARTS, report)
 
 
-def _warn_of_key(root: Node, path: Path, above: Path, why: str, hint: str, report: Report) -> None:
+def _warn_of_key(root: TreeNode, path: KeyPath, above: KeyPath, why: str, hint: str, report: Problems) -> None:
     node = root.find(*path)
     if node is not None and node.value is not None:
         report.warn(node.mark, f"{format_path((*above, *path))}: has no effect: {why}", hint)

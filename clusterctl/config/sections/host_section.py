@@ -11,14 +11,14 @@ from typing import Any
 from clusterctl.config import host_ranges as ranges
 from clusterctl.config import value_parsers
 from clusterctl.config.path_safety import UnsafePermissionsError
-from clusterctl.config.sections import launcher_hosts
+from clusterctl.config.sections import hostfiles_and_slurm
 from clusterctl.config.sections.build_context import BuildContext
-from clusterctl.config.sections.inventories import parse_host_list
-from clusterctl.config.sections.launcher_hosts import HostListError, ListedHost
+from clusterctl.config.sections.host_list_parser import parse_host_list
+from clusterctl.config.sections.hostfiles_and_slurm import HostListError, ListedHost
 from clusterctl.config.sections.section_fields import HOST
 from clusterctl.config.sections.section_validation import validate_section
 from clusterctl.config.spec import HostSpec, Role, TransportKind
-from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path
+from clusterctl.config.text.tree import KeyPath, Mark, Problems, TreeNode, format_path
 from clusterctl.config.value_parsers import describe_value
 from clusterctl.suggestion import find_similar
 
@@ -27,12 +27,12 @@ from clusterctl.suggestion import find_similar
 class HostEntry:
     """One entry of `hosts`: a mapping with the key `host`, and its position."""
 
-    path: Path
-    node: Node
+    path: KeyPath
+    node: TreeNode
     mark: Mark
 
 
-def normalize_hosts(hosts: Node, report: Report) -> list[HostEntry]:
+def convert_hosts_to_entries(hosts: TreeNode, report: Problems) -> list[HostEntry]:
     """Convert each form of `hosts` to entries."""
     if isinstance(hosts.value, str):
         return [HostEntry(("hosts",), _build_entry_node(hosts), hosts.mark)]
@@ -49,19 +49,19 @@ def normalize_hosts(hosts: Node, report: Report) -> list[HostEntry]:
 _HOSTS_HINT = "write `gpu[01-02]: 8` below it"
 
 
-def _build_entry_node(host: Node, rest: Node | None = None) -> Node:
+def _build_entry_node(host: TreeNode, rest: TreeNode | None = None) -> TreeNode:
     entries = {"host": host, **(rest.value if rest is not None else {})}
     keys = {"host": host.mark, **(rest.keys if rest is not None else {})}
-    return Node(entries, host.mark, keys=keys)
+    return TreeNode(entries, host.mark, keys=keys)
 
 
-def _parse_mapping_entry(hosts: Node, key: str, child: Node, report: Report) -> HostEntry | None:
+def _parse_mapping_entry(hosts: TreeNode, key: str, child: TreeNode, report: Problems) -> HostEntry | None:
     path, mark = ("hosts", key), hosts.key_mark(key)
-    host = Node(key, mark, raw=key)
+    host = TreeNode(key, mark, raw=key)
     if not isinstance(child.value, dict):
         if child.value is None:
             return HostEntry(path, _build_entry_node(host), mark)
-        gpus = Node({"gpus": child}, child.mark, keys={"gpus": child.mark})
+        gpus = TreeNode({"gpus": child}, child.mark, keys={"gpus": child.mark})
         return HostEntry(path, _build_entry_node(host, gpus), mark)
     if "host" in child.value:
         report.add(child.key_mark("host"), f"{format_path(path)}.host: the host is named by the key above already")
@@ -69,7 +69,7 @@ def _parse_mapping_entry(hosts: Node, key: str, child: Node, report: Report) -> 
     return HostEntry(path, _build_entry_node(host, child), mark)
 
 
-def _parse_list_entry(path: Path, child: Node, report: Report) -> HostEntry | None:
+def _parse_list_entry(path: KeyPath, child: TreeNode, report: Problems) -> HostEntry | None:
     if isinstance(child.value, str):
         return HostEntry(path, _build_entry_node(child), child.mark)
     if not isinstance(child.value, dict):
@@ -85,7 +85,7 @@ def _parse_list_entry(path: Path, child: Node, report: Report) -> HostEntry | No
     return HostEntry(path, child, child.mark)
 
 
-def _is_short_form(item: Node) -> bool:
+def _is_short_form(item: TreeNode) -> bool:
     """Return whether a list item looks like `gpu01: 8`: one unknown key, and GPUs."""
     key, value = next(iter(item.value.items()))
     looks_like_gpus = isinstance(value.value, (int, list)) or value.value == "auto"
@@ -101,7 +101,7 @@ class DeclaredHost:
     mark: Mark
 
 
-def build_hosts(root: Node, defaults: Mapping[str, Any], context: BuildContext) -> list[DeclaredHost]:
+def build_hosts(root: TreeNode, defaults: Mapping[str, Any], context: BuildContext) -> list[DeclaredHost]:
     """Return the hosts in order of node rank."""
     report = context.report
     node = root.child("hosts")
@@ -112,7 +112,7 @@ def build_hosts(root: Node, defaults: Mapping[str, Any], context: BuildContext) 
         report.add(mark, "hosts: there is none", "write `gpu01: 8` below it: host and GPUs")
         return []
     machines: list[DeclaredHost] = []
-    for entry in normalize_hosts(node, report):
+    for entry in convert_hosts_to_entries(node, report):
         values = validate_section(HOST, entry.node, entry.path, report)
         if values is not None:
             merged = {**defaults, **values, "env": defaults.get("env", {}) | values.get("env", {})}
@@ -129,7 +129,7 @@ def build_hosts(root: Node, defaults: Mapping[str, Any], context: BuildContext) 
     return _name_copies(machines, report)
 
 
-def _expand_entry(values: dict[str, Any], entry: HostEntry, report: Report) -> list[DeclaredHost]:
+def _expand_entry(values: dict[str, Any], entry: HostEntry, report: Problems) -> list[DeclaredHost]:
     node = entry.node.value["host"]
     names = _expand_names(node, f"{format_path(entry.path)}", report)
     addresses = _assign_addresses(values.pop("address", None), len(names), "address", entry, report)
@@ -142,16 +142,16 @@ def _expand_entry(values: dict[str, Any], entry: HostEntry, report: Report) -> l
     return machines
 
 
-def _expand_names(node: Node, where: str, report: Report) -> list[str]:
+def _expand_names(node: TreeNode, where: str, report: Problems) -> list[str]:
     # An IPv6 address is written as it is; brackets always mean a range.
     try:
         return ranges.expand_hosts(node.value)
     except ranges.HostRangeError as error:
-        report.add(node.mark_part(error.offset, error.length), f"{where}: {error}", error.hint)
+        report.add(node.mark_substring(error.offset, error.length), f"{where}: {error}", error.hint)
         return []
 
 
-def _assign_addresses(text: str | None, count: int, key: str, entry: HostEntry, report: Report) -> list[str | None]:
+def _assign_addresses(text: str | None, count: int, key: str, entry: HostEntry, report: Problems) -> list[str | None]:
     """Return one address per host; a range of hosts needs a range of as many addresses."""
     if text is None:
         return [None] * count
@@ -176,7 +176,7 @@ def _assign_addresses(text: str | None, count: int, key: str, entry: HostEntry, 
     return [*addresses[:count]]
 
 
-def _check_host_name(name: str, node: Node, where: str, report: Report) -> bool:
+def _check_host_name(name: str, node: TreeNode, where: str, report: Problems) -> bool:
     """Return whether a name is safe for ssh and as a folder name."""
     text, hint = None, None
     user, at, host = name.rpartition("@")
@@ -195,7 +195,7 @@ def _check_host_name(name: str, node: Node, where: str, report: Report) -> bool:
     return text is None
 
 
-def _name_copies(machines: list[DeclaredHost], report: Report) -> list[DeclaredHost]:
+def _name_copies(machines: list[DeclaredHost], report: Problems) -> list[DeclaredHost]:
     """Number the copies of local hosts, and refuse every other repetition."""
     copies = Counter(m.spec.host for m in machines)
     _check_repeated(machines, copies, report)
@@ -215,7 +215,7 @@ def _name_copies(machines: list[DeclaredHost], report: Report) -> list[DeclaredH
     return named
 
 
-def _check_repeated(machines: list[DeclaredHost], copies: Counter[str], report: Report) -> None:
+def _check_repeated(machines: list[DeclaredHost], copies: Counter[str], report: Problems) -> None:
     first_by_host: dict[str, DeclaredHost] = {}
     by_address: dict[tuple[str, int | None], DeclaredHost] = {}
     for machine in machines:
@@ -242,7 +242,7 @@ def suggest_similar_word(word: str, words: list[str]) -> str | None:
 _FROM_HINT = "write `{from: slurm}`, `{from: {file: PATH}}` or `{from: {command: [PROGRAM, ARGUMENT]}}`"
 
 
-def insert_external_hosts(root: Node, context: BuildContext) -> Node:
+def load_external_hosts_into_tree(root: TreeNode, context: BuildContext) -> TreeNode:
     """Return the tree with the hosts of `from`; the report has the reason if they cannot be read."""
     hosts = root.child("hosts")
     if hosts is None or not isinstance(hosts.value, dict) or not _is_source(hosts.child("from")):
@@ -261,7 +261,7 @@ def insert_external_hosts(root: Node, context: BuildContext) -> Node:
     return _replace_hosts(root, [_build_host_node(one, source, has_transport=has_transport) for one in listed], hosts)
 
 
-def _is_source(node: Node | None) -> bool:
+def _is_source(node: TreeNode | None) -> bool:
     """Distinguish `from: slurm` from a host of that name (`from: 8`, `from: {gpus: 8}`)."""
     if node is None:
         return False
@@ -270,15 +270,15 @@ def _is_source(node: Node | None) -> bool:
     )
 
 
-def _load_hosts(source: Node, context: BuildContext) -> list[ListedHost]:
+def _load_hosts(source: TreeNode, context: BuildContext) -> list[ListedHost]:
     if source.value == "slurm":
-        return launcher_hosts.list_allocated_hosts(context.environ)
+        return hostfiles_and_slurm.list_slurm_hosts(context.environ)
     if not isinstance(source.value, dict) or len(source.value) > 1:
         raise HostListError("unknown source", _FROM_HINT)
     ((kind, node),) = source.value.items()
     if kind == "file":
-        return parse_host_list(_read_host_list(node.plain(), context))
-    argv = node.plain()
+        return parse_host_list(_read_host_list(node.to_plain_value(), context))
+    argv = node.to_plain_value()
     if isinstance(argv, list) and None in argv:
         # The interpolation has already reported it.
         return []
@@ -286,9 +286,9 @@ def _load_hosts(source: Node, context: BuildContext) -> list[ListedHost]:
         raise HostListError("the command must be a list of texts", _FROM_HINT)
     if "/" in argv[0] and not argv[0].startswith("/"):
         raise HostListError("its program must be named as on the command line, or by its whole path", _FROM_HINT)
-    if context.run_listing is None:
+    if context.run_host_command is None:
         raise HostListError("its command is not run here")
-    return parse_host_list(context.run_listing(tuple(argv)))
+    return parse_host_list(context.run_host_command(tuple(argv)))
 
 
 def _read_host_list(path: object, context: BuildContext) -> str:
@@ -305,21 +305,21 @@ def _read_host_list(path: object, context: BuildContext) -> str:
 _HOST_KEYS = ("gpus", "workers", "address", "user", "port", "identity_file", "proxy_jump", "python")
 
 
-def _build_host_node(listed: ListedHost, source: Node, *, has_transport: bool) -> Node:
-    def node(value: Any) -> Node:
-        return Node(value, source.mark, raw=str(value), quoted=True)
+def _build_host_node(listed: ListedHost, source: TreeNode, *, has_transport: bool) -> TreeNode:
+    def node(value: Any) -> TreeNode:
+        return TreeNode(value, source.mark, raw=str(value), quoted=True)
 
     values = {key: getattr(listed, key) for key in ("host", *_HOST_KEYS)}
     entries = {key: node(value) for key, value in values.items() if value is not None}
     if listed.transport is not None and not has_transport:
-        words = Node([node(word) for word in listed.transport], source.mark)
-        entries["transport"] = Node({"command": words}, source.mark)
-    return Node(entries, source.mark, keys=dict.fromkeys(entries, source.mark))
+        words = TreeNode([node(word) for word in listed.transport], source.mark)
+        entries["transport"] = TreeNode({"command": words}, source.mark)
+    return TreeNode(entries, source.mark, keys=dict.fromkeys(entries, source.mark))
 
 
-def _replace_hosts(root: Node, entries: list[Node], hosts: Node) -> Node:
-    value = {**root.value, "hosts": Node(entries, hosts.mark)}
+def _replace_hosts(root: TreeNode, entries: list[TreeNode], hosts: TreeNode) -> TreeNode:
+    value = {**root.value, "hosts": TreeNode(entries, hosts.mark)}
     if not entries:
         # The problem has been reported; an empty section would be reported a second time.
         del value["hosts"]
-    return root.with_entries(value)
+    return root.replace_entries(value)

@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from clusterctl.config import spec
-from clusterctl.config.field_types import FieldType, KeyInfo
+from clusterctl.config.field_types import FieldType, KeyDocs
 
 _PLAIN_TYPE = FieldType()
 _DESCRIBED_KEY = re.compile(r"\n {8}(\w+): (.*(?:\n {12}.*)*)")
@@ -34,20 +34,20 @@ class SectionField:
     name: str
     summary: str
     type: Any
-    kind: FieldType
-    key: KeyInfo
+    field_type: FieldType
+    docs: KeyDocs
     default: Any = None
 
     @property
     def required(self) -> bool:
         """Whether a file must have it."""
-        return self.default is MISSING and not self.key.unset_text
+        return self.default is MISSING and not self.docs.unset_text
 
     @property
     def default_text(self) -> str:
         """The effect of a missing key in words; empty for none."""
-        if self.key.unset_text or self.default is MISSING:
-            return self.key.unset_text
+        if self.docs.unset_text or self.default is MISSING:
+            return self.docs.unset_text
         written = self.format_value(self.default)
         if written is None or isinstance(written, list):
             return ", ".join(written or ())
@@ -63,10 +63,10 @@ class SectionField:
 
     def format_value(self, value: Any) -> Any:
         """Return a value of the spec in the form of a cluster file; `None` for a missing key."""
-        if self.kind.unparse is not None:
-            return self.kind.unparse(value)
+        if self.field_type.unparse is not None:
+            return self.field_type.unparse(value)
         if isinstance(self.type, Section):
-            return self.type.format_value(value) if value is not None else self.kind.word or None
+            return self.type.format_value(value) if value is not None else self.field_type.none_word or None
         if isinstance(value, Enum):
             return value.value
         return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, dict) else value
@@ -111,7 +111,7 @@ def build_section(annotation: Any) -> Section:
     summaries = {name: " ".join(text.split()) for name, text in _DESCRIBED_KEY.findall(doc)}
     keys = {}
     for field in dataclasses.fields(annotation):
-        key = next((part for part in getattr(field.type, "__metadata__", ()) if isinstance(part, KeyInfo)), None)
+        key = next((part for part in getattr(field.type, "__metadata__", ()) if isinstance(part, KeyDocs)), None)
         if key is not None:
             default = field.default if field.default_factory is MISSING else None
             summary = summaries.get(field.name, "")
@@ -130,7 +130,7 @@ SECRET = build_section(spec.SecretSpec)
 
 def _build_cluster_file() -> Section:
     file, keys = build_section(spec.ClusterSpec), build_section(spec.FileOnlySpec).keys
-    example = KeyInfo({"user": "ubuntu", "gpus": 8})
+    example = KeyDocs({"user": "ubuntu", "gpus": 8})
     defaults = SectionField("defaults", "Keys for all hosts.", DEFAULTS, _PLAIN_TYPE, example)
     secrets = dataclasses.replace(file.keys["secrets"], type=dict[str, SECRET])  # type: ignore[valid-type]
     return Section("ClusterFile", file.summary, {**keys, **file.keys, "defaults": defaults, "secrets": secrets})
@@ -141,5 +141,5 @@ SECTIONS: dict[str, Section] = {
     name: key.type for name, key in CLUSTER_FILE.keys.items() if isinstance(key.type, Section)
 }
 """All keys of a cluster file that are a mapping with keys of its own."""
-MAPPINGS = {name: section for name, section in SECTIONS.items() if CLUSTER_FILE.keys[name].kind is _PLAIN_TYPE}
+MAPPINGS = {name: section for name, section in SECTIONS.items() if CLUSTER_FILE.keys[name].field_type is _PLAIN_TYPE}
 """Sections that are a mapping and nothing else."""

@@ -34,7 +34,7 @@ from clusterctl.config.sections.section_fields import (
     SectionField,
     split_annotation,
 )
-from clusterctl.config.text.tree import Node, Path, Report, format_path
+from clusterctl.config.text.tree import KeyPath, Problems, TreeNode, format_path
 from clusterctl.config.value_parsers import describe_value
 from clusterctl.suggestion import find_similar
 
@@ -58,32 +58,34 @@ def _build_typed_dict(section: Section) -> Any:
 
 
 def _build_entry(key: SectionField) -> Any:
-    field_info = Field(description=key.description, examples=list(key.key.examples))
-    checked: Any = Annotated[_annotate_converters(key.type, key.kind), field_info]
+    field_info = Field(description=key.description, examples=list(key.docs.examples))
+    checked: Any = Annotated[_annotate_converters(key.type, key.field_type), field_info]
     return checked if key.required else NotRequired[checked]
 
 
-def _annotate_converters(annotation: Any, kind: FieldType) -> Any:
+def _annotate_converters(annotation: Any, field_type: FieldType) -> Any:
     checked = (
-        _convert_annotation(annotation, kind) if kind.parse is None else Annotated[Any, PlainValidator(kind.parse)]
+        _convert_annotation(annotation, field_type)
+        if field_type.parse is None
+        else Annotated[Any, PlainValidator(field_type.parse)]
     )
-    if kind.before is not None:
-        checked = Annotated[checked, BeforeValidator(kind.before)]
-    if kind.after is not None:
-        checked = Annotated[checked, AfterValidator(kind.after)]
-    return checked if kind.schema is None else Annotated[checked, WithJsonSchema(kind.schema)]
+    if field_type.before_validation is not None:
+        checked = Annotated[checked, BeforeValidator(field_type.before_validation)]
+    if field_type.after_validation is not None:
+        checked = Annotated[checked, AfterValidator(field_type.after_validation)]
+    return checked if field_type.schema is None else Annotated[checked, WithJsonSchema(field_type.schema)]
 
 
-def _convert_annotation(annotation: Any, kind: FieldType) -> Any:
+def _convert_annotation(annotation: Any, field_type: FieldType) -> Any:
     """Convert a type of the spec to the pydantic type of its form in a file."""
     if isinstance(annotation, Section):
         typed_dict = _build_typed_dict(annotation)
         section: Any = Annotated[typed_dict, AfterValidator(lambda values: annotation.spec(**values))]
-        return section | Literal[kind.word] if kind.word else section
-    if kind.choices:
-        return Literal[kind.choices]
-    if kind.limits is not None:
-        return Annotated[int, Field(ge=kind.limits[0], le=kind.limits[1])]
+        return section | Literal[field_type.none_word] if field_type.none_word else section
+    if field_type.choices:
+        return Literal[field_type.choices]
+    if field_type.limits is not None:
+        return Annotated[int, Field(ge=field_type.limits[0], le=field_type.limits[1])]
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return Annotated[Literal[tuple(word.value for word in annotation)], AfterValidator(annotation)]
     if get_origin(annotation) is tuple:
@@ -100,34 +102,34 @@ def _convert_to_tuple(items: list[Any]) -> tuple[Any, ...]:
     return tuple(items)
 
 
-def normalize_section(node: Node, shape: Section) -> Node:
+def normalize_section(node: TreeNode, section: Section) -> TreeNode:
     """Drop known keys without a value, and keep environment and arguments as written."""
     if not isinstance(node.value, dict):
         return node
-    entries: dict[str, Node] = {}
+    entries: dict[str, TreeNode] = {}
     for key, child in node.value.items():
-        kind = shape.keys.get(key)
-        if kind is None:
+        field = section.keys.get(key)
+        if field is None:
             entries[key] = child
         elif child.value is not None:
-            below = normalize_section(child, kind.type) if isinstance(kind.type, Section) else child
-            entries[key] = keep_scalars_as_text(child) if kind.kind.keep_text else below
-    return node.with_entries(entries)
+            below = normalize_section(child, field.type) if isinstance(field.type, Section) else child
+            entries[key] = keep_scalars_as_text(child) if field.field_type.scalars_as_text else below
+    return node.replace_entries(entries)
 
 
-def keep_scalars_as_text(node: Node) -> Node:
+def keep_scalars_as_text(node: TreeNode) -> TreeNode:
     """Return a mapping or list with its scalars as text: `1e-3` stays `1e-3`, `yes` stays `yes`."""
     if isinstance(node.value, dict):
-        return node.with_entries({key: _keep_text(child) for key, child in node.value.items()})
+        return node.replace_entries({key: _keep_text(child) for key, child in node.value.items()})
     if isinstance(node.value, list):
-        return Node([_keep_text(child) for child in node.value], node.mark)
+        return TreeNode([_keep_text(child) for child in node.value], node.mark)
     return node
 
 
-def _keep_text(node: Node) -> Node:
+def _keep_text(node: TreeNode) -> TreeNode:
     if node.raw is None or node.value is None:
         return node
-    return Node(node.raw, node.mark, raw=node.raw, quoted=node.quoted)
+    return TreeNode(node.raw, node.mark, raw=node.raw, quoted=node.quoted)
 
 
 # Names of keys in the files of other tools.
@@ -158,11 +160,11 @@ _ALIASES = {
 }
 
 
-def validate_section(section: Section, node: Node, path: Path, report: Report) -> dict[str, Any] | None:
+def validate_section(section: Section, node: TreeNode, path: KeyPath, report: Problems) -> dict[str, Any] | None:
     """Return the values of a section as the spec has them, or `None` if problems went to `report`."""
     shaped = normalize_section(node, section)
     try:
-        return build_validator(section).validate_python(shaped.plain())
+        return build_validator(section).validate_python(shaped.to_plain_value())
     except ValidationError as error:
         details = error.errors(include_url=False)
         meant = _list_intended_keys(details, section)
@@ -172,7 +174,7 @@ def validate_section(section: Section, node: Node, path: Path, report: Report) -
         return None
 
 
-def _list_intended_keys(details: Iterable[ErrorDetails], section: Section) -> set[tuple[Path, int | str]]:
+def _list_intended_keys(details: Iterable[ErrorDetails], section: Section) -> set[tuple[KeyPath, int | str]]:
     """Return keys that were misspelt, so that they are not reported as missing as well."""
     unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
     return {
@@ -182,7 +184,7 @@ def _list_intended_keys(details: Iterable[ErrorDetails], section: Section) -> se
     }
 
 
-def _report_error(detail: ErrorDetails, root: Node, path: Path, section: Section, report: Report) -> None:
+def _report_error(detail: ErrorDetails, root: TreeNode, path: KeyPath, section: Section, report: Problems) -> None:
     loc = detail["loc"]
     parent, node, inner = _find_node(root, loc)
     kind = detail["type"]
@@ -199,7 +201,7 @@ def _report_error(detail: ErrorDetails, root: Node, path: Path, section: Section
         report.add(node.mark, f"{format_path((*path, *inner))}: {text}", hint)
 
 
-def _find_node(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, Node, Path]:
+def _find_node(root: TreeNode, loc: tuple[int | str, ...]) -> tuple[TreeNode, TreeNode, KeyPath]:
     """Return parent, node and path of an error; `loc` may name a missing part."""
     parent = node = root
     inner: list[int | str] = []
@@ -215,9 +217,9 @@ def _find_node(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, Node, Path
 
 def _list_fields_at(section: Section, loc: tuple[int | str, ...]) -> Iterable[str]:
     for part in loc:
-        kind = section.keys.get(str(part))
-        if kind is not None and isinstance(kind.type, Section):
-            section = kind.type
+        field = section.keys.get(str(part))
+        if field is not None and isinstance(field.type, Section):
+            section = field.type
     return section.keys
 
 
@@ -248,7 +250,7 @@ def find_similar_key(key: str, fields: Iterable[str]) -> str | None:
     return find_similar(word, names, 0.65)
 
 
-def _describe_error(detail: ErrorDetails, node: Node, key: str) -> tuple[str, str | None]:
+def _describe_error(detail: ErrorDetails, node: TreeNode, key: str) -> tuple[str, str | None]:
     kind = detail["type"]
     if node.value is None and kind in _TYPES:
         return "has no value", _type_hint(kind, node, key)
@@ -278,14 +280,14 @@ _TYPES = {
 }
 
 
-def _describe_choices(expected: str, node: Node) -> tuple[str, str | None]:
+def _describe_choices(expected: str, node: TreeNode) -> tuple[str, str | None]:
     words = [word.strip("'") for word in expected.replace(" or ", ", ").split(", ")]
     shown_words = " or ".join(filter(None, [", ".join(f"`{w}`" for w in words[:-1]), f"`{words[-1]}`"]))
     close = find_similar(str(node.value).lower(), words, 0.5)
     return f"must be {shown_words}, not {describe_value(node.value)}", f"did you mean `{close}`?" if close else None
 
 
-def _type_hint(kind: str, node: Node, key: str) -> str | None:
+def _type_hint(kind: str, node: TreeNode, key: str) -> str | None:
     raw = node.raw or ""
     if kind == "string_type":
         if node.value is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.config.default_workdir import build_default_workdir
-from clusterctl.config.sections import cross_checks, environment, host_section, job_target
+from clusterctl.config.sections import cross_checks, environment_section, host_section, job_checks
 from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.host_section import DeclaredHost
 from clusterctl.config.sections.section_fields import CLUSTER_FILE, MAPPINGS, SECTIONS
@@ -23,7 +23,7 @@ from clusterctl.config.spec import (
     SyncSpec,
     TransportKind,
 )
-from clusterctl.config.text.tree import Node, Report
+from clusterctl.config.text.tree import Problems, TreeNode
 from clusterctl.config.value_parsers import describe_value
 
 _TARGETS = ("script", "module", "command")
@@ -35,32 +35,34 @@ class BuiltSpec:
     """A spec, and the trees that it came from."""
 
     spec: ClusterSpec
-    root: Node
-    machines: list[DeclaredHost]
-    env: Node
+    root: TreeNode
+    declared_hosts: list[DeclaredHost]
+    env_node: TreeNode
 
 
-def build_spec(root: Node, context: BuildContext) -> BuiltSpec | None:
+def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
     """Return the spec, or `None` if the report has problems."""
     report = context.report
     _check_top(root, report)
-    root = host_section.insert_external_hosts(root, context)
+    root = host_section.load_external_hosts_into_tree(root, context)
     sections = _validate_sections(root, report)
     hosts = host_section.build_hosts(root, sections.get("defaults", {}), context)
-    environ = environment.build_environment(root, context)
+    environ = environment_section.build_environment(root, context)
     sync = _build_sync(root, context)
     job = _build_job(root, sections.get("job"), context)
-    cross_checks.check_sections(root, hosts, sections, context)
+    cross_checks.check_values_across_sections(root, hosts, sections, context)
     cross_checks.check_identity_files(root, hosts, context)
-    cross_checks.check_ineffective_keys(root, hosts, sections, report)
+    cross_checks.warn_of_ineffective_keys(root, hosts, sections, report)
     if "health" in sections:
-        cross_checks.check_health(root, HealthSpec(**sections["health"]), hosts, context)
+        cross_checks.check_health_rules(root, HealthSpec(**sections["health"]), hosts, context)
     if job is not None:
-        job = job_target.check_target(root, job, sync, hosts, environ.env, context)
+        job = job_checks.check_job_program(root, job, sync, hosts, environ.env, context)
         cross_checks.check_sync_source(root, sync, hosts, context)
         cross_checks.warn_of_overridden_activation(root, hosts, job, report)
         given = {*environ.env, *environ.secrets, *(name for host in hosts for name in host.spec.env)}
-        job_target.check_shell_texts(root, job, job_target.list_shell_files(job, sync, context), given, hosts, context)
+        job_checks.warn_of_shell_mistakes(
+            root, job, job_checks.read_shell_scripts(job, sync, context), given, hosts, context
+        )
     loss_node = root.child("on_controller_loss")
     loss = None if loss_node is None else _validate_section_or_word("on_controller_loss", loss_node, report)
     results = _build_results(root, context)
@@ -84,17 +86,17 @@ def build_spec(root: Node, context: BuildContext) -> BuiltSpec | None:
         results=results,
         **_build_parts(sections, context),
     )
-    return BuiltSpec(spec, root, hosts, environ.node)
+    return BuiltSpec(spec, root, hosts, environ.env_node)
 
 
-def _list_intended_top_keys(root: Node) -> set[str | None]:
+def _list_intended_top_keys(root: TreeNode) -> set[str | None]:
     """Return keys that are present after all, but misspelt or outside of their section."""
     unknown = [key for key in root.value if key not in CLUSTER_FILE.keys]
     meant = {find_similar_key(key, CLUSTER_FILE.keys) for key in unknown}
     return meant | ({"job"} if any(key in _TARGETS for key in unknown) else set())
 
 
-def _check_top(root: Node, report: Report) -> None:
+def _check_top(root: TreeNode, report: Problems) -> None:
     for key in root.value:
         if key not in CLUSTER_FILE.keys:
             hint = suggest_key(key, CLUSTER_FILE.keys)
@@ -113,7 +115,7 @@ def _check_top(root: Node, report: Report) -> None:
         report.add(root.mark.shift(0, 1), "the key `hosts` is missing", "add `hosts: {gpu01: 8}`: host and GPUs")
 
 
-def _validate_sections(root: Node, report: Report) -> dict[str, dict[str, Any]]:
+def _validate_sections(root: TreeNode, report: Problems) -> dict[str, dict[str, Any]]:
     """Return the values of the valid sections."""
     sections = {}
     for name, section in MAPPINGS.items():
@@ -124,14 +126,14 @@ def _validate_sections(root: Node, report: Report) -> dict[str, dict[str, Any]]:
     return sections
 
 
-def _validate_section_or_word(name: str, node: Node, report: Report) -> dict[str, Any] | None:
+def _validate_section_or_word(name: str, node: TreeNode, report: Problems) -> dict[str, Any] | None:
     """Return the values of a section; `None` if the file has its word, or after a problem."""
-    section, word = SECTIONS[name], CLUSTER_FILE.keys[name].kind.word
+    section, word = SECTIONS[name], CLUSTER_FILE.keys[name].field_type.none_word
     if node.value is None or node.value == word:
         return None
     if not isinstance(node.value, dict):
         first = next(iter(section.keys.values()))
-        hint = f"write `{name}: {word}`, or `{name}: {{{first.name}: {first.key.examples[-1]}}}`"
+        hint = f"write `{name}: {word}`, or `{name}: {{{first.name}: {first.docs.examples[-1]}}}`"
         report.add(node.mark, f"{name}: must be `{word}` or a mapping, not {describe_value(node.value)}", hint)
         return None
     return validate_section(section, node, (name,), report)
@@ -147,7 +149,7 @@ def _build_parts(sections: Mapping[str, Mapping[str, Any]], context: BuildContex
     return parts
 
 
-def _build_name(root: Node, context: BuildContext) -> str:
+def _build_name(root: TreeNode, context: BuildContext) -> str:
     node = root.child("name")
     if node is None or node.value is None:
         folder = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(context.folder)).strip("-._")
@@ -162,7 +164,7 @@ def _build_name(root: Node, context: BuildContext) -> str:
     return str(node.value)
 
 
-def _build_sync(root: Node, context: BuildContext) -> SyncSpec | None:
+def _build_sync(root: TreeNode, context: BuildContext) -> SyncSpec | None:
     node = root.child("sync")
     if node is None or node.value is None:
         return SyncSpec(source=context.folder)
@@ -177,12 +179,12 @@ def _build_sync(root: Node, context: BuildContext) -> SyncSpec | None:
     return SyncSpec(**{**values, "source": source})
 
 
-def _build_results(root: Node, context: BuildContext) -> ResultsSpec | None:
+def _build_results(root: TreeNode, context: BuildContext) -> ResultsSpec | None:
     node = root.child("results")
     if node is None or node.value is None:
         return None
     if not isinstance(node.value, dict):
-        node = Node({"patterns": node}, node.mark, keys={"patterns": node.mark})
+        node = TreeNode({"patterns": node}, node.mark, keys={"patterns": node.mark})
     values = validate_section(SECTIONS["results"], node, ("results",), context.report)
     if values is None:
         return None
@@ -193,7 +195,7 @@ def _build_results(root: Node, context: BuildContext) -> ResultsSpec | None:
     return ResultsSpec(**{**values, "to": context.resolve(values.get("to", "results"))})
 
 
-def _build_job(root: Node, values: Mapping[str, Any] | None, context: BuildContext) -> JobSpec | None:
+def _build_job(root: TreeNode, values: Mapping[str, Any] | None, context: BuildContext) -> JobSpec | None:
     node = root.child("job")
     if node is None or node.value is None:
         if context.require_job and "job" not in _list_intended_top_keys(root):

@@ -1,4 +1,4 @@
-"""Interpolation of `${env:NAME}` after parsing, so that a value cannot become YAML.
+"""Interpolator of `${env:NAME}` after parsing, so that a value cannot become YAML.
 
 Nothing else is interpolated. A text that looks like another expansion is refused, unless a shell reads it.
 """
@@ -11,18 +11,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path
+from clusterctl.config.text.tree import KeyPath, Mark, Problems, TreeNode, format_path
 from clusterctl.config.text.yaml_parser import parse_scalar
-from clusterctl.config.worker_variables import find_equivalent_variable, is_reserved_variable
+from clusterctl.config.worker_variables import find_clusterctl_equivalent, is_reserved_variable
 
-_OURS = re.compile(r"\$\$(?=\{env:)|\$\{env:([^{}]{,1000})(\}?)|(?<![\\$])\$\([A-Z][A-Z0-9_]+\)")
+_IN_SHELL_TEXT = re.compile(r"\$\$(?=\{env:)|\$\{env:([^{}]{,1000})(\}?)|(?<![\\$])\$\([A-Z][A-Z0-9_]+\)")
 """What is looked at where a shell reads the text."""
-_ANY = re.compile(
+_IN_OTHER_TEXT = re.compile(
     r"\$\$(?=[{A-Za-z_]|\([A-Z][A-Z0-9_]+\))|\$\{env:([^{}]{,1000})(\}?)"
     r"|\$(?:\{(?:[^{}]{,1000}\})?|\([A-Z][A-Z0-9_]+\)|\(|[A-Za-z_]\w*)"
 )
 """What is looked at elsewhere."""
-_WORD = re.compile(r"\$\{env:([^{}]{,1000})(\}?)|\$\{(?:[^{}]{,1000}\})?")
+_IN_LITERAL_KEY = re.compile(r"\$\{env:([^{}]{,1000})(\}?)|\$\{(?:[^{}]{,1000}\})?")
 """Matches what is replaced in the name of a host and the like; any other `$` there is refused anyway."""
 _BODY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-|:\?)(.*))?", re.DOTALL)
 _NAMED = re.compile(r"\$\{?(?:oc\.env:)?([A-Za-z_]\w*)(?![\w\s])")
@@ -36,7 +36,7 @@ _PATH_VARIABLE = re.compile(r"[A-Z_]*PATH")
 _HOME_PATH = re.compile(r"(?:^|[:=,])~/|^~[A-Za-z_][\w.-]*/")
 _USER_HOME = re.compile(r"~[^/]")
 
-_LITERAL = {"host", "address", "user", "proxy_jump", "identity_file", "transport"}
+_LITERAL_HOST_KEYS = {"host", "address", "user", "proxy_jump", "identity_file", "transport"}
 """Keys of a host that say where a connection leads: what a variable holds would go to name servers and to strangers."""
 
 _USER_VARIABLES = {"USER", "LOGNAME"}
@@ -52,46 +52,48 @@ _FORMS = (
 
 
 @dataclass
-class Interpolation:
+class Interpolator:
     """Fills `${env:NAME}` in the values of a cluster file.
 
     Attributes:
         environ: The variables of this machine.
         report: Takes problems.
-        search_paths: Where a search path of this machine was filled in, and its name.
+        search_path_uses: Where a search path of this machine was filled in, and its name.
     """
 
     environ: Mapping[str, str]
-    report: Report
-    search_paths: list[tuple[Mark, Path, str]] = field(default_factory=list)
+    report: Problems
+    search_path_uses: list[tuple[Mark, KeyPath, str]] = field(default_factory=list)
 
-    def interpolate_tree(self, node: Node, path: Path = ()) -> Node:
+    def interpolate_tree(self, node: TreeNode, path: KeyPath = ()) -> TreeNode:
         """Drop `x-*` keys and interpolate the values below `node`; keys are not interpolated."""
         if isinstance(node.value, dict):
-            entries: dict[str, Node] = {}
+            entries: dict[str, TreeNode] = {}
             for key, child in node.value.items():
                 if not key.startswith("x-"):
                     entries[key] = self.interpolate_tree(child, (*path, key))
                 elif path == ("hosts",):
                     text = f"host `{key}` is ignored, as every key that begins with `x-`"
                     self.report.warn(node.key_mark(key), text, "list hosts as `- x-1`")
-            return node.with_entries(entries)
+            return node.replace_entries(entries)
         if isinstance(node.value, list):
-            shell = list_shell_items(path, [item.value for item in node.value])
-            items = [self._item(child, (*path, i), is_shell=i in shell) for i, child in enumerate(node.value)]
+            shell = list_shell_text_indices(path, [item.value for item in node.value])
+            items = [
+                self._interpolate_item(child, (*path, i), is_shell=i in shell) for i, child in enumerate(node.value)
+            ]
             if path in (("job", "args"), ("job", "command")):
                 _warn_of_blanks(node.value, items, shell, path, self.report)
-            return Node(items, node.mark)
-        return self._item(node, path, is_shell=is_shell_text(path))
+            return TreeNode(items, node.mark)
+        return self._interpolate_item(node, path, is_shell=is_shell_text_key(path))
 
-    def _item(self, node: Node, path: Path, *, is_shell: bool) -> Node:
+    def _interpolate_item(self, node: TreeNode, path: KeyPath, *, is_shell: bool) -> TreeNode:
         if node.raw is None:
             return self.interpolate_tree(node, path) if isinstance(node.value, (dict, list)) else node
         if "~" in node.raw and not is_shell and not _check_tilde(node, path, self.report):
-            return Node(None, node.mark)
+            return TreeNode(None, node.mark)
         return self.interpolate_value(node, path, is_shell=is_shell) if "$" in node.raw else node
 
-    def interpolate_value(self, node: Node, path: Path, *, is_shell: bool = False) -> Node:
+    def interpolate_value(self, node: TreeNode, path: KeyPath, *, is_shell: bool = False) -> TreeNode:
         """Interpolate one value.
 
         Args:
@@ -103,18 +105,24 @@ class Interpolation:
         reported = before + len(self.report.warnings)
         pieces: list[str] = []
         position = 0
-        looked_at = _OURS if is_shell else _WORD if _is_literal_key(path) and "command" not in path else _ANY
-        for match in looked_at.finditer(raw):
+        pattern = (
+            _IN_SHELL_TEXT
+            if is_shell
+            else _IN_LITERAL_KEY
+            if _is_literal_key(path) and "command" not in path
+            else _IN_OTHER_TEXT
+        )
+        for match in pattern.finditer(raw):
             pieces.append(raw[position : match.start()])
             position = match.end()
             if match[0] == "$$":
                 pieces.append("$")
                 continue
-            mark = node.mark_part(match.start(), len(match[0]))
+            mark = node.mark_substring(match.start(), len(match[0]))
             if is_shell and match[0].startswith("$("):
                 name = match[0][2:-1]
                 text = f"{format_path(path)}: bash runs a command `{name}` for `{match[0]}`, a variable of Kubernetes"
-                self.report.warn(mark, text, f"write `${find_equivalent_variable(name) or name}`")
+                self.report.warn(mark, text, f"write `${find_clusterctl_equivalent(name) or name}`")
                 pieces.append(match[0])
                 continue
             used = True
@@ -126,23 +134,23 @@ class Interpolation:
             if len(self.report.problems) + len(self.report.warnings) - reported > _MAX_MISTAKES:
                 break
         if len(self.report.problems) > before:
-            return Node(None, node.mark)
+            return TreeNode(None, node.mark)
         text = "".join([*pieces, raw[position:]])
         # Unquoted, `port: ${env:PORT}` means a number; quoted, it is text.
         value: Any = parse_scalar(text) if used and not node.quoted else text
-        return Node(value, node.mark, raw=text, quoted=node.quoted)
+        return TreeNode(value, node.mark, raw=text, quoted=node.quoted)
 
-    def _expand(self, match: re.Match[str], mark: Mark, path: Path) -> str:
+    def _expand(self, match: re.Match[str], mark: Mark, path: KeyPath) -> str:
         body = None if match[1] is None or not match[2] else _BODY.fullmatch(match[1])
         if body is None:
-            self._refuse(match, mark, path)
+            self._report_unfilled(match, mark, path)
             return ""
         name, operator, rest = body[1], body[2], body[3]
         if _is_literal_key(path) and not (path[-1] == "user" and name in _USER_VARIABLES):
-            self._refuse_here(match[0], mark, path)
+            self._refuse_in_literal_key(match[0], mark, path)
             return ""
         if _PATH_VARIABLE.fullmatch(name):
-            self.search_paths.append((mark, path, name))
+            self.search_path_uses.append((mark, path, name))
         value = self.environ.get(name, "")
         if operator == ":-":
             return value or rest
@@ -154,7 +162,7 @@ class Interpolation:
             self.report.warn(mark, f"{format_path(path)}: `{name}` is not set and taken as empty", hint)
         return value
 
-    def _refuse(self, match: re.Match[str], mark: Mark, path: Path) -> None:
+    def _report_unfilled(self, match: re.Match[str], mark: Mark, path: KeyPath) -> None:
         token = match[0]
         of_kubernetes = _OF_KUBERNETES.fullmatch(token)
         if of_kubernetes is not None:
@@ -163,7 +171,7 @@ class Interpolation:
             return
         named = None if match[1] is not None else _NAMED.match(token)
         if _is_literal_key(path) and token.startswith("${"):
-            self._refuse_here(token, mark, path)
+            self._refuse_in_literal_key(token, mark, path)
         elif named is None:
             self.report.add(mark, f"{format_path(path)}: `{token}` cannot be filled in", _FORMS)
         else:
@@ -171,7 +179,7 @@ class Interpolation:
                 mark, f"{format_path(path)}: nothing fills in `{token}`", _suggest_remedy(named[1], token, path)
             )
 
-    def _refuse_here(self, token: str, mark: Mark, path: Path) -> None:
+    def _refuse_in_literal_key(self, token: str, mark: Mark, path: KeyPath) -> None:
         is_file = "identity_file" in path or "known_hosts" in path
         hint = (
             "`~` is the home" if is_file else f"write the value itself, or give it as `--set {format_path(path)}=VALUE`"
@@ -180,12 +188,12 @@ class Interpolation:
         self.report.add(mark, text, hint)
 
 
-def is_shell_text(path: Path) -> bool:
+def is_shell_text_key(path: KeyPath) -> bool:
     """Return whether a text of this key is read by a shell on the node."""
     return path in (("job", "command"), ("job", "prologue"))
 
 
-def list_shell_items(path: Path, items: Collection[object]) -> set[int]:
+def list_shell_text_indices(path: KeyPath, items: Collection[object]) -> set[int]:
     """Return the items of a list that a shell reads: in a command, those after `-c`."""
     if path[-1:] != ("command",):
         return set()
@@ -193,13 +201,13 @@ def list_shell_items(path: Path, items: Collection[object]) -> set[int]:
     return {i + 1 for i, text in enumerate(texts) if _TAKES_SHELL_TEXT.fullmatch(text)}
 
 
-def escape_text(text: str, *, is_shell: bool = False) -> str:
+def escape_variables(text: str, *, is_shell: bool = False) -> str:
     """Escape a text so that interpolation returns the same text."""
     return re.sub(r"\$(?=\{env:)" if is_shell else r"\$(?=[{A-Za-z_]|\([A-Z][A-Z0-9_]+\))", "$$", text)
 
 
-def _suggest_remedy(name: str, token: str, path: Path) -> str:
-    own = name if is_reserved_variable(name) else find_equivalent_variable(name)
+def _suggest_remedy(name: str, token: str, path: KeyPath) -> str:
+    own = name if is_reserved_variable(name) else find_clusterctl_equivalent(name)
     here, text = f"`${{env:{name}}}` is its value on this machine", f"`${token}` keeps the text"
     if path[-1] in ("workdir", "python") or path == ("job", "checkpoint", "pattern"):
         return f"`~/` is the home on the node; {here}; {text}"
@@ -220,7 +228,7 @@ def _suggest_remedy(name: str, token: str, path: Path) -> str:
 
 
 def _warn_of_blanks(
-    written: Sequence[Node], items: Sequence[Node], shell: set[int], path: Path, report: Report
+    written: Sequence[TreeNode], items: Sequence[TreeNode], shell: set[int], path: KeyPath, report: Problems
 ) -> None:
     """Warn of single arguments that look like several."""
     hint = "write each argument as an item, or use a text of `job.command`, which bash splits at blanks"
@@ -236,7 +244,7 @@ def _warn_of_blanks(
             report.warn(item.mark, text, hint)
 
 
-def _check_tilde(node: Node, path: Path, report: Report) -> bool:
+def _check_tilde(node: TreeNode, path: KeyPath, report: Problems) -> bool:
     """Report a `~` that nothing expands; return whether the value is usable."""
     raw = node.raw or ""
     if _is_variable_value(path) or path[:2] in (("job", "args"), ("job", "command")):
@@ -252,28 +260,32 @@ def _check_tilde(node: Node, path: Path, report: Report) -> bool:
     return True
 
 
-def _is_variable_value(path: Path) -> bool:
+def _is_variable_value(path: KeyPath) -> bool:
     """Return whether a value is that of a variable: of `env`, of a host's, or in an `env_file` (by its name)."""
     of_env = path[-2:-1] == ("env",) and path[0] != "secrets"
     return of_env or (path[0] == "env_file" and isinstance(path[-1], str) and len(path) == 2)
 
 
-def _is_file_path_key(path: Path) -> bool:
+def _is_file_path_key(path: KeyPath) -> bool:
     keys = [part for part in path if isinstance(part, str)]
     return keys[-1] in ("workdir", "python", "source", "env_file", "to", "pattern", "watch", "known_hosts") or (
         keys[-1] == "file" and keys[0] in ("secrets", "hosts")
     )
 
 
-def _is_literal_key(path: Path) -> bool:
+def _is_literal_key(path: KeyPath) -> bool:
     """Return whether the value at `path` is literal, without interpolation."""
     if path[:2] == ("ssh", "known_hosts"):
         return True
     if path[:1] == ("defaults",):
-        return len(path) >= 2 and path[1] in _LITERAL
+        return len(path) >= 2 and path[1] in _LITERAL_HOST_KEYS
     if path[:1] != ("hosts",):
         return False
     if path[:2] == ("hosts", "from"):
         return path[2:3] == ("command",)
     # An item that is text is a host; the text of `host: GPUS` is not a host.
-    return len(path) == 1 or (len(path) == 2 and isinstance(path[1], int)) or (len(path) >= 3 and path[2] in _LITERAL)
+    return (
+        len(path) == 1
+        or (len(path) == 2 and isinstance(path[1], int))
+        or (len(path) >= 3 and path[2] in _LITERAL_HOST_KEYS)
+    )

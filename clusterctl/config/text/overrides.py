@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clusterctl.config.text.tree import Document, Mark, Node, Report
-from clusterctl.config.text.yaml_parser import parse_scalar, parse_yaml
+from clusterctl.config.text.tree import Document, Mark, Problems, TreeNode
+from clusterctl.config.text.yaml_parser import parse_scalar, parse_yaml_document
 
 _TARGETS = ("script", "module", "command")
 _INDEX = re.compile(r"\[([0-9]{1,6})\]")
@@ -24,7 +24,7 @@ class Overrides:
     args: tuple[str, ...] = ()
 
 
-def merge_trees(trees: Sequence[Node]) -> Node:
+def merge_trees(trees: Sequence[TreeNode]) -> TreeNode:
     """Merge later trees into earlier ones: mappings merge, everything else is replaced."""
     result = trees[0]
     for tree in trees[1:]:
@@ -32,16 +32,16 @@ def merge_trees(trees: Sequence[Node]) -> Node:
     return result
 
 
-def _merge_nodes(base: Node, top: Node) -> Node:
+def _merge_nodes(base: TreeNode, top: TreeNode) -> TreeNode:
     if not isinstance(base.value, dict) or not isinstance(top.value, dict):
         return top
     entries = dict(base.value)
     for key, child in top.value.items():
         entries[key] = _merge_nodes(entries[key], child) if key in entries else child
-    return base.with_entries(entries, top.keys)
+    return base.replace_entries(entries, top.keys)
 
 
-def apply_sets(root: Node, sets: Sequence[str], report: Report) -> Node:
+def apply_set_options(root: TreeNode, sets: Sequence[str], report: Problems) -> TreeNode:
     """Apply each `key=value`; the key is a path such as `job.args` or `hosts[0].gpus`, the value is a YAML value."""
     for setting in sets:
         mark = _option_mark("--set", setting)
@@ -65,22 +65,22 @@ def _split_path(key: str) -> list[str]:
 
 
 def _option_mark(name: str, text: str) -> Mark:
-    return Mark(Document(name, text, places=False), 1, 1)
+    return Mark(Document(name, text, has_places=False), 1, 1)
 
 
-def _parse_value(text: str, mark: Mark, report: Report) -> Node | None:
+def _parse_value(text: str, mark: Mark, report: Problems) -> TreeNode | None:
     """A list, a mapping or a quoted text is YAML; anything else is one scalar, whatever it holds."""
     if text[:1] not in ("[", "{", '"', "'"):
         value = parse_scalar(text) if text else ""
-        return Node(value, mark, raw=text, quoted=not text)
-    inner = Report()
-    node = parse_yaml(Document(mark.document.path, text, places=False), inner)
+        return TreeNode(value, mark, raw=text, quoted=not text)
+    inner = Problems()
+    node = parse_yaml_document(Document(mark.document.path, text, has_places=False), inner)
     for problem in inner.problems:
         report.add(mark, f"`{mark.document.text}`: {problem.text}", problem.hint)
     return node
 
 
-def _set_value(node: Node, parts: list[str], value: Node, mark: Mark, report: Report) -> Node:
+def _set_value(node: TreeNode, parts: list[str], value: TreeNode, mark: Mark, report: Problems) -> TreeNode:
     if not parts:
         return value
     part, rest = parts[0], parts[1:]
@@ -90,22 +90,22 @@ def _set_value(node: Node, parts: list[str], value: Node, mark: Mark, report: Re
         report.add(mark, f"`{mark.document.text}`: there is no `{part}` in a value that is no mapping")
         return node
     entries = dict(node.value or {})
-    below = entries.get(part, Node(None, mark))
+    below = entries.get(part, TreeNode(None, mark))
     entries[part] = _set_value(below, rest, value, mark, report)
     keys = {} if part in node.keys and rest else {part: mark}
-    return node.with_entries(entries, keys)
+    return node.replace_entries(entries, keys)
 
 
-def _set_item(node: Node, part: str, rest: list[str], value: Node, mark: Mark, report: Report) -> Node:
+def _set_item(node: TreeNode, part: str, rest: list[str], value: TreeNode, mark: Mark, report: Problems) -> TreeNode:
     items = list(node.value)
     if not part.isdecimal() or int(part) >= len(items):
         report.add(mark, f"`{mark.document.text}`: the list has no item `{part}`", f"it has {len(items)} items, from 0")
         return node
     items[int(part)] = _set_value(items[int(part)], rest, value, mark, report)
-    return Node(items, node.mark)
+    return TreeNode(items, node.mark)
 
 
-def apply_overrides(root: Node, overrides: Overrides) -> Node:
+def apply_overrides(root: TreeNode, overrides: Overrides) -> TreeNode:
     """Apply the options of `up` to the file, and append the arguments after `--` to `job.args`."""
     if overrides.name is not None:
         root = _set_child(root, "name", _text_node("--name", overrides.name))
@@ -113,32 +113,32 @@ def apply_overrides(root: Node, overrides: Overrides) -> Node:
     if job is None or not isinstance(job.value, dict):
         if job is not None and job.value is not None:
             return root
-        job = Node({}, root.mark)
+        job = TreeNode({}, root.mark)
     changed = _append_arguments(_set_target(job, overrides), overrides.args)
     return root if changed is job else _set_child(root, "job", changed)
 
 
-def _set_child(node: Node, key: str, child: Node) -> Node:
+def _set_child(node: TreeNode, key: str, child: TreeNode) -> TreeNode:
     keys = {} if key in node.keys else {key: child.mark}
-    return node.with_entries({**node.value, key: child}, keys)
+    return node.replace_entries({**node.value, key: child}, keys)
 
 
-def _text_node(option: str, text: str) -> Node:
-    return Node(text, _option_mark(option, text), raw=text, quoted=True)
+def _text_node(option: str, text: str) -> TreeNode:
+    return TreeNode(text, _option_mark(option, text), raw=text, quoted=True)
 
 
-def _set_target(job: Node, overrides: Overrides) -> Node:
+def _set_target(job: TreeNode, overrides: Overrides) -> TreeNode:
     chosen = {name: text for name in _TARGETS if (text := getattr(overrides, name)) is not None}
     if not chosen:
         return job
-    job = job.with_entries({key: child for key, child in job.value.items() if key not in _TARGETS})
+    job = job.replace_entries({key: child for key, child in job.value.items() if key not in _TARGETS})
     for name, text in chosen.items():
         node = _text_node(f"--{name}", text)
-        job = Node({**job.value, name: node}, job.mark, keys={**job.keys, name: node.mark})
+        job = TreeNode({**job.value, name: node}, job.mark, keys={**job.keys, name: node.mark})
     return job
 
 
-def _append_arguments(job: Node, arguments: tuple[str, ...]) -> Node:
+def _append_arguments(job: TreeNode, arguments: tuple[str, ...]) -> TreeNode:
     if not arguments:
         return job
     args = job.child("args")
@@ -146,4 +146,4 @@ def _append_arguments(job: Node, arguments: tuple[str, ...]) -> Node:
     if args is not None and args.value is not None and not isinstance(args.value, list):
         return job
     items = [*given, *(_text_node("--", argument) for argument in arguments)]
-    return _set_child(job, "args", Node(items, args.mark if given and args is not None else _option_mark("--", "")))
+    return _set_child(job, "args", TreeNode(items, args.mark if given and args is not None else _option_mark("--", "")))

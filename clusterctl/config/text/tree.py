@@ -13,7 +13,7 @@ from clusterctl.errors import Problem
 # The line breaks of YAML 1.1, which libyaml counts lines by.
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 
-Path = tuple["str | int", ...]
+KeyPath = tuple["str | int", ...]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Document:
 
     path: str
     text: str
-    places: bool = True
+    has_places: bool = True
 
     @cached_property
     def lines(self) -> list[str]:
@@ -42,13 +42,13 @@ class Mark:
     @property
     def place(self) -> str:
         """`cluster.yaml:12:3`, or the option's name."""
-        if not self.document.places:
+        if not self.document.has_places:
             return self.document.path
         return f"{self.document.path}:{self.line}:{self.column}"
 
-    def problem(self, text: str, hint: str | None = None) -> Problem:
+    def build_problem(self, text: str, hint: str | None = None) -> Problem:
         """Return a problem at this position."""
-        if not self.document.places:
+        if not self.document.has_places:
             return Problem(self.document.path, 0, 0, text, hint)
         lines = self.document.lines
         source = lines[self.line - 1] if self.line <= len(lines) else ""
@@ -60,7 +60,7 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Node:
+class TreeNode:
     """A value with its position; nodes never change, because aliases share them.
 
     Attributes:
@@ -81,19 +81,19 @@ class Node:
     size: int = 1
     depth: int = 1
 
-    def child(self, key: str | int) -> Node | None:
+    def child(self, key: str | int) -> TreeNode | None:
         """Return the entry or item, or `None` if there is none."""
         if isinstance(self.value, dict):
             node = self.value.get(key)
-            return node if isinstance(node, Node) else None
+            return node if isinstance(node, TreeNode) else None
         if isinstance(self.value, list) and isinstance(key, int) and 0 <= key < len(self.value):
-            item: Node = self.value[key]
+            item: TreeNode = self.value[key]
             return item
         return None
 
-    def find(self, *path: str | int) -> Node | None:
+    def find(self, *path: str | int) -> TreeNode | None:
         """Return the node at a path below this one, or `None` if there is none."""
-        node: Node | None = self
+        node: TreeNode | None = self
         for part in path:
             node = node.child(part) if node is not None else None
         return node
@@ -108,39 +108,39 @@ class Node:
         mark = self.keys.get(str(key))
         return mark if mark is not None else self.mark
 
-    def with_entries(self, entries: dict[str, Node], keys: dict[str, Mark] | None = None) -> Node:
+    def replace_entries(self, entries: dict[str, TreeNode], keys: dict[str, Mark] | None = None) -> TreeNode:
         """Return the same mapping with other entries."""
-        return Node(entries, self.mark, keys={**self.keys, **(keys or {})})
+        return TreeNode(entries, self.mark, keys={**self.keys, **(keys or {})})
 
-    def plain(self) -> Any:
+    def to_plain_value(self) -> Any:
         """Return the plain value as dicts, lists and scalars."""
         if isinstance(self.value, dict):
-            return {key: child.plain() for key, child in self.value.items()}
+            return {key: child.to_plain_value() for key, child in self.value.items()}
         if isinstance(self.value, list):
-            return [child.plain() for child in self.value]
+            return [child.to_plain_value() for child in self.value]
         return self.value
 
-    def mark_part(self, offset: int, length: int) -> Mark:
+    def mark_substring(self, offset: int, length: int) -> Mark:
         """Return the position of a part of a scalar, as exactly as its quoting allows."""
-        line = self.mark.document.lines[self.mark.line - 1] if self.mark.document.places else ""
+        line = self.mark.document.lines[self.mark.line - 1] if self.mark.document.has_places else ""
         start = self.mark.column - 1 + (1 if self.quoted else 0)
         if self.raw is None or not line.startswith(self.raw, start):
             return self.mark
         return self.mark.shift(start - self.mark.column + 1 + offset, length)
 
 
-def list_environments(root: Node) -> list[tuple[Path, Node]]:
+def list_env_mappings(root: TreeNode) -> list[tuple[KeyPath, TreeNode]]:
     """Return each mapping `env` of a cluster file, with its path: of the file, of the defaults and of the hosts."""
     hosts = root.child("hosts")
     some = hosts.value if hosts is not None and isinstance(hosts.value, (dict, list)) else ()
     keys = some if isinstance(some, dict) else range(len(some))
-    paths: list[Path] = [("env",), ("defaults", "env"), *(("hosts", key, "env") for key in keys)]
+    paths: list[KeyPath] = [("env",), ("defaults", "env"), *(("hosts", key, "env") for key in keys)]
     found = [(path, root.find(*path)) for path in paths]
     return [(path, node) for path, node in found if node is not None and isinstance(node.value, dict)]
 
 
 @dataclass
-class Report:
+class Problems:
     """Problems and warnings, in the order found, each once."""
 
     problems: list[Problem] = field(default_factory=list)
@@ -157,7 +157,7 @@ class Report:
 
     def _note(self, where: list[Problem], mark: Mark, text: str, hint: str | None) -> None:
         # An anchor used in several places makes the same problem several times.
-        problem = mark.problem(text, hint)
+        problem = mark.build_problem(text, hint)
         key = (where is self.warnings, problem.path, problem.line, problem.column, text)
         if key not in self._seen:
             self._seen.add(key)
@@ -169,7 +169,7 @@ class Report:
         return sorted(self.problems, key=lambda p: (order.get(p.path, len(order)), p.line, p.column))
 
 
-def format_path(path: Path) -> str:
+def format_path(path: KeyPath) -> str:
     """Return a path as text: `hosts[1].gpus`."""
     text = ""
     for part in path:

@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from clusterctl.config.text.tree import Document, Mark, Node, Report
+from clusterctl.config.text.tree import Document, Mark, Problems, TreeNode
 
 
-def report_syntax_error(document: Document, error: Exception, report: Report) -> None:
+def report_syntax_error(document: Document, error: Exception, report: Problems) -> None:
     """Report a syntax error of libyaml at the position of the user's mistake."""
     place = getattr(error, "problem_mark", None)
     if place is None:
@@ -42,7 +42,7 @@ def _move_into_text(mark: Mark) -> Mark:
     return Mark(mark.document, last, len(lines[last - 1]) + 1)
 
 
-_Answer = tuple[str, "str | None", Mark]
+_Message = tuple[str, "str | None", Mark]
 
 
 def _character_at(mark: Mark) -> str:
@@ -51,13 +51,13 @@ def _character_at(mark: Mark) -> str:
     return line[mark.column - 1 : mark.column]
 
 
-def _cannot_start(mark: Mark, _: Mark | None) -> _Answer:
+def _cannot_start(mark: Mark, _: Mark | None) -> _Message:
     if _character_at(mark) == "\t":
         return *_TAB, mark
     return f"a value cannot begin with `{_character_at(mark)}`", "put the value in quotes", mark
 
 
-def _second_colon(mark: Mark, _: Mark | None) -> _Answer:
+def _second_colon(mark: Mark, _: Mark | None) -> _Message:
     line = mark.document.lines[mark.line - 1]
     before = line[: mark.column - 1]
     if "\t" in before[: len(before) - len(before.lstrip())]:
@@ -69,12 +69,12 @@ def _second_colon(mark: Mark, _: Mark | None) -> _Answer:
     return "a key cannot stand here: this line continues the value above", hint, key
 
 
-def _no_colon(mark: Mark, opened: Mark | None) -> _Answer:
+def _no_colon(mark: Mark, opened: Mark | None) -> _Message:
     at = opened or mark
     return "no `:` after this key", "write `key: value`, with a blank after the colon", at
 
 
-def _not_closed(mark: Mark, opened: Mark | None) -> _Answer:
+def _not_closed(mark: Mark, opened: Mark | None) -> _Message:
     at = opened or mark
     before = mark.document.lines[mark.line - 1][: mark.column - 1] if mark.line <= len(mark.document.lines) else ""
     if _character_at(mark) == "{" and before.endswith("$"):
@@ -84,7 +84,7 @@ def _not_closed(mark: Mark, opened: Mark | None) -> _Answer:
     return f"this `{_character_at(at)}` is not closed, or a comma is missing in it", None, at
 
 
-def _key_expected(mark: Mark, opened: Mark | None) -> _Answer:
+def _key_expected(mark: Mark, opened: Mark | None) -> _Message:
     if opened is not None and mark.column == opened.column and _character_at(mark) == "-":
         return "a list item among keys", "indent the list below its key", mark
     begins_line = not mark.document.lines[mark.line - 1][: mark.column - 1].strip()
@@ -94,12 +94,12 @@ def _key_expected(mark: Mark, opened: Mark | None) -> _Answer:
     return "something is left behind the value", "put the whole value in quotes", mark
 
 
-def _quote_open(mark: Mark, opened: Mark | None) -> _Answer:
+def _quote_open(mark: Mark, opened: Mark | None) -> _Message:
     return "this quote is not closed", None, opened or mark
 
 
 _TAB = ("a tab is used for indentation", "indent with spaces")
-_SYNTAX: tuple[tuple[str, Callable[[Mark, Mark | None], _Answer] | tuple[str, str]], ...] = (
+_SYNTAX: tuple[tuple[str, Callable[[Mark, Mark | None], _Message] | tuple[str, str]], ...] = (
     ("cannot start any token", _cannot_start),
     ("a tab character", _TAB),
     ("mapping values are not allowed", _second_colon),
@@ -160,15 +160,15 @@ def parse_scalar(text: str) -> Any:
     return text
 
 
-def parse_document(path: str, content: bytes | str, report: Report) -> Node | None:
+def parse_yaml_content(path: str, content: bytes | str, report: Problems) -> TreeNode | None:
     """Parse one document into a tree, or return `None`; errors go to `report`."""
     text = _decode(path, content, report)
     if text is None:
         return None
-    return parse_yaml(Document(path, text), report)
+    return parse_yaml_document(Document(path, text), report)
 
 
-def parse_yaml(document: Document, report: Report) -> Node | None:
+def parse_yaml_document(document: Document, report: Problems) -> TreeNode | None:
     """Parse one decoded document."""
     match = _UNPRINTABLE.search(document.text)
     if match is not None:
@@ -187,7 +187,7 @@ def parse_yaml(document: Document, report: Report) -> Node | None:
     return builder.root
 
 
-def _decode(path: str, content: bytes | str, report: Report) -> str | None:
+def _decode(path: str, content: bytes | str, report: Problems) -> str | None:
     if len(content) > MAX_BYTES:
         report.add(Mark(Document(path, ""), 1, 1), f"larger than {MAX_BYTES // 1024} KiB: not a cluster file")
         return None
@@ -222,18 +222,18 @@ class _Frame:
     mark: Mark
     mapping: bool
     anchor: str | None
-    children: list[Node] = field(default_factory=list)
+    children: list[TreeNode] = field(default_factory=list)
 
 
 class _TreeBuilder:
     """Turns parser events into a tree, counting as it goes."""
 
-    def __init__(self, document: Document, report: Report) -> None:
-        self.root: Node | None = None
+    def __init__(self, document: Document, report: Problems) -> None:
+        self.root: TreeNode | None = None
         self._document = document
         self._report = report
         self._frames: list[_Frame] = []
-        self._anchors: dict[str, Node | None] = {}
+        self._anchors: dict[str, TreeNode | None] = {}
         self._count = 0
 
     def take_event(self, event: Any) -> None:
@@ -275,7 +275,7 @@ class _TreeBuilder:
         shown = "!!" + tag.removeprefix(_TAG) if tag.startswith(_TAG) else tag
         self._report.add(mark, f"the tag `{shown}` is not allowed here", "leave the tag out")
 
-    def _scalar(self, event: Any) -> Node:
+    def _scalar(self, event: Any) -> TreeNode:
         mark, text = self._mark(event), event.value
         if _UNUSABLE.search(text):
             self._report.add(mark, "a NUL or surrogate character cannot be used")
@@ -283,9 +283,9 @@ class _TreeBuilder:
         self._check_tag(event, mark, "str", "int", "float", "bool", "null")
         plain = event.implicit[0] or event.tag not in (None, "!", _TAG + "str")
         quoted = event.style in ("'", '"', "|", ">")
-        return Node(parse_scalar(text) if plain else text, mark, raw=text, quoted=quoted or not plain)
+        return TreeNode(parse_scalar(text) if plain else text, mark, raw=text, quoted=quoted or not plain)
 
-    def _alias(self, event: Any) -> Node:
+    def _alias(self, event: Any) -> TreeNode:
         anchored = self._anchors.get(event.anchor)
         if anchored is not None:
             return anchored
@@ -293,13 +293,13 @@ class _TreeBuilder:
             raise _LimitError(self._mark(event), f"`*{event.anchor}` stands inside of what it repeats")
         raise _LimitError(self._mark(event), f"no anchor `&{event.anchor}` before this place")
 
-    def _list(self, frame: _Frame) -> Node:
-        return _set_size(Node(frame.children, frame.mark), frame.children)
+    def _list(self, frame: _Frame) -> TreeNode:
+        return _set_size(TreeNode(frame.children, frame.mark), frame.children)
 
-    def _mapping(self, frame: _Frame) -> Node:
-        entries: dict[str, Node] = {}
+    def _mapping(self, frame: _Frame) -> TreeNode:
+        entries: dict[str, TreeNode] = {}
         keys: dict[str, Mark] = {}
-        merged: list[tuple[int, Node, Mark]] = []
+        merged: list[tuple[int, TreeNode, Mark]] = []
         for key, value in zip(frame.children[::2], frame.children[1::2], strict=True):
             name = key.raw
             if name is None:
@@ -311,15 +311,15 @@ class _TreeBuilder:
                 self._report.add(key.mark, f"the key `{name}` is here twice", f"first on line {first.line}")
             else:
                 entries[name], keys[name] = value, key.mark
-        node = Node(entries, frame.mark, keys=keys)
+        node = TreeNode(entries, frame.mark, keys=keys)
         for position, value, mark in reversed(merged):
             self._merge(node, position, value, mark)
         return _set_size(node, list(node.value.values()))
 
-    def _merge(self, node: Node, position: int, value: Node, mark: Mark) -> None:
+    def _merge(self, node: TreeNode, position: int, value: TreeNode, mark: Mark) -> None:
         """Insert what `<<` brings at its place; keys that are written out win, and of a list the earlier."""
         sources = value.value if isinstance(value.value, list) else [value]
-        brought: dict[str, Node] = {}
+        brought: dict[str, TreeNode] = {}
         for source in sources:
             if not isinstance(source.value, dict):
                 self._report.add(mark, "`<<` merges mappings only", "write `<<: *anchor`")
@@ -331,7 +331,7 @@ class _TreeBuilder:
         items = list(node.value.items())
         node.value = dict([*items[:position], *brought.items(), *items[position:]])
 
-    def _put(self, node: Node, anchor: str | None, added: int) -> None:
+    def _put(self, node: TreeNode, anchor: str | None, added: int) -> None:
         self._count += added
         if self._count > MAX_NODES:
             raise _LimitError(node.mark, f"more than {MAX_NODES} values: not a cluster file")
@@ -345,7 +345,7 @@ class _TreeBuilder:
             self.root = node
 
 
-def _set_size(node: Node, children: list[Node]) -> Node:
+def _set_size(node: TreeNode, children: list[TreeNode]) -> TreeNode:
     node.size = 1 + sum(child.size for child in children)
     node.depth = 1 + max((child.depth for child in children), default=0)
     return node

@@ -95,7 +95,7 @@ class Adoption(ThreadOwnedState):
         run, state = self._run, self._run.state
         if state.attempt < 0:
             return run.spec.hosts
-        waiting = [h.name for h in run.spec.spares] if run.spec.restart.max_restarts else []
+        waiting = [h.name for h in run.spec.spare_hosts] if run.spec.restart.max_restarts else []
         wanted = dict.fromkeys([*state.nodes, *state.next_nodes, *state.retired, *waiting])
         return tuple(run.hosts[n] for n in wanted if n in run.hosts)
 

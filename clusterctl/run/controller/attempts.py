@@ -110,9 +110,9 @@ class StartSequence(ThreadOwnedState):
         unfit = self._reject_unsafe_nodes(sessions)
         if self._preflight is not None:
             unfit |= self._preflight(sessions, run.post)
-            self._demote_missing([h.name for h in run.spec.workers if h.name in unfit])
+            self._demote_missing([h.name for h in run.spec.worker_hosts if h.name in unfit])
         run.executor.call_on_loop(lambda: run.excluded_spares.update(unfit))
-        hosts = run.spec.workers
+        hosts = run.spec.worker_hosts
         run.launcher.sync_code(hosts, first=True)
         if self._preflight is not None:
             self._preflight.check_code(select_sessions(run.links.sessions, [h.name for h in hosts]))
@@ -134,9 +134,9 @@ class StartSequence(ThreadOwnedState):
         missing = {h.name: errors.pop(h.name) for h in hosts if h.role is Role.SPARE and h.name in errors}
         if errors and not self._demote_missing(errors):
             call_all(opened, lambda _, session: session.close())
-            left = sum(host.name in opened for host in run.spec.workers)
+            left = sum(host.name in opened for host in run.spec.worker_hosts)
             if left:
-                text = f"`--exclude {fold_hosts(errors)}` begins with {left} of {len(run.spec.workers)} nodes"
+                text = f"`--exclude {fold_hosts(errors)}` begins with {left} of {len(run.spec.worker_hosts)} nodes"
                 run.post_note(text, "info")
             raise_first(errors)
         missing |= errors
@@ -164,7 +164,7 @@ class StartSequence(ThreadOwnedState):
         if fewer is None:
             return False
         run.executor.call_on_loop(lambda: self._use_spec(fewer))
-        left = len(fewer.workers)
+        left = len(fewer.worker_hosts)
         text = f"the run begins with {left} of {left + len(missing)} nodes: {fold_hosts(missing)} will wait as spares"
         run.post_note(text)
         return True
@@ -195,7 +195,7 @@ class StartSequence(ThreadOwnedState):
         run = self._run
         hellos = {node: session.hello for node, session in sessions.items()}
         unfit: dict[str, str] = {}
-        for spare in [h.name for h in run.spec.spares if h.name in hellos]:
+        for spare in [h.name for h in run.spec.spare_hosts if h.name in hellos]:
             hello = hellos.pop(spare)
             if logout_check.kills_at_logout(hello.get("logind")):
                 unfit[spare] = "unfit"

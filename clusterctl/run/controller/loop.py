@@ -98,7 +98,7 @@ class Controller:
         if run.spec.secrets:
             # The head never saves secrets. The nodes of the last attempt have them; a spare does not.
             run.launcher.secrets = {}
-            run.excluded_spares = dict.fromkeys((h.name for h in run.spec.spares), "no secrets")
+            run.excluded_spares = dict.fromkeys((h.name for h in run.spec.spare_hosts), "no secrets")
         if run.state.attempt >= 0 and not run.cancelled.is_set():
             self._stalls.replay()
         self._adoption.start()

@@ -20,7 +20,7 @@ from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.protocol.command_payload_types import RunArguments
 from clusterctl.agent.protocol.frames import FrameError, StreamData
 from clusterctl.config.field_types import ResultsFetchCondition
-from clusterctl.config.host_ranges import fold_hosts, group_by_value
+from clusterctl.config.host_ranges import fold_hosts, group_names_by_value
 from clusterctl.config.spec import ClusterSpec, ResultsSpec
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, RefusedError
 from clusterctl.plan.layout import get_workdir
@@ -301,7 +301,7 @@ class ResultsFetch:
         files = sum(number for number, _ in came)
         open_ones = self._awaited - self._came.keys() - self._failed.keys()
         failed = {**self._failed, **dict.fromkeys(sorted(open_ones), why)}
-        missing = [f"{fold_hosts(nodes)}: {text}" for text, nodes in group_by_value(failed).items()]
+        missing = [f"{fold_hosts(nodes)}: {text}" for text, nodes in group_names_by_value(failed).items()]
         if not failed:
             nothing = [p for p in self._results.patterns if not any(found[p][0] for found in self._came.values())]
             missing += [f"no node has a file of this run that matches `{pattern}`" for pattern in nothing]

@@ -179,7 +179,7 @@ def probe_rendezvous_port(spec: ClusterSpec, sessions: Mapping[str, Session]) ->
     The first connected worker of the cluster file listens at the address that the workers would get, on the port that
     the file names or on any free one. The result is empty with fewer than two connected nodes.
     """
-    hosts = [h for h in (*spec.workers, *spec.spares) if h.name in sessions]
+    hosts = [h for h in (*spec.worker_hosts, *spec.spare_hosts) if h.name in sessions]
     if len(hosts) < 2:
         return {}
     first, infos = hosts[0], _build_infos(hosts, sessions)
@@ -253,7 +253,7 @@ def probe_links(
     """
     at = _list_addresses(spec, rendezvous)
     planned = plan_link_probes(
-        [h.name for h in spec.workers if h.name in at], [h.name for h in spec.spares if h.name in at]
+        [h.name for h in spec.worker_hosts if h.name in at], [h.name for h in spec.spare_hosts if h.name in at]
     )
     nonce = secrets.token_hex(16)
     peers = Counter(probe.peer for probe in planned)

@@ -76,7 +76,7 @@ class Preflight:
         step = Progress("health", len(sessions), post)
         self._facts = probe_all(self.spec, sessions, step, own_run=self._run.run)
         findings = judge_all(self.spec, self._facts, [name for name in CHECKS if name not in AFTER_SYNC])
-        spares = {h.name for h in self.spec.spares}
+        spares = {h.name for h in self.spec.spare_hosts}
         gone = {n: ConnectError(n, str(f["unreachable"])) for n, f in self._facts.items() if "unreachable" in f}
         lost = {n: error for n, error in gone.items() if n not in spares and not sessions[n].alive}
         bad = [f for f in self._weigh(findings) if not lost or f.node in lost or f.check not in _BETWEEN]
@@ -96,7 +96,7 @@ class Preflight:
         for line in describe_new_findings(fresh or ()):
             post(Note(text=line, level="warn"))
         excluded = [finding for finding in bad if finding.node in spares]
-        declared_spares = {host.name for host in self.spec.spares}
+        declared_spares = {host.name for host in self.spec.spare_hosts}
         for finding in excluded:
             kind = "spare " if finding.node in declared_spares else ""
             post(Note(text=f"{kind}{finding.node} is left out: {finding.message}", level="warn"))
@@ -197,7 +197,7 @@ def _probe(
 ) -> dict[str, dict[str, Any]]:
     hosts = {h.name: h for h in spec.hosts}
     known, interfaces = guess_addresses(spec, sessions), guess_interfaces(spec, sessions)
-    first = next((h.name for h in spec.workers if h.name in sessions), None)
+    first = next((h.name for h in spec.worker_hosts if h.name in sessions), None)
     salt = secrets.token_hex(8)
 
     def probe(node: str, session: Session) -> Facts:

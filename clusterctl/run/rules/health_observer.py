@@ -23,7 +23,7 @@ class HealthObserver:
     """
 
     def __init__(self, spec: ClusterSpec) -> None:
-        self._limits = monitor.Limits.of(spec.health.thresholds, spec.health.interval)
+        self._limits = monitor.Limits.of(spec.health.thresholds, spec.health.sampling_interval)
         self._context = Context.from_spec(spec)
         self._gpus = {host.name: _gpus(host) for host in spec.hosts}
         self._watches: dict[str, monitor.NodeMonitor] = {}

@@ -86,7 +86,9 @@ def describe_repeated_failures(count: int, cause: Cause | None) -> str:
 
 def list_free_spares(spec: ClusterSpec, state: RunState, usable: Collection[str]) -> list[HostSpec]:
     """Return the usable spares that no attempt has used yet, in their order."""
-    return [h for h in spec.spares if h.name in usable and h.name not in state.nodes and h.name not in state.retired]
+    return [
+        h for h in spec.spare_hosts if h.name in usable and h.name not in state.nodes and h.name not in state.retired
+    ]
 
 
 def choose_next_nodes(
@@ -404,7 +406,7 @@ def build_limits(spec: ClusterSpec) -> RunLimits:
         finish_grace=job.finish_grace,
         max_duration=job.max_duration,
         node_lost_after=spec.network.node_lost_after,
-        stop_after=spec.stop_after,
+        stop_after=spec.stop_after_controller_loss,
         stall_action=spec.stall.action,
         restart=spec.restart,
     )

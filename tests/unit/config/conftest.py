@@ -74,7 +74,9 @@ def _parse(
 ) -> LoadedClusterFile:
     more = {f"{FOLDER}/{name}": text.encode() for name, text in (contents or {}).items()}
     names = ["cluster.yaml", "more.yaml", "third.yaml"]
-    sources = [ClusterFileText(path=n, absolute=f"{FOLDER}/{n}", text=t) for n, t in zip(names, texts, strict=False)]
+    sources = [
+        ClusterFileText(path=n, absolute_path=f"{FOLDER}/{n}", content=t) for n, t in zip(names, texts, strict=False)
+    ]
     return parse_cluster_file(
         sources, environ={"HOME": "/home/me", **(environ or {})}, files=Shelf({**SHELF.contents, **more}), **options
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.resolved_file import render_yaml, resolve_spec
+from clusterctl.config.resolved_file import build_resolved_document, render_yaml
 from clusterctl.config.text.overrides import Overrides
 from clusterctl.errors import ConfigError
 
@@ -171,7 +171,7 @@ def test_a_dollar_that_is_meant_can_be_written(
 ) -> None:
     loaded = parse_text(H + f"env: {{A: '{written}'}}\n", environ=HERE)
     assert loaded.spec.env == {"A": value}
-    assert parse_text(render_yaml(resolve_spec(loaded.spec)), environ=HERE).spec.env == {"A": value}
+    assert parse_text(render_yaml(build_resolved_document(loaded.spec)), environ=HERE).spec.env == {"A": value}
 
 
 def test_an_env_file_is_read_as_a_shell_reads_it(parse_text: Callable[..., LoadedClusterFile]) -> None:

@@ -10,11 +10,11 @@ import jsonschema
 import pytest
 
 from clusterctl.config.field_types import StallAction
-from clusterctl.config.resolved_file import render_yaml, resolve_spec
+from clusterctl.config.resolved_file import build_resolved_document, render_yaml
 from clusterctl.config.schema import build_schema, render_schema
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, Role, TransportKind, dump_spec, load_spec
-from clusterctl.config.text.tree import Document, Report
-from clusterctl.config.text.yaml_parser import parse_yaml as read_tree
+from clusterctl.config.text.tree import Document, Problems
+from clusterctl.config.text.yaml_parser import parse_yaml_document as read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,7 +151,7 @@ GOOD: list[Any] = [
     ),
     pytest.param(
         "version: 1\nhosts: {a: 8, s: {role: spare}}\n",
-        lambda s: [h.name for h in s.spares] == ["s"] and s.hosts[1].role is Role.SPARE,
+        lambda s: [h.name for h in s.spare_hosts] == ["s"] and s.hosts[1].role is Role.SPARE,
         id="a_spare",
     ),
     pytest.param(
@@ -229,10 +229,12 @@ GOOD: list[Any] = [
     ),
     pytest.param(
         H + "restart: {max_restarts: 1}\non_controller_loss: {stop_after: 20s}\n",
-        lambda s: s.stop_after == 20.0,
+        lambda s: s.stop_after_controller_loss == 20.0,
         id="controller_loss_stops",
     ),
-    pytest.param(H + "on_controller_loss: keep\n", lambda s: s.stop_after is None, id="controller_loss_keeps"),
+    pytest.param(
+        H + "on_controller_loss: keep\n", lambda s: s.stop_after_controller_loss is None, id="controller_loss_keeps"
+    ),
     pytest.param(
         H + "stall: {timeout: auto, startup_timeout: 40m, action: stop, watch: 'ckpt/**'}\n",
         lambda s: (
@@ -297,9 +299,9 @@ def test_a_good_file_says_what_it_says(good: tuple[str, LoadedClusterFile, Any])
 
 
 def test_a_good_file_satisfies_the_schema(good: tuple[str, LoadedClusterFile, Any]) -> None:
-    tree = read_tree(Document("cluster.yaml", good[0].removeprefix("\ufeff")), Report())
+    tree = read_tree(Document("cluster.yaml", good[0].removeprefix("\ufeff")), Problems())
     assert tree is not None
-    jsonschema.Draft7Validator(build_schema()).validate(tree.plain())
+    jsonschema.Draft7Validator(build_schema()).validate(tree.to_plain_value())
 
 
 def test_a_spec_survives_being_stored_without_its_secrets(good: tuple[str, LoadedClusterFile, Any]) -> None:
@@ -319,7 +321,7 @@ def test_the_resolved_file_means_the_same(
     good: tuple[str, LoadedClusterFile, Any], parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     spec = good[1].spec
-    document = resolve_spec(spec)
+    document = build_resolved_document(spec)
     assert "s3cret" not in json.dumps(document)
     document["secrets"] = {}
     again = parse_text(render_yaml(document)).spec
@@ -363,9 +365,9 @@ def test_the_schema_is_draft_7_and_describes_every_field() -> None:
     ],
 )
 def test_the_schema_refuses_what_the_parser_refuses(text: str) -> None:
-    tree = read_tree(Document("cluster.yaml", text), Report())
+    tree = read_tree(Document("cluster.yaml", text), Problems())
     assert tree is not None
-    assert not jsonschema.Draft7Validator(build_schema()).is_valid(tree.plain())
+    assert not jsonschema.Draft7Validator(build_schema()).is_valid(tree.to_plain_value())
 
 
 def test_defaults_are_those_of_the_spec(parse_text: Callable[..., LoadedClusterFile]) -> None:

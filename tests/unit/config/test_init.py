@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.sections.inventories import is_ansible_inventory, parse_host_list
-from clusterctl.config.sections.launcher_hosts import HostListError, ListedHost, parse_host_words
-from clusterctl.config.starter_file import render_starter_file, render_template
+from clusterctl.config.sections.host_list_parser import is_ansible_inventory, parse_host_list
+from clusterctl.config.sections.hostfiles_and_slurm import HostListError, ListedHost, parse_hosts_with_users
+from clusterctl.config.starter_file import render_starter_file, render_template_for_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,17 +65,17 @@ def test_every_template_is_a_good_file_on_other_machines(
     alone = own.count("host: localhost") == 1
     machines = [ListedHost(host, gpus) for host in (["gpu01"] if alone else ["gpu01", "gpu02"])]
 
-    spec = parse_text(render_template(own, machines), require_job=True).spec
+    spec = parse_text(render_template_for_hosts(own, machines), require_job=True).spec
 
     assert [ListedHost(host.host, host.gpus) for host in spec.hosts] == machines
     assert bool((spec.job and spec.job.args) or spec.env) == (gpus == 0 and not alone)
-    assert "all on this machine" not in render_template(own, machines)
+    assert "all on this machine" not in render_template_for_hosts(own, machines)
 
 
 def test_a_template_for_one_machine_takes_no_more() -> None:
     own = (TEMPLATES / "torch_dataparallel/cluster.yaml").read_text()
     with pytest.raises(ValueError, match="runs on one machine, and 2 are named"):
-        render_template(own, [ListedHost("a"), ListedHost("b")])
+        render_template_for_hosts(own, [ListedHost("a"), ListedHost("b")])
 
 
 def test_a_hostfile_gives_hosts_and_slots() -> None:
@@ -124,7 +124,7 @@ def test_an_ssh_config_that_includes_itself_ends() -> None:
 
 
 def test_a_slurm_expression_gives_its_hosts() -> None:
-    for parse in (parse_host_list, parse_host_words):
+    for parse in (parse_host_list, parse_hosts_with_users):
         assert [m.host for m in parse("gpu[08-10],head")] == ["gpu08", "gpu09", "gpu10", "head"]
         with pytest.raises(ValueError, match="bracket|closed|range"):
             parse("gpu[08-")

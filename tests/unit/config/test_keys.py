@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.config import schema, spec
-from clusterctl.config.resolved_file import render_yaml, resolve_spec
+from clusterctl.config.resolved_file import build_resolved_document, render_yaml
 from clusterctl.config.sections.section_fields import build_section
 from clusterctl.config.sections.section_validation import build_validator
 from clusterctl.config.spec import dump_spec
@@ -28,7 +28,7 @@ KEYS = dict(schema.list_keys())
 
 
 def test_the_tables_of_keys_are_not_stale() -> None:
-    assert PAGE.read_text() == schema.render_page(PAGE.read_text()), "run `make docs`"
+    assert PAGE.read_text() == schema.fill_key_tables(PAGE.read_text()), "run `make docs`"
 
 
 def test_each_key_stands_in_one_table() -> None:
@@ -41,9 +41,9 @@ def test_each_key_stands_in_one_table() -> None:
 def test_a_sentence_that_names_a_default_names_the_one_that_holds(key: SectionField) -> None:
     if "(default)" in key.summary:
         assert key.default_text in key.summary
-    word = key.kind.unparse(None) if key.default is None and key.kind.unparse is not None else None
-    if word is not None and "`" in key.key.unset_text:
-        assert key.key.unset_text.startswith(f"`{word}`")
+    word = key.field_type.unparse(None) if key.default is None and key.field_type.unparse is not None else None
+    if word is not None and "`" in key.docs.unset_text:
+        assert key.docs.unset_text.startswith(f"`{word}`")
 
 
 def test_the_sentence_about_backoff_names_its_ceiling() -> None:
@@ -159,5 +159,5 @@ def test_a_file_that_says_little_is_printed_and_stored_with_every_default(
 ) -> None:
     said = parse_text("version: 1\nhosts: gpu01\njob: {script: train.py}\n").spec
 
-    assert re.sub("llm-[0-9a-f]{8}", "llm-HASH", render_yaml(resolve_spec(said))) == DEFAULTS
+    assert re.sub("llm-[0-9a-f]{8}", "llm-HASH", render_yaml(build_resolved_document(said))) == DEFAULTS
     assert re.sub("llm-[0-9a-f]{8}", "llm-HASH", dump_spec(said)) == STORED

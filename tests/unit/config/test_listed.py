@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from clusterctl.config.loader import LoadedClusterFile
-from clusterctl.config.sections.launcher_hosts import (
+from clusterctl.config.sections.hostfiles_and_slurm import (
     HostListError,
     build_srun_command,
     is_srun_command,
-    list_allocated_hosts,
+    list_slurm_hosts,
     parse_hostfile,
 )
 from clusterctl.config.spec import TransportKind
@@ -60,7 +60,7 @@ def test_a_list_that_cannot_be_read_says_where(text: str, message: str) -> None:
 
 
 def test_an_allocation_gives_nodes_cpus_and_a_way_to_each() -> None:
-    found = list_allocated_hosts(BATCH)
+    found = list_slurm_hosts(BATCH)
     assert [(one.host, one.gpus, one.workers) for one in found] == [
         ("gpu01", 0, None),
         ("gpu02", 0, None),
@@ -81,11 +81,11 @@ def test_an_allocation_gives_nodes_cpus_and_a_way_to_each() -> None:
     ],
 )
 def test_gpus_are_those_of_the_job(variables: dict[str, str], gpus: int | None) -> None:
-    assert {one.gpus for one in list_allocated_hosts(BATCH | variables)} == {gpus}
+    assert {one.gpus for one in list_slurm_hosts(BATCH | variables)} == {gpus}
 
 
 def test_tasks_are_workers() -> None:
-    assert {one.workers for one in list_allocated_hosts(BATCH | {"SLURM_NTASKS_PER_NODE": "2"})} == {2}
+    assert {one.workers for one in list_slurm_hosts(BATCH | {"SLURM_NTASKS_PER_NODE": "2"})} == {2}
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_tasks_are_workers() -> None:
 )
 def test_what_is_no_whole_allocation_is_refused(variables: dict[str, str], message: str) -> None:
     with pytest.raises(HostListError, match=message) as caught:
-        list_allocated_hosts(BATCH | variables)
+        list_slurm_hosts(BATCH | variables)
     assert caught.value.hint or "cannot be read" in str(caught.value)
 
 
 def test_the_shell_of_salloc_may_be_a_step_of_its_own() -> None:
-    assert len(list_allocated_hosts(BATCH | {"SLURM_STEP_ID": "4294967290"})) == 3
+    assert len(list_slurm_hosts(BATCH | {"SLURM_STEP_ID": "4294967290"})) == 3
 
 
 def test_the_command_of_a_step_is_known_as_ours_and_a_changed_one_is_not() -> None:
@@ -131,8 +131,8 @@ def test_what_a_list_says_of_the_way_to_a_host_holds(parse_text: Callable[..., L
     inventory = "[gpu]\na ansible_host=10.0.0.1 ansible_user=me ansible_ssh_common_args='-J b'\n"
     text = "version: 1\nhosts: {from: {command: [list]}}\n"
 
-    (host,) = parse_text(text, run_listing=lambda _argv: inventory).spec.hosts
-    (other,) = parse_text(text, run_listing=lambda _argv: "\ufeffyou@c:2222 slots=2\n").spec.hosts
+    (host,) = parse_text(text, run_host_command=lambda _argv: inventory).spec.hosts
+    (other,) = parse_text(text, run_host_command=lambda _argv: "\ufeffyou@c:2222 slots=2\n").spec.hosts
 
     assert (host.host, host.address, host.user, host.proxy_jump) == ("a", "10.0.0.1", "me", "b")
     assert (other.host, other.user, other.port, other.workers) == ("c", "you", 2222, 2)
@@ -146,7 +146,7 @@ def test_a_command_that_lists_hosts_is_run_by_whoever_may(parse_text: Callable[.
         return "a slots=2\nb\n"
 
     text = FROM % "{command: [inventory, --all]}"
-    spec = parse_text(text, run_listing=run).spec
+    spec = parse_text(text, run_host_command=run).spec
     assert [(host.name, host.workers) for host in spec.hosts] == [("a", 2), ("b", None)]
     assert asked == [("inventory", "--all")]
     with pytest.raises(ConfigError, match="its command is not run here"):
@@ -183,4 +183,4 @@ def test_a_name_that_is_no_host_s_is_refused_from_wherever_it_comes(
     parse_text: Callable[..., LoadedClusterFile], text: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"hosts\[0\]"):
-        parse_text(FROM % "{command: [x]}", run_listing=lambda _: text)
+        parse_text(FROM % "{command: [x]}", run_host_command=lambda _: text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.config.loader import ClusterFileText, parse_cluster_file
-from clusterctl.config.sections.shell_text import analyze_variables
+from clusterctl.config.sections.shell_text_analysis import analyze_shell_variables
 from clusterctl.errors import ConfigError
 from tests.unit.config.conftest import FOLDER, Shelf
 
@@ -120,7 +120,7 @@ def test_a_variable_that_somebody_may_set_is_not_warned_of(
 )
 def test_each_text_that_a_shell_reads_is_looked_at(job: str, places: list[str]) -> None:
     files = Shelf({f"{FOLDER}/train.py": b"", f"{FOLDER}/run.sh": b"export RANK=$SLURM_PROCID\npython train.py\n"})
-    source = ClusterFileText(path="c.yaml", absolute=f"{FOLDER}/c.yaml", text=f"{H}job: {{{job}}}\n")
+    source = ClusterFileText(path="c.yaml", absolute_path=f"{FOLDER}/c.yaml", content=f"{H}job: {{{job}}}\n")
     found = parse_cluster_file([source], environ={"HOME": "/home/me"}, files=files).warnings
     assert [one.text.partition(": ")[0] for one in found] == places
 
@@ -137,7 +137,7 @@ def test_each_text_that_a_shell_reads_is_looked_at(job: str, places: list[str]) 
     ],
 )
 def test_variables_that_only_the_environment_can_set_are_found(text: str, names: tuple[str, ...]) -> None:
-    assert analyze_variables(text).inherited == names
+    assert analyze_shell_variables(text).inherited == names
 
 
 def test_a_variable_of_this_shell_that_is_not_sent_is_warned_of(parse_text: Callable[..., LoadedClusterFile]) -> None:
@@ -165,8 +165,8 @@ def test_a_variable_of_this_shell_that_is_not_sent_is_warned_of(parse_text: Call
 def test_variables_that_do_not_reach_a_program_are_found(
     text: str, unexported: tuple[str, ...], premature: tuple[str, ...], parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
-    found = analyze_variables(text)
-    assert (found.unexported, found.premature) == (unexported, premature)
+    found = analyze_shell_variables(text)
+    assert (found.unexported, found.expanded_too_early) == (unexported, premature)
     told = [one for one in warnings_of(parse_text, text) if "not exported" in one or "is filled in before" in one]
     assert len(told) == len(unexported + premature)
 
@@ -189,7 +189,7 @@ def test_a_line_of_an_env_file_is_read_as_a_shell_reads_it_or_warned_of(
 ) -> None:
     files = Shelf({f"{FOLDER}/train.py": b"", f"{FOLDER}/x.env": f"{line}\n".encode()})
     text = f"{H}env_file: x.env\njob: {{script: train.py}}\n"
-    source = ClusterFileText(path="c.yaml", absolute=f"{FOLDER}/c.yaml", text=text)
+    source = ClusterFileText(path="c.yaml", absolute_path=f"{FOLDER}/c.yaml", content=text)
     with pytest.raises(ConfigError, match=problem) if value is None else contextlib.nullcontext():
         found = parse_cluster_file([source], environ={"HOME": "/home/me"}, files=files)
         assert found.spec.env == {"A": value}

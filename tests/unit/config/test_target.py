@@ -23,7 +23,7 @@ NOTEBOOK = b'{"cells": [], "metadata": {}, "nbformat": 4}'
 def load(job: str, files: dict[str, bytes], hosts: str = "{a: 1, b: 1}", more: str = "") -> LoadedClusterFile:
     """A cluster file beside some files."""
     text = f"version: 1\nhosts: {hosts}\njob: {job}\n{more}"
-    source = ClusterFileText(path="c.yaml", absolute=f"{FOLDER}/c.yaml", text=text)
+    source = ClusterFileText(path="c.yaml", absolute_path=f"{FOLDER}/c.yaml", content=text)
     shelf = Shelf({f"{FOLDER}/{name}": data for name, data in files.items()} | {f"{FOLDER}/src/x.py": b""})
     return parse_cluster_file([source], environ={"HOME": "/home/me"}, files=shelf)
 
@@ -98,7 +98,7 @@ def test_a_script_inside_what_is_synced_is_named_relative_to_it(script: str, pat
     shelf = Shelf({f"{FOLDER}/bin/train.py": PYTHON, "/home/me/link/bin/train.py": PYTHON})
     text = f"version: 1\nhosts: a\njob: {{script: {script}}}\n"
     loaded = parse_cluster_file(
-        [ClusterFileText(path="c.yaml", absolute=f"{FOLDER}/c.yaml", text=text)],
+        [ClusterFileText(path="c.yaml", absolute_path=f"{FOLDER}/c.yaml", content=text)],
         environ={"HOME": "/home/me"},
         files=shelf,
     )

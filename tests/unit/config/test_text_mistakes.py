@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.sections.shell_text import (
-    analyze_variables,
-    find_dropped_arguments,
+from clusterctl.config.sections.shell_text_analysis import (
+    analyze_shell_variables,
+    find_dropped_argument,
     find_literal_mistakes,
     find_shell_mistakes,
 )
@@ -142,7 +142,7 @@ def test_the_value_of_a_variable_may_be_an_operator() -> None:
 @pytest.mark.parametrize("text", ["-" * 60_000, "<<A\n" * 15_000, " ".join(f"$V{i}" for i in range(8_000))], ids=len)
 def test_a_long_text_is_judged_and_nothing_is_found_in_it(text: str) -> None:
     assert find_shell_mistakes(text) == []
-    assert len(analyze_variables(text).inherited) in (0, 8_000)
+    assert len(analyze_shell_variables(text).inherited) in (0, 8_000)
 
 
 @pytest.mark.parametrize(
@@ -163,4 +163,4 @@ def test_a_long_text_is_judged_and_nothing_is_found_in_it(text: str) -> None:
 def test_arguments_that_a_text_for_a_shell_does_not_use_are_found(
     command: str | list[str], args: list[str], dropped: str | None
 ) -> None:
-    assert find_dropped_arguments(command, args) == dropped
+    assert find_dropped_argument(command, args) == dropped

@@ -17,7 +17,7 @@ ONE = "version: 1\nhosts: gpu01\n"
 
 
 def workdir(folder: str, text: str = ONE, file: str = "cluster.yaml") -> str | None:
-    source = ClusterFileText(path=file, absolute=f"{folder}/{file}", text=text)
+    source = ClusterFileText(path=file, absolute_path=f"{folder}/{file}", content=text)
     return parse_cluster_file([source], environ={"HOME": "/home/me"}, files=SHELF).spec.hosts[0].workdir
 
 

@@ -31,11 +31,11 @@ def test_a_run_begins_without_workers_only_where_enough_are_left(
 ) -> None:
     fewer = demote_to_spares(spec(min_nodes), missing)
 
-    assert (None if fewer is None else [host.name for host in fewer.workers]) == workers
+    assert (None if fewer is None else [host.name for host in fewer.worker_hosts]) == workers
 
 
 def test_a_worker_that_is_missing_waits_as_the_spares_do() -> None:
     fewer = demote_to_spares(spec(2), ["b"])
 
     assert fewer is not None
-    assert [host.name for host in fewer.spares] == ["b", "s"]
+    assert [host.name for host in fewer.spare_hosts] == ["b", "s"]

@@ -38,11 +38,12 @@ def test_workers_meet_by_no_interface_that_stays_on_its_machine(name: str) -> No
 
 
 def plan_of(spec: ClusterSpec, **answers: rendezvous.NodeInfo) -> planning.LaunchPlan:
-    entries = layout.assign_ranks(spec.workers, {})
+    entries = layout.assign_ranks(spec.worker_hosts, {})
     known = {
-        h.name: answers.get(h.name, answer(h.name, ("eth0", f"10.0.0.{i + 1}"))) for i, h in enumerate(spec.workers)
+        h.name: answers.get(h.name, answer(h.name, ("eth0", f"10.0.0.{i + 1}")))
+        for i, h in enumerate(spec.worker_hosts)
     }
-    master = known[spec.workers[0].name].addresses[0][1]
+    master = known[spec.worker_hosts[0].name].addresses[0][1]
     routes = {n: rendezvous.Route(source=a.addresses[0][1], interface=a.addresses[0][0]) for n, a in known.items()}
     where = rendezvous.plan_rendezvous(entries, known, master, routes)
     ports = {e.host.name: [41000 + i for i, _ in enumerate(layout.list_requested_ports(spec, e))] for e in entries}

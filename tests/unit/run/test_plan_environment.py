@@ -58,7 +58,7 @@ def spec_of(*hosts: HostSpec, **more: Any) -> ClusterSpec:
 
 
 def plan_of(spec: ClusterSpec, identity: environment.RunIdentity = RUN, **options: Any) -> planning.LaunchPlan:
-    entries = layout.assign_ranks(spec.workers, {})
+    entries = layout.assign_ranks(spec.worker_hosts, {})
     ports = {e.host.name: [41000 + i for i, _ in enumerate(layout.list_requested_ports(spec, e))] for e in entries}
     known = {"answers": ANSWERS, "where": WHERE, "ports": ports, **options}
     return planning.plan_launch(spec, identity, entries, known["answers"], known["where"], known["ports"])

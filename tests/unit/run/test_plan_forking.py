@@ -22,7 +22,7 @@ def test_nothing_that_imports_may_read_differs_between_forkserver_and_ranks(fram
     hosts = (HostSpec(name="a", host="a", gpus=gpus, env={"A": "1"}), HostSpec(name="b", host="b", workers=2))
     spec = spec_of(*hosts, job={"framework": framework, "start_method": StartMethod.AUTO}, env={"B": "2"})
     ranks = envs(plan_of(spec))
-    for entry in layout.assign_ranks(spec.workers, {}):
+    for entry in layout.assign_ranks(spec.worker_hosts, {}):
         wire = launch.build_fork_request(spec, RUN, entry, ANSWERS[entry.host.name])
         assert wire is not None
         # The node itself adds its marks.
@@ -54,7 +54,7 @@ def test_what_stands_in_the_way_is_said_to_who_asks_for_a_fork(change: dict[str,
     spec = dataclasses.replace(spec_of(), job=job)
     assert reason in str(launch.describe_refused_fork(job))
     assert launch.describe_refused_fork(dataclasses.replace(job, start_method=StartMethod.AUTO)) is None
-    (entry, *_) = layout.assign_ranks(spec.workers, {})
+    (entry, *_) = layout.assign_ranks(spec.worker_hosts, {})
     assert launch.build_fork_request(spec, RUN, entry, None) is None
 
 
@@ -65,14 +65,14 @@ def test_a_module_and_a_script_can_be_forked() -> None:
 
 def test_nobody_is_asked_where_workers_are_spawned() -> None:
     spec = spec_of()
-    (entry, *_) = layout.assign_ranks(spec.workers, {})
+    (entry, *_) = layout.assign_ranks(spec.worker_hosts, {})
     assert launch.build_fork_request(spec, RUN, entry, None) is None
 
 
 @pytest.mark.parametrize(("attempt", "keep"), [(0, True), (1, True), (2, False)])
 def test_it_is_kept_while_another_attempt_may_follow(attempt: int, keep: bool) -> None:
     spec = dataclasses.replace(spec_of(), job=FORK, restart=RestartSpec(max_restarts=2), secrets={"TOKEN": "t"})
-    (entry, *_) = layout.assign_ranks(spec.workers, {})
+    (entry, *_) = layout.assign_ranks(spec.worker_hosts, {})
     wire = launch.build_fork_request(spec, dataclasses.replace(RUN, attempt=attempt), entry, ANSWERS["a"])
     assert wire is not None
     assert (wire["keep"], wire["secrets"], wire["demanded"]) == (keep, ["TOKEN"], True)
@@ -90,7 +90,7 @@ def test_it_is_kept_while_another_attempt_may_follow(attempt: int, keep: bool) -
 )
 def test_what_is_preloaded_is_the_frameworks_own_or_what_is_named(job: dict[str, Any], preload: object) -> None:
     spec = dataclasses.replace(spec_of(), job=dataclasses.replace(FORK, **job))
-    (entry, *_) = layout.assign_ranks(spec.workers, {})
+    (entry, *_) = layout.assign_ranks(spec.worker_hosts, {})
     wire = launch.build_fork_request(spec, RUN, entry, None)
     assert wire is not None
     assert wire["preload"] == preload

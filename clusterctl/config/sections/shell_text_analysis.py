@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from clusterctl.config.program_analysis import split_shell_commands
-from clusterctl.config.worker_variables import OWNED_NAMES, find_launcher_of_variable, is_reserved_variable
+from clusterctl.config.worker_variables import RESERVED_NAMES, find_launcher_of_variable, is_reserved_variable
 
 _LONGEST_TEXT = 1 << 16
 _HERE_DOCUMENT = re.compile(r"<<-?\s*\\?['\"]?(\w+)['\"]?[^\n]*\n")
@@ -42,7 +42,7 @@ class Quoting(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class TextMistake:
+class ShellMistake:
     """A part of a shell text that bash probably reads differently from what is meant.
 
     Attributes:
@@ -148,30 +148,30 @@ _SHELL_RULES: tuple[tuple[re.Pattern[str], tuple[Quoting, ...], str, str], ...] 
 )
 
 
-def find_shell_mistakes(text: str) -> list[TextMistake]:
+def find_shell_mistakes(text: str) -> list[ShellMistake]:
     """Return the parts of a text that bash probably reads differently from what is meant: the first of each kind."""
     if len(text) > _LONGEST_TEXT:
         return []
-    quoting = classify_characters(text)
+    quoting = classify_quoting(text)
     found = [
-        TextMistake(match.start(), len(match[0]), what, hint)
+        ShellMistake(match.start(), len(match[0]), what, hint)
         for pattern, where, what, hint in _SHELL_RULES
         for match in pattern.finditer(text)
         if quoting[match.start()] in where and quoting[match.end() - 1] in where
         # The quotes of a `"$(… "…" …)"` are not paired here.
         if not _NESTED_QUOTES.search(text[text.rfind("\n", 0, match.start()) + 1 : match.start()])
     ]
-    found += _list_quoted(text, quoting)
-    found += _list_braces(text, quoting)
-    found += _list_escaped(text, quoting)
-    found += _list_first_items(text, quoting)
-    found += [] if found else _list_option_lines(text, quoting)
+    found += _find_quoted_expansions(text, quoting)
+    found += _find_brace_ranges(text, quoting)
+    found += _find_escaped_variables(text, quoting)
+    found += _find_first_items(text, quoting)
+    found += [] if found else _find_separated_options(text, quoting)
     return list({mistake.text: mistake for mistake in sorted(found, key=lambda mistake: -mistake.offset)}.values())[
         ::-1
     ]
 
 
-def classify_characters(text: str) -> list[Quoting]:
+def classify_quoting(text: str) -> list[Quoting]:
     """Return how bash reads each character of a text; here-documents are like comments, nothing is judged in them."""
     result: list[Quoting] = []
     state, is_escaped = Quoting.PLAIN, False
@@ -201,7 +201,7 @@ def classify_characters(text: str) -> list[Quoting]:
     return result
 
 
-def _list_quoted(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
+def _find_quoted_expansions(text: str, quoting: list[Quoting]) -> Iterator[ShellMistake]:
     """Give a home in quotes, and variables of a rank in single quotes, unless another program reads the quoted text."""
     for match in re.finditer(r"'([^'\n]{1,2000})'|\"([^\"\n]{1,2000})\"", text):
         is_single = match[1] is not None
@@ -212,22 +212,22 @@ def _list_quoted(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
             continue
         if re.match(r"(?:[\w.-]+=)?~/", inner):
             hint = "write `$HOME/` in double quotes, which is the home on the node"
-            yield TextMistake(match.start(), len(match[0]), "bash does not expand `~` in quotes", hint)
+            yield ShellMistake(match.start(), len(match[0]), "bash does not expand `~` in quotes", hint)
         name = re.search(r"\$\{?([A-Z_]+)\b", inner) if is_single and not re.search(r"[\s;|]", inner) else None
         if name is not None and (is_reserved_variable(name[1]) or _SHELL_VARIABLES.fullmatch(name[1])):
             what = f"bash fills in nothing in single quotes, the program gets `${name[1]}` as it is"
-            yield TextMistake(match.start(), len(match[0]), what, "use double quotes")
+            yield ShellMistake(match.start(), len(match[0]), what, "use double quotes")
 
 
-def _list_escaped(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
+def _find_escaped_variables(text: str, quoting: list[Quoting]) -> Iterator[ShellMistake]:
     """Give variables of a rank behind a backslash, as they are written for an inner shell."""
     for match in re.finditer(r"(?<!\\)\\\$\{?([A-Z_]+)\b", text):
         if quoting[match.start()] is Quoting.PLAIN and is_reserved_variable(match[1]):
             what = f"the backslash keeps bash from filling in `${match[1]}`"
-            yield TextMistake(match.start(), len(match[0]), what, "leave the backslash out")
+            yield ShellMistake(match.start(), len(match[0]), what, "leave the backslash out")
 
 
-def _list_braces(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
+def _find_brace_ranges(text: str, quoting: list[Quoting]) -> Iterator[ShellMistake]:
     """Give a range in braces that is an argument of a training program: bash makes many words of it."""
     for words in split_shell_commands(text):
         if not any(_PYTHONS.fullmatch(word) for word in words[:6]):
@@ -237,10 +237,10 @@ def _list_braces(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
             offset = text.find(word) if match is not None else -1
             if match is not None and offset >= 0 and quoting[offset + match.start()] is Quoting.PLAIN:
                 what = f"bash makes many words of `{match[0]}`"
-                yield TextMistake(offset + match.start(), len(match[0]), what, "quote the word to hand it on as it is")
+                yield ShellMistake(offset + match.start(), len(match[0]), what, "quote the word to hand it on as it is")
 
 
-def _list_option_lines(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
+def _find_separated_options(text: str, quoting: list[Quoting]) -> Iterator[ShellMistake]:
     """Give lines that begin with an option and continue no command."""
     for match in _OPTION_LINE.finditer(text):
         before = re.sub(r"[ \t]+\Z", "", text[: match.start()].removesuffix("\n"))
@@ -253,10 +253,10 @@ def _list_option_lines(text: str, quoting: list[Quoting]) -> Iterator[TextMistak
         if quoting[match.start(1)] is Quoting.PLAIN and not is_continued and not opened and before.strip():
             what = "an option that begins a line of its own is no argument of the command above it"
             hint = "end each line of a command but its last with a backslash, in a text that is written with `|`"
-            yield TextMistake(match.start(1), len(match[1]), what, hint)
+            yield ShellMistake(match.start(1), len(match[1]), what, hint)
 
 
-def _list_first_items(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
+def _find_first_items(text: str, quoting: list[Quoting]) -> Iterator[ShellMistake]:
     """Give each use of an array where bash uses only the first item."""
     for name in dict.fromkeys(re.findall(r"(?m)(?:^|(?<=[\s;]))([A-Za-z_]\w*)\+?=\([^)]*\s", text)):
         if re.search(rf"(?m)(?:^|[\s;]){name}=[^(]", text):
@@ -264,10 +264,10 @@ def _list_first_items(text: str, quoting: list[Quoting]) -> Iterator[TextMistake
         for match in re.finditer(rf"(?<!\\)\$(?:{name}\b|\{{{name}\}})", text):
             if quoting[match.start()] in _FILLED_IN:
                 what = f"`{match[0]}` is the first item of the array alone"
-                yield TextMistake(match.start(), len(match[0]), what, f'write `"${{{name}[@]}}"`')
+                yield ShellMistake(match.start(), len(match[0]), what, f'write `"${{{name}[@]}}"`')
 
 
-def find_dropped_arguments(command: str | Sequence[str], args: Sequence[str]) -> str | None:
+def find_dropped_argument(command: str | Sequence[str], args: Sequence[str]) -> str | None:
     """Return the first argument that a command gives to a shell whose text does not use it.
 
     Args:
@@ -359,7 +359,7 @@ _TEST = re.compile(
 _NAME = re.compile(r"[A-Z][A-Z0-9_]+")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=")
 _VALUE = r"(?:\"[^\"\n]{,1000}\"|'[^'\n]{,1000}'|\$\(\([^\n]{,1000}?\)\)|\$\([^\n]{,1000}?\)|[^\s;&|])*"
-_BEFOREASSIGNMENTS = re.compile(
+_WORDS_BEFORE_ASSIGNMENTS = re.compile(
     r"then|do|else|[{!]|export|declare|typeset|readonly|local|env|exec|time|command|set|-\w*"
 )
 _SHELL_PROGRAMS = ("bash", "sh", "dash", "zsh")
@@ -375,22 +375,22 @@ class ShellVariables:
 
     Attributes:
         assigned: Names that it sets, in order.
-        replaced: Those among them that clusterctl owns, and whose value it does not build on.
-        read: Names of other launchers that it reads, without a default and without a test.
+        overwritten: Those among them that clusterctl owns, and whose value it does not build on.
+        read_of_launchers: Names of other launchers that it reads, without a default and without a test.
         inherited: Other names that it reads so and does not set: they come from the environment, if from anywhere.
         unexported: Names that it sets, neither reads nor exports, so that programs do not get them.
-        premature: Names that a command reads which are set for that command alone.
+        expanded_too_early: Names that a command reads which are set for that command alone.
     """
 
     assigned: tuple[str, ...] = ()
-    replaced: tuple[str, ...] = ()
-    read: tuple[str, ...] = ()
+    overwritten: tuple[str, ...] = ()
+    read_of_launchers: tuple[str, ...] = ()
     inherited: tuple[str, ...] = ()
     unexported: tuple[str, ...] = ()
-    premature: tuple[str, ...] = ()
+    expanded_too_early: tuple[str, ...] = ()
 
 
-def analyze_variables(text: str) -> ShellVariables:
+def analyze_shell_variables(text: str) -> ShellVariables:
     """Return which variables a text for bash sets and reads; nothing if it is very long or runs another launcher."""
     if len(text) > _MAX_CHARS:
         return ShellVariables()
@@ -398,32 +398,34 @@ def analyze_variables(text: str) -> ShellVariables:
     if any(os.path.basename(_find_program(words)) in _OTHER_LAUNCHERS for words in commands):
         return ShellVariables()
     plain = _COMMENT.sub("", text)
-    assigned = tuple(dict.fromkeys(name for words in commands for name in _list_assigned(words)))
+    assigned = tuple(dict.fromkeys(name for words in commands for name in _list_assigned_names(words)))
     tested = {name for match in _TEST.finditer(plain) for name in _NAME.findall(match[0])}
     tested_launchers = {launcher for name in tested if (launcher := find_launcher_of_variable(name)) is not None}
     optional = {match[1] for match in _WITH_DEFAULT.finditer(plain)}
     read = dict.fromkeys(match[1] or match[2] for match in _READ.finditer(plain))
     return ShellVariables(
         assigned=assigned,
-        replaced=()
+        overwritten=()
         if tested_launchers
         else tuple(
-            name for name in assigned if name in OWNED_NAMES and name not in tested and not _builds_on(name, plain)
+            name
+            for name in assigned
+            if name in RESERVED_NAMES and name not in tested and not _extends_itself(name, plain)
         ),
-        read=tuple(
+        read_of_launchers=tuple(
             name
             for name in read
             if (launcher := find_launcher_of_variable(name)) is not None
             and launcher not in tested_launchers
             and name not in optional
         ),
-        inherited=_list_inherited(text, {*assigned, *tested, *optional}),
-        unexported=tuple(_list_unexported(plain, commands)),
-        premature=tuple(name for name in _list_premature(text, commands) if name not in optional),
+        inherited=_list_inherited_names(text, {*assigned, *tested, *optional}),
+        unexported=tuple(_list_unexported_names(plain, commands)),
+        expanded_too_early=tuple(name for name in _list_expanded_too_early(text, commands) if name not in optional),
     )
 
 
-def _list_unexported(text: str, commands: Sequence[Sequence[str]]) -> Iterator[str]:
+def _list_unexported_names(text: str, commands: Sequence[Sequence[str]]) -> Iterator[str]:
     """Give names in capitals that a text only sets and never uses."""
     if _READS_UNKNOWN_NAMES.search(text):
         return
@@ -440,27 +442,27 @@ def _list_unexported(text: str, commands: Sequence[Sequence[str]]) -> Iterator[s
             yield name
 
 
-def _list_premature(text: str, commands: Sequence[Sequence[str]]) -> Iterator[str]:
-    quoting = classify_characters(text)
-    everywhere = [name for words in commands for name in _list_assigned(words)]
+def _list_expanded_too_early(text: str, commands: Sequence[Sequence[str]]) -> Iterator[str]:
+    quoting = classify_quoting(text)
+    everywhere = [name for words in commands for name in _list_assigned_names(words)]
     if _SETS_UNKNOWN_NAMES.search(text):
         return
     for words in commands:
-        for name in _list_assigned(words):
+        for name in _list_assigned_names(words):
             rest = [word for word in words if not word.startswith(f"{name}=")]
             pattern = re.compile(rf"(?<!\\)\$(?:{name}\b|\{{{name}\}})")
             places = [quoting[match.start()] for match in pattern.finditer(text)]
             has_program = bool(_find_program(words)) and "export" not in words
             is_read = any(map(pattern.search, rest)) and places and all(place in _FILLED_IN for place in places)
-            if has_program and is_read and everywhere.count(name) == 1 and not _builds_on(name, text):
+            if has_program and is_read and everywhere.count(name) == 1 and not _extends_itself(name, text):
                 yield name
 
 
-def _list_inherited(text: str, others: Collection[str]) -> tuple[str, ...]:
+def _list_inherited_names(text: str, others: Collection[str]) -> tuple[str, ...]:
     """Return names in capitals that a text reads and nothing in it can set, except `others`."""
     if _SETS_UNKNOWN_NAMES.search(text):
         return ()
-    quoting = classify_characters(text)
+    quoting = classify_quoting(text)
     set_by_commands = {name for match in _SETS_NAMES.finditer(text) for name in _NAME.findall(match[0])}
     names = dict.fromkeys(
         match[1] or match[2]
@@ -470,13 +472,18 @@ def _list_inherited(text: str, others: Collection[str]) -> tuple[str, ...]:
     return tuple(
         name
         for name in names
-        if _NAME.fullmatch(name) and name not in others and not is_common_variable(name) and name not in set_by_commands
+        if _NAME.fullmatch(name)
+        and name not in others
+        and not is_commonly_set_variable(name)
+        and name not in set_by_commands
     )
 
 
-def is_common_variable(name: str) -> bool:
+def is_commonly_set_variable(name: str) -> bool:
     """Return whether a shell, most logins, clusterctl or another launcher sets a variable."""
-    return bool(_SHELL_VARIABLES.fullmatch(name)) or name in OWNED_NAMES or find_launcher_of_variable(name) is not None
+    return (
+        bool(_SHELL_VARIABLES.fullmatch(name)) or name in RESERVED_NAMES or find_launcher_of_variable(name) is not None
+    )
 
 
 def _list_commands(text: str) -> Iterator[list[str]]:
@@ -489,19 +496,19 @@ def _list_commands(text: str) -> Iterator[list[str]]:
 
 
 def _find_program(words: Sequence[str]) -> str:
-    programs = (word for word in words if not _BEFOREASSIGNMENTS.fullmatch(word) and not ASSIGNMENT.match(word))
+    programs = (word for word in words if not _WORDS_BEFORE_ASSIGNMENTS.fullmatch(word) and not ASSIGNMENT.match(word))
     return next(programs, "")
 
 
-def _list_assigned(words: Sequence[str]) -> Iterator[str]:
-    for word in itertools.dropwhile(_BEFOREASSIGNMENTS.fullmatch, words):
+def _list_assigned_names(words: Sequence[str]) -> Iterator[str]:
+    for word in itertools.dropwhile(_WORDS_BEFORE_ASSIGNMENTS.fullmatch, words):
         match = ASSIGNMENT.match(word)
         if match is None:
             return
         yield match[1]
 
 
-def _builds_on(name: str, text: str) -> bool:
+def _extends_itself(name: str, text: str) -> bool:
     """Return whether each value that a text gives to a variable is made of the variable itself."""
     values = re.findall(rf"(?<![\w$]){name}\+?=({_VALUE})", text)
     return bool(values) and all(re.search(rf"(?<!\w){name}(?!\w)", value) for value in values)

@@ -11,27 +11,35 @@ from clusterctl.config.secret_redaction import REDACTED, find_secret_words, is_s
 from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.section_fields import SECRET
 from clusterctl.config.sections.section_validation import keep_scalars_as_text, validate_section
-from clusterctl.config.sections.shell_text import find_literal_mistakes
-from clusterctl.config.text.tree import Document, Mark, Node, Path, Report, format_path, list_environments
+from clusterctl.config.sections.shell_text_analysis import find_literal_mistakes
+from clusterctl.config.text.tree import (
+    Document,
+    KeyPath,
+    Mark,
+    Problems,
+    TreeNode,
+    format_path,
+    list_env_mappings,
+)
 from clusterctl.config.value_parsers import describe_value
-from clusterctl.config.worker_variables import REMEDIES, is_reserved_variable
+from clusterctl.config.worker_variables import RESERVED_NAME_HINTS, is_reserved_variable
 
 _LINE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][\w.-]*)[ \t]*=(.*)", re.DOTALL)
 _QUOTED = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
-    """The variables of `env`, `env_file` and `secrets`; `node` has the positions of `env`."""
+class DeclaredEnvironment:
+    """The variables of `env`, `env_file` and `secrets`; `env_node` has the positions of `env`."""
 
     env: dict[str, str]
     secrets: dict[str, str]
-    node: Node
+    env_node: TreeNode
 
 
-def build_environment(root: Node, context: BuildContext) -> Environment:
+def build_environment(root: TreeNode, context: BuildContext) -> DeclaredEnvironment:
     """Return the variables of all three; problems go to the report."""
-    entries: dict[str, Node] = {}
+    entries: dict[str, TreeNode] = {}
     keys: dict[str, Mark] = {}
     for node in (*_read_env_files(root, context), _read_env(root, context.report)):
         if node is not None:
@@ -45,13 +53,13 @@ def build_environment(root: Node, context: BuildContext) -> Environment:
     _warn_of_secrets(root, keys, context.report)
     _warn_of_secret_arguments(root, context.report)
     env = {name: str(node.value) for name, node in entries.items()}
-    return Environment(env, secrets, Node(entries, root.mark, keys=keys))
+    return DeclaredEnvironment(env, secrets, TreeNode(entries, root.mark, keys=keys))
 
 
-def _warn_of_secrets(root: Node, keys: dict[str, Mark], report: Report) -> None:
+def _warn_of_secrets(root: TreeNode, keys: dict[str, Mark], report: Problems) -> None:
     """Warn once of names in `env` that look like a secret, because `env` is stored and shown."""
     unique = dict(keys)
-    for _, env in list_environments(root):
+    for _, env in list_env_mappings(root):
         unique |= {name: env.key_mark(name) for name in env.value}
     names = [name for name in unique if is_secret_name(name)]
     if names:
@@ -59,10 +67,10 @@ def _warn_of_secrets(root: Node, keys: dict[str, Mark], report: Report) -> None:
         report.warn(unique[names[0]], text, f"write `secrets: {{{names[0]}: {{env: {names[0]}}}}}`")
 
 
-def _warn_of_secret_arguments(root: Node, report: Report) -> None:
+def _warn_of_secret_arguments(root: TreeNode, report: Problems) -> None:
     """Warn once of job arguments that look like a secret, because all users of a node can see them."""
     args = root.find("job", "args")
-    nodes: list[Node] = args.value if args is not None and isinstance(args.value, list) else []
+    nodes: list[TreeNode] = args.value if args is not None and isinstance(args.value, list) else []
     words = [str(node.value) for node in nodes]
     for index, hidden in list(find_secret_words(words).items())[:1]:
         name = words[index - 1] if hidden == REDACTED and index else hidden
@@ -71,18 +79,18 @@ def _warn_of_secret_arguments(root: Node, report: Report) -> None:
         report.warn(nodes[index].mark, text, hint)
 
 
-def check_variable_names(node: Node, path: Path, report: Report) -> None:
+def check_variable_names(node: TreeNode, path: KeyPath, report: Problems) -> None:
     """Report keys that are names of clusterctl's own variables, or that no environment can contain."""
     for name in node.value:
         where = format_path((*path, name))
         if is_reserved_variable(name):
             text = f"{where}: `{name}` is set by clusterctl for each worker"
-            report.add(node.key_mark(name), text, REMEDIES.get(name))
+            report.add(node.key_mark(name), text, RESERVED_NAME_HINTS.get(name))
         elif not name or "=" in name or any(c.isspace() for c in name):
             report.add(node.key_mark(name), f"{where}: no variable can have this name")
 
 
-def _read_env(root: Node, report: Report) -> Node | None:
+def _read_env(root: TreeNode, report: Problems) -> TreeNode | None:
     node = root.child("env")
     if node is None or node.value is None:
         return None
@@ -99,7 +107,7 @@ def _read_env(root: Node, report: Report) -> Node | None:
     return shaped
 
 
-def _read_env_files(root: Node, context: BuildContext) -> Iterator[Node]:
+def _read_env_files(root: TreeNode, context: BuildContext) -> Iterator[TreeNode]:
     node = root.child("env_file")
     if node is None or node.value is None:
         return
@@ -114,7 +122,7 @@ def _read_env_files(root: Node, context: BuildContext) -> Iterator[Node]:
             yield _parse_env_file(Document(item.value, text), context)
 
 
-def _read_text(node: Node, where: str, context: BuildContext, read: Callable[[str], bytes]) -> str | None:
+def _read_text(node: TreeNode, where: str, context: BuildContext, read: Callable[[str], bytes]) -> str | None:
     path = context.resolve(node.value)
     try:
         return read(path).decode("utf-8-sig")
@@ -128,10 +136,10 @@ def _read_text(node: Node, where: str, context: BuildContext, read: Callable[[st
     return None
 
 
-def _parse_env_file(document: Document, context: BuildContext) -> Node:
+def _parse_env_file(document: Document, context: BuildContext) -> TreeNode:
     """Parse `NAME=value` lines as dotenv does: comments, `export`, quotes; single quotes keep the text as it is."""
     report = context.report
-    entries: dict[str, Node] = {}
+    entries: dict[str, TreeNode] = {}
     keys: dict[str, Mark] = {}
     for number, line in enumerate(document.lines, start=1):
         text = line.strip()
@@ -144,18 +152,18 @@ def _parse_env_file(document: Document, context: BuildContext) -> Node:
             report.add(mark, "this line is not `NAME=value`", "begin comments with `#`")
             continue
         value = _unquote(match[2], mark, report)
-        entry = Node(value, mark, raw=value, quoted=True)
+        entry = TreeNode(value, mark, raw=value, quoted=True)
         name, is_kept = match[1], match[2].lstrip().startswith("'")
         entries[name], keys[name] = (
-            entry if is_kept else context.filling.interpolate_tree(entry, ("env_file", name)),
+            entry if is_kept else context.interpolation.interpolate_tree(entry, ("env_file", name)),
             mark,
         )
-    node = Node(entries, Mark(document, 1, 1), keys=keys)
+    node = TreeNode(entries, Mark(document, 1, 1), keys=keys)
     check_variable_names(node, ("env_file",), report)
     return node
 
 
-def _unquote(text: str, mark: Mark, report: Report) -> str:
+def _unquote(text: str, mark: Mark, report: Problems) -> str:
     if text.lstrip()[:1] not in ("'", '"'):
         value = re.split(r"\s+#", text, maxsplit=1)[0].strip()
         for what, hint in find_literal_mistakes(value, is_argument=False):
@@ -173,7 +181,7 @@ def _unquote(text: str, mark: Mark, report: Report) -> str:
     return match[1] if match[2] is None else re.sub(r"\\([\"\\])", r"\1", match[2])
 
 
-def _read_secrets(root: Node, context: BuildContext) -> dict[str, str]:
+def _read_secrets(root: TreeNode, context: BuildContext) -> dict[str, str]:
     node = root.child("secrets")
     if node is None or node.value is None:
         return {}
@@ -185,7 +193,7 @@ def _read_secrets(root: Node, context: BuildContext) -> dict[str, str]:
     return {name: _read_secret(name, child, node, context) for name, child in node.value.items()}
 
 
-def _read_secret(name: str, child: Node, secrets: Node, context: BuildContext) -> str:
+def _read_secret(name: str, child: TreeNode, secrets: TreeNode, context: BuildContext) -> str:
     path = ("secrets", name)
     if not isinstance(child.value, dict):
         hint = f"write `{name}: {{env: {name}}}` or `{name}: {{file: PATH}}`; a secret does not belong in this file"
@@ -200,7 +208,7 @@ def _read_secret(name: str, child: Node, secrets: Node, context: BuildContext) -
     return _read_secret_value(child, format_path(path), context) if context.with_secrets else ""
 
 
-def _read_secret_value(child: Node, where: str, context: BuildContext) -> str:
+def _read_secret_value(child: TreeNode, where: str, context: BuildContext) -> str:
     source = child.child("env")
     if source is not None and source.value is not None:
         if source.value not in context.environ:

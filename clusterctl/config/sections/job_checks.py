@@ -16,22 +16,22 @@ from clusterctl.config.program_analysis import (
 )
 from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.host_section import DeclaredHost, suggest_similar_word
-from clusterctl.config.sections.shell_text import (
+from clusterctl.config.sections.shell_text_analysis import (
     ASSIGNMENT,
-    analyze_variables,
-    find_dropped_arguments,
+    analyze_shell_variables,
+    find_dropped_argument,
     find_literal_mistakes,
     find_shell_mistakes,
 )
 from clusterctl.config.spec import JobSpec, Role, SyncSpec, TransportKind
-from clusterctl.config.text.interpolation import list_shell_items
-from clusterctl.config.text.tree import Mark, Node, Path, format_path, list_environments
+from clusterctl.config.text.interpolation import list_shell_text_indices
+from clusterctl.config.text.tree import KeyPath, Mark, TreeNode, format_path, list_env_mappings
 from clusterctl.config.worker_variables import (
-    OWNED_NAMES,
-    REMEDIES,
-    find_equivalent_variable,
+    RESERVED_NAME_HINTS,
+    RESERVED_NAMES,
+    find_clusterctl_equivalent,
     find_launcher_of_variable,
-    is_inside_job_of,
+    is_inside_launcher_job,
 )
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -41,8 +41,8 @@ _SETTINGS = re.compile("(?:CUDA|GLOO|HF|JAX|MKL|NCCL|OMP|PYTORCH|TF|TOKENIZERS|T
 _SHELLS = re.compile(rb"#!.*\b(?:ba|da|z|k|)sh\b")
 
 
-def check_target(
-    root: Node,
+def check_job_program(
+    root: TreeNode,
     job: JobSpec,
     sync: SyncSpec | None,
     machines: Sequence[DeclaredHost],
@@ -58,7 +58,7 @@ def check_target(
     if job.command is not None:
         files = {} if sync is None else dict(_list_script_files(job.command, sync.source, context))
         _check_command(job.command, files, machines, env, marks["command"], context)
-    dropped = None if job.command is None else find_dropped_arguments(job.command, job.args)
+    dropped = None if job.command is None else find_dropped_argument(job.command, job.args)
     if dropped is not None:
         text = f"job.command: the text of the shell does not use the argument `{dropped}`, which is dropped"
         hint = '`"$@"` in the text stands for all arguments; or make the arguments a part of the text'
@@ -66,7 +66,7 @@ def check_target(
     return job
 
 
-def list_shell_files(job: JobSpec, sync: SyncSpec | None, context: BuildContext) -> dict[str, bytes]:
+def read_shell_scripts(job: JobSpec, sync: SyncSpec | None, context: BuildContext) -> dict[str, bytes]:
     """Return the scripts of a shell that the command runs, by name."""
     if job.command is None or sync is None:
         return {}
@@ -155,7 +155,7 @@ def _check_python(script: str, path: str, mark: Mark, context: BuildContext) -> 
     data = _read_file(path, context)
     found = None if data is None else find_python_problem(script, data)
     if isinstance(found, NonPythonFile):
-        context.report.add(mark, f"job.script: `{script}` {found.what}", found.hint)
+        context.report.add(mark, f"job.script: `{script}` {found.description}", found.hint)
     elif found is not None:
         hint = "a newer Python on the nodes may read it"
         context.report.warn(mark, f"job.script: the Python here cannot read `{script}`: {found}", hint)
@@ -209,15 +209,15 @@ def _check_command(
     found = next((found for text in texts if (found := find_single_node_launcher(text)) is not None), None)
     if found is not None:
         where = f"on each of the {len(workers)} hosts" if len(workers) > 1 else "in each rank"
-        text = f"job.command: `{found.launcher}` {found.why} makes a world of its own {where}"
+        text = f"job.command: `{found.launcher}` {found.reason} makes a world of its own {where}"
         context.report.warn(mark, text, "`script:` with the Python file alone makes one world of all")
 
 
-def check_shell_texts(
-    root: Node,
+def warn_of_shell_mistakes(
+    root: TreeNode,
     job: JobSpec,
     files: Mapping[str, bytes],
-    given: Collection[str],
+    declared_names: Collection[str],
     machines: Sequence[DeclaredHost],
     context: BuildContext,
 ) -> None:
@@ -227,7 +227,7 @@ def check_shell_texts(
         root: The cluster file.
         job: The job of it.
         files: Scripts of a shell that the command runs.
-        given: Variables that the cluster file sets.
+        declared_names: Variables that the cluster file sets.
         machines: The hosts.
         context: Takes the warnings.
     """
@@ -243,18 +243,23 @@ def check_shell_texts(
             start = max(text.rfind(blank, 0, mistake.offset) for blank in " \t\n") + 1
             shown = " ".join(text[start:].split()[:2])[:60]
             context.report.warn(mark, f"{where}: {mistake.text} (`{shown}`)", mistake.hint)
-    texts = [(mark, where, analyze_variables(text)) for mark, where, text in (*_list_texts(root, job), *scripts)]
+    texts = [(mark, where, analyze_shell_variables(text)) for mark, where, text in (*_list_texts(root, job), *scripts)]
     # A transport of a command may lead into a job of another launcher.
     is_open = any(machine.spec.transport not in (TransportKind.SSH, TransportKind.LOCAL) for machine in machines)
-    known = {*given, *context.environ, *(name for _, _, found in texts for name in found.assigned)}
+    known = {*declared_names, *context.environ, *(name for _, _, found in texts for name in found.assigned)}
     for mark, where, found in texts:
-        if found.replaced:
-            context.report.warn(mark, *_describe_replaced(where, found.replaced))
-        for name in (*found.unexported, *found.premature):
+        if found.overwritten:
+            context.report.warn(mark, *_describe_overwritten(where, found.overwritten))
+        for name in (*found.unexported, *found.expanded_too_early):
             is_of_script = where.startswith("`") and not _SETTINGS.match(name)
-            if name in given or find_launcher_of_variable(name) is not None or name in OWNED_NAMES or is_of_script:
+            if (
+                name in declared_names
+                or find_launcher_of_variable(name) is not None
+                or name in RESERVED_NAMES
+                or is_of_script
+            ):
                 continue
-            if name in found.premature:
+            if name in found.expanded_too_early:
                 text = f"{where}: `${name}` is filled in before the assignment at the beginning of the command"
                 hint = f"write `export {name}=...` as a command of its own"
             else:
@@ -263,14 +268,14 @@ def check_shell_texts(
             context.report.warn(mark, text, hint)
         unset = [
             name
-            for name in found.read
+            for name in found.read_of_launchers
             if name not in known
             and (launcher := find_launcher_of_variable(name)) is not None
-            and not is_inside_job_of(launcher, context.environ)
+            and not is_inside_launcher_job(launcher, context.environ)
         ]
         if unset and not is_open:
             context.report.warn(mark, *_describe_unset(where, unset))
-        ours = [name for name in found.inherited if name in context.environ and name not in given]
+        ours = [name for name in found.inherited if name in context.environ and name not in declared_names]
         if ours and any(machine.spec.transport is TransportKind.SSH for machine in machines):
             text = (
                 f"{where}: {_quoted(ours)} {'is' if len(ours) == 1 else 'are'} set in this shell, and not sent to nodes"
@@ -279,14 +284,14 @@ def check_shell_texts(
             context.report.warn(mark, text, hint)
 
 
-def _list_texts(root: Node, job: JobSpec) -> Iterator[tuple[Mark, str, str]]:
+def _list_texts(root: TreeNode, job: JobSpec) -> Iterator[tuple[Mark, str, str]]:
     """Yield each text of a job that bash reads, with its position."""
     if job.prologue:
         yield root.find_mark("job", "prologue"), "job.prologue", job.prologue
     if isinstance(job.command, str):
         yield root.find_mark("job", "command"), "job.command", job.command
     elif job.command is not None:
-        shell = list_shell_items(("job", "command"), job.command)
+        shell = list_shell_text_indices(("job", "command"), job.command)
         for number in sorted(shell & set(range(len(job.command)))):
             yield root.find_mark("job", "command", number), f"job.command[{number}]", job.command[number]
         if job.command and os.path.basename(job.command[0]) == "env":
@@ -294,21 +299,21 @@ def _list_texts(root: Node, job: JobSpec) -> Iterator[tuple[Mark, str, str]]:
             yield root.find_mark("job", "command"), "job.command", assigned
 
 
-def _list_literals(root: Node) -> Iterator[tuple[Node, Path]]:
+def _list_literals(root: TreeNode) -> Iterator[tuple[TreeNode, KeyPath]]:
     """Yield each text that no shell reads, with its key: arguments, items of a command, values of `env`."""
     for key in ("args", "command"):
         items = root.find("job", key)
         if items is not None and isinstance(items.value, list):
-            shell = list_shell_items(("job", key), [item.value for item in items.value])
+            shell = list_shell_text_indices(("job", key), [item.value for item in items.value])
             yield from ((item, ("job", key, i)) for i, item in enumerate(items.value) if i not in shell)
-    for path, node in list_environments(root):
+    for path, node in list_env_mappings(root):
         yield from ((value, (*path, name)) for name, value in node.value.items())
 
 
-def _describe_replaced(where: str, names: Sequence[str]) -> tuple[str, str]:
+def _describe_overwritten(where: str, names: Sequence[str]) -> tuple[str, str]:
     are = "is" if len(names) == 1 else "are"
     text = f"{where}: {_quoted(names)} {are} set already for every worker, and set anew here"
-    remedies = dict.fromkeys(REMEDIES[name] for name in names if name in REMEDIES)
+    remedies = dict.fromkeys(RESERVED_NAME_HINTS[name] for name in names if name in RESERVED_NAME_HINTS)
     more = f"; to decide over it, {', '.join(remedies)}" if remedies else ""
     return text, f"leave {'that' if len(names) == 1 else 'those'} out, every worker has its own{more}"
 
@@ -318,7 +323,7 @@ def _describe_unset(where: str, names: Sequence[str]) -> tuple[str, str]:
         launcher.name for name in names if (launcher := find_launcher_of_variable(name)) is not None
     )
     text = f"{where}: nobody sets {_quoted(names)} here, as {' or '.join(launchers)} would"
-    pairs = {name: find_equivalent_variable(name) for name in names}
+    pairs = {name: find_clusterctl_equivalent(name) for name in names}
     used = [f"`${own}` in place of `${name}`" for name, own in pairs.items() if own is not None]
     others = [name for name, own in pairs.items() if own is None]
     hints = [*([f"write {', '.join(used)}"] if used else [])]

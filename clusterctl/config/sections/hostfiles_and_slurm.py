@@ -51,7 +51,7 @@ class ListedHost:
     transport: tuple[str, ...] | None = None
 
 
-def parse_host_words(text: str) -> list[ListedHost]:
+def parse_hosts_with_users(text: str) -> list[ListedHost]:
     """Parse hosts as a person writes them: `gpu[01-08]`, `a,b`, `ubuntu@gpu01`.
 
     Raises:
@@ -189,7 +189,7 @@ def is_srun_command(argv: tuple[str, ...]) -> bool:
     return match is not None and argv == build_srun_command(int(match[1]))
 
 
-def list_allocated_hosts(environ: Mapping[str, str]) -> list[ListedHost]:
+def list_slurm_hosts(environ: Mapping[str, str]) -> list[ListedHost]:
     """Return the nodes of the allocation that this process is in, in the order of Slurm.
 
     Raises:

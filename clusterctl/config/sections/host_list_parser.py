@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from clusterctl.config import host_ranges as ranges
-from clusterctl.config.sections.launcher_hosts import HostListError, ListedHost, parse_hostfile
+from clusterctl.config.sections.hostfiles_and_slurm import HostListError, ListedHost, parse_hostfile
 
 IncludeReader = Callable[[str], Iterable[str]]
 
@@ -87,7 +87,7 @@ _IGNORED_OPTIONS = frozenset(
 """Options that change neither where a login leads nor who logs in."""
 
 
-def parse_ssh_arguments(text: str) -> dict[str, str]:
+def convert_ssh_arguments_to_keys(text: str) -> dict[str, str]:
     """Return the keys of a host with the meaning of these arguments of `ssh`.
 
     Raises:
@@ -286,7 +286,7 @@ def _convert_host(name: str, values: Mapping[str, Any], text: str) -> ListedHost
     for key, value in variables.items():
         _refuse_unknown(name, key, value, text)
         try:
-            keys.update(parse_ssh_arguments(value) if key in _ARGUMENTS else {})
+            keys.update(convert_ssh_arguments_to_keys(value) if key in _ARGUMENTS else {})
         except ValueError as error:
             message = f"{error}, which no cluster file can express"
             raise _variable_error(name, key, message, text, "write it into `~/.ssh/config` instead") from error
