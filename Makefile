@@ -112,7 +112,7 @@ bench: $(VENV)/.dev $(VENV)/.system  ## Measure against peers, side by side
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 docs: $(VENV)/.dev  ## Write the generated files again
-	$(BIN)/python -m clusterctl.cli.docs docs/cli.md
+	$(BIN)/python -m clusterctl.cli.command_reference docs/cli.md
 	$(BIN)/clusterctl config --schema -o docs/cluster.schema.json
 	$(BIN)/python -m clusterctl.config.schema docs/cluster-file.md
 	$(BIN)/python -m clusterctl.health.docs > docs/health.md

@@ -24,7 +24,7 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
-def duration_text(seconds: float) -> str:
+def describe_duration(seconds: float) -> str:
     """Return a duration within a sentence: `40 s`, `2.5 min`, `3 h`, `2 d`.
 
     Up to two minutes it is told in seconds, as people set the limits with which they compare it.
@@ -48,9 +48,9 @@ def format_size(count: float) -> str:
     raise AssertionError("the last unit takes every size")
 
 
-def plural(number: int, noun: str, several: str = "") -> str:
-    """Return `1 file`, `2 files`; `several` is the word for more than one where it takes no `s`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {several or noun + 's'}"
+def plural(number: int, noun: str, plural_noun: str = "") -> str:
+    """Return `1 file`, `2 files`; `plural_noun` is the word for more than one where it takes no `s`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural_noun or noun + 's'}"
 
 
 def signal_name(number: int) -> str:

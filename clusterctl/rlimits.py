@@ -25,7 +25,7 @@ def raise_open_files_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def open_files_hint(error: OSError) -> str | None:
+def hint_for_too_many_open_files(error: OSError) -> str | None:
     """Return what helps where an error says that too many files are open; `None` for any other."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return None

@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterable
 
 
-def find_similar(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+def find_similar(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the most similar known word, or `None` if no word is similar enough."""
     import difflib  # `clusterctl --help` imports this module
 
-    return next(iter(difflib.get_close_matches(word, list(known), 1, cutoff)), None)
+    return next(iter(difflib.get_close_matches(word, list(candidates), 1, cutoff)), None)
 
 
-def similar_file(path: str) -> str | None:
+def find_similar_file(path: str) -> str | None:
     """Return the file with the most similar name in the folder of a missing path, or `None`."""
     folder, name = os.path.split(path)
     try:
@@ -24,7 +24,7 @@ def similar_file(path: str) -> str | None:
     return None if found is None else os.path.join(folder, found)
 
 
-def file_hint(path: str) -> str | None:
-    """Return `similar_file` as a hint."""
-    found = similar_file(path)
+def suggest_similar_file(path: str) -> str | None:
+    """Return `find_similar_file` as a hint."""
+    found = find_similar_file(path)
     return None if found is None else f"did you mean `{found}`?"

@@ -20,17 +20,17 @@ Argv = tuple[str, ...]
 
 _LISTING_LIMIT_S = 30.0
 _LISTING_LIMIT_BYTES = 1 << 20
-_QUOTED_CHARS = 200
+_MAX_QUOTED_CHARS = 200
 
 
-def _path() -> Path:
+def _find_store_path() -> Path:
     return find_runs_root().parent / "commands.json"
 
 
 def list_unaccepted_commands(hosts: Iterable[HostSpec]) -> list[Argv]:
     """Return the commands that connect to these hosts and that the user has not accepted, each once."""
     wanted = dict.fromkeys(host.transport for host in hosts if isinstance(host.transport, tuple))
-    known = _accepted() if wanted else set()
+    known = _load_accepted_commands() if wanted else set()
     return [argv for argv in wanted if argv not in known and not hostfiles_and_slurm.is_srun_command(argv)]
 
 
@@ -48,25 +48,28 @@ def refuse_unaccepted_commands(hosts: Iterable[HostSpec]) -> None:
 
 def is_accepted_command(argv: Argv) -> bool:
     """Return whether the user has accepted a command."""
-    return argv in _accepted()
+    return argv in _load_accepted_commands()
 
 
 def accept_commands(accepted_commands: Iterable[Argv]) -> None:
     """Store commands as accepted; they are compared word for word."""
-    make_private_folder(_path().parent)
-    with ownership.lock_folder(_path().parent):
-        write_atomically(_path(), json.dumps(sorted(map(list, _accepted() | set(accepted_commands)))).encode())
+    make_private_folder(_find_store_path().parent)
+    with ownership.lock_folder(_find_store_path().parent):
+        write_atomically(
+            _find_store_path(),
+            json.dumps(sorted(map(list, _load_accepted_commands() | set(accepted_commands)))).encode(),
+        )
 
 
-def _accepted() -> set[Argv]:
+def _load_accepted_commands() -> set[Argv]:
     try:
-        listed = json.loads(_path().read_bytes())
+        listed = json.loads(_find_store_path().read_bytes())
     except (OSError, ValueError):
         return set()
     return {tuple(map(str, argv)) for argv in listed if isinstance(argv, list)} if isinstance(listed, list) else set()
 
 
-def run_accepted_host_listing(argv: tuple[str, ...]) -> str:
+def run_host_list_command_if_accepted(argv: tuple[str, ...]) -> str:
     """Run an accepted command that lists hosts, and return its output.
 
     Raises:
@@ -76,10 +79,10 @@ def run_accepted_host_listing(argv: tuple[str, ...]) -> str:
     if not is_accepted_command(argv):
         text = f"the cluster file lists its hosts by a command that would be run on this machine: `{shlex.join(argv)}`"
         raise RefusedError(text, hint="read it, then accept it with `clusterctl trust`")
-    return run_host_listing(argv)
+    return run_host_list_command(argv)
 
 
-def run_host_listing(argv: tuple[str, ...]) -> str:
+def run_host_list_command(argv: tuple[str, ...]) -> str:
     """Run a command that lists hosts, without a shell, and return its output.
 
     Raises:
@@ -96,7 +99,7 @@ def run_host_listing(argv: tuple[str, ...]) -> str:
         reason = error.strerror if isinstance(error, OSError) else error
         raise HostListError(f"{shown} cannot be run: {reason}") from error
     if done.returncode:
-        said = " ".join(done.stderr.decode("utf-8", "replace").split())[-_QUOTED_CHARS:] or "nothing"
+        said = " ".join(done.stderr.decode("utf-8", "replace").split())[-_MAX_QUOTED_CHARS:] or "nothing"
         raise HostListError(f"{shown} ended with status {done.returncode}; it said: {said}")
     if len(done.stdout) > _LISTING_LIMIT_BYTES:
         raise HostListError(f"{shown} prints more than {_LISTING_LIMIT_BYTES >> 20} MiB")

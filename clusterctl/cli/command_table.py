@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class CommandInfo(NamedTuple):
+class CommandHelp(NamedTuple):
     """What is known of a command before its module is imported.
 
     Attributes:
@@ -25,65 +25,65 @@ class CommandInfo(NamedTuple):
     synonyms: str = ""
 
 
-GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
+GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
     "Run": {
-        "up": CommandInfo(
+        "up": CommandHelp(
             "Start a run: check the nodes, sync the code, start every rank, follow",
             ("clusterctl up", "clusterctl up -- --epochs 3", "clusterctl up --exclude NODE"),
             "run start launch submit train begin go sbatch srun torchrun mpirun resume plan",
         ),
-        "down": CommandInfo(
+        "down": CommandHelp(
             "Stop a run and verify that no process is left",
             ("clusterctl down", "clusterctl down RUN"),
             "stop kill cancel end abort terminate halt delete scancel shutdown destroy quit",
         ),
-        "attach": CommandInfo(
+        "attach": CommandHelp(
             "Follow a run; `d` or Ctrl-C detaches",
             ("clusterctl attach", "clusterctl attach --adopt"),
             "follow reattach adopt join",
         ),
-        "wait": CommandInfo("Wait until a run ends, and exit with its exit code", ("clusterctl wait --timeout 2h",)),
+        "wait": CommandHelp("Wait until a run ends, and exit with its exit code", ("clusterctl wait --timeout 2h",)),
     },
     "Look": {
-        "ps": CommandInfo("List runs", ("clusterctl ps -a",), "list ls runs jobs squeue qstat sacct history"),
-        "status": CommandInfo(
+        "ps": CommandHelp("List runs", ("clusterctl ps -a",), "list ls runs jobs squeue qstat sacct history"),
+        "status": CommandHelp(
             "Show the nodes, workers and first failure of a run",
             ("clusterctl status",),
             "info show describe inspect state detail details get",
         ),
-        "logs": CommandInfo(
+        "logs": CommandHelp(
             "Show or follow the output of all ranks",
             ("clusterctl logs -f --all-ranks", "clusterctl logs RUN --rank 2 -n 200"),
             "tail log output cat stdout stderr print",
         ),
-        "why": CommandInfo(
+        "why": CommandHelp(
             "Explain what went wrong with a run, and which rank caused it",
             ("clusterctl why",),
             "debug explain reason error errors",
         ),
-        "diff": CommandInfo("Compare two runs", ("clusterctl diff RUN1 RUN2",), "compare"),
-        "report": CommandInfo(
+        "diff": CommandHelp("Compare two runs", ("clusterctl diff RUN1 RUN2",), "compare"),
+        "report": CommandHelp(
             "Write a report of a run as one HTML page", ("clusterctl report RUN -o run.html",), "html page"
         ),
-        "stacks": CommandInfo(
+        "stacks": CommandHelp(
             "Show the current stacks of all ranks", ("clusterctl stacks",), "trace traceback py-spy pystack"
         ),
-        "top": CommandInfo(
+        "top": CommandHelp(
             "Show ranks, GPUs and nodes live", ("clusterctl top",), "monitor watch htop nvtop dashboard"
         ),
-        "stats": CommandInfo(
+        "stats": CommandHelp(
             "Show utilisation, memory, temperature and power",
             ("clusterctl stats",),
             "gpus gpu nvidia-smi usage utilisation utilization",
         ),
     },
     "Nodes": {
-        "health": CommandInfo(
+        "health": CommandHelp(
             "Check GPUs, drivers, disks, clocks and network of all nodes",
             ("clusterctl health cluster.yaml", "clusterctl health --record health.json"),
             "check test verify probe nodes hosts sinfo",
         ),
-        "exec": CommandInfo(
+        "exec": CommandHelp(
             "Run a command on all nodes; equal output is shown once",
             (
                 "clusterctl exec cluster.yaml -- nvidia-smi -L",
@@ -93,17 +93,17 @@ GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
             ),
             "pdsh clush do each parallel",
         ),
-        "shell": CommandInfo(
+        "shell": CommandHelp(
             "Open a terminal on a node, or with the environment of a rank",
             ("clusterctl shell NODE", "clusterctl shell --rank 3", "clusterctl shell NODE -- htop"),
             "ssh login connect bash sh terminal enter console",
         ),
-        "port-forward": CommandInfo(
+        "port-forward": CommandHelp(
             "Forward ports of this machine to a node",
             ("clusterctl port-forward 6006", "clusterctl port-forward 8080:80 --node NODE"),
             "forward tunnel proxy ports tensorboard jupyter",
         ),
-        "cp": CommandInfo(
+        "cp": CommandHelp(
             "Copy files to nodes or from nodes",
             (
                 "clusterctl cp data.bin all:data/",
@@ -112,22 +112,22 @@ GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
             ),
             "copy scp upload download put fetch",
         ),
-        "sync": CommandInfo(
+        "sync": CommandHelp(
             "Push code to the nodes, or pull results from them",
             ("clusterctl sync", "clusterctl sync --dry-run", "clusterctl sync --pull 'ckpt/**'"),
             "rsync push pull deploy",
         ),
-        "trust": CommandInfo(
+        "trust": CommandHelp(
             "Accept the host keys of the nodes",
             ("clusterctl trust", "clusterctl trust --login"),
             "accept keys known-hosts",
         ),
-        "clean": CommandInfo(
+        "clean": CommandHelp(
             "Remove old runs from this head and from nodes", ("clusterctl clean",), "rm remove prune purge gc cleanup"
         ),
     },
     "Set-up": {
-        "init": CommandInfo(
+        "init": CommandHelp(
             "Write a first cluster file, or copy a ready-to-run job",
             (
                 "clusterctl init gpu[01-08] --gpus 8 --script train.py",
@@ -138,7 +138,7 @@ GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
             ),
             "new create setup generate add templates template examples example",
         ),
-        "config": CommandInfo(
+        "config": CommandHelp(
             "Check and print the cluster file",
             (
                 "clusterctl config --ranks",
@@ -147,16 +147,16 @@ GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
             ),
             "validate lint env ranks settings view schema",
         ),
-        "export": CommandInfo(
+        "export": CommandHelp(
             "Convert the cluster file for Slurm or Kubernetes", ("clusterctl export slurm cluster.yaml",)
         ),
-        "completion": CommandInfo("Print the completion script of a shell", ('eval "$(clusterctl completion bash)"',)),
-        "doctor": CommandInfo("Check whether this machine can start runs", ("clusterctl doctor",)),
-        "version": CommandInfo(
+        "completion": CommandHelp("Print the completion script of a shell", ('eval "$(clusterctl completion bash)"',)),
+        "doctor": CommandHelp("Check whether this machine can start runs", ("clusterctl doctor",)),
+        "version": CommandHelp(
             "Show the versions here and on nodes", ("clusterctl version", "clusterctl version cluster.yaml")
         ),
     },
 }
-COMMANDS: Mapping[str, CommandInfo] = {name: info for group in GROUPS.values() for name, info in group.items()}
+COMMANDS: Mapping[str, CommandHelp] = {name: info for group in GROUPS.values() for name, info in group.items()}
 ALIASES = {"diagnose": "why"}
 """Second names of commands."""

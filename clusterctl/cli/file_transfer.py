@@ -30,7 +30,7 @@ FetchedFiles = dict[str, tuple[list[str], int]]
 
 
 @dataclass(frozen=True, slots=True)
-class FileTransfer:
+class TransferSettings:
     """The settings of a transfer.
 
     Attributes:
@@ -38,24 +38,24 @@ class FileTransfer:
         console: Where messages go.
         quiet: Print errors only.
         max_bytes: The limit of bytes for one node.
-        at_home: Relative paths on nodes begin in the home folder instead of the code folder.
+        uses_home_folder: Relative paths on nodes begin in the home folder instead of the code folder.
     """
 
     spec: ClusterSpec
     console: Console
     quiet: bool
     max_bytes: int
-    at_home: bool
+    uses_home_folder: bool
 
     def get_base_folder(self, node: str) -> str:
         """Return the folder in which relative paths of a node begin."""
-        return "~" if self.at_home else get_workdir(self.spec, node)
+        return "~" if self.uses_home_folder else get_workdir(self.spec, node)
 
 
-class _Counter:
+class _ProgressCounter:
     """Shows on a terminal how many bytes have been copied so far, on all nodes together."""
 
-    def __init__(self, transfer: FileTransfer, total: int | None) -> None:
+    def __init__(self, transfer: TransferSettings, total: int | None) -> None:
         self._transfer, self._total, self._done, self._shown = transfer, total, 0, 0
         self._lock = threading.Lock()
 
@@ -69,7 +69,7 @@ class _Counter:
             self._transfer.console.err.draw([f"{format_size(self._done)}{of}"])
 
 
-def copy_to_nodes(transfer: FileTransfer, sources: Sequence[str], hosts: Sequence[HostSpec], target: str) -> None:
+def copy_to_nodes(transfer: TransferSettings, sources: Sequence[str], hosts: Sequence[HostSpec], target: str) -> None:
     """Copy files of this machine to several nodes in parallel.
 
     Raises:
@@ -79,20 +79,26 @@ def copy_to_nodes(transfer: FileTransfer, sources: Sequence[str], hosts: Sequenc
     for path in [] if transfer.quiet else load.excluded:
         transfer.console.narrate(f"left out: {path} is no file, and no link to one")
     inside = len(sources) > 1 or target.endswith("/") or target in ("", ".", "~")
-    with open_all_sessions(transfer.spec, hosts, tell=None if transfer.quiet else transfer.console.err) as sessions:
-        counter = _Counter(transfer, load.size * len(sessions))
+    with open_all_sessions(
+        transfer.spec, hosts, progress_terminal=None if transfer.quiet else transfer.console.err
+    ) as sessions:
+        counter = _ProgressCounter(transfer, load.size * len(sessions))
 
-        def one(node: str, session: Session) -> uploads.UploadResult:
+        def transfer_with_node(node: str, session: Session) -> uploads.UploadResult:
             with_node = uploads.Destination(transfer.get_base_folder(node), target, inside)
             return uploads.copy_files(session, with_node, load, counter)
 
-        sent, errors = call_all(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
+        sent, errors = call_all(
+            sessions, lambda node, session: _name_node_in_refusal(node, lambda: transfer_with_node(node, session))
+        )
     what = plural(len(load.entries), "file")
-    _say(transfer, {n: f"{s.files} of {what} sent, {format_size(s.bytes)} {{to}} {s.place}" for n, s in sent.items()})
+    _print_results(
+        transfer, {n: f"{s.files} of {what} sent, {format_size(s.bytes)} {{to}} {s.place}" for n, s in sent.items()}
+    )
     raise_first(errors)
 
 
-def copy_from_nodes(transfer: FileTransfer, sources: Sequence[tuple[Sequence[HostSpec], str]], target: str) -> None:
+def copy_from_nodes(transfer: TransferSettings, sources: Sequence[tuple[Sequence[HostSpec], str]], target: str) -> None:
     """Copy files of nodes to this machine; several nodes get one folder each.
 
     Args:
@@ -111,39 +117,47 @@ def copy_from_nodes(transfer: FileTransfer, sources: Sequence[tuple[Sequence[Hos
     if here.exists() and not here.is_dir() and (several or len(sources) > 1):
         raise RefusedError(f"{target} is a file, and several are to be copied there")
     ours = several and not here.exists()
-    counter = _Counter(transfer, None)
+    counter = _ProgressCounter(transfer, None)
 
-    def one(node: str, session: Session) -> FetchedFiles:
-        into = _Into(here / node, None) if several else None
+    def transfer_with_node(node: str, session: Session) -> FetchedFiles:
+        into = _LocalTarget(here / node, None) if several else None
         return _fetch(
-            transfer, session, wanted[node], lambda path: into or _into(target, path, alone=len(sources) == 1), counter
+            transfer,
+            session,
+            wanted[node],
+            lambda path: into or _choose_local_target(target, path, alone=len(sources) == 1),
+            counter,
         )
 
     with open_all_sessions(
-        transfer.spec, list(hosts.values()), tell=None if transfer.quiet else transfer.console.err
+        transfer.spec, list(hosts.values()), progress_terminal=None if transfer.quiet else transfer.console.err
     ) as sessions:
-        got, errors = call_all(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
+        got, errors = call_all(
+            sessions, lambda node, session: _name_node_in_refusal(node, lambda: transfer_with_node(node, session))
+        )
     some = {node: found for node, found in got.items() if any(names for names, _ in found.values())}
     if ours and here.is_dir():
-        _keep_from_nodes(here, something=bool(some))
-    _say(transfer, {node: _told(found, here / "NODE" if several else here) for node, found in some.items()})
+        _exclude_from_sync(here, has_files=bool(some))
+    _print_results(
+        transfer, {node: _format_fetched(found, here / "NODE" if several else here) for node, found in some.items()}
+    )
     raise_first(errors)
-    _refuse_missing(got)
+    _raise_if_missing(got)
 
 
 def _fetch(
-    transfer: FileTransfer,
+    transfer: TransferSettings,
     session: Session,
     paths: Sequence[str],
-    into: Callable[[str], _Into],
+    into: Callable[[str], _LocalTarget],
     counter: Callable[[int], None],
 ) -> FetchedFiles:
     """Fetch paths of a node; return the files and bytes of each path."""
     found: FetchedFiles = {}
     for path in paths:
-        asked, to = split_pattern(path), into(path)
+        asked, to = split_file_pattern(path), into(path)
         left = transfer.max_bytes - sum(total for _, total in found.values())
-        how = FetchOptions(max_bytes=left, follow_links=True, new_name=to.named, on_bytes=counter)
+        how = FetchOptions(max_bytes=left, follow_links=True, new_name=to.new_name, on_bytes=counter)
         found[path] = pull(
             session,
             resolve_node_folder(transfer.get_base_folder(session.node), asked.folder),
@@ -154,34 +168,34 @@ def _fetch(
     return found
 
 
-def _keep_from_nodes(folder: Path, *, something: bool) -> None:
+def _exclude_from_sync(folder: Path, *, has_files: bool) -> None:
     """Exclude a folder of fetched files from later syncs, or remove it if nothing was fetched."""
-    if something:
+    if has_files:
         (folder / ".gitignore").write_text("*\n")
     elif not any(folder.iterdir()):
         folder.rmdir()
 
 
 @dataclass(frozen=True, slots=True)
-class _Into:
+class _LocalTarget:
     folder: Path
-    named: str | None
+    new_name: str | None
 
 
-def _into(target: str, path: str, *, alone: bool) -> _Into:
+def _choose_local_target(target: str, path: str, *, alone: bool) -> _LocalTarget:
     """Return the folder for files of one node, and the new name if the target is a name."""
     here = Path(target)
-    if here.is_dir() or target.endswith("/") or not split_pattern(path).one or not alone:
-        return _Into(here, None)
-    return _Into(here.parent, here.name)
+    if here.is_dir() or target.endswith("/") or not split_file_pattern(path).is_single_path or not alone:
+        return _LocalTarget(here, None)
+    return _LocalTarget(here.parent, here.name)
 
 
-def _told(found: FetchedFiles, here: Path) -> str:
+def _format_fetched(found: FetchedFiles, here: Path) -> str:
     number = len({name for names, _ in found.values() for name in names})
     return f"{plural(number, 'file')}, {format_size(sum(total for _, total in found.values()))} {{to}} {here}"
 
 
-def _say(transfer: FileTransfer, texts: Mapping[str, str]) -> None:
+def _print_results(transfer: TransferSettings, texts: Mapping[str, str]) -> None:
     """Print what was copied, with one line for nodes with equal results."""
     if transfer.quiet:
         return
@@ -190,7 +204,7 @@ def _say(transfer: FileTransfer, texts: Mapping[str, str]) -> None:
     transfer.console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in alike.items()))
 
 
-def _by_node(node: str, call: Callable[[], T]) -> T:
+def _name_node_in_refusal(node: str, call: Callable[[], T]) -> T:
     """Call a function for a node; a refusal names the node, so that equal refusals are folded."""
     try:
         return call()
@@ -200,7 +214,7 @@ def _by_node(node: str, call: Callable[[], T]) -> T:
         raise NodeRefusedError(node, str(error).removeprefix(f"{node}: "), hint=error.hint) from error
 
 
-def _refuse_missing(got: Mapping[str, FetchedFiles]) -> None:
+def _raise_if_missing(got: Mapping[str, FetchedFiles]) -> None:
     missing: dict[str, list[str]] = {}
     for node, found in got.items():
         for path, (names, _) in found.items():
@@ -211,7 +225,7 @@ def _refuse_missing(got: Mapping[str, FetchedFiles]) -> None:
         raise NotFoundError(said, hint="a relative path begins in the code folder, an absolute one with `/`")
 
 
-_WILD = frozenset("*?[")
+_WILDCARDS = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +241,7 @@ class RemotePath:
     path: str
 
 
-def parse_path(word: str) -> RemotePath | str:
+def parse_cp_path(word: str) -> RemotePath | str:
     """Return the remote path of `NODES:PATH`, or a path of this machine.
 
     As in `scp`, a colon after a slash belongs to a path: `./a:b` is a local file. A colon in brackets is part of a set.
@@ -254,15 +268,15 @@ class FilePattern:
     Attributes:
         folder: The folder of the pattern; relative to the code folder, unless it begins with `/` or `~`.
         pattern: The pattern in that folder.
-        one: The pattern names one file or folder, which the copy may rename.
+        is_single_path: The pattern names one file or folder, which the copy may rename.
     """
 
     folder: str
     pattern: str
-    one: bool
+    is_single_path: bool
 
 
-def split_pattern(path: str) -> FilePattern:
+def split_file_pattern(path: str) -> FilePattern:
     """Split a path into its folder and its pattern with wildcards: `*`, `?`, `[...]`, and `**` for any folders.
 
     Raises:
@@ -271,14 +285,16 @@ def split_pattern(path: str) -> FilePattern:
     absolute = path.startswith("/")
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts or parts == ["~"]:
-        return FilePattern("/" if absolute else "~" if parts else "", "*", one=False)
+        return FilePattern("/" if absolute else "~" if parts else "", "*", is_single_path=False)
     if parts[-1] == "..":
         raise ValueError(f"`{path}` has no name of its own; name what is in it, as in `{path}/*`")
-    wild = next((at for at, part in enumerate(parts) if _WILD & set(part)), None)
+    wild = next((at for at, part in enumerate(parts) if _WILDCARDS & set(part)), None)
     at = len(parts) - 1 if wild is None else wild
     if ".." in parts[at:]:
         raise ValueError(f"`{path}`: no `..` can stand behind a wildcard")
-    return FilePattern(("/" if absolute else "") + "/".join(parts[:at]), "/".join(parts[at:]), one=wild is None)
+    return FilePattern(
+        ("/" if absolute else "") + "/".join(parts[:at]), "/".join(parts[at:]), is_single_path=wild is None
+    )
 
 
 def resolve_node_folder(workdir: str, folder: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl._version import __version__
-from clusterctl.cli.command import COMMON_OPTIONS, JobCommand, override
+from clusterctl.cli.base_command import COMMON_OPTIONS, PassthroughCommand, override
 from clusterctl.cli.command_table import ALIASES, COMMANDS, GROUPS
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.render import streams
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-_VALUES = 200_000
+_GC_THRESHOLD = 200_000
 """Objects that may be created before the garbage collector runs again."""
 
 
-class LazyGroup(click.Group):
+class LazyCommandGroup(click.Group):
     """A group that imports a command when it is run."""
 
     def __init__(self, *arguments: Any, **attributes: Any) -> None:
@@ -107,19 +107,19 @@ def _find_similar_command(word: str) -> str | None:
     return None if close is None else synonyms.get(close, close)
 
 
-def _show_usage(error: click.UsageError) -> None:
+def _print_usage_error(error: click.UsageError) -> None:
     """Print a usage error in the format of all other errors."""
     program = error.ctx.command_path if error.ctx is not None else "clusterctl"
     text, hint = error.format_message(), f"see `{program} --help`"
-    if (word := _meant_for_the_job(error)) is not None:
+    if (word := _find_argument_before_dashes(error)) is not None:
         text, hint = error.message, f"arguments of the job come after `--`, as in `{program} -- {word}`"
-    _say_error(re.sub(r"'([^'\s]+)'", r"`\1`", " ".join(text.split())).removesuffix("."), hint)
+    _print_error(re.sub(r"'([^'\s]+)'", r"`\1`", " ".join(text.split())).removesuffix("."), hint)
 
 
-def _meant_for_the_job(error: click.UsageError) -> str | None:
+def _find_argument_before_dashes(error: click.UsageError) -> str | None:
     """Return the first argument of the job before which `--` is missing; `None` for a mistyped option of ours."""
     context = error.ctx
-    if context is None or not isinstance(context.command, JobCommand) or context.meta.get("clusterctl.dashes"):
+    if context is None or not isinstance(context.command, PassthroughCommand) or context.meta.get("clusterctl.dashes"):
         return None
     if isinstance(error, click.NoSuchOption):
         ours = [name for parameter in context.command.params for name in parameter.opts]
@@ -128,7 +128,7 @@ def _meant_for_the_job(error: click.UsageError) -> str | None:
     return next(iter(words.partition("(")[2].rstrip(")").split()), None)
 
 
-def _say_error(text: str, hint: str | None = None) -> None:
+def _print_error(text: str, hint: str | None = None) -> None:
     from clusterctl.render.console import Console
     from clusterctl.render.errors import error_line, hint_lines
 
@@ -137,7 +137,7 @@ def _say_error(text: str, hint: str | None = None) -> None:
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=LazyCommandGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -160,10 +160,10 @@ def cli(ctx: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     # Garbage collection would take a tenth of the time to show a large run, and finds nearly nothing.
-    gc.set_threshold(_VALUES)
+    gc.set_threshold(_GC_THRESHOLD)
     streams.replace_standard_streams()
     code = run(arguments)
-    _flush()
+    _flush_streams()
     # Threads of a library must not delay the exit.
     os._exit(code)
 
@@ -172,7 +172,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
     try:
         result = cli.main(
-            args=arguments, prog_name=_program(), complete_var="_CLUSTERCTL_COMPLETE", standalone_mode=False
+            args=arguments, prog_name=_get_program_name(), complete_var="_CLUSTERCTL_COMPLETE", standalone_mode=False
         )
     except ClusterctlError as error:
         from clusterctl.render.errors import print_error
@@ -182,36 +182,36 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.UsageError as error:
-        _flush()
-        _show_usage(error)
+        _flush_streams()
+        _print_usage_error(error)
         return int(ExitCode.USAGE)
     except click.ClickException as error:
-        _say_error(error.format_message())
+        _print_error(error.format_message())
         return int(ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
         return int(ExitCode.INTERRUPTED)
     except SystemExit as stop:
-        return _completed(known=not stop.code)
+        return _get_completion_exit_code(is_known=not stop.code)
     except Exception:
-        return _bug()
+        return _report_bug()
     return result if isinstance(result, int) else 0
 
 
-def _completed(*, known: bool) -> int:
+def _get_completion_exit_code(*, is_known: bool) -> int:
     """Return the exit code of a completion request; print an error for an unknown request, as click does not."""
-    if known:
+    if is_known:
         return int(ExitCode.OK)
     click.echo("error: `_CLUSTERCTL_COMPLETE` asks for nothing that completion knows", err=True)
     click.echo("hint: `clusterctl completion bash` prints what sets it; `unset _CLUSTERCTL_COMPLETE`", err=True)
     return int(ExitCode.USAGE)
 
 
-def _program() -> str:
+def _get_program_name() -> str:
     name = os.path.basename(sys.argv[0])
     return name if name in ("clusterctl", "cctl") else "clusterctl"
 
 
-def _bug() -> int:
+def _report_bug() -> int:
     import traceback
 
     from clusterctl.run.record.disk_files import make_private_folder
@@ -229,11 +229,11 @@ def _bug() -> int:
         Console.standard().narrate(*traceback.format_exc().splitlines())
         return int(ExitCode.BUG)
     last = traceback.format_exc().strip().splitlines()[-1]
-    _say_error(f"this is a bug of clusterctl: {last}", f"the traceback is in {path}")
+    _print_error(f"this is a bug of clusterctl: {last}", f"the traceback is in {path}")
     return int(ExitCode.BUG)
 
 
-def _flush() -> None:
+def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(ClusterctlError, OSError, ValueError):
             stream.flush()

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def open_all_sessions(
-    spec: ClusterSpec, hosts: Sequence[HostSpec], *, tell: Terminal | None = None
+    spec: ClusterSpec, hosts: Sequence[HostSpec], *, progress_terminal: Terminal | None = None
 ) -> Iterator[dict[str, Session]]:
-    """Yield a session with every host, by name. `tell` shows for which hosts this waits.
+    """Yield a session with every host, by name. `progress_terminal` shows for which hosts this waits.
 
     Raises:
         NodeError, NodesError: Hosts cannot be reached.
     """
-    with open_reachable_sessions(spec, hosts, tell=tell) as (sessions, errors):
+    with open_reachable_sessions(spec, hosts, progress_terminal=progress_terminal) as (sessions, errors):
         raise_first(errors)
         yield sessions
 
@@ -42,36 +42,36 @@ def open_all_sessions(
 def open_reachable_sessions(
     spec: ClusterSpec,
     hosts: Sequence[HostSpec],
-    joined: Callable[[Session], None] = lambda _: None,
+    on_connected: Callable[[Session], None] = lambda _: None,
     *,
-    of_run: bool = False,
-    tell: Terminal | None = None,
-    meanwhile: Callable[[], None] = lambda: None,
+    is_started_run: bool = False,
+    progress_terminal: Terminal | None = None,
+    on_update: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[dict[str, Session], dict[str, NodeError]]]:
     """Yield a session with every reachable host, and the errors of the other hosts.
 
     Args:
         spec: The cluster of the hosts.
         hosts: The hosts to connect to.
-        joined: Gets each new session, in a thread of its own.
-        of_run: The spec is that of a started run, so its commands need no acceptance.
-        tell: Shows for which hosts this waits.
-        meanwhile: Called before each update of `tell`.
+        on_connected: Gets each new session, in a thread of its own.
+        is_started_run: The spec is that of a started run, so its commands need no acceptance.
+        progress_terminal: Shows for which hosts this waits.
+        on_update: Called before each update of `progress_terminal`.
 
     Raises:
         RefusedError: The user has not accepted a command that connects to a host.
     """
-    if not of_run:
+    if not is_started_run:
         accepted_commands.refuse_unaccepted_commands(hosts)
     # An askpass program may ask on this terminal, and a person takes time to answer.
-    tell = None if has_askpass(os.environ) else tell
+    progress_terminal = None if has_askpass(os.environ) else progress_terminal
 
     transports = Transports(spec.ssh)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     names, limit = [host.name for host in hosts], spec.ssh.connect_timeout
-    with WaitingLine(names, limit, tell, meanwhile=meanwhile) as waiting:
+    with WaitingLine(names, limit, progress_terminal, meanwhile=on_update) as waiting:
         sessions, errors = open_sessions(
-            transports, hosts, inbox, parallel=spec.ssh.parallel, joined=joined, progress=waiting.at
+            transports, hosts, inbox, parallel=spec.ssh.parallel, joined=on_connected, progress=waiting.at
         )
     try:
         yield sessions, errors
@@ -81,7 +81,7 @@ def open_reachable_sessions(
         transports.close()
 
 
-def build_host_spec(names: str) -> ClusterSpec:
+def build_ad_hoc_spec(names: str) -> ClusterSpec:
     """Return the spec of a cluster of the named hosts; ssh's own configuration says how to reach them.
 
     Names are validated as in a cluster file, because ssh may pass them to a shell.

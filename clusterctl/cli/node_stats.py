@@ -22,8 +22,8 @@ from clusterctl.run.rules.state import RunState
 from clusterctl.session.requests import PROBE
 from clusterctl.session.session import Session
 
-_DEADLINE = 4.0
-_MARGIN = 10.0
+_PROBE_DEADLINE_S = 4.0
+_PROBE_MARGIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class StatsSource:
     """The source of statistics: a run, or the hosts of a cluster file."""
 
     run: RunDir | None = None
-    path: str | None = None
+    cluster_file: str | None = None
 
 
 def find_stats_source(run_or_file: str | None) -> StatsSource:
@@ -51,14 +51,14 @@ def find_stats_source(run_or_file: str | None) -> StatsSource:
     except NotFoundError:
         if not is_file:
             raise
-        return StatsSource(path=path)
+        return StatsSource(cluster_file=path)
     over = state_reader.is_over(run)
     if over and run_or_file is None and not is_file:
         raise NotFoundError(
             f"no run is active, and there is no {option_values.DEFAULT_FILE} here",
             hint=f"name a cluster file, or a run: {run.run} is the newest (`clusterctl ps -a`)",
         )
-    return StatsSource(path=path) if over and is_file else StatsSource(run=run)
+    return StatsSource(cluster_file=path) if over and is_file else StatsSource(run=run)
 
 
 # --- a run
@@ -67,15 +67,15 @@ def find_stats_source(run_or_file: str | None) -> StatsSource:
 def load_run_stats(run: RunDir, state: RunState) -> list[NodeStats]:
     """Return the newest statistics of all nodes of a run, in the order of their node ranks."""
     nodes = sorted(state.nodes.values(), key=lambda n: n.node_rank)
-    return [make_node_stats(state, node.node, sample_files.read_latest_health(run, node.node)) for node in nodes]
+    return [build_node_stats(state, node.node, sample_files.read_latest_health(run, node.node)) for node in nodes]
 
 
-def make_node_stats(state: RunState, node: str, sample: HealthSample | None) -> NodeStats:
+def build_node_stats(state: RunState, node: str, sample: HealthSample | None) -> NodeStats:
     """Return the statistics of a sample of a node, with its time on the clock of this head."""
     if sample is None:
         return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
-    told = stats_from_sample(node, sample)
-    return replace(told, time=sample["t"] - state.ahead(node))
+    stats = stats_from_sample(node, sample)
+    return replace(stats, time=sample["t"] - state.ahead(node))
 
 
 def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:
@@ -91,7 +91,7 @@ def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:
 # --- a live probe
 
 
-def probe_nodes(
+def probe_node_stats(
     hosts: Sequence[HostSpec], sessions: Mapping[str, Session], errors: Mapping[str, ClusterctlError]
 ) -> list[NodeStats]:
     """Return the current statistics of nodes; they are asked in parallel. A node without an answer has a reason.
@@ -102,7 +102,7 @@ def probe_nodes(
     """
 
     def ask(node: str, session: Session) -> NodeStats:
-        request: FactsRequest = {"groups": ["machine", "gpus"], "deadline": _DEADLINE}
+        request: FactsRequest = {"groups": ["machine", "gpus"], "deadline": _PROBE_DEADLINE_S}
         asked: command_payload_types.ProbeArguments = {
             "python": None,
             "prologue": None,
@@ -110,22 +110,22 @@ def probe_nodes(
             "cwd": None,
             "request": request,
         }
-        facts = PROBE.call(session, asked, timeout=_DEADLINE + _MARGIN)
+        facts = PROBE.call(session, asked, timeout=_PROBE_DEADLINE_S + _PROBE_MARGIN_S)
         try:
-            return _from_facts(node, facts)
+            return _make_stats_from_facts(node, facts)
         except (TypeError, ValueError, AttributeError, LookupError) as error:
-            return _unknown(node, f"its answer cannot be read: {error!r}")
+            return _make_unknown_stats(node, f"its answer cannot be read: {error!r}")
 
     stats, failed = call_all(sessions, ask)
-    stats |= {node: _unknown(node, error) for node, error in {**errors, **failed}.items()}
+    stats |= {node: _make_unknown_stats(node, error) for node, error in {**errors, **failed}.items()}
     return [stats[host.name] for host in hosts]
 
 
-def _unknown(node: str, why: object) -> NodeStats:
+def _make_unknown_stats(node: str, why: object) -> NodeStats:
     return NodeStats(node=node, time=None, status="unknown", reason=str(why).removeprefix(f"{node}: "))
 
 
-def _from_facts(node: str, facts: Mapping[str, Any]) -> NodeStats:
+def _make_stats_from_facts(node: str, facts: Mapping[str, Any]) -> NodeStats:
     groups = facts["groups"]
     machine, gpus = groups["machine"], groups["gpus"]
     sample: HealthSample = machine["data"] | gpus["data"] | {"t": facts["time"]}

@@ -15,7 +15,7 @@ import click
 from clusterctl.config import value_parsers
 from clusterctl.config.value_parsers import InvalidValueError
 from clusterctl.errors import NotFoundError, RefusedError
-from clusterctl.suggestion import file_hint
+from clusterctl.suggestion import suggest_similar_file
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def parse_duration_option(text: str | None, option: str) -> float | None:
     return None if text is None else _parse(value_parsers.parse_duration, text, option)
 
 
-def parse_pause_option(text: str | None, option: str) -> float | None:
+def parse_interval_option(text: str | None, option: str) -> float | None:
     """Return the seconds between two updates, or `None` without a text.
 
     Raises:
@@ -65,14 +65,14 @@ def _parse(parse: Callable[[str], T], text: str, option: str) -> T:
         raise click.BadParameter(str(error), param_hint=option) from error
 
 
-def parse_time_option(text: str | None, option: str, *, now: float, began: float | None = None) -> float | None:
+def parse_time_option(text: str | None, option: str, *, now: float, run_start: float | None = None) -> float | None:
     """Return a time in seconds since the epoch, or `None` without a text.
 
     Args:
         text: A duration (that long ago), a time of day (its last occurrence before `now`), or a time in RFC 3339.
         option: The name of the option, for the error.
         now: The end of the run, or the current time.
-        began: The start of the run. A time of day whose last occurrence is before it means the day of `now`.
+        run_start: The start of the run. A time of day whose last occurrence is before it means the day of `now`.
 
     Raises:
         click.BadParameter: The text is none of these.
@@ -82,7 +82,7 @@ def parse_time_option(text: str | None, option: str, *, now: float, began: float
     if (of_day := _parse_time_of_day(text)) is not None:
         day = datetime.fromtimestamp(now, tz=of_day.tzinfo).date()
         on_day, day_before = _combine(day, of_day), _combine(day - timedelta(days=1), of_day)
-        return on_day if on_day <= now or (began is not None and day_before < began) else day_before
+        return on_day if on_day <= now or (run_start is not None and day_before < run_start) else day_before
     try:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except ValueError:
@@ -114,7 +114,7 @@ def read_text_file(path: str) -> str:
     try:
         return sys.stdin.read() if path == "-" else Path(path).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        raise NotFoundError(f"{path}: {error.strerror or error}", hint=file_hint(path)) from error
+        raise NotFoundError(f"{path}: {error.strerror or error}", hint=suggest_similar_file(path)) from error
     except UnicodeDecodeError as error:
         raise RefusedError(f"{path} is not a text file") from error
 

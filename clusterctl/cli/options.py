@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from clusterctl.cli import accepted_commands
-from clusterctl.cli.command import CommonOptions, make_completer
+from clusterctl.cli.base_command import CommonOptions, make_completer
 from clusterctl.cli.option_values import list_cluster_files
 from clusterctl.config.host_ranges import HostRangeError, select_hosts
 from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
@@ -29,7 +29,7 @@ def cluster_file_argument(command: F) -> F:
     return click.argument("path", metavar="[FILE]", required=False, shell_complete=make_completer("files"))(command)
 
 
-def target_options(command: F) -> F:
+def single_node_options(command: F) -> F:
     """`--rank` of `--run` and `-w`, which name one node."""
     command = click.option(
         "--run",
@@ -75,26 +75,31 @@ def refuse_options_with(option: str, *others: tuple[str, object]) -> None:
         raise click.UsageError(f"`{option}` cannot be used together with {' and '.join(names)}")
 
 
-def join_sets(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
+def join_repeated_option(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
     """Return the values of a repeated option as one set, or `None` without a value."""
     return ",".join(values) or None
 
 
-def _set_option(*names: str, description: str, kind: str) -> Callable[[F], F]:
-    shell_complete = make_completer(kind)
+def _set_option(*names: str, description: str, candidate_type: str) -> Callable[[F], F]:
+    shell_complete = make_completer(candidate_type)
     return click.option(
-        *names, metavar="SET", multiple=True, callback=join_sets, help=description, shell_complete=shell_complete
+        *names,
+        metavar="SET",
+        multiple=True,
+        callback=join_repeated_option,
+        help=description,
+        shell_complete=shell_complete,
     )
 
 
 def nodes_option(command: F) -> F:
     """`--nodes SET`; a repeated option adds to the set."""
-    return _set_option("--nodes", description="Only these nodes, e.g. gpu[01-04].", kind="nodes")(command)
+    return _set_option("--nodes", description="Only these nodes, e.g. gpu[01-04].", candidate_type="nodes")(command)
 
 
 def exclude_option(description: str) -> Callable[[F], F]:
     """`--exclude SET`; a repeated option adds to the set."""
-    return _set_option("--exclude", description=description, kind="nodes")
+    return _set_option("--exclude", description=description, candidate_type="nodes")
 
 
 def json_option(command: F) -> F:
@@ -109,7 +114,7 @@ def verbose_option(description: str) -> Callable[[F], F]:
 
 def rank_set_option(command: F) -> F:
     """`--rank SET`; a repeated option adds to the set."""
-    return _set_option("--rank", "ranks", description="Only these ranks, e.g. 0-3,7.", kind="ranks")(command)
+    return _set_option("--rank", "ranks", description="Only these ranks, e.g. 0-3,7.", candidate_type="ranks")(command)
 
 
 def load_chosen_cluster_file(
@@ -147,7 +152,7 @@ def load_chosen_cluster_file(
         require_job=require_job,
         with_secrets=with_secrets,
         find_health_mistakes=_find_health_mistakes,
-        run_host_command=run_host_command or accepted_commands.run_accepted_host_listing,
+        run_host_command=run_host_command or accepted_commands.run_host_list_command_if_accepted,
     )
     if console is not None and loaded.warnings:
         console.narrate(*render_problems(loaded.warnings, "warning", console.err))

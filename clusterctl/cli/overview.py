@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl._version import __version__
 from clusterctl.cli.command_table import GROUPS
-from clusterctl.cli.run_views import load_list_view
+from clusterctl.cli.run_views import load_run_list_view
 from clusterctl.render.console import Console
 from clusterctl.render.run_list import ps_hints, render_ps, sort_runs
 from clusterctl.run.record.state_reader import list_runs, load_summary_or_state
@@ -22,7 +22,7 @@ def print_overview() -> None:
     """Print the overview."""
     console = Console.standard()
     here = os.path.isfile("cluster.yaml")
-    console.tell(*render_overview(__version__, _active(console.out), console.out, has_file=here))
+    console.tell(*render_overview(__version__, _render_active_runs(console.out), console.out, has_file=here))
 
 
 def render_overview(version: str, active: Sequence[str], terminal: Terminal, *, has_file: bool) -> list[str]:
@@ -48,8 +48,8 @@ def render_overview(version: str, active: Sequence[str], terminal: Terminal, *, 
     ]
 
 
-def _active(terminal: Terminal) -> list[str]:
+def _render_active_runs(terminal: Terminal) -> list[str]:
     """Return the table of the runs that may still have running processes."""
-    views = [load_list_view(run) for run in list_runs() if load_summary_or_state(run).may_run]
+    views = [load_run_list_view(run) for run in list_runs() if load_summary_or_state(run).may_run]
     views = [view for view in views if view.state.may_run]
     return [*render_ps(sort_runs(views), time.time(), terminal), *ps_hints(views)] if views else []

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Console
     from clusterctl.render.live_view import WaitingLine
 
-_SLACK_SECONDS = 30.0
-_LOOK_SECONDS = 1.0
+_EXTRA_WAIT_S = 30.0
+_READER_CHECK_S = 1.0
 
 
 class OutputClosedError(Exception):
@@ -36,37 +36,37 @@ class OutputClosedError(Exception):
 class OutputCollector:
     """Collects the output of a command on one node. With a console, it shows complete lines at once instead."""
 
-    def __init__(self, node: str, console: Console | None, guard: threading.Lock) -> None:
+    def __init__(self, node: str, console: Console | None, print_lock: threading.Lock) -> None:
         self.node = node
         self.first_stream = 0
         self._console = console
-        self._guard = guard
+        self._print_lock = print_lock
         self._buffers = (bytearray(), bytearray())
 
     def add_data(self, data: StreamData) -> None:
         """Add bytes of stdout (the first stream) or of stderr (the second stream)."""
-        which = data.stream - self.first_stream
-        buffer = self._buffers[which]
+        stream_index = data.stream - self.first_stream
+        buffer = self._buffers[stream_index]
         buffer += data.payload
         end = buffer.rfind(b"\n") + 1
         if self._console is not None and end:
-            self._put(which, bytes(buffer[:end]))
+            self._print_block(stream_index, bytes(buffer[:end]))
             del buffer[:end]
 
     def finish(self) -> tuple[bytes, bytes]:
         """Return the collected output; with a console, show the last incomplete line."""
-        for which, buffer in enumerate(self._buffers):
+        for stream_index, buffer in enumerate(self._buffers):
             if self._console is not None and buffer:
-                self._put(which, bytes(buffer))
+                self._print_block(stream_index, bytes(buffer))
                 buffer.clear()
         return bytes(self._buffers[0]), bytes(self._buffers[1])
 
-    def _put(self, which: int, block: bytes) -> None:
+    def _print_block(self, stream_index: int, block: bytes) -> None:
         assert self._console is not None, "only what is shown is put"
-        terminal = self._console.err if which else self._console.out
+        terminal = self._console.err if stream_index else self._console.out
         lines = [f"{self.node}: {line}" for line in clean_lines(block, terminal)]
-        with self._guard:
-            (self._console.narrate if which else self._console.data)(*lines)
+        with self._print_lock:
+            (self._console.narrate if stream_index else self._console.data)(*lines)
 
 
 class RemoteCommand:
@@ -77,10 +77,10 @@ class RemoteCommand:
         seconds: The time limit, or `None`.
         parallel: The number of nodes that may run the program at the same time.
         console: Shows lines at once; `None` collects the output.
-        around: Folder and environment of the program, by node; by default those of a login.
+        base_programs: Folder and environment of the program, by node; by default those of a login.
 
     Attributes:
-        last: Monotonic time of the latest answer of a node.
+        last_answer_at: Monotonic time of the latest answer of a node.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class RemoteCommand:
         seconds: float | None,
         parallel: int,
         console: Console | None,
-        around: Mapping[str, command_payload_types.ProgramArguments] | None = None,
+        base_programs: Mapping[str, command_payload_types.ProgramArguments] | None = None,
     ) -> None:
         self._program, self._seconds, self._console = program, seconds, console
-        self._around = around or {}
-        self._guard = threading.Lock()
+        self._base_programs = base_programs or {}
+        self._print_lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max(1, parallel), thread_name_prefix="exec")
         self._collectors: dict[str, OutputCollector] = {}
         self._running: dict[str, Future[ExecAnswer]] = {}
@@ -108,23 +108,23 @@ class RemoteCommand:
 
     def start_on(self, session: Session) -> None:
         """Run the program on a node as soon as the limit of parallel nodes allows it."""
-        collector = self._collectors[session.node] = OutputCollector(session.node, self._console, self._guard)
+        collector = self._collectors[session.node] = OutputCollector(session.node, self._console, self._print_lock)
         running = self._running[session.node] = self._pool.submit(self._run, session, collector)
-        running.add_done_callback(self._is_through)
+        running.add_done_callback(self._record_answer_time)
 
-    def _is_through(self, _running: Future[ExecAnswer]) -> None:
+    def _record_answer_time(self, _running: Future[ExecAnswer]) -> None:
         self.last_answer_at = time.monotonic()
 
     def _run(self, session: Session, collector: OutputCollector) -> ExecAnswer:
         collector.first_stream = session.new_stream(collector.add_data, count=2)
-        around = self._around.get(session.node, {})
+        base_program = self._base_programs.get(session.node, {})
         asked: command_payload_types.ExecArguments = {
-            **around,
+            **base_program,
             **self._program,
             "timeout": self._seconds,
             "stream": collector.first_stream,
         }
-        limit = None if self._seconds is None else self._seconds + _SLACK_SECONDS
+        limit = None if self._seconds is None else self._seconds + _EXTRA_WAIT_S
         return EXEC.call_async(session, asked).result(limit)
 
     def wait_for_results(
@@ -138,22 +138,22 @@ class RemoteCommand:
         nodes = list(nodes)
         for node in nodes:
             self._running[node].add_done_callback(partial(_mark_as_joined, waiting, node))
-        ends = {node: self._end(node) for node in nodes}
+        ends = {node: self._get_result(node) for node in nodes}
         return (
             {node: end for node, end in ends.items() if isinstance(end, CommandResult)},
             {node: end for node, end in ends.items() if isinstance(end, NodeError)},
         )
 
-    def collect_finished(self) -> dict[str, CommandResult]:
+    def collect_finished_results(self) -> dict[str, CommandResult]:
         """Return the answers of the nodes that have already finished."""
-        through = [node for node, running in list(self._running.items()) if running.done()]
-        return {node: end for node in through if isinstance(end := self._end(node), CommandResult)}
+        finished = [node for node, running in list(self._running.items()) if running.done()]
+        return {node: end for node in finished if isinstance(end := self._get_result(node), CommandResult)}
 
-    def _end(self, node: str) -> CommandResult | NodeError:
+    def _get_result(self, node: str) -> CommandResult | NodeError:
         """Wait for a node; return its answer, or the error of a lost node."""
         collector = self._collectors[node]
         try:
-            result = self._result(self._running[node])
+            result = self._wait_for_answer(self._running[node])
         except futures.TimeoutError:
             return AgentError(node, "it did not end the command in time")
         except AgentError as error:
@@ -165,11 +165,11 @@ class RemoteCommand:
             return CommandResult(exit_code=int(ExitCode.REFUSED), error=str(error))
         return make_command_result(result, *collector.finish(), self._seconds)
 
-    def _result(self, running: Future[ExecAnswer]) -> ExecAnswer:
+    def _wait_for_answer(self, running: Future[ExecAnswer]) -> ExecAnswer:
         while self._console is not None and not running.done():
             if not self._console.out.has_reader():
                 raise OutputClosedError
-            futures.wait([running], _LOOK_SECONDS)
+            futures.wait([running], _READER_CHECK_S)
         return running.result()
 
 
@@ -179,21 +179,25 @@ def _mark_as_joined(waiting: WaitingLine, node: str, _running: Future[ExecAnswer
 
 MAX_INPUT_BYTES = 2 << 20
 """Longest input; encoded, it fits into one message to a node."""
-_PATIENCE, _LONGEST = 2.0, 60.0
+_NOTICE_AFTER_S, _GIVE_UP_AFTER_S = 2.0, 60.0
 """Seconds of silence before the notice, and before this gives up."""
-_WAITING = "waiting for the end of standard input; `< /dev/null` gives none"
+_WAITING_NOTICE = "waiting for the end of standard input; `< /dev/null` gives none"
 
 
 def read_piped_input(
-    fd: int, tell: Callable[[str], None], *, patience: float = _PATIENCE, longest: float = _LONGEST
+    fd: int,
+    tell: Callable[[str], None],
+    *,
+    notice_after_s: float = _NOTICE_AFTER_S,
+    give_up_after_s: float = _GIVE_UP_AFTER_S,
 ) -> bytes:
     """Return all standard input from a pipe or a file; nothing from a terminal or a device.
 
     Args:
         fd: File descriptor of the standard input.
         tell: Prints a notice while this waits for the end of the input.
-        patience: Seconds of silence before the notice.
-        longest: Further seconds of silence before this gives up; the caller may have left a pipe open.
+        notice_after_s: Seconds of silence before the notice.
+        give_up_after_s: Further seconds of silence before this gives up; the caller may have left a pipe open.
 
     Raises:
         RefusedError: The input is too long, or does not end.
@@ -204,19 +208,19 @@ def read_piped_input(
         return b""  # closed
     if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)):
         return b""
-    told, given = False, bytearray()
+    has_notified, received = False, bytearray()
     while True:
-        if not _readable(fd, patience):
-            if not told:
-                told = True
-                tell(_WAITING)
-            if not _readable(fd, longest):
+        if not _readable(fd, notice_after_s):
+            if not has_notified:
+                has_notified = True
+                tell(_WAITING_NOTICE)
+            if not _readable(fd, give_up_after_s):
                 raise RefusedError("standard input does not end", hint="`< /dev/null` gives the command none")
         piece = os.read(fd, 1 << 16)
         if not piece:
-            return bytes(given)
-        given += piece
-        if len(given) > MAX_INPUT_BYTES:
+            return bytes(received)
+        received += piece
+        if len(received) > MAX_INPUT_BYTES:
             hint = "`clusterctl sync` brings files to the nodes"
             raise RefusedError(f"standard input is longer than {MAX_INPUT_BYTES >> 20} MiB", hint=hint)
 

@@ -30,9 +30,9 @@ from clusterctl.why.slowness import LONG_WAIT_S, find_stragglers
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
 
-_RECENT_BYTES, _FEW = 256 << 10, 8
+_MAX_SAMPLE_BYTES, _MAX_SAMPLE_LINES = 256 << 10, 8
 """Limits for the samples of each node, because `status` is run often and a run may have many nodes."""
-_NOTHING_SEEN = WorkerActivity()
+_NO_ACTIVITY = WorkerActivity()
 
 
 def warn_of_unreadable_lines(state: RunState, console: Console) -> None:
@@ -41,44 +41,50 @@ def warn_of_unreadable_lines(state: RunState, console: Console) -> None:
         console.narrate(f"warning: {state.run}: {line}; what cannot be read is left out")
 
 
-def add_stragglers(run: RunDir, view: RunView, newest: Mapping[str, ActivitySample]) -> RunView:
+def add_stragglers(run: RunDir, view: RunView, newest_samples: Mapping[str, ActivitySample]) -> RunView:
     """Return a view with the stragglers of a run and the likely reason of each.
 
     Args:
         run: The run.
         view: The view without stragglers.
-        newest: The newest samples of ranks, by node.
+        newest_samples: The newest samples of ranks, by node.
     """
     state = view.state
     if state.phase is not RunPhase.RUNNING:
         return view
-    if not rank_time_shares.has_recent_progress(newest.values(), state.attempt, LONG_WAIT_S) and (
-        slow := find_blocking_ranks(run, state)
+    if not rank_time_shares.has_recent_progress(newest_samples.values(), state.attempt, LONG_WAIT_S) and (
+        slow := load_blocking_ranks(run, state)
     ):
         return replace(view, slow=slow)
-    if not rank_time_shares.have_all_wait_counts(newest.values()):
+    if not rank_time_shares.have_all_wait_counts(newest_samples.values()):
         return view
     # One after the other: the ends of all of them together are tens of megabytes.
-    ends = ((last, _end(run, node)) for node, last in newest.items())
-    among = find_stragglers(rank_time_shares.measure_wait_shares(ends, state.attempt))
-    return replace(view, slow=_reasons(view, among, {n: _end(run, n) for n in newest})) if among else view
-
-
-def _end(run: RunDir, node: str) -> list[bytes]:
-    return sample_files.read_last_lines(run.node(node) / SAMPLES_FILE, _RECENT_BYTES)
-
-
-def find_blocking_ranks(run: RunDir, state: RunState) -> dict[int, str]:
-    """Return the ranks that block all others for long, with the activity of each."""
-    standing = rank_time_shares.find_idle_ranks(
-        sample_files.read_newest_lines(run, state, _RECENT_BYTES), state.attempt
+    ends = ((last, _read_recent_samples(run, node)) for node, last in newest_samples.items())
+    stragglers = find_stragglers(rank_time_shares.measure_wait_shares(ends, state.attempt))
+    return (
+        replace(
+            view, slow=_explain_stragglers(view, stragglers, {n: _read_recent_samples(run, n) for n in newest_samples})
+        )
+        if stragglers
+        else view
     )
-    return {rank: standing[rank].activity for rank in slowness.find_blocking_ranks(standing, len(state.workers))}
 
 
-def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, Sequence[bytes]]) -> dict[int, str]:
+def _read_recent_samples(run: RunDir, node: str) -> list[bytes]:
+    return sample_files.read_last_lines(run.node(node) / SAMPLES_FILE, _MAX_SAMPLE_BYTES)
+
+
+def load_blocking_ranks(run: RunDir, state: RunState) -> dict[int, str]:
+    """Return the ranks that block all others for long, with the activity of each."""
+    idle_ranks = rank_time_shares.find_idle_ranks(
+        sample_files.read_newest_lines(run, state, _MAX_SAMPLE_BYTES), state.attempt
+    )
+    return {rank: idle_ranks[rank].activity for rank in slowness.find_blocking_ranks(idle_ranks, len(state.workers))}
+
+
+def _explain_stragglers(view: RunView, slow: Sequence[int], ends: Mapping[str, Sequence[bytes]]) -> dict[int, str]:
     state = view.state
-    known = rank_time_shares.measure_rank_timings(ends, state.attempt, max_lines=_FEW)
+    known = rank_time_shares.measure_rank_timings(ends, state.attempt, max_lines=_MAX_SAMPLE_LINES)
     troubles = {node: tuple(t.message for (n, _, _), t in state.troubles.items() if n == node) for node in state.nodes}
     return {
         rank: slowness.describe_reason(known, rank, troubles[state.workers[rank].node]) if {rank} < known.keys() else ""
@@ -86,24 +92,24 @@ def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, Sequence[byt
     }
 
 
-def load_brief_view(run: RunDir) -> RunView:
+def load_view_without_output(run: RunDir) -> RunView:
     """Return a view without the origin of the run, the output of its ranks, and their positions."""
     state, attended = state_reader.load_visible_state(run)
-    seen = _sampled(state, sample_files.read_newest_activity(run, state), time.time())
+    seen = _make_sampled_activity(state, sample_files.read_newest_activity(run, state), time.time())
     return RunView(
-        state=_with_stall_age(state),
+        state=_update_stall_age(state),
         attended=attended,
         activity=seen,
-        verdict=_verdict(run, state),
-        unattended=predict_outlook(run, state, attended=attended),
+        verdict=_read_stall_verdict(run, state),
+        unattended=predict_run_without_controller(run, state, attended=attended),
     )
 
 
-def load_list_view(run: RunDir) -> RunView:
+def load_run_list_view(run: RunDir) -> RunView:
     """Return the view of a run for lists; for an ended run, only its summary is read."""
     end = state_reader.read_summary(run.summary, run.events)
     if end is None:
-        return load_brief_view(run)
+        return load_view_without_output(run)
     return RunView(state=end.state, attended=run.is_attended, activity={0: WorkerActivity(step=end.step)})
 
 
@@ -112,8 +118,8 @@ def build_run_view(
     state: RunState,
     *,
     attended: bool,
-    newest: Mapping[str, ActivitySample] | None = None,
-    outputs: bool = True,
+    newest_samples: Mapping[str, ActivitySample] | None = None,
+    with_output_times: bool = True,
 ) -> RunView:
     """Return the full view of a run from its state.
 
@@ -121,34 +127,34 @@ def build_run_view(
         run: The run.
         state: The state of the run.
         attended: A controller is alive.
-        newest: The newest samples of ranks, by node; `None` reads them.
-        outputs: Read the time of the last output of each rank, which takes two files for each rank.
+        newest_samples: The newest samples of ranks, by node; `None` reads them.
+        with_output_times: Read the time of the last output of each rank, which takes two files for each rank.
     """
     where: list[str] = []
     if state.stall is not None and state.stall.phase == "confirmed":
         where = describe_stalled_ranks(run, state)
     return RunView(
-        state=_with_stall_age(state),
+        state=_update_stall_age(state),
         attended=attended,
-        activity=_activity(run, state, newest, outputs=outputs),
-        verdict=_verdict(run, state),
+        activity=_load_activity(run, state, newest_samples, with_output_times=with_output_times),
+        verdict=_read_stall_verdict(run, state),
         origin=run_facts.read_origin(run),
         where=where,
-        unattended=predict_outlook(run, state, attended=attended),
+        unattended=predict_run_without_controller(run, state, attended=attended),
     )
 
 
 def build_report_view(run: RunDir, state: RunState, *, attended: bool, step: int | None) -> RunView:
     """Return the view of a run for its report; the only activity is the step of the slowest rank."""
     return RunView(
-        state=_with_stall_age(state),
+        state=_update_stall_age(state),
         attended=attended,
         activity={0: WorkerActivity(step=step)},
         origin=run_facts.read_origin(run),
     )
 
 
-def predict_outlook(run: RunDir, state: RunState, *, attended: bool = False) -> Unattended:
+def predict_run_without_controller(run: RunDir, state: RunState, *, attended: bool = False) -> Unattended:
     """Return what will happen to a run without a controller, from its spec and the last write of a controller."""
     if attended or state.over:
         return Unattended()
@@ -161,14 +167,14 @@ def predict_outlook(run: RunDir, state: RunState, *, attended: bool = False) -> 
     return Unattended()
 
 
-def _verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
+def _read_stall_verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
     """Return the stored verdict about the current stall."""
     if state.stall is None or state.stall.phase != "confirmed":
         return None
     return read_saved_verdict(run)
 
 
-def _with_stall_age(state: RunState) -> RunState:
+def _update_stall_age(state: RunState) -> RunState:
     """Return the state with the current age of its stall; the journal has the age at the last change."""
     if state.stall is None or state.reason is not None or state.over:
         return state
@@ -176,38 +182,42 @@ def _with_stall_age(state: RunState) -> RunState:
     return replace(state, stall=replace(grown, since_s=round(grown.since_s, 1)))
 
 
-def _activity(
-    run: RunDir, state: RunState, newest: Mapping[str, ActivitySample] | None, *, outputs: bool
+def _load_activity(
+    run: RunDir, state: RunState, newest_samples: Mapping[str, ActivitySample] | None, *, with_output_times: bool
 ) -> dict[int, WorkerActivity]:
     now = time.time()
-    sampled = _sampled(state, sample_files.read_newest_activity(run, state) if newest is None else newest, now)
-    if not outputs:
-        return {rank: sampled.get(rank, _NOTHING_SEEN) for rank in state.workers}
+    sampled = _make_sampled_activity(
+        state, sample_files.read_newest_activity(run, state) if newest_samples is None else newest_samples, now
+    )
+    if not with_output_times:
+        return {rank: sampled.get(rank, _NO_ACTIVITY) for rank in state.workers}
     folders = {node: str(run.node(node)) for node in state.nodes}
     return {
-        rank: _with_output_age(folders.get(worker.node), state.attempt, rank, sampled.get(rank), now)
+        rank: _add_output_age(folders.get(worker.node), state.attempt, rank, sampled.get(rank), now)
         for rank, worker in state.workers.items()
     }
 
 
-def _sampled(state: RunState, newest: Mapping[str, ActivitySample], now: float) -> dict[int, WorkerActivity]:
+def _make_sampled_activity(
+    state: RunState, newest_samples: Mapping[str, ActivitySample], now: float
+) -> dict[int, WorkerActivity]:
     found: dict[int, WorkerActivity] = {}
-    for sample in newest.values():
+    for sample in newest_samples.values():
         if sample.get("attempt") == state.attempt:
             found |= activity_from_sample(sample, max(0.0, now - float(sample.get("t") or now)))
     return found
 
 
-def _with_output_age(
+def _add_output_age(
     folder: str | None, attempt: int, rank: int, sampled: WorkerActivity | None, now: float
 ) -> WorkerActivity:
-    activity = sampled or _NOTHING_SEEN
+    activity = sampled or _NO_ACTIVITY
     names = () if folder is None else (format_output_path(attempt, rank), format_index_path(attempt, rank))
-    written = max((_written(f"{folder}/{name}") for name in names), default=0.0)
+    written = max((_get_write_time(f"{folder}/{name}") for name in names), default=0.0)
     return replace(activity, last_output_s=max(0.0, now - written)) if written else activity
 
 
-def _written(path: str) -> float:
+def _get_write_time(path: str) -> float:
     """Return the time of the last write of a file; 0 without a file."""
     try:
         return os.stat(path).st_mtime
@@ -225,7 +235,7 @@ def describe_stalled_ranks(run: RunDir, state: RunState) -> list[str]:
     return []
 
 
-def read_output_end(path: Path, max_bytes: int) -> list[str]:
+def read_last_output_lines(path: Path, max_bytes: int) -> list[str]:
     """Return the last lines of a rank's output, cleaned for a terminal; none if the file cannot be read."""
     try:
         with path.open("rb") as file:

@@ -22,11 +22,11 @@ from clusterctl.run.nodes.evidence_requests import CollectedEvidence, request_ev
 from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunState
-from clusterctl.suggestion import file_hint
+from clusterctl.suggestion import suggest_similar_file
 from clusterctl.why.headline import parse_missing_command
 from clusterctl.why.verdict import Class, Confidence, Verdict
 
-_LONGEST_MEMBER = 64 << 20
+_MAX_MEMBER_BYTES = 64 << 20
 
 
 def load_verdict(run: RunDir, state: RunState | None = None, *, live: bool = True) -> Verdict:
@@ -57,26 +57,26 @@ def load_verdict_with_evidence(
     if state.over:
         return add_file_hints(run, add_login_path_hint(run, saved_verdict.judge_saved_run(run, state))), {}
     if saved_verdict.find_evidence_folder(state) is not None:
-        told = saved_verdict.judge_saved_run(run, state)
+        verdict = saved_verdict.judge_saved_run(run, state)
         # A node may have been too busy at the time of the stored evidence.
-        if told.confidence is not Confidence.UNKNOWN:
-            return told, {}
+        if verdict.confidence is not Confidence.UNKNOWN:
+            return verdict, {}
     elif state.stall is None:
-        told = saved_verdict.judge_saved_run(run, state)
-        if not saved_verdict.should_collect_stacks(run, state, told):
-            return told, {}
-    seen: dict[str, RankEvidence] = {}
+        verdict = saved_verdict.judge_saved_run(run, state)
+        if not saved_verdict.should_collect_stacks(run, state, verdict):
+            return verdict, {}
+    new_evidence: dict[str, RankEvidence] = {}
     with contextlib.suppress(ClusterctlError):
-        seen = dict(collect_rank_evidence(run, state).ranks)
-    if not seen:
+        new_evidence = dict(collect_rank_evidence(run, state).ranks)
+    if not new_evidence:
         # The controller may have stored evidence in the meantime.
         state, _ = state_reader.load_visible_state(run)
-    return saved_verdict.judge_saved_run(run, state, seen), seen
+    return saved_verdict.judge_saved_run(run, state, new_evidence), new_evidence
 
 
-def add_file_hints(run: RunDir, told: Verdict) -> Verdict:
+def add_file_hints(run: RunDir, verdict: Verdict) -> Verdict:
     """Return a verdict with hints from the code folder and the cluster file of its run; no node is asked."""
-    return add_missing_code_hint(run, add_blank_argument_hint(run, told))
+    return add_missing_code_hint(run, add_argument_with_blanks_hint(run, verdict))
 
 
 @contextlib.contextmanager
@@ -93,7 +93,7 @@ def open_bundle(bundle: Path) -> Iterator[RunDir]:
             _unpack(bundle, folder)
         found = [path.parent for path in (folder / "events.jsonl", *folder.glob("*/events.jsonl")) if path.is_file()]
         if not bundle.exists():
-            raise NotFoundError(f"there is no file {bundle}", hint=file_hint(str(bundle)))
+            raise NotFoundError(f"there is no file {bundle}", hint=suggest_similar_file(str(bundle)))
         if not found:
             raise NotFoundError(f"{bundle} holds no run", hint="`clusterctl why RUN --save FILE` makes a bundle")
         yield RunDir(found[0])
@@ -105,7 +105,7 @@ def _unpack(bundle: Path, folder: Path) -> None:
         with tarfile.open(bundle) as archive:
             for member in archive:
                 parts = Path(member.name).parts
-                if member.isfile() and member.size <= _LONGEST_MEMBER and ".." not in parts and parts[0] != "/":
+                if member.isfile() and member.size <= _MAX_MEMBER_BYTES and ".." not in parts and parts[0] != "/":
                     target = folder.joinpath(*parts)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     content = archive.extractfile(member)
@@ -119,24 +119,24 @@ def collect_rank_evidence(run: RunDir, state: RunState, ranks: Collection[int] |
     try:
         answer = control_socket.send_request(run, "evidence", {"ranks": None if ranks is None else sorted(ranks)})
     except control_socket.NoControllerError:
-        return _without_controller(run, state, ranks)
+        return _collect_from_nodes(run, state, ranks)
     return CollectedEvidence(ranks=answer["ranks"], errors=answer["errors"])
 
 
-def _without_controller(run: RunDir, state: RunState, ranks: Collection[int] | None) -> CollectedEvidence:
+def _collect_from_nodes(run: RunDir, state: RunState, ranks: Collection[int] | None) -> CollectedEvidence:
     spec = load_spec(run.spec.read_text())
     hosts = [host for host in spec.hosts if host.name in state.nodes]
-    with open_reachable_sessions(spec, hosts, of_run=True) as (sessions, errors):
+    with open_reachable_sessions(spec, hosts, is_started_run=True) as (sessions, errors):
         evidence = request_evidence(run.run, "stacks", sessions, ranks)
     unseen = {node: str(error) for node, error in errors.items()}
     return CollectedEvidence(ranks=evidence.ranks, errors={**unseen, **evidence.errors})
 
 
-_COMPARED = 80
+_COMPARED_CHARS = 80
 """Compared characters of an argument; a verdict shows no more of a long one."""
 
 
-def add_blank_argument_hint(run: RunDir, verdict: Verdict) -> Verdict:
+def add_argument_with_blanks_hint(run: RunDir, verdict: Verdict) -> Verdict:
     """Return a verdict that names an argument with blanks, if the program did not understand that argument."""
     if verdict.cls is not Class.WRONG_ARGUMENT:
         return verdict
@@ -144,18 +144,18 @@ def add_blank_argument_hint(run: RunDir, verdict: Verdict) -> Verdict:
         job = load_spec(run.spec.read_text()).job
     except (OSError, ValueError):
         return verdict
-    said = " ".join([verdict.summary, *(culprit.evidence for culprit in verdict.culprits)])
-    reason = None if job is None else explain_blank_argument(job, said)
+    error_text = " ".join([verdict.summary, *(culprit.evidence for culprit in verdict.culprits)])
+    reason = None if job is None else explain_argument_with_blanks(job, error_text)
     return verdict if reason is None else replace(verdict, summary=f"{verdict.summary}; {reason}")
 
 
-def explain_blank_argument(job: JobSpec, said: str) -> str | None:
+def explain_argument_with_blanks(job: JobSpec, error_text: str) -> str | None:
     """Return a hint about an argument with blanks that a text quotes; `None` without one."""
     items = [(f"job.args[{i}]", item) for i, item in enumerate(job.args)]
     if isinstance(job.command, tuple):
         items += [(f"job.command[{i}]", item) for i, item in enumerate(job.command)]
     for place, item in items:
-        if len(item.split()) > 1 and item[:_COMPARED] in said:
+        if len(item.split()) > 1 and item[:_COMPARED_CHARS] in error_text:
             remedy = "write each argument as an item, or use a text of `job.command`"
             return f"`{place}` is one argument with blanks: {remedy}"
     return None
@@ -169,7 +169,7 @@ def add_missing_code_hint(run: RunDir, verdict: Verdict) -> Verdict:
         spec, manifest = load_spec(run.spec.read_text()), code_manifest.load_manifest(run)
     except (OSError, ValueError):
         return verdict
-    said = " ".join([verdict.summary, *(culprit.evidence for culprit in verdict.culprits)])
+    error_text = " ".join([verdict.summary, *(culprit.evidence for culprit in verdict.culprits)])
     nodes = {culprit.node for culprit in verdict.culprits}
     hosts = [host for host in spec.hosts if host.name in nodes]
     own = [host.env["PYTHONPATH"] for host in hosts if "PYTHONPATH" in host.env]
@@ -179,18 +179,18 @@ def add_missing_code_hint(run: RunDir, verdict: Verdict) -> Verdict:
         sent = None if manifest is None else manifest.files
         folder = code_exclusions.scan_code_folder(spec.sync, sent, pythonpath or "")
         workdirs = [host.workdir for host in spec.hosts if host.workdir]
-        reason = None if folder is None else code_exclusions.explain_missing_file(said, folder, workdirs)
+        reason = None if folder is None else code_exclusions.explain_missing_file(error_text, folder, workdirs)
         following = ("clusterctl sync --dry-run -v", *verdict.next[1:])
     is_remote = any(host.transport is not TransportKind.LOCAL for host in hosts)
     if reason is None and pythonpath is None and is_remote:
-        reason = code_exclusions.find_on_pythonpath(said, os.environ.get("PYTHONPATH", ""))
+        reason = code_exclusions.find_on_pythonpath(error_text, os.environ.get("PYTHONPATH", ""))
         following = verdict.next
     if reason is None:
         return verdict
     return replace(verdict, summary=f"{verdict.summary}; {reason}", next=following)
 
 
-_LIMIT_S = 10.0
+_LOGIN_TIMEOUT_S = 10.0
 
 
 def add_login_path_hint(run: RunDir, verdict: Verdict) -> Verdict:
@@ -200,7 +200,7 @@ def add_login_path_hint(run: RunDir, verdict: Verdict) -> Verdict:
     if verdict.cls is not Class.COMMAND_NOT_FOUND or culprit is None or culprit.node is None or name is None:
         return verdict
     with contextlib.suppress(ClusterctlError, OSError):
-        path = _path_of(run, culprit.node, name)
+        path = _find_path_at_login(run, culprit.node, name)
         if path is None:
             return replace(verdict, missing=(*verdict.missing, f"{culprit.node} could not be asked for `{name}`"))
         if not path:
@@ -214,15 +214,15 @@ def add_login_path_hint(run: RunDir, verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _path_of(run: RunDir, node: str, name: str) -> str | None:
+def _find_path_at_login(run: RunDir, node: str, name: str) -> str | None:
     """Return the path of a program in a login shell, "" if it is not found; `None` if the node does not answer."""
     spec = load_spec(run.spec.read_text())
     hosts = [host for host in spec.hosts if host.name == node]
     # A `.bashrc` often returns at its beginning if the shell is not interactive.
     look = """type -P -- "$0" || exec bash -lic 'type -P -- "$0"' "$0\""""
-    remote = RemoteCommand({"argv": ["bash", "-lc", look, name]}, _LIMIT_S, 1, None)
+    remote = RemoteCommand({"argv": ["bash", "-lc", look, name]}, _LOGIN_TIMEOUT_S, 1, None)
     with (
-        open_reachable_sessions(spec, hosts, remote.start_on, of_run=True) as (sessions, _),
+        open_reachable_sessions(spec, hosts, remote.start_on, is_started_run=True) as (sessions, _),
         WaitingLine(sessions, 0.0, None, stage="running") as waiting,
     ):
         answers, _ = remote.wait_for_results(sessions, waiting)

@@ -28,7 +28,7 @@ from clusterctl.config.text.tree import Document, Mark, Problems, TreeNode, form
 from clusterctl.config.text.yaml_parser import parse_yaml_content
 from clusterctl.config.value_parsers import describe_value
 from clusterctl.errors import ConfigError, Problem
-from clusterctl.suggestion import file_hint
+from clusterctl.suggestion import suggest_similar_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,9 @@ def _read_file(disk: DiskFiles, name: str) -> ClusterFileText:
 
 def _describe_read_error(name: str, error: OSError) -> Problem:
     if isinstance(error, FileNotFoundError):
-        return Problem(name, 0, 0, "no such file", file_hint(name) or "`clusterctl init` writes one to start from")
+        return Problem(
+            name, 0, 0, "no such file", suggest_similar_file(name) or "`clusterctl init` writes one to start from"
+        )
     if isinstance(error, IsADirectoryError):
         return Problem(name, 0, 0, "is a folder", f"did you mean `{os.path.join(name, 'cluster.yaml')}`?")
     return Problem(name, 0, 0, f"cannot be read: {error.strerror or error}")

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from clusterctl.agent.protocol.record_types import GpuSample, HealthSample
-from clusterctl.formatting import duration_text, format_size
+from clusterctl.formatting import describe_duration, format_size
 from clusterctl.health.checks import amd, device_errors, gpu_memory, storage, thermal, xid
 from clusterctl.health.context import Context
 from clusterctl.health.judge import apply_overrides
@@ -173,15 +173,15 @@ def _lasts(trouble: _Problem, sample: HealthSample) -> bool:
 def _over(watch: NodeMonitor, trouble: _Problem) -> str:
     place = f"{_place(watch, trouble.symptom)}{trouble.symptom.words}"
     if trouble.symptom.event:
-        return f"{place}: the GPU is well again for {duration_text(watch.limits.recovered_after)}"
-    return f"{place} is over after {duration_text(trouble.last_seen - trouble.began)}"
+        return f"{place}: the GPU is well again for {describe_duration(watch.limits.recovered_after)}"
+    return f"{place} is over after {describe_duration(trouble.last_seen - trouble.began)}"
 
 
 def report_missing_samples(watch: NodeMonitor, now: float) -> tuple[NodeMonitor, list[Change]]:
     """Report missing samples. Call it regularly with the clock of the samples."""
     if watch.silent or watch.last is None or now - watch.last < watch.limits.silence:
         return watch, []
-    message = f"{watch.node}: no sample of GPUs and host for {duration_text(now - watch.last)}"
+    message = f"{watch.node}: no sample of GPUs and host for {describe_duration(now - watch.last)}"
     return replace(watch, silent=True), [_change(watch, now, _SILENCE, Status.WARN, message, watch.last)]
 
 
@@ -242,7 +242,7 @@ def _list_driver_symptoms(watch: NodeMonitor, sample: HealthSample) -> Iterator[
     if status == "stuck":
         stuck_s = float(sample.get("stuck_s") or 0)
         where = f" in {sample['wchan']}" if sample.get("state") == "D" and sample.get("wchan") else ""
-        words, detail = f"the GPU driver hangs{where}", f"no answer for {duration_text(stuck_s)}"
+        words, detail = f"the GPU driver hangs{where}", f"no answer for {describe_duration(stuck_s)}"
         # The sampler knows the duration: do not wait for it again.
         lasting = 0.0 if stuck_s >= limit else limit
         yield Symptom("gpu.responsive", Status.FAIL, words, Action.REBOOT_NODE, lasting=lasting, detail=detail)
@@ -291,7 +291,7 @@ def _place(watch: NodeMonitor, symptom: Symptom) -> str:
 
 def _message(watch: NodeMonitor, trouble: _Problem, now: float) -> str:
     symptom = trouble.symptom
-    lasting = f" for {duration_text(now - trouble.began)}" if symptom.lasting and now > trouble.began else ""
+    lasting = f" for {describe_duration(now - trouble.began)}" if symptom.lasting and now > trouble.began else ""
     detail = f", {symptom.detail}" if symptom.detail else ""
     return f"{_place(watch, symptom)}{symptom.words}{lasting}{detail}"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.formatting import duration_text, format_duration
+from clusterctl.formatting import describe_duration, format_duration
 from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.line import LogLine
 from clusterctl.render.console import DIM, Terminal, safe
@@ -70,7 +70,7 @@ def describe_restart(time: float, event: Restarting, terminal: Terminal) -> list
     if cause is not None and (cause.rank is not None or cause.kind == "node_lost"):
         lines.append(failure_line(cause, event.attempt - 1, terminal))
     pause = event.at - time
-    when = f"in {duration_text(pause)}" if pause >= 0.5 else "now"
+    when = f"in {describe_duration(pause)}" if pause >= 0.5 else "now"
     which = f"restart {event.number} of {event.budget} {when}" if event.budget else f"attempt {event.attempt} {when}"
     return [*lines, f"{which} ({describe_cause(cause, event.why)})"]
 
@@ -79,7 +79,7 @@ def describe_next_attempt(state: RunState, now: float) -> str:
     """Return when the next attempt begins, and where."""
     pause = max(0.0, (state.restart_at or now) - now)
     nodes = fold_hosts(state.next_nodes)
-    when = f"in {duration_text(pause)} on {nodes}" if pause >= 0.5 else f"once there is a connection to {nodes}"
+    when = f"in {describe_duration(pause)} on {nodes}" if pause >= 0.5 else f"once there is a connection to {nodes}"
     return f"attempt {state.attempt + 1} begins {when}"
 
 

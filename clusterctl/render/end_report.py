@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.formatting import duration_text, format_duration, group_pairs, name_ranks, plural
+from clusterctl.formatting import describe_duration, format_duration, group_pairs, name_ranks, plural
 from clusterctl.logs.failure_tails import select_cause_lines
 from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.line import LogLine
@@ -168,7 +168,7 @@ def _first_failure(state: RunState, cause: Cause, terminal: Terminal, context: R
         lines = [failure_line(cause, state.attempt, terminal)]
     if context.memory is not None:
         full, age = context.memory
-        lines.append(f"  memory of {safe(cause.node)} was {full:.0f}% full {duration_text(age)} before")
+        lines.append(f"  memory of {safe(cause.node)} was {full:.0f}% full {describe_duration(age)} before")
     worker = state.workers.get(cause.rank) if cause.rank is not None else None
     above = context.shown.find_rank_with_traceback(cause) if cause.traceback else None
     if above is None:

@@ -11,7 +11,7 @@ from typing import Any
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.formatting import duration_text, fold_ranks, format_size, plural, signal_name
+from clusterctl.formatting import describe_duration, fold_ranks, format_size, plural, signal_name
 from clusterctl.render.console import BOLD, RED, Terminal, safe
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.controller_events import EndDecided, Health, Link, Results, StallChanged
@@ -116,8 +116,8 @@ def stall_messages(event: StallChanged, run: str) -> list[str]:
 
 
 def _stall_text(phase: str, reason: str, since_s: float, limit_s: float) -> str:
-    certain = "stalled: " if phase == "confirmed" else ""
-    return f"{certain}{safe(reason) or 'no progress'} for {duration_text(since_s)} (limit {duration_text(limit_s)})"
+    text = f"{safe(reason) or 'no progress'} for {describe_duration(since_s)} (limit {describe_duration(limit_s)})"
+    return f"stalled: {text}" if phase == "confirmed" else text
 
 
 def describe_worker(worker: WorkerState) -> str:
@@ -171,11 +171,13 @@ def unreachable_message(event: Link) -> str:
     node = NodeState(node=event.node, node_rank=0, link_why=event.why)
     parts = [f"{event.node}: {node.describe_silence(event.seconds)}"]
     if event.lost_in is not None:
-        parts.append(f"given up in {duration_text(event.lost_in)} (network.node_lost_after)")
+        parts.append(f"given up in {describe_duration(event.lost_in)} (network.node_lost_after)")
     if event.stop_in is None:
         parts.append("its workers go on")
     else:
-        parts.append(f"its workers are stopped there in {duration_text(event.stop_in)} (on_controller_loss.stop_after)")
+        parts.append(
+            f"its workers are stopped there in {describe_duration(event.stop_in)} (on_controller_loss.stop_after)"
+        )
     return "; ".join(parts)
 
 
@@ -283,8 +285,8 @@ class Unattended:
 
     def _fill_in(self, template: str) -> str:
         after = self.stop_after_s
-        rule = "" if after is None else f" (on_controller_loss.stop_after {duration_text(after)})"
-        return template.format(pause=duration_text(self.stop_in_s), rule=rule)
+        rule = "" if after is None else f" (on_controller_loss.stop_after {describe_duration(after)})"
+        return template.format(pause=describe_duration(self.stop_in_s), rule=rule)
 
     def error(self, run: str) -> str:
         """Return what ends a command that followed the run."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import (
-    duration_text,
+    describe_duration,
     fold_ranks,
     format_duration,
     group_pairs,
@@ -395,7 +395,7 @@ def describe_slow_start(times: StartTimes | None) -> list[str]:
     longest = max(times.steps, key=lambda step: step.seconds)
     slowest = _slowest(longest)
     named = f", slowest {slowest}" if slowest else ""
-    total, part = duration_text(times.seconds), duration_text(longest.seconds)
+    total, part = describe_duration(times.seconds), describe_duration(longest.seconds)
     return [f"the start took {total}, {part} of it to {longest.name}{named}"]
 
 

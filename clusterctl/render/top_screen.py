@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.formatting import duration_text, fold_ranks, format_duration
+from clusterctl.formatting import describe_duration, fold_ranks, format_duration
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import BOLD, DIM, RED, Glyphs, Terminal, fit
 from clusterctl.render.footer import speed_text
@@ -96,7 +96,7 @@ def _status_line(data: TopData, entities: Sequence[Entity], level: Level, now: f
     parts = [*_describe_totals(data, entities, terminal)]
     if data.view is not None and data.view.state.over:
         ended = data.view.state.ended
-        parts.append("as it was at the end" + ("" if ended is None else f", {duration_text(now - ended)} ago"))
+        parts.append("as it was at the end" + ("" if ended is None else f", {describe_duration(now - ended)} ago"))
     else:
         parts += _describe_ages(data, now)
     if _FOLDED[level]:
@@ -108,10 +108,10 @@ def _status_line(data: TopData, entities: Sequence[Entity], level: Level, now: f
 def _describe_ages(data: TopData, now: float) -> list[str]:
     """Return the age of the values of ranks and machines: that of the oldest current sample."""
     fresh = [now - n.time for n in data.nodes if n.time is not None and now - n.time <= STALE_S]
-    machines = f"machines {duration_text(max(0.0, *fresh))} ago" if len(fresh) > 1 else ""
+    machines = f"machines {describe_duration(max(0.0, *fresh))} ago" if len(fresh) > 1 else ""
     if len(fresh) == 1:
-        machines = f"machine {duration_text(max(0.0, fresh[0]))} ago"
-    ranks = "" if data.ranks_at is None else f"ranks {duration_text(max(0.0, now - data.ranks_at))} ago"
+        machines = f"machine {describe_duration(max(0.0, fresh[0]))} ago"
+    ranks = "" if data.ranks_at is None else f"ranks {describe_duration(max(0.0, now - data.ranks_at))} ago"
     return [text for text in (ranks, machines) if text]
 
 

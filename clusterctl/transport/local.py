@@ -170,7 +170,7 @@ def start_child_process(
         ours.close()
         stderr.close()
         text = f"`{argv[0]}` cannot be started: {error.strerror}"
-        raise ConnectError(node, text, hint=rlimits.open_files_hint(error)) from error
+        raise ConnectError(node, text, hint=rlimits.hint_for_too_many_open_files(error)) from error
     finally:
         theirs.close()
     # The child waits for our input and has started nothing yet.

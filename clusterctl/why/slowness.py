@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from clusterctl.formatting import duration_text, fold_ranks
+from clusterctl.formatting import describe_duration, fold_ranks
 from clusterctl.why.evidence_types import Evidence, IdleRank, Rank, RankSnapshot, RankTiming
 from clusterctl.why.hang import format_wait
 from clusterctl.why.stack_position import (
@@ -69,7 +69,7 @@ def judge_blocking_ranks(evidence: Evidence) -> Verdict | None:
     if not named:
         return None
     waiting = fold_ranks(idle_ranks.keys() - set(named))
-    since = duration_text(min(one.seconds for one in idle_ranks.values()))
+    since = describe_duration(min(one.seconds for one in idle_ranks.values()))
     activities = {idle_ranks[rank].activity for rank in named}
     what = f": {activities.pop()}" if len(activities) == 1 and "" not in activities else ""
     return Verdict(

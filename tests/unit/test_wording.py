@@ -31,7 +31,7 @@ def test_durations_are_short(seconds: float, text: str) -> None:
     ],
 )
 def test_durations_within_a_sentence_are_seconds_as_long_as_people_count_them(seconds: float, text: str) -> None:
-    assert formatting.duration_text(seconds) == text
+    assert formatting.describe_duration(seconds) == text
 
 
 @pytest.mark.parametrize(

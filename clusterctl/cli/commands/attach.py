@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.follow.exit_report import report_exit
-from clusterctl.cli.follow.view import RunScreen, ViewOptions
+from clusterctl.cli.base_command import CliCommand, CommonOptions
+from clusterctl.cli.follow.exit_report import print_final_report
+from clusterctl.cli.follow.run_screen import RunScreen, ScreenOptions
 from clusterctl.cli.option_values import parse_rank_set
 from clusterctl.cli.run_views import warn_of_unreadable_lines
 from clusterctl.errors import NotFoundError
@@ -64,14 +64,16 @@ def command(
             f"no active run to attach to: {run.run}, the last one, has ended ({state.phase.value})",
             hint=f"`clusterctl status {run.run}` tells how, `clusterctl logs {run.run}` shows its output",
         )
-    shown = ViewOptions(
+    screen_options = ScreenOptions(
         ranks=parse_rank_set(ranks),
         all_ranks=all_ranks,
         timestamps=Timestamps.SHORT if timestamps else Timestamps.NONE,
         tail=tail,
         verbose=verbose,
-        phases=False,
+        shows_phases=False,
     )
-    screen = RunScreen(run, console, shown)
-    leave = screen.follow()
-    return report_exit(run, leave, screen.state, console, quiet=common.quiet, shown=screen.visible_output)
+    screen = RunScreen(run, console, screen_options)
+    end_reason = screen.follow()
+    return print_final_report(
+        run, end_reason, screen.state, console, quiet=common.quiet, visible_output=screen.visible_output
+    )

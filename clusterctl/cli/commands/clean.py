@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
+from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.option_values import parse_duration_option
-from clusterctl.cli.run_views import load_list_view, warn_of_unreadable_lines
+from clusterctl.cli.run_views import load_run_list_view, warn_of_unreadable_lines
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, HostSpec, load_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
@@ -29,10 +29,10 @@ from clusterctl.session.session import Session
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
 
-_YOUNG = 3600.0
+_MIN_CONTENT_AGE_S = 3600.0
 """Content that is younger than this many seconds may belong to a run that is being started."""
 
-_DEFAULT = click.core.ParameterSource.DEFAULT
+_DEFAULT_SOURCE = click.core.ParameterSource.DEFAULT
 
 
 @click.command("clean", cls=CliCommand)
@@ -62,16 +62,18 @@ def command(
     system. Code on this head that is younger than an hour stays.
     """
     console = common.console()
-    given = [name for name in ("older_than", "keep") if context.get_parameter_source(name) is not _DEFAULT]
-    if given == ["keep"]:
+    given_options = [
+        name for name in ("older_than", "keep") if context.get_parameter_source(name) is not _DEFAULT_SOURCE
+    ]
+    if given_options == ["keep"]:
         older_than = "0s"
     before = time.time() - (parse_duration_option(older_than, "--older-than") or 0.0)
-    if references and given:
+    if references and given_options:
         raise click.UsageError("named runs are removed whatever their age: leave out `--older-than` and `--keep`")
-    chosen = _named(references) if references else _chosen(before, keep)
-    going, total, freed = _runs_gone(chosen, console, remove=yes, named=bool(references))
-    failed = len(going) < len(chosen)
-    files, count = _clean_content(going, remove=yes)
+    chosen = _find_named_runs(references) if references else _choose_old_runs(before, keep)
+    removed_runs, total, freed = _remove_or_list_runs(chosen, console, remove=yes, named=bool(references))
+    failed = len(removed_runs) < len(chosen)
+    files, count = _remove_or_count_content(removed_runs, remove=yes)
     total += count
     if yes and not references:
         for note in health_history.list_old_files(rundir.find_runs_root().parent, before):
@@ -79,7 +81,7 @@ def command(
     if files:
         console.data(f"code that no run needs  {plural(files, 'file')}  {format_size(count)}")
     if not common.quiet and not chosen and not files:
-        console.narrate(f"nothing to clean{_reason(older_than, keep)}")
+        console.narrate(f"nothing to clean{_explain_nothing_removed(older_than, keep)}")
     elif not common.quiet:
         there = f", {format_size(sum(freed.values()))} on {fold_hosts(list(freed))}" if freed else ""
         here = f"{format_size(total)} on this head"
@@ -89,16 +91,16 @@ def command(
     return int(ExitCode.TEARDOWN_INCOMPLETE) if failed else 0
 
 
-def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
+def _choose_old_runs(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
     seen = [(run, *state_reader.load_visible_state(run)) for run in state_reader.list_runs()]
     unattended = [(run, state) for run, state, attended in seen if state.over and not attended]
     unreadable = [(run, state) for run, state in unattended if state.phase is RunPhase.UNREADABLE]
-    ended = sorted((pair for pair in unattended if pair not in unreadable), key=lambda e: _ended(*e))
+    ended = sorted((pair for pair in unattended if pair not in unreadable), key=lambda e: _get_end_time(*e))
     kept = ended[: len(ended) - keep] if keep else ended
-    return [*unreadable, *((run, state) for run, state in kept if _ended(run, state) <= before)]
+    return [*unreadable, *((run, state) for run, state in kept if _get_end_time(run, state) <= before)]
 
 
-def _reason(older_than: str, keep: int) -> str:
+def _explain_nothing_removed(older_than: str, keep: int) -> str:
     """Return why no run is removed although some have ended."""
     ended = sum(state_reader.load_visible_state(run)[0].over for run in state_reader.list_runs())
     if not ended:
@@ -108,7 +110,7 @@ def _reason(older_than: str, keep: int) -> str:
     return f": {plural(ended, 'run')} ended within {older_than}; `--older-than 0s` removes those too"
 
 
-def _runs_gone(
+def _remove_or_list_runs(
     chosen: list[tuple[RunDir, RunState]], console: Console, *, remove: bool, named: bool
 ) -> tuple[set[str], int, dict[str, int]]:
     """Remove runs and show a table of them, or only show it. A run is shown once it is removed.
@@ -117,27 +119,29 @@ def _runs_gone(
         The ids of the runs, their bytes on this head, and the bytes by node.
     """
     ended = {run.run: (run, state) for run, state in chosen}
-    listed = [load_list_view(run) for run, _ in chosen]
+    listed = [load_run_list_view(run) for run, _ in chosen]
     # A changed file may contain another name than that of the folder, which is what `clean` removes.
     views = sort_runs([replace(v, state=replace(v.state, run=run)) for run, v in zip(ended, listed, strict=True)])
-    sizes = {run.run: _size(run) for run, _ in chosen}
-    going: set[str] = set()
+    sizes = {run.run: _measure_disk_bytes(run) for run, _ in chosen}
+    removed_runs: set[str] = set()
     freed: dict[str, int] = {}
     header, *lines = render_ps(views, time.time(), console.out, sizes=sizes)
-    told = {view.state.run: line for view, line in zip(views, lines, strict=True)}
-    groups = _group_by_connection([ended[run] for run in told]) if remove else [[ended[run] for run in told]]
+    lines_by_run = {view.state.run: line for view, line in zip(views, lines, strict=True)}
+    groups = (
+        _group_by_connection([ended[run] for run in lines_by_run]) if remove else [[ended[run] for run in lines_by_run]]
+    )
     for group in groups:
-        left = _remove_on_nodes(group, freed, console) if remove else {}
+        obstacles = _remove_on_nodes(group, freed, console) if remove else {}
         for run, state in group:
             warn_of_unreadable_lines(state, console)
-            if remove and not _remove(run, state, left[run.run], console, named=named):
+            if remove and not _remove_on_head(run, state, obstacles[run.run], console, named=named):
                 continue
-            console.data(*([] if going else [header]), told[run.run])
-            going.add(run.run)
-    return going, sum(sizes[run] for run in going), freed
+            console.data(*([] if removed_runs else [header]), lines_by_run[run.run])
+            removed_runs.add(run.run)
+    return removed_runs, sum(sizes[run] for run in removed_runs), freed
 
 
-def _named(references: tuple[str, ...]) -> list[tuple[RunDir, RunState]]:
+def _find_named_runs(references: tuple[str, ...]) -> list[tuple[RunDir, RunState]]:
     runs = {run.run: run for run in map(state_reader.find_run, references)}
     seen = [(run, *state_reader.load_visible_state(run)) for run in runs.values()]
     for run, state, attended in seen:
@@ -146,7 +150,7 @@ def _named(references: tuple[str, ...]) -> list[tuple[RunDir, RunState]]:
     return [(run, state) for run, state, _ in seen]
 
 
-def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
+def _remove_or_count_content(removed_runs: set[str], *, remove: bool) -> tuple[int, int]:
     """Remove or count the synced content that no remaining run needs; return the number of files and bytes."""
     content = code_manifest.find_content_store(rundir.find_runs_root())
     if content is None:
@@ -154,20 +158,20 @@ def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
     staying = [
         m
         for run in state_reader.list_runs()
-        if run.run not in going and (m := code_manifest.load_manifest(run)) is not None
+        if run.run not in removed_runs and (m := code_manifest.load_manifest(run)) is not None
     ]
     used = {digest for manifest in staying for _, _, digest in manifest.files.values()}
-    unused = content.list_unused(used, time.time() - _YOUNG)
+    unused = content.list_unused(used, time.time() - _MIN_CONTENT_AGE_S)
     for path, _ in unused if remove else ():
         path.unlink(missing_ok=True)
     return len(unused), sum(count for _, count in unused)
 
 
-def _ended(run: RunDir, state: RunState) -> float:
+def _get_end_time(run: RunDir, state: RunState) -> float:
     return state.ended or state.created or run.path.stat().st_mtime
 
 
-def _size(run: RunDir) -> int:
+def _measure_disk_bytes(run: RunDir) -> int:
     return sum(p.lstat().st_blocks * 512 for p in run.path.rglob("*"))
 
 
@@ -175,7 +179,7 @@ _Group = list[tuple["RunDir", "RunState"]]
 
 
 @dataclass(slots=True)
-class _ReasonsToStay:
+class _ObstaclesToRemoval:
     """The reasons why a run is still on nodes: refusals, and unreachable nodes."""
 
     refused: list[ClusterctlError] = field(default_factory=list)
@@ -186,9 +190,9 @@ def _group_by_connection(chosen: _Group) -> list[_Group]:
     """Group runs whose hosts are reached in the same way, so that they share connections."""
     groups: dict[str, _Group] = {}
     for run, state in chosen:
-        spec = _spec_of(run)
-        way = run.run if spec is None else repr((spec.ssh, [_list_connection_keys(host) for host in spec.hosts]))
-        groups.setdefault(way, []).append((run, state))
+        spec = _load_spec(run)
+        connection = run.run if spec is None else repr((spec.ssh, [_list_connection_keys(host) for host in spec.hosts]))
+        groups.setdefault(connection, []).append((run, state))
     return list(groups.values())
 
 
@@ -197,40 +201,42 @@ def _list_connection_keys(host: HostSpec) -> tuple[object, ...]:
     return (*reached, host.transport, host.python)
 
 
-def _spec_of(run: RunDir) -> ClusterSpec | None:
+def _load_spec(run: RunDir) -> ClusterSpec | None:
     try:
         return load_spec(run.spec.read_text())
     except (OSError, ValueError):
         return None
 
 
-def _remove(run: RunDir, state: RunState, left: _ReasonsToStay, console: Console, *, named: bool) -> bool:
+def _remove_on_head(
+    run: RunDir, state: RunState, obstacles: _ObstaclesToRemoval, console: Console, *, named: bool
+) -> bool:
     """Remove a run from the head; return whether it is gone.
 
     It stays if a node refused, or if processes of a run that the user did not name may live on an unreachable node.
     """
-    away = {entry["node"] for entry in state.remaining} & {*left.unreached}
-    if away and not named:
+    unreachable = {entry["node"] for entry in state.remaining} & {*obstacles.unreached}
+    if unreachable and not named:
         hint = f"`clusterctl clean {run.run}` removes it all the same"
         console.narrate(
-            f"error: something of {run.run} may still run on {fold_hosts(away)}, which could not be reached"
+            f"error: something of {run.run} may still run on {fold_hosts(unreachable)}, which could not be reached"
         )
         console.narrate(f"{run.run} was kept", f"hint: {hint}")
         return False
-    if left.refused:
-        console.narrate(*[f"error: {error}" for error in left.refused], f"{run.run} was kept")
+    if obstacles.refused:
+        console.narrate(*[f"error: {error}" for error in obstacles.refused], f"{run.run} was kept")
         return False
-    if left.unreached:
-        console.narrate(f"warning: {run.run} is still on {fold_hosts(left.unreached)}, which could not be reached")
+    if obstacles.unreached:
+        console.narrate(f"warning: {run.run} is still on {fold_hosts(obstacles.unreached)}, which could not be reached")
     shutil.rmtree(run.path)
     return True
 
 
-def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> dict[str, _ReasonsToStay]:
-    """Remove runs from their nodes in parallel; add the bytes to `freed`, and return what is left of each run."""
-    spec = _spec_of(group[0][0])
+def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> dict[str, _ObstaclesToRemoval]:
+    """Remove runs from their nodes in parallel; add the bytes to `freed`; return the obstacles of each run."""
+    spec = _load_spec(group[0][0])
     if spec is None:
-        return {run.run: _ReasonsToStay(unreached=list(state.touched_nodes)) for run, state in group}
+        return {run.run: _ObstaclesToRemoval(unreached=list(state.touched_nodes)) for run, state in group}
     # The nodes of an unreadable run are unknown. A node with live processes of it refuses.
     on = {
         host.name: [
@@ -238,26 +244,29 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> 
         ]
         for host in spec.hosts
     }
-    left = {run.run: _ReasonsToStay() for run, _ in group}
+    obstacles = {run.run: _ObstaclesToRemoval() for run, _ in group}
     concerned = [host for host in spec.hosts if on[host.name]]
-    with open_reachable_sessions(spec, concerned, of_run=True, tell=console.err) as (sessions, unreached):
-        answers, _ = call_all(sessions, lambda node, session: _remove_from(node, session, on[node]))
+    with open_reachable_sessions(spec, concerned, is_started_run=True, progress_terminal=console.err) as (
+        sessions,
+        unreached,
+    ):
+        answers, _ = call_all(sessions, lambda node, session: _remove_from_node(node, session, on[node]))
     for node, (count, _) in answers.items():
         if count:
             freed[node] = freed.get(node, 0) + count
     for node in unreached:
         for run in on[node]:
-            left[run].unreached.append(node)
+            obstacles[run].unreached.append(node)
     for node, (_, errors) in answers.items():
         for run, error in errors.items():
             if isinstance(error, NodeError):
-                left[run].unreached.append(node)
+                obstacles[run].unreached.append(node)
             else:
-                left[run].refused.append(error)
-    return left
+                obstacles[run].refused.append(error)
+    return obstacles
 
 
-def _remove_from(node: str, session: Session, runs: list[str]) -> tuple[int, dict[str, ClusterctlError]]:
+def _remove_from_node(node: str, session: Session, runs: list[str]) -> tuple[int, dict[str, ClusterctlError]]:
     """Remove runs from one node; return bytes and errors by run. A run that the node does not have is no error."""
     count, errors = 0, dict[str, ClusterctlError]()
     # Oldest first: with the last run of a work folder, the node removes the code.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from clusterctl.cli.command import CliCommand, CommonOptions
+from clusterctl.cli.base_command import CliCommand, CommonOptions
 
-_WHERE = {
+_SETUP_LINES = {
     "bash": 'eval "$(clusterctl completion bash)"   # in ~/.bashrc',
     "zsh": 'eval "$(clusterctl completion zsh)"   # in ~/.zshrc, after compinit',
     "fish": "clusterctl completion fish | source   # in ~/.config/fish/config.fish",
 }
 
 # The short name of the program completes in the same way.
-_SHORT = {
+_CCTL_LINES = {
     "bash": "complete -o nosort -F _clusterctl_completion cctl",
     "zsh": "compdef _clusterctl_completion cctl",
     "fish": 'complete --no-files --command cctl --arguments "(_clusterctl_completion)"',
@@ -22,7 +22,7 @@ _SHORT = {
 
 
 @click.command("completion", cls=CliCommand)
-@click.argument("shell", type=click.Choice(list(_WHERE)))
+@click.argument("shell", type=click.Choice(list(_SETUP_LINES)))
 @click.pass_obj
 def command(common: CommonOptions, shell: str) -> int:
     """Print the completion script of a shell.
@@ -33,16 +33,16 @@ def command(common: CommonOptions, shell: str) -> int:
     clusterctl completion fish | source     # in ~/.config/fish/config.fish
     """
     console = common.console()
-    console.document(_script(shell))
+    console.document(_render_script(shell))
     if console.out.live and not common.quiet:
-        console.narrate("", f"to use it: {_WHERE[shell]}")
+        console.narrate("", f"to use it: {_SETUP_LINES[shell]}")
     return 0
 
 
-def _script(shell: str) -> str:
+def _render_script(shell: str) -> str:
     kind = get_completion_class(shell)
     assert kind is not None, "click knows bash, zsh and fish"
     script = kind(click.get_current_context().find_root().command, {}, "clusterctl", "_CLUSTERCTL_COMPLETE").source()
     # A rank set such as `0,1` holds the comma at which click's fish script splits kind from value.
     script = script.replace('string split ","', 'string split --max 1 ","')
-    return f"{script.rstrip()}\n{_SHORT[shell]}"
+    return f"{script.rstrip()}\n{_CCTL_LINES[shell]}"

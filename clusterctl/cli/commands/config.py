@@ -11,7 +11,7 @@ import click
 
 from clusterctl.agent.protocol.command_payload_types import ProgramArguments
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
+from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.cli.option_values import write_text_file
 from clusterctl.cli.remote_command import RemoteCommand
@@ -43,8 +43,8 @@ from clusterctl.transport.ssh.config import (
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
 
-_ENV_SECONDS = 30.0
-_MOST_PADDED = 60
+_ENV_TIMEOUT_S = 30.0
+_MAX_PADDED_WIDTH = 60
 """Maximum width of the column of variables; the source of a longer variable is moved to the right."""
 
 
@@ -101,13 +101,13 @@ def command(
         options.refuse_options_with("--quiet", *printed, ("--json", as_json))
     console = common.console()
     loaded = options.load_chosen_cluster_file(common, path, require_job=by_rank, console=console)
-    _refuse_two_names(loaded.spec)
+    _refuse_names_of_one_host(loaded.spec)
     for warning in list_unsent_arguments(loaded.spec):
         console.narrate(f"warning: {safe(warning)}")
     if ranks:
-        shown, lines = _ranks(loaded.spec, console)
+        shown, lines = _render_ranks(loaded.spec, console)
     elif env_rank is not None:
-        shown, lines = _env(loaded, env_rank, console, live=live)
+        shown, lines = _render_environment(loaded, env_rank, console, live=live)
     elif origin:
         width = max(map(len, loaded.origins), default=0)
         shown, lines = loaded.origins, [f"{pad(key, width)}  {place}" for key, place in loaded.origins.items()]
@@ -132,7 +132,7 @@ def _print_schema(common: CommonOptions, output: str | None) -> int:
     return 0
 
 
-def _refuse_two_names(spec: ClusterSpec) -> None:
+def _refuse_names_of_one_host(spec: ClusterSpec) -> None:
     """Refuse two names that ssh_config maps to one machine. The start also asks the machines themselves."""
     file = os.environ.get(CONFIG_VARIABLE) or None
 
@@ -155,28 +155,28 @@ def _refuse_two_names(spec: ClusterSpec) -> None:
         raise ConfigError([Problem(spec.path, 0, 0, text, address)])
 
 
-def _ranks(spec: ClusterSpec, console: Console) -> tuple[Any, list[str]]:
+def _render_ranks(spec: ClusterSpec, console: Console) -> tuple[Any, list[str]]:
     one, two = (layout.assign_ranks_assuming(spec, gpus) for gpus in (1, 2))
     shown, rows = [], []
     for entry, other in zip(one, two, strict=True):
         node, number = entry.host.name, entry.node_rank
         ranks = entry.ranks if entry.ranks == other.ranks else None
         gpus = entry.gpus if entry.gpus == other.gpus else None
-        shown.append({"node": node, "node_rank": number, "ranks": _listed(ranks), "gpus": _listed(gpus)})
+        shown.append({"node": node, "node_rank": number, "ranks": _to_list(ranks), "gpus": _to_list(gpus)})
         in_words = "counted at start" if ranks is None else fold_ranks(ranks)
         rows.append([node, str(number), in_words, "auto" if gpus is None else fold_ranks(gpus) or "-"])
     if layout.assign_ranks_if_known(spec) is None:
-        error = _unknown(spec)
+        error = _make_unknown_gpus_error(spec)
         console.narrate(str(error), f"hint: {error.hint}")
     columns = [Column(title=title) for title in ("NODE", "NODE RANK", "RANKS", "GPUS")]
     return shown, render_table(columns, rows, console.out)
 
 
-def _listed(numbers: tuple[int, ...] | None) -> list[int] | None:
+def _to_list(numbers: tuple[int, ...] | None) -> list[int] | None:
     return None if numbers is None else list(numbers)
 
 
-def _unknown(spec: ClusterSpec) -> RefusedError:
+def _make_unknown_gpus_error(spec: ClusterSpec) -> RefusedError:
     silent = fold_hosts(h.name for h in spec.worker_hosts if layout.count_workers(h, None) is None)
     return RefusedError(
         f"each GPU of {silent} gets a rank, but the cluster file does not say how many GPUs there are",
@@ -184,25 +184,25 @@ def _unknown(spec: ClusterSpec) -> RefusedError:
     )
 
 
-def _env(loaded: LoadedClusterFile, rank: int, console: Console, *, live: bool) -> tuple[Any, list[str]]:
+def _render_environment(loaded: LoadedClusterFile, rank: int, console: Console, *, live: bool) -> tuple[Any, list[str]]:
     spec = loaded.spec
     if live:
-        entries, sourced = _live_env(spec, rank, console)
+        entries, sourced = _read_live_environment(spec, rank, console)
     else:
         known = layout.assign_ranks_if_known(spec)
         if known is None:
-            raise _unknown(spec)
+            raise _make_unknown_gpus_error(spec)
         entries, sourced = known, explain_environment(spec, known, _require_rank(rank, known), {}, None)
     entry = next(entry for entry in entries if rank in entry.ranks)
     host = spec.hosts.index(entry.host)
     shown = {
-        name: {"value": value, "source": _source(loaded, name, source, host)}
+        name: {"value": value, "source": _describe_source(loaded, name, source, host)}
         for name, (value, source) in sorted(sourced.items())
     }
     if spec.job is not None and spec.job.prologue is not None:
         console.narrate("what `job.prologue` exports on the node comes after that")
     rows = [(f"{name}={entry['value']}", entry["source"]) for name, entry in shown.items()]
-    width = min(_MOST_PADDED, max(len(text) for text, _ in rows))
+    width = min(_MAX_PADDED_WIDTH, max(len(text) for text, _ in rows))
     return shown, [f"{pad(text, width)}  {source}" for text, source in rows]
 
 
@@ -219,18 +219,18 @@ def _require_rank(rank: int, entries: Sequence[NodeLayout]) -> int:
     return rank
 
 
-def _live_env(
+def _read_live_environment(
     spec: ClusterSpec, rank: int, console: Console
 ) -> tuple[tuple[NodeLayout, ...], dict[str, tuple[str, str]]]:
-    with open_all_sessions(spec, spec.worker_hosts, tell=console.err) as sessions:
+    with open_all_sessions(spec, spec.worker_hosts, progress_terminal=console.err) as sessions:
         answers = {host.name: build_node_info(host, sessions[host.name].hello) for host in spec.worker_hosts}
         entries = layout.assign_ranks(spec.worker_hosts, {node: answer.gpus for node, answer in answers.items()})
         node = next(entry.host.name for entry in entries if _require_rank(rank, entries) in entry.ranks)
         given = explain_environment(spec, entries, rank, answers, resolve_rendezvous(spec, entries, answers, sessions))
         program: ProgramArguments = {"argv": ["env", "-0"]}
         with (
-            RemoteCommand(program, _ENV_SECONDS, 1, None) as remote,
-            WaitingLine([node], _ENV_SECONDS, None, stage="running") as waiting,
+            RemoteCommand(program, _ENV_TIMEOUT_S, 1, None) as remote,
+            WaitingLine([node], _ENV_TIMEOUT_S, None, stage="running") as waiting,
         ):
             remote.start_on(sessions[node])
             ends, lost = remote.wait_for_results([node], waiting)
@@ -243,17 +243,17 @@ def _live_env(
     return entries, {name: (value, f"login of {node}") for name, value in hidden.items()} | given
 
 
-_KEYS_OF_ALL = ("network.interface", "job.framework")
+_KEYS_OF_ALL_HOSTS = ("network.interface", "job.framework")
 
 
-def _source(loaded: LoadedClusterFile, name: str, source: str, host: int) -> str:
+def _describe_source(loaded: LoadedClusterFile, name: str, source: str, host: int) -> str:
     """Return the source of a variable: a keyword, or the key that it follows from and the place of that key."""
     if source in ("env", "secrets"):
         return loaded.origins.get(f"{source}.{name}", source)
     if source == "hosts[].env":
         return loaded.origins.get(f"hosts[{host}].env.{name}", source)
     key = f"hosts[{host}].gpus" if source == "gpus" else source
-    place = loaded.origins.get(key, "default") if source in (*_KEYS_OF_ALL, "gpus") else "default"
+    place = loaded.origins.get(key, "default") if source in (*_KEYS_OF_ALL_HOSTS, "gpus") else "default"
     if place == "default":
         return "network" if source == "network.interface" else source
     return f"{source}, {place}"

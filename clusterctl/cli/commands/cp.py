@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import file_transfer, options
-from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
-from clusterctl.cli.file_transfer import RemotePath, parse_path, split_pattern
-from clusterctl.cli.node_sessions import build_host_spec
+from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
+from clusterctl.cli.file_transfer import RemotePath, parse_cp_path, split_file_pattern
+from clusterctl.cli.node_sessions import build_ad_hoc_spec
 from clusterctl.cli.option_values import DEFAULT_FILE, parse_size_option
 from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.errors import NotFoundError
@@ -19,7 +19,7 @@ from clusterctl.run.nodes.downloads import MAX_BYTES
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
 
-_ALL = "all"
+_ALL_NODES = "all"
 
 
 @click.command("cp", cls=CliCommand, reads_file=True)
@@ -36,37 +36,41 @@ def command(common: CommonOptions, *, words: tuple[str, ...], exclude: str | Non
     replaced atomically and keeps its mode. `cp` refuses to overwrite code of a live run (exit code 6), and exits with
     102 if a file is missing.
     """
-    *sources, target = _parsed(words)
+    *sources, target = _parse_paths(words)
     if not sources:
         raise click.UsageError("name what is to be copied, and where to, as in `clusterctl cp data.bin all:data/`")
-    there = [source for source in sources if isinstance(source, RemotePath)]
-    if there and len(there) < len(sources):
+    remote_sources = [source for source in sources if isinstance(source, RemotePath)]
+    if remote_sources and len(remote_sources) < len(sources):
         raise click.UsageError("either all that is copied is on nodes, or all of it on this machine")
-    if there and isinstance(target, RemotePath):
+    if remote_sources and isinstance(target, RemotePath):
         raise click.UsageError("from nodes to nodes takes two steps: copy to this machine first")
-    if not there and not isinstance(target, RemotePath):
+    if not remote_sources and not isinstance(target, RemotePath):
         raise click.UsageError(f"no node is named; write NODES:PATH, as in `all:{target}`")
     console = common.console()
     named = [word for word in (*sources, target) if isinstance(word, RemotePath)]
     max_bytes = parse_size_option(max_size, "--max-size", MAX_BYTES)
-    of_file = _load_spec(common, named, console, exclude)
-    spec = of_file or build_host_spec(",".join(one.nodes for one in named))
-    transfer = file_transfer.FileTransfer(spec, console, common.quiet, max_bytes, at_home=of_file is None)
+    spec_of_file = _load_spec(common, named, console, exclude)
+    spec = spec_of_file or build_ad_hoc_spec(",".join(one.nodes for one in named))
+    transfer = file_transfer.TransferSettings(
+        spec, console, common.quiet, max_bytes, uses_home_folder=spec_of_file is None
+    )
     if isinstance(target, RemotePath):
         file_transfer.copy_to_nodes(
-            transfer, [str(source) for source in sources], _hosts(spec, target, exclude), target.path
+            transfer, [str(source) for source in sources], _select_hosts(spec, target, exclude), target.path
         )
     else:
-        file_transfer.copy_from_nodes(transfer, [(_hosts(spec, one, exclude), one.path) for one in there], str(target))
+        file_transfer.copy_from_nodes(
+            transfer, [(_select_hosts(spec, one, exclude), one.path) for one in remote_sources], str(target)
+        )
     return 0
 
 
-def _parsed(words: tuple[str, ...]) -> list[RemotePath | str]:
+def _parse_paths(words: tuple[str, ...]) -> list[RemotePath | str]:
     try:
-        parsed = [parse_path(word) for word in words]
+        parsed = [parse_cp_path(word) for word in words]
         for source in parsed[:-1]:
             if isinstance(source, RemotePath):
-                split_pattern(source.path)
+                split_file_pattern(source.path)
         return parsed
     except ValueError as error:
         raise click.UsageError(str(error)) from error
@@ -78,7 +82,7 @@ def _load_spec(
     """Return the cluster of the cluster file, or `None` without a file: hosts are then named as ssh knows them."""
     if common.files or common.sets or os.path.isfile(DEFAULT_FILE):
         return options.load_chosen_cluster_file(common, None, console=console).spec
-    if exclude or any(one.nodes == _ALL for one in named):
+    if exclude or any(one.nodes == _ALL_NODES for one in named):
         raise NotFoundError(
             f"no {DEFAULT_FILE} here, which would name the nodes",
             hint="`--file` names one; without any, hosts are named as ssh knows them",
@@ -86,6 +90,6 @@ def _load_spec(
     return None
 
 
-def _hosts(spec: ClusterSpec, one: RemotePath, exclude: str | None) -> tuple[HostSpec, ...]:
-    every = one.nodes == _ALL and all(host.name != _ALL for host in spec.hosts)
+def _select_hosts(spec: ClusterSpec, one: RemotePath, exclude: str | None) -> tuple[HostSpec, ...]:
+    every = one.nodes == _ALL_NODES and all(host.name != _ALL_NODES for host in spec.hosts)
     return options.select_spec_hosts(spec, None if every else one.nodes, exclude)

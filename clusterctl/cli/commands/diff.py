@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
-from clusterctl.cli.run_views import load_brief_view, warn_of_unreadable_lines
+from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
+from clusterctl.cli.run_views import load_view_without_output, warn_of_unreadable_lines
 from clusterctl.formatting import format_duration
 from clusterctl.render.attempts import describe_cause
 from clusterctl.render.run_diff import differences_json, list_differences, render_differences
@@ -33,7 +33,7 @@ def command(common: CommonOptions, first: str, second: str, as_json: bool) -> in
     """
     options.refuse_combination(("--json", as_json), ("--quiet", common.quiet))
     console = common.console()
-    left, right = (_read_facts(reference, console) for reference in (first, second))
+    left, right = (_load_facts(reference, console) for reference in (first, second))
     if as_json:
         console.json(differences_json(left, right))
     elif common.quiet:
@@ -43,18 +43,18 @@ def command(common: CommonOptions, first: str, second: str, as_json: bool) -> in
     return 0
 
 
-def _read_facts(reference: str, console: Console) -> RunFacts:
+def _load_facts(reference: str, console: Console) -> RunFacts:
     run = find_run(reference)
-    view = load_brief_view(run)
+    view = load_view_without_output(run)
     warn_of_unreadable_lines(view.state, console)
-    return read_run_facts(run, _outcome(view))
+    return read_run_facts(run, _describe_outcome(view))
 
 
-def _outcome(view: RunView) -> dict[str, str]:
+def _describe_outcome(view: RunView) -> dict[str, str]:
     """Return the outcome of a run by name; unknown values are left out."""
     state = view.state
     cause = find_final_cause(state)
-    told = {
+    values = {
         "state": state.phase.value,
         "exit code": None if state.exit_code is None else str(state.exit_code),
         "why": None if cause is None else describe_cause(cause, message=True),
@@ -63,5 +63,5 @@ def _outcome(view: RunView) -> dict[str, str]:
         "step": None if view.step is None else str(view.step),
     }
     if state.created is not None and state.ended is not None:
-        told["took"] = format_duration(state.ended - state.created)
-    return {what: value for what, value in told.items() if value is not None}
+        values["took"] = format_duration(state.ended - state.created)
+    return {what: value for what, value in values.items() if value is not None}

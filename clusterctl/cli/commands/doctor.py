@@ -20,7 +20,7 @@ from clusterctl.agent.linux import filesystems
 from clusterctl.agent.linux.config_files import read_logind_settings
 from clusterctl.agent.linux.syscalls import read_clock_error
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions
+from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.formatting import format_size
 from clusterctl.health.head_checks import (
@@ -40,7 +40,7 @@ from clusterctl.run.record.state_reader import list_runs
 from clusterctl.run.rules.logout_check import kills_at_logout
 from clusterctl.transport.ssh.login_keys import SshAgent, SshAgentError
 
-_SSH_SECONDS = 5.0
+_SSH_TIMEOUT_S = 5.0
 
 
 @click.command("doctor", cls=CliCommand)
@@ -71,28 +71,28 @@ def command(common: CommonOptions, as_json: bool) -> int:
 
 def read_head_facts() -> HeadFacts:
     """Return facts about this machine. The state folder exists afterwards; nothing else changes."""
-    user = _user()
+    user = _get_user_name()
     return HeadFacts(
         python=sys.version_info[:3],
-        ssh=_ssh(),
-        ssh_agent=_ssh_agent(),
-        folder=_state_folder(find_runs_root().parent),
-        open_files=_open_files(),
+        ssh=_read_ssh_version(),
+        ssh_agent=_read_ssh_agent_facts(),
+        folder=_read_state_folder_facts(find_runs_root().parent),
+        open_files=_read_open_files_limits(),
         ends_at_logout=kills_at_logout(read_logind_settings(user)),
         user=user,
         clock_error=read_clock_error(),
-        controllers=tuple(_controllers()),
+        controllers=tuple(_list_controllers()),
     )
 
 
-def _user() -> str:
+def _get_user_name() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
 
 
-def _ssh() -> str | None:
+def _read_ssh_version() -> str | None:
     program = shutil.which("ssh")
     if program is None:
         return None
@@ -103,7 +103,7 @@ def _ssh() -> str | None:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_SSH_SECONDS,
+            timeout=_SSH_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -111,7 +111,7 @@ def _ssh() -> str | None:
     return (done.stderr or done.stdout).strip().partition("\n")[0].partition(",")[0] or None
 
 
-def _ssh_agent() -> SshAgentFacts | None:
+def _read_ssh_agent_facts() -> SshAgentFacts | None:
     path = os.environ.get("SSH_AUTH_SOCK")
     if not path:
         return None
@@ -121,8 +121,8 @@ def _ssh_agent() -> SshAgentFacts | None:
         return SshAgentFacts(error=str(error))
 
 
-def _state_folder(folder: Path) -> StateFolderFacts:
-    error = _use(folder)
+def _read_state_folder_facts(folder: Path) -> StateFolderFacts:
+    error = _try_folder(folder)
     existing = next(place for place in (folder, *folder.parents) if place.exists()).resolve()
     mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     kind = next((mounts[above] for above in (existing, *existing.parents) if above in mounts), None)
@@ -134,7 +134,7 @@ def _state_folder(folder: Path) -> StateFolderFacts:
     return StateFolderFacts(path=str(folder), filesystem=kind, shared=shared, free=free, error=error)
 
 
-def _use(folder: Path) -> str | None:
+def _try_folder(folder: Path) -> str | None:
     """Write a file and take a lock as a controller does; return the reason if that fails, or `None`."""
     try:
         make_private_folder(folder)
@@ -147,18 +147,18 @@ def _use(folder: Path) -> str | None:
     return None
 
 
-def _open_files() -> tuple[int | None, int | None]:
+def _read_open_files_limits() -> tuple[int | None, int | None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     return (None if soft == unlimited else soft, None if hard == unlimited else hard)
 
 
-def _controllers() -> list[ControllerFacts]:
-    found = (_controller(run) for run in list_runs() if run.is_attended)
+def _list_controllers() -> list[ControllerFacts]:
+    found = (_read_controller_facts(run) for run in list_runs() if run.is_attended)
     return [controller for controller in found if controller is not None]
 
 
-def _controller(run: RunDir) -> ControllerFacts | None:
+def _read_controller_facts(run: RunDir) -> ControllerFacts | None:
     """Return the controller of an attended run; `None` if it is on another machine or has just ended."""
     holder = run.controller
     if holder is None or holder.host != socket.gethostname():

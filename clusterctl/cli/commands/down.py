@@ -12,10 +12,10 @@ import click
 
 from clusterctl.agent.protocol.command_payload_types import RunSummary
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
+from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.follow.backlog import JournalPosition, read_journal_position
-from clusterctl.cli.follow.exit_report import ExitReason
-from clusterctl.cli.follow.view import RunScreen, ViewOptions
+from clusterctl.cli.follow.exit_report import FollowEndReason
+from clusterctl.cli.follow.run_screen import RunScreen, ScreenOptions
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.run_views import warn_of_unreadable_lines
 from clusterctl.config.spec import load_spec
@@ -39,17 +39,15 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Console, Terminal
 
 
-_GRACE = 10.0
+_DEFAULT_GRACE_S = 10.0
 # A new controller checks twice, at most a minute apart, before it calls a run stalled.
-_SURE_SECONDS = 100.0
-_LOOK_SECONDS = 1.0
+_STALL_DECISION_S = 100.0
+_STALL_POLL_S = 1.0
 
 
 @click.command("down", cls=CliCommand)
 @click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=make_completer("active"))
-@click.option(
-    "--all", "everything", is_flag=True, help="Stop all active runs and the remaining processes of ended runs."
-)
+@click.option("--all", "all_runs", is_flag=True, help="Stop all active runs and the remaining processes of ended runs.")
 @click.option("--stalled", is_flag=True, help="Stop only the runs that are stalled.")
 @click.option("--kill", is_flag=True, help="Send SIGKILL at once, without `job.grace`.")
 @click.option(
@@ -64,7 +62,7 @@ def command(
     common: CommonOptions,
     *,
     references: tuple[str, ...],
-    everything: bool,
+    all_runs: bool,
     stalled: bool,
     kill: bool,
     orphans: bool,
@@ -79,24 +77,24 @@ def command(
     Without RUN, `down` stops the only active run, and the remaining processes of ended runs (see `ps`).
     """
     console = common.console()
-    if everything:
+    if all_runs:
         options.refuse_options_with("--all", ("--stalled", stalled), ("RUN", references))
     if orphans:
-        others = (("--all", everything), ("--stalled", stalled), ("--kill", kill))
+        others = (("--all", all_runs), ("--stalled", stalled), ("--kill", kill))
         options.refuse_options_with("--orphans", *others, ("--verbose", verbose))
         if len(references) > 1:
             raise click.UsageError("--orphans takes one cluster file")
-        return end_unknown_runs(next(iter(references), "cluster.yaml"), common, console, as_json=as_json)
-    how = _How(stalled=stalled, kill=kill, verbose=verbose, is_silent=common.quiet or as_json)
-    runs = _select_runs(references, everything=everything, stalled=stalled)
-    if not runs and not how.is_silent:
+        return end_orphans(next(iter(references), "cluster.yaml"), common, console, as_json=as_json)
+    choices = _DownOptions(stalled=stalled, kill=kill, verbose=verbose, is_silent=common.quiet or as_json)
+    runs = _select_runs(references, all_runs=all_runs, stalled=stalled)
+    if not runs and not choices.is_silent:
         console.narrate(f"no {'stalled' if stalled else 'active'} run: nothing to end")
     # Ask all runs first, so that they end in parallel.
     ending, errors, before = [], list[ClusterctlError](), dict[str, JournalPosition]()
     for run in runs:
         before[run.run] = read_journal_position(run)
         try:
-            if _ask(run, console, how):
+            if _request_end(run, console, choices):
                 ending.append(run)
         except RefusedError as error:
             errors.append(error)
@@ -104,20 +102,20 @@ def command(
     ended = {run.run: run for run in ending if load_state(run).over}
     for run in [run for run in ending if run.run not in ended]:
         try:
-            states[run.run] = _end(run, console, before[run.run], how)
+            states[run.run] = _wait_for_end(run, console, before[run.run], choices)
         except ClusterctlError as error:
             errors.append(error)
-    looked, failed = _end_remains(ended, console, how)
-    states |= looked
+    new_states, failed = _end_remaining_processes(ended, console, choices)
+    states |= new_states
     if as_json:
-        console.json([_entry(run, state) for run, state in states.items()])
+        console.json([_run_to_json(run, state) for run, state in states.items()])
     _raise_first([*errors, *failed], console)
     incomplete = any(outcome.changes_exit_code(state) for state in states.values())
     return int(ExitCode.TEARDOWN_INCOMPLETE if incomplete else ExitCode.OK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _How:
+class _DownOptions:
     """The options of the command.
 
     Attributes:
@@ -145,11 +143,11 @@ def _raise_first(errors: list[ClusterctlError], console: Console) -> None:
         raise errors[0]
 
 
-def _entry(run: str, state: RunState) -> dict[str, Any]:
+def _run_to_json(run: str, state: RunState) -> dict[str, Any]:
     return {"run": run, "state": state.phase.value, "remaining": list(state.remaining)}
 
 
-def _select_runs(references: tuple[str, ...], *, everything: bool, stalled: bool) -> list[RunDir]:
+def _select_runs(references: tuple[str, ...], *, all_runs: bool, stalled: bool) -> list[RunDir]:
     named = [state_reader.find_run(reference) for reference in references]
     if stalled:
         runs = named or state_reader.list_runs()
@@ -159,64 +157,71 @@ def _select_runs(references: tuple[str, ...], *, everything: bool, stalled: bool
         return named
     states = {run: state_reader.load_summary_or_state(run) for run in state_reader.list_runs()}
     active = [run for run, state in states.items() if not state.over]
-    if active and not everything:
+    if active and not all_runs:
         active = [state_reader.find_run(None)]
     return [*active, *(run for run, state in states.items() if state.over and state.remaining)]
 
 
-def _ask(run: RunDir, console: Console, how: _How) -> bool:
+def _request_end(run: RunDir, console: Console, choices: _DownOptions) -> bool:
     """Ask a run to end; return `False` if it goes on because it is not stalled."""
     # Read the journal: `ps` shows a start without a controller as over, but processes of it may be left on nodes.
     if load_state(run).over:
         return True
-    if not how.stalled:
+    if not choices.stalled:
         # A controller may end at its start: what counts is that there is none in the end.
         with contextlib.suppress(ControllerEndedError):
-            ask_or_adopt(run, "down", {"kill": how.kill}, lambda: adopt_run(run, cancel=True, kill=how.kill))
-    elif not end_if_stalled(run, kill=how.kill):
-        if not how.is_silent:
+            send_request_or_adopt(
+                run,
+                "down",
+                {"kill": choices.kill},
+                lambda: adopt_run(run, cancel=True, kill=choices.kill),
+            )
+    elif not end_if_stalled(run, kill=choices.kill):
+        if not choices.is_silent:
             console.narrate(f"{run.run} moves again: left alone")
         return False
     return True
 
 
-def _end(run: RunDir, console: Console, before: JournalPosition, how: _How) -> RunState:
+def _wait_for_end(run: RunDir, console: Console, before: JournalPosition, choices: _DownOptions) -> RunState:
     """Wait until a run has ended; show the events after `before`."""
-    shown = ViewOptions(output=False, phases=False, verbose=how.verbose, position=before)
+    screen_options = ScreenOptions(
+        shows_output=False, shows_phases=False, verbose=choices.verbose, skip_events_until=before
+    )
     state = load_state(run)
     for more in (2, 1, 0):
         if state.over:
             break
-        screen = RunScreen(run, console, shown)
-        leave, state = screen.follow(), screen.state
-        if leave is ExitReason.DETACHED:
+        screen = RunScreen(run, console, screen_options)
+        end_reason, state = screen.follow(), screen.state
+        if end_reason is FollowEndReason.DETACHED:
             raise click.Abort
-        if leave is ExitReason.UNATTENDED and more and not _ask(run, console, how):
+        if end_reason is FollowEndReason.UNATTENDED and more and not _request_end(run, console, choices):
             return state
     if not state.over:
-        if not how.is_silent:
+        if not choices.is_silent:
             console.narrate(
                 f"{run.run}: its controllers end by themselves; its nodes are asked without one ({run.log})"
             )
-        state = _end_on_nodes(run, state, console.err, kill=how.kill)
+        state = _end_on_nodes(run, state, console.err, kill=choices.kill)
     if not state.over:
         raise TeardownError(f"nobody knows what is left of {run.run}", (), hint=f"{run.log} may say why")
-    if not how.is_silent:
-        _tell_end(run, state, console)
+    if not choices.is_silent:
+        _print_end(run, state, console)
     return state
 
 
-def _end_remains(
-    ended: dict[str, RunDir], console: Console, how: _How
+def _end_remaining_processes(
+    ended: dict[str, RunDir], console: Console, choices: _DownOptions
 ) -> tuple[dict[str, RunState], list[ClusterctlError]]:
     """Stop the remaining processes of ended runs in parallel; return their states, and the errors of some."""
     states = {name: load_state(run) for name, run in ended.items()}
     left = {name: run for name, run in ended.items() if states[name].remaining}
     tell = console.err if len(left) == 1 else None
-    looked, errors = call_all(left, lambda name, run: _end_on_nodes(run, states[name], tell, kill=how.kill))
-    states = {name: looked.get(name, state) for name, state in states.items() if name not in errors}
-    for name, state in states.items() if not how.is_silent else ():
-        _tell_end(ended[name], state, console)
+    new_states, errors = call_all(left, lambda name, run: _end_on_nodes(run, states[name], tell, kill=choices.kill))
+    states = {name: new_states.get(name, state) for name, state in states.items() if name not in errors}
+    for name, state in states.items() if not choices.is_silent else ():
+        _print_end(ended[name], state, console)
     return states, list(errors.values())
 
 
@@ -238,11 +243,11 @@ def _end_on_nodes(run: RunDir, state: RunState, tell: Terminal | None, *, kill: 
     concerned = {entry["node"] for entry in state.remaining} if state.over else {*state.touched_nodes}
     hosts = [host for host in spec.hosts if host.name in concerned or not (state.over or concerned)]
     grace = 0.0 if kill or spec.job is None else spec.job.grace
-    with open_reachable_sessions(spec, hosts, of_run=True, tell=tell) as (sessions, errors):
+    with open_reachable_sessions(spec, hosts, is_started_run=True, progress_terminal=tell) as (sessions, errors):
         return end_without_controller(run, state, sessions, errors, grace)
 
 
-def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
+def _print_end(run: RunDir, state: RunState, console: Console) -> None:
     warn_of_unreadable_lines(state, console)
     if any(left.get("why") == outcome.NODE_LOST for left in state.remaining):
         console.narrate(f"{run.run}: {state.phase.value}; what ran on lost nodes could not be ended")
@@ -255,39 +260,39 @@ def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
         console.narrate(*remaining_lines(state.remaining, console.err))
 
 
-def end_unknown_runs(path: str, common: CommonOptions, console: Console, *, as_json: bool) -> int:
+def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: bool) -> int:
     """Stop the runs on the nodes of a cluster file that have ended, or that this head does not know."""
     spec = options.load_chosen_cluster_file(common, path, console=console).spec
     own = {run.run: run for run in state_reader.list_runs()}
-    with open_reachable_sessions(spec, spec.hosts, tell=console.err) as (sessions, errors):
+    with open_reachable_sessions(spec, spec.hosts, progress_terminal=console.err) as (sessions, errors):
         listed, _ = call_all(sessions, lambda _, s: RUNS.call(s, {})["runs"])
-        orphans = {n: [r for r in runs if _left(r) and r["run"] not in own] for n, runs in listed.items()}
+        orphans = {n: [r for r in runs if _has_processes(r) and r["run"] not in own] for n, runs in listed.items()}
         concerned = {node: sessions[node] for node, runs in orphans.items() if runs}
-        ended, failed = call_all(concerned, lambda node, session: _end_all(session, orphans[node]))
-        known, refused = _end_known(own, sessions, listed)
+        ended, failed = call_all(concerned, lambda node, session: _end_orphans_on_node(session, orphans[node]))
+        known, refused = _end_known_runs(own, sessions, listed)
     errors |= {node: AgentError(node, str(error)) for node, error in failed.items()}
     left = [entry for entries in ended.values() for entry in entries]
     runs = sorted({run["run"] for runs_of_node in orphans.values() for run in runs_of_node})
     if as_json:
         unknown = [{"run": r, "state": "cancelled", "remaining": [x for x in left if x["run"] == r]} for r in runs]
-        console.json([*unknown, *(_entry(run, state) for run, state in known.items())])
+        console.json([*unknown, *(_run_to_json(run, state) for run, state in known.items())])
     else:
         if runs or not known:
             console.narrate(f"ended {', '.join(runs)}" if runs else "this head knows every run on these nodes")
         console.narrate(*remaining_lines(left, console.err))
         for run, state in known.items():
-            _tell_end(own[run], state, console)
+            _print_end(own[run], state, console)
     _raise_first([*([NodesError(list(errors.values()))] if errors else []), *refused], console)
     incomplete = left or any(outcome.changes_exit_code(state) for state in known.values())
     return int(ExitCode.TEARDOWN_INCOMPLETE if incomplete else ExitCode.OK)
 
 
-def _left(run: RunSummary) -> bool:
+def _has_processes(run: RunSummary) -> bool:
     """Return whether workers, remaining processes or a supervisor of a run are on the node."""
     return bool(run["live"] or run["remaining"] or run["supervisor"])
 
 
-def _end_known(
+def _end_known_runs(
     own: dict[str, RunDir], sessions: dict[str, Session], listed: dict[str, list[RunSummary]]
 ) -> tuple[dict[str, RunState], list[ClusterctlError]]:
     """Stop the remaining processes of ended runs of this head; return their states, and the errors of some.
@@ -305,7 +310,7 @@ def _end_known(
         reached = {r["node"]: sessions[n] for n, r in found} | {n: sessions[n] for n in known & listed.keys()}
         if not reached:
             continue
-        grace = max((float(r["grace"] or 0.0) for _, r in found), default=0.0) or _GRACE
+        grace = max((float(r["grace"] or 0.0) for _, r in found), default=0.0) or _DEFAULT_GRACE_S
         away = {node: AgentError(node, "not asked") for node in known - reached.keys()}
         try:
             states[name] = end_without_controller(run, load_state(run), reached, away, grace)
@@ -314,12 +319,12 @@ def _end_known(
     return states, errors
 
 
-def _end_all(session: Session, runs: list[RunSummary]) -> list[dict[str, Any]]:
+def _end_orphans_on_node(session: Session, runs: list[RunSummary]) -> list[dict[str, Any]]:
     """Stop the orphans on one node; return the processes that are left."""
     left = []
     for run in runs:
         session.epoch = (run["epoch"] or 0) + 1
-        remaining = end_on_node(session, run["run"], run["node"], float(run.get("grace") or _GRACE))
+        remaining = end_on_node(session, run["run"], run["node"], float(run.get("grace") or _DEFAULT_GRACE_S))
         left += [{"run": run["run"], **entry} for entry in remaining]
     return left
 
@@ -334,24 +339,24 @@ def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
 
     A run without a controller gets one, which observes the run until the rule can decide.
     """
-    end = time.monotonic() + _SURE_SECONDS
+    end = time.monotonic() + _STALL_DECISION_S
     while time.monotonic() < end and not load_state(run).over:
-        answer = ask_or_adopt(run, "down", {"stalled": True, "kill": kill}, lambda: adopt_run(run))
+        answer = send_request_or_adopt(run, "down", {"stalled": True, "kill": kill}, lambda: adopt_run(run))
         if answer is None:
             continue
         if answer.get("stalled") or answer.get("phase") == "none":
             return bool(answer.get("stalled"))
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_STALL_POLL_S)
     return False
 
 
-_ANSWER_SECONDS = 15.0
-_PATIENCE = 5.0
+_ANSWER_TIMEOUT_S = 15.0
+_CONTROLLER_CHANGE_S = 5.0
 """Seconds until a controller that is starting answers, or one that is ending is gone."""
-_PAUSE = 0.1
+_RETRY_INTERVAL_S = 0.1
 
 
-def ask_or_adopt(
+def send_request_or_adopt(
     run: RunDir, command: str, arguments: dict[str, Any], adopt: Callable[[], int]
 ) -> dict[str, Any] | None:
     """Return the controller's answer; `None` if there was no controller and a new process runs `adopt`.
@@ -360,20 +365,20 @@ def ask_or_adopt(
         RefusedError: The controller of the run cannot be reached from this machine.
         ControllerEndedError: The new controller ended during its start.
     """
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _CONTROLLER_CHANGE_S
     while True:
         try:
-            return control_socket.send_request(run, command, arguments, timeout=_ANSWER_SECONDS)
+            return control_socket.send_request(run, command, arguments, timeout=_ANSWER_TIMEOUT_S)
         except control_socket.NoControllerError as error:
             reason = error
-        if not run.is_attended and _adopted(run, adopt):
+        if not run.is_attended and _start_new_controller(run, adopt):
             return None
         if time.monotonic() > until:
-            raise _out_of_reach(run, reason) from reason
-        time.sleep(_PAUSE)
+            raise _make_unreachable_error(run, reason) from reason
+        time.sleep(_RETRY_INTERVAL_S)
 
 
-def _adopted(run: RunDir, adopt: Callable[[], int]) -> bool:
+def _start_new_controller(run: RunDir, adopt: Callable[[], int]) -> bool:
     """Start a new controller; return `False` if another command was faster."""
     try:
         process.detach(run, adopt)
@@ -384,7 +389,7 @@ def _adopted(run: RunDir, adopt: Callable[[], int]) -> bool:
     return True
 
 
-def _out_of_reach(run: RunDir, error: control_socket.NoControllerError) -> RefusedError:
+def _make_unreachable_error(run: RunDir, error: control_socket.NoControllerError) -> RefusedError:
     controller = run.controller
     where = "an unknown machine" if controller is None else f"{controller.host} (pid {controller.pid})"
     if isinstance(error, control_socket.SilentControllerError):

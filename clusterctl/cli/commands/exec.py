@@ -12,8 +12,8 @@ import click
 
 from clusterctl.agent.protocol.command_payload_types import ProgramArguments
 from clusterctl.cli import options
-from clusterctl.cli.command import CommonOptions, JobCommand
-from clusterctl.cli.node_sessions import build_host_spec, open_reachable_sessions
+from clusterctl.cli.base_command import CommonOptions, PassthroughCommand
+from clusterctl.cli.node_sessions import build_ad_hoc_spec, open_reachable_sessions
 from clusterctl.cli.option_values import parse_duration_option
 from clusterctl.cli.remote_command import OutputClosedError, RemoteCommand, read_piped_input
 from clusterctl.config.spec import ClusterSpec
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "python", "python3", "perl", "awk", "find", "grep", "sed")
 """Programs that interpret shell signs themselves."""
 _BUILTINS = ("cd", "export", "source", ".", "alias", "ulimit", "module", "umask", "type")
-_QUIET_SECONDS = 1.0
+_EARLY_OUTPUT_AFTER_S = 1.0
 """Seconds without a new answer after which the answers so far are shown."""
 
 
-@click.command("exec", cls=JobCommand, reads_file=True)
+@click.command("exec", cls=PassthroughCommand, reads_file=True)
 @options.cluster_file_argument
 @click.option(
     "-w",
-    "where",
+    "hosts_without_file",
     metavar="NODES",
     multiple=True,
-    callback=options.join_sets,
+    callback=options.join_repeated_option,
     help="Run on these hosts, without a cluster file.",
 )
 @options.nodes_option
@@ -62,7 +62,7 @@ def command(
     common: CommonOptions,
     *,
     path: str | None,
-    where: str | None,
+    hosts_without_file: str | None,
     nodes: str | None,
     exclude: str | None,
     timeout: str | None,
@@ -82,7 +82,7 @@ def command(
 
     On a terminal, the first outputs appear when no node has answered for a second; later outputs follow.
     """
-    words = common.job_arguments
+    words = common.passthrough_arguments
     if not words:
         raise click.UsageError("no command: write it after `--`, as in `clusterctl exec -- nvidia-smi -L`")
     if diff + stream + as_json > 1:
@@ -90,23 +90,23 @@ def command(
     options.refuse_combination(("--json", as_json), ("--verbose", verbose))
     seconds = parse_duration_option(timeout, "--timeout")
     console = common.console()
-    spec = _load_spec(common, console, path, where, in_job=in_job)
+    spec = _load_spec(common, console, path, hosts_without_file, in_job=in_job)
     hosts = options.select_spec_hosts(spec, nodes, exclude)
     program: ProgramArguments = {"command": " ".join(words)} if shell else {"argv": list(words)}
     if given := read_piped_input(0, console.narrate):
         program["stdin"] = given.decode("utf-8", "surrogateescape")
-    around = {host.name: build_program_arguments(spec, host.name) for host in hosts} if in_job else {}
-    remote = RemoteCommand(program, seconds, parallel or len(hosts), console if stream else None, around)
+    base_programs = {host.name: build_program_arguments(spec, host.name) for host in hosts} if in_job else {}
+    remote = RemoteCommand(program, seconds, parallel or len(hosts), console if stream else None, base_programs)
     # A waiting line would mix with the lines that `--stream` shows at once.
     tell = None if common.quiet or stream else console.err
-    early = _EarlyAnswers([host.name for host in hosts], remote, console, folds=not (diff or as_json))
+    early_output = _EarlyOutput([host.name for host in hosts], remote, console, is_enabled=not (diff or as_json))
 
     def show(answers: Mapping[str, CommandResult], errors: Mapping[str, NodeError]) -> None:
         if diff:
             console.data(*diff_lines(answers, console.out))
             console.narrate(*fold_errors(answers, console.err))
         elif not stream:
-            _print_output({node: answer for node, answer in answers.items() if node not in early.shown}, console)
+            _print_output({node: answer for node, answer in answers.items() if node not in early_output.shown}, console)
         if not common.quiet:
             console.narrate(*describe_ends(answers, every=verbose))
         if errors:
@@ -115,24 +115,26 @@ def command(
     try:
         with (
             remote,
-            open_reachable_sessions(spec, hosts, remote.start_on, tell=tell, meanwhile=early.look) as (
+            open_reachable_sessions(
+                spec, hosts, remote.start_on, progress_terminal=tell, on_update=early_output.show_new_answers
+            ) as (
                 sessions,
                 unreached,
             ),
-            WaitingLine(sessions, 0.0, tell, stage="running", meanwhile=early.look) as waiting,
+            WaitingLine(sessions, 0.0, tell, stage="running", meanwhile=early_output.show_new_answers) as waiting,
         ):
             try:
                 answers, lost = remote.wait_for_results(sessions, waiting)
             except KeyboardInterrupt:
                 if not as_json:
                     waiting.stop()
-                    show(remote.collect_finished(), {})
+                    show(remote.collect_finished_results(), {})
                 raise
     except OutputClosedError:
         return int(ExitCode.OK)
     errors = unreached | lost
     if as_json:
-        console.json([_entry(host.name, answers.get(host.name), errors.get(host.name)) for host in hosts])
+        console.json([_result_to_json(host.name, answers.get(host.name), errors.get(host.name)) for host in hosts])
     else:
         show(answers, errors)
     if not shell and any(map(compute_exit_code, answers.values())) and needs_shell(words):
@@ -141,14 +143,14 @@ def command(
 
 
 def _load_spec(
-    common: CommonOptions, console: Console, path: str | None, where: str | None, *, in_job: bool
+    common: CommonOptions, console: Console, path: str | None, hosts_without_file: str | None, *, in_job: bool
 ) -> ClusterSpec:
-    if where is None:
+    if hosts_without_file is None:
         return options.load_chosen_cluster_file(common, path, with_secrets=in_job, console=console).spec
     options.refuse_options_with(
         "-w", ("--in-job", in_job), ("FILE", path), ("--file", common.files), ("--set", common.sets)
     )
-    return build_host_spec(where)
+    return build_ad_hoc_spec(hosts_without_file)
 
 
 def needs_shell(words: Sequence[str]) -> bool:
@@ -165,7 +167,7 @@ def needs_shell(words: Sequence[str]) -> bool:
     )
 
 
-def _entry(node: str, answer: CommandResult | None, error: NodeError | None) -> dict[str, Any]:
+def _result_to_json(node: str, answer: CommandResult | None, error: NodeError | None) -> dict[str, Any]:
     def text(data: bytes) -> str:
         return data.decode("utf-8", "replace")
 
@@ -179,7 +181,7 @@ def _entry(node: str, answer: CommandResult | None, error: NodeError | None) -> 
     }
 
 
-class _EarlyAnswers:
+class _EarlyOutput:
     """Shows the answers so far to a person after a second without new ones; later answers follow.
 
     Output for a program is folded as a whole, at the end.
@@ -188,16 +190,16 @@ class _EarlyAnswers:
         shown: Nodes whose answers were shown.
     """
 
-    def __init__(self, nodes: list[str], remote: RemoteCommand, console: Console, *, folds: bool) -> None:
+    def __init__(self, nodes: list[str], remote: RemoteCommand, console: Console, *, is_enabled: bool) -> None:
         self.shown: set[str] = set()
         self._nodes, self._remote, self._console = nodes, remote, console
-        self._wanted = folds and console.out.live and console.err.live
+        self._is_enabled = is_enabled and console.out.live and console.err.live
 
-    def look(self) -> None:
+    def show_new_answers(self) -> None:
         """Show the new answers after a second of silence."""
-        if not self._wanted or time.monotonic() - self._remote.last_answer_at < _QUIET_SECONDS:
+        if not self._is_enabled or time.monotonic() - self._remote.last_answer_at < _EARLY_OUTPUT_AFTER_S:
             return
-        answers = self._remote.collect_finished()
+        answers = self._remote.collect_finished_results()
         fresh = {node: answers[node] for node in self._nodes if node in answers and node not in self.shown}
         self.shown.update(fresh)
         _print_output(fresh, self._console)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions
+from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.option_values import list_cluster_files
 from clusterctl.render import export_kubernetes, export_slurm
 
@@ -45,14 +45,14 @@ def command(
         paths = [os.path.abspath(path) for path in list_cluster_files(path, common.files)]
         folder = os.path.dirname(paths[0])
         text = export_slurm.render_script(
-            spec, program=_program(), folder=folder, files=paths, sets=common.sets, losses=losses
+            spec, program=_get_program_words(), folder=folder, files=paths, sets=common.sets, losses=losses
         )
     console.narrate(*(f"warning: {line}" for line in losses))
     console.document(text)
     return 0
 
 
-def _program() -> tuple[str, ...]:
+def _get_program_words() -> tuple[str, ...]:
     """Return the words that start this program from any folder."""
     started = os.path.abspath(sys.argv[0])
     if os.path.basename(started) in ("clusterctl", "cctl") and os.access(started, os.X_OK):

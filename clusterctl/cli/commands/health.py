@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
+from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.node_sessions import open_reachable_sessions
-from clusterctl.cli.option_values import parse_pause_option, read_text_file, write_text_file
+from clusterctl.cli.option_values import parse_interval_option, read_text_file, write_text_file
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import plural
@@ -55,7 +55,7 @@ _CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WH
 @click.option("--watch", metavar="DURATION", help="Repeat at this interval until Ctrl-C.")
 @click.option(
     "--format",
-    "form",
+    "output_format",
     type=click.Choice(["table", "json", "ndjson", "prometheus"]),
     help="Format of the output; `table` by default.",
 )
@@ -71,7 +71,7 @@ _CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WH
     help="Check the facts in a file of --record, without asking any node.",
     type=click.Path(dir_okay=False),
 )
-@click.option("--list", "listed", is_flag=True, help="List all checks, without running them.")
+@click.option("--list", "is_listing", is_flag=True, help="List all checks, without running them.")
 @options.verbose_option("Also show checks that passed, and why others were skipped.")
 @options.json_option
 @click.pass_obj
@@ -84,10 +84,10 @@ def command(
     skip: str | None,
     strict: bool,
     watch: str | None,
-    form: str | None,
+    output_format: str | None,
     record: str | None,
     replay: str | None,
-    listed: bool,
+    is_listing: bool,
     verbose: bool,
     as_json: bool,
 ) -> int:
@@ -97,42 +97,44 @@ def command(
     not a pass.
     """
     console = common.console()
-    options.refuse_combination(("--json", as_json), ("--format", form))
+    options.refuse_combination(("--json", as_json), ("--format", output_format))
     options.refuse_combination(("--record", record), ("--watch", watch))
     file = (("FILE", path), ("--file", common.files), ("--set", common.sets), ("--nodes", nodes))
-    looks = (*file, ("--watch", watch), ("--record", record))
-    if listed:
-        others = (("--replay", replay), ("--strict", strict), ("--format", form), ("--verbose", verbose))
-        options.refuse_options_with("--list", *looks, *others)
+    probe_options = (*file, ("--watch", watch), ("--record", record))
+    if is_listing:
+        others = (("--replay", replay), ("--strict", strict), ("--format", output_format), ("--verbose", verbose))
+        options.refuse_options_with("--list", *probe_options, *others)
     if replay is not None:
-        options.refuse_options_with("--replay", *looks)
-    printed = "json" if as_json else form or "table"
+        options.refuse_options_with("--replay", *probe_options)
+    printed = "json" if as_json else output_format or "table"
     if printed != "table":
-        options.refuse_options_with("--json" if as_json else f"--format {form}", ("--verbose", verbose))
-    checks = _checks(only, skip)
-    if listed:
-        return _list(checks, console, as_json=as_json)
-    show = partial(_show, console=console, form=printed, strict=strict, verbose=verbose, quiet=common.quiet)
+        options.refuse_options_with("--json" if as_json else f"--format {output_format}", ("--verbose", verbose))
+    checks = _select_checks(only, skip)
+    if is_listing:
+        return _print_checks(checks, console, as_json=as_json)
+    show = partial(
+        _print_view, console=console, output_format=printed, strict=strict, verbose=verbose, quiet=common.quiet
+    )
     if replay is not None:
-        return show(_replayed(replay, checks, strict=strict))
+        return show(_judge_recording(replay, checks, strict=strict))
     spec = options.load_chosen_cluster_file(common, path, console=console).spec
     hosts = options.select_spec_hosts(spec, nodes)
     # Nodes are compared only with each other: a single node has no network paths to judge.
     spec = replace(spec, hosts=hosts)
-    pause = parse_pause_option(watch, "--watch")
-    _say_what_is_run(spec, hosts, console)
+    pause = parse_interval_option(watch, "--watch")
+    _warn_of_local_programs(spec, hosts, console)
     while True:
-        view = _look(spec, hosts, checks, None if common.quiet else console.err, strict=strict)
+        view = _probe_and_judge(spec, hosts, checks, None if common.quiet else console.err, strict=strict)
         if record:
-            _record(record, spec, view, console)
+            _write_recording(record, spec, view, console)
         code = show(view)
         if checks is None:
-            _say_what_is_new(spec, view, console, quiet=common.quiet or printed != "table")
+            _print_new_findings(spec, view, console, quiet=common.quiet or printed != "table")
         if pause is None or not console.out.has_reader(pause):
             return code
 
 
-def _say_what_is_new(spec: ClusterSpec, view: HealthView, console: Console, *, quiet: bool) -> None:
+def _print_new_findings(spec: ClusterSpec, view: HealthView, console: Console, *, quiet: bool) -> None:
     """Print the findings that the last check of these nodes did not have (`health`, or the start of a run)."""
     known = KnownFindings(find_runs_root().parent, spec)
     fresh = known.list_new(view.findings)
@@ -141,10 +143,10 @@ def _say_what_is_new(spec: ClusterSpec, view: HealthView, console: Console, *, q
         console.narrate(*describe_new_findings(fresh))
 
 
-def _list(names: list[str] | None, console: Console, *, as_json: bool) -> int:
+def _print_checks(names: list[str] | None, console: Console, *, as_json: bool) -> int:
     checks = [check for name, check in CHECKS.items() if names is None or name in names]
     if as_json:
-        console.json(checks_json(checks))
+        console.json(checks_to_json(checks))
     else:
         console.data(*render_checks(checks, console.out))
     return 0
@@ -155,7 +157,7 @@ def render_checks(checks: Iterable[Check], terminal: Terminal) -> list[str]:
     return render_table(_CHECK_COLUMNS, [(check.name, check.severity, check.doc) for check in checks], terminal)
 
 
-def checks_json(checks: Iterable[Check]) -> list[dict[str, Any]]:
+def checks_to_json(checks: Iterable[Check]) -> list[dict[str, Any]]:
     """Return `health --list --json`."""
     fields = ("name", "family", "doc", "source", "threshold", "severity", "remedy")
     return [
@@ -163,7 +165,7 @@ def checks_json(checks: Iterable[Check]) -> list[dict[str, Any]]:
     ]
 
 
-def _say_what_is_run(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console) -> None:
+def _warn_of_local_programs(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console) -> None:
     """Warn of programs of the cluster file that the checks start on this machine, as a worker would."""
     here = [host for host in hosts if host.transport is TransportKind.LOCAL]
     parts = [
@@ -175,7 +177,7 @@ def _say_what_is_run(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Co
         console.narrate(f"warning: {words} of {spec.path} will be run on this machine, as for a worker")
 
 
-def _checks(only: str | None, skip: str | None) -> list[str] | None:
+def _select_checks(only: str | None, skip: str | None) -> list[str] | None:
     """Return the names of the selected checks, or `None` for all checks.
 
     Raises:
@@ -183,12 +185,12 @@ def _checks(only: str | None, skip: str | None) -> list[str] | None:
     """
     if only is None and skip is None:
         return None
-    chosen = _named(only, "--only") if only else set(CHECKS)
-    skipped = _named(skip, "--skip") if skip else set()
+    chosen = _match_checks(only, "--only") if only else set(CHECKS)
+    skipped = _match_checks(skip, "--skip") if skip else set()
     return [name for name in CHECKS if name in chosen - skipped]
 
 
-def _named(text: str, option: str) -> set[str]:
+def _match_checks(text: str, option: str) -> set[str]:
     """Return the checks that match one of the patterns.
 
     Raises:
@@ -205,18 +207,23 @@ def _named(text: str, option: str) -> set[str]:
     return names
 
 
-def _look(
-    spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | None, tell: Terminal | None, *, strict: bool
+def _probe_and_judge(
+    spec: ClusterSpec,
+    hosts: tuple[HostSpec, ...],
+    checks: list[str] | None,
+    progress_terminal: Terminal | None,
+    *,
+    strict: bool,
 ) -> HealthView:
-    with open_reachable_sessions(spec, hosts, tell=tell) as (sessions, errors):
+    with open_reachable_sessions(spec, hosts, progress_terminal=progress_terminal) as (sessions, errors):
         step = Progress("health", len(hosts), lambda _: None)
         facts: dict[str, dict[str, Any]] = probe_all(spec, sessions, step, code=True)
     facts |= {node: {"unreachable": str(error)} for node, error in errors.items()}
     ordered = {h.name: facts[h.name] for h in hosts}
-    return _view(ordered, judge_all(spec, ordered, checks), strict=strict)
+    return _build_view(ordered, judge_all(spec, ordered, checks), strict=strict)
 
 
-def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) -> None:
+def _write_recording(path: str, spec: ClusterSpec, view: HealthView, console: Console) -> None:
     facts = {node.node: dict(node.facts) for node in view.nodes}
     reached_as = [
         name
@@ -232,17 +239,17 @@ def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) ->
     )
 
 
-def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthView:
+def _judge_recording(path: str, checks: list[str] | None, *, strict: bool) -> HealthView:
     try:
         facts, findings = recording.judge_recording(json.loads(read_text_file(path)), checks)
     except ValueError as error:
         raise RefusedError(f"{path}: not JSON: {error}", hint="`clusterctl health --record PATH` writes one") from error
     except RefusedError as error:
         raise RefusedError(f"{path}: {error}", hint=error.hint) from error
-    return _view(facts, findings, strict=strict)
+    return _build_view(facts, findings, strict=strict)
 
 
-def _view(facts: dict[str, dict[str, Any]], findings: list[Finding], *, strict: bool) -> HealthView:
+def _build_view(facts: dict[str, dict[str, Any]], findings: list[Finding], *, strict: bool) -> HealthView:
     views = []
     for node, facts_of_node in facts.items():
         own = tuple(f for f in findings if f.node == node)
@@ -252,9 +259,11 @@ def _view(facts: dict[str, dict[str, Any]], findings: list[Finding], *, strict: 
     )
 
 
-def _show(view: HealthView, *, console: Console, form: str, strict: bool, verbose: bool, quiet: bool) -> int:
+def _print_view(
+    view: HealthView, *, console: Console, output_format: str, strict: bool, verbose: bool, quiet: bool
+) -> int:
     """Print the findings, and return the exit code."""
-    match form:
+    match output_format:
         case "json":
             console.json(render.format_health_json(view))
         case "ndjson":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
+from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.option_values import DEFAULT_FILE, read_text_file, write_text_file
 from clusterctl.cli.templates import Template, find_template, list_templates
 from clusterctl.config import starter_file
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Console
 
 
-_SCHEMA = "cluster.schema.json"
+_SCHEMA_FILE = "cluster.schema.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
+class _InitOptions:
     """Options of `init`, and the host list and the path that its arguments name."""
 
     hosts: str | None
@@ -71,7 +71,9 @@ class _Options:
 @click.option("--schema", is_flag=True, help="Also write the JSON Schema, and the line by which editors find it.")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 @click.pass_obj
-def command(common: CommonOptions, /, *, words: tuple[str, ...], is_listing: bool, as_json: bool, **chosen: Any) -> int:
+def command(
+    common: CommonOptions, /, *, words: tuple[str, ...], is_listing: bool, as_json: bool, **other_options: Any
+) -> int:
     """Write a cluster file for HOSTS (`gpu[01-08]`, `a,b`) to PATH, by default to ./cluster.yaml.
 
     On a terminal, without any argument, it asks for hosts, GPUs, script and Python. Arguments that contain `/` or end
@@ -81,17 +83,17 @@ def command(common: CommonOptions, /, *, words: tuple[str, ...], is_listing: boo
     copies one. With `--template`, PATH is a folder, and a single argument is a path unless it is a range or a list.
     """
     if is_listing:
-        others = ((f"--{name.replace('source', 'from')}", value) for name, value in chosen.items())
+        others = ((f"--{name.replace('source', 'from')}", value) for name, value in other_options.items())
         options.refuse_options_with("--list", ("HOSTS", words), *others)
         options.refuse_combination(("--json", as_json), ("--quiet", common.quiet))
         _list_templates(common.console(), as_json=as_json, quiet=common.quiet)
         return 0
     if as_json:
         raise click.UsageError("`--json` needs `--list`")
-    hosts, path = _split_arguments(words, chosen["template"], chosen["source"])
-    given = _Options(hosts=hosts, path=path, quiet=common.quiet, console=common.console(), **chosen)
+    hosts, path = _split_arguments(words, other_options["template"], other_options["source"])
+    given = _InitOptions(hosts=hosts, path=path, quiet=common.quiet, console=common.console(), **other_options)
     if given.template is None:
-        _write_starter(given)
+        _write_starter_file(given)
         return 0
     if given.schema or given.script:
         raise click.UsageError("`--template` cannot be used together with `--schema` or `--script`")
@@ -147,10 +149,10 @@ def _split_arguments(words: tuple[str, ...], template: str | None, source: str |
     return ",".join(hosts) or None, paths[0] if paths else None
 
 
-def _list_hosts(given: _Options) -> list[ListedHost]:
+def _list_hosts(given: _InitOptions) -> list[ListedHost]:
     """Return the hosts of the arguments or of `--from`; none if neither is given."""
     try:
-        gpus = None if given.gpus is None else parse_gpus(given.gpus)
+        gpus = None if given.gpus is None else parse_gpu_count(given.gpus)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--gpus") from error
     if given.hosts is None and given.source is None and given.gpus is not None:
@@ -184,17 +186,17 @@ def _read_include(pattern: str) -> Iterator[str]:
         yield read_text_file(path)
 
 
-def _write_starter(given: _Options) -> None:
+def _write_starter_file(given: _InitOptions) -> None:
     path = Path(given.path or DEFAULT_FILE)
-    schema = path.with_name(_SCHEMA)
+    schema = path.with_name(_SCHEMA_FILE)
     _refuse_overwriting([path, *([schema] if given.schema else [])], force=given.force)
     hosts, script, python = _list_hosts(given), given.script or find_job_script(path.parent), None
     arguments = (given.hosts, given.path, given.script, given.source, given.gpus, given.schema, given.quiet)
     if not any(arguments) and is_interactive():
         answers = ask_questions(script, given.console.narrate)
-        hosts, script, python = answers.machines, answers.script, answers.python
+        hosts, script, python = answers.hosts, answers.script, answers.python
     text = starter_file.render_starter_file(
-        hosts, script=script or "train.py", python=python, schema=_SCHEMA if given.schema else None
+        hosts, script=script or "train.py", python=python, schema=_SCHEMA_FILE if given.schema else None
     )
     write_text_file(path, text)
     if given.schema:
@@ -203,12 +205,12 @@ def _write_starter(given: _Options) -> None:
         write_text_file(schema, render_schema())
     suffix = f" with {plural(len(hosts), 'host')}" if hosts else ": put your hosts into it"
     message = f"wrote {path}{f' and {schema}' if given.schema else ''}{suffix}"
-    _report_check(message, path, given, has_hosts=bool(hosts))
+    _report_and_check(message, path, given, has_hosts=bool(hosts))
     if hosts and not given.quiet and _is_foreign_ssh_config(given.source):
         given.console.narrate(f"hint: ssh finds these names only in {given.source}: `Include` it in ~/.ssh/config")
 
 
-def _report_check(message: str, path: Path, given: _Options, *, has_hosts: bool) -> None:
+def _report_and_check(message: str, path: Path, given: _InitOptions, *, has_hosts: bool) -> None:
     """Print what was written, and the problems of the new file; the problems even with `--quiet`."""
     shown = "" if str(path) == DEFAULT_FILE else f" {path}"
     try:
@@ -233,7 +235,7 @@ def _refuse_overwriting(paths: list[Path], *, force: bool) -> None:
         raise RefusedError(f"{', '.join(existing)} {verb} already", hint="`--force` overwrites")
 
 
-def _copy_template(name: str, folder: Path, hosts: list[ListedHost], given: _Options) -> None:
+def _copy_template(name: str, folder: Path, hosts: list[ListedHost], given: _InitOptions) -> None:
     template = find_template(name)
     files = list(template.list_files())
     _refuse_overwriting([folder / file for file in files], force=given.force)
@@ -251,7 +253,7 @@ def _copy_template(name: str, folder: Path, hosts: list[ListedHost], given: _Opt
     path = folder / DEFAULT_FILE
     write_text_file(path, text)
     suffix = f"; {path} has {plural(len(hosts), 'host')}" if hosts else ""
-    _report_check(f"wrote {', '.join(str(folder / file) for file in files)}{suffix}", path, given, has_hosts=True)
+    _report_and_check(f"wrote {', '.join(str(folder / file) for file in files)}{suffix}", path, given, has_hosts=True)
     if hosts and "\n#" in text and not given.quiet:
         given.console.narrate(f"hint: comments at the end of {path} say what else real machines need")
 
@@ -266,14 +268,14 @@ def _is_foreign_ssh_config(source: str | None) -> bool:
 
 T = TypeVar("T")
 
-_NO_JOBS = ("setup.py", "conftest.py", "__init__.py")
+_NOT_JOB_SCRIPTS = ("setup.py", "conftest.py", "__init__.py")
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class InitAnswers:
     """The answers of the user."""
 
-    machines: list[ListedHost]
+    hosts: list[ListedHost]
     script: str
     python: str | None
 
@@ -283,22 +285,26 @@ def is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def ask_questions(script: str | None, tell: Callable[[str], None]) -> Answers:
+def ask_questions(script: str | None, print_error: Callable[[str], None]) -> InitAnswers:
     """Ask the user for hosts, GPUs, script and Python.
 
     Args:
         script: The default script, or `None` if no file in the folder looks like one.
-        tell: Prints what is wrong with an answer.
+        print_error: Prints what is wrong with an answer.
     """
-    hosts = _until_right("Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, parse_hosts_with_users, tell)
-    gpus = _until_right("GPUs each (a number, or auto)", "auto", parse_gpus, tell)
-    chosen = _until_right("Script of the job", script or "train.py", str, tell)
-    python = _until_right("Python on the hosts that has what the script imports (a path, or auto)", "auto", str, tell)
-    machines = [starter_file.set_gpus_if_unknown(machine, gpus) for machine in hosts]
-    return Answers(machines, chosen, None if python == "auto" else python)
+    hosts = _ask_until_valid(
+        "Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, parse_hosts_with_users, print_error
+    )
+    gpus = _ask_until_valid("GPUs each (a number, or auto)", "auto", parse_gpu_count, print_error)
+    job_script = _ask_until_valid("Script of the job", script or "train.py", str, print_error)
+    python = _ask_until_valid(
+        "Python on the hosts that has what the script imports (a path, or auto)", "auto", str, print_error
+    )
+    hosts = [starter_file.set_gpus_if_unknown(host, gpus) for host in hosts]
+    return InitAnswers(hosts, job_script, None if python == "auto" else python)
 
 
-def parse_gpus(text: str) -> int | None:
+def parse_gpu_count(text: str) -> int | None:
     """Return the number of GPUs; `None` for `auto`, which means all GPUs of a host.
 
     Raises:
@@ -313,15 +319,17 @@ def parse_gpus(text: str) -> int | None:
 
 def find_job_script(folder: Path) -> str | None:
     """Return the only Python file of a folder that may be a job; if there are several, `train.py`."""
-    found = [path.name for path in sorted(folder.glob("*.py")) if path.name not in _NO_JOBS]
+    found = [path.name for path in sorted(folder.glob("*.py")) if path.name not in _NOT_JOB_SCRIPTS]
     return "train.py" if "train.py" in found else found[0] if len(found) == 1 else None
 
 
-def _until_right(question: str, offered: str | None, read: Callable[[str], T], tell: Callable[[str], None]) -> T:
+def _ask_until_valid(
+    question: str, default: str | None, read: Callable[[str], T], print_error: Callable[[str], None]
+) -> T:
     """Ask until the answer is valid. Ctrl-C and the end of the input raise `click.Abort`."""
     while True:
-        said = click.prompt(question, default=offered, err=True, prompt_suffix=": ").strip()
+        answer = click.prompt(question, default=default, err=True, prompt_suffix=": ").strip()
         try:
-            return read(said)
+            return read(answer)
         except ValueError as error:
-            tell(f"  {error}")
+            print_error(f"  {error}")

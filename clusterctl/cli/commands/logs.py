@@ -17,10 +17,10 @@ import click
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.follow.poller import RunPoller, RunStatus
+from clusterctl.cli.base_command import CliCommand, CommonOptions
+from clusterctl.cli.follow.poller import RunAttendance, RunPoller
 from clusterctl.cli.option_values import parse_rank_set, parse_time_option
-from clusterctl.cli.run_views import predict_outlook, warn_of_unreadable_lines
+from clusterctl.cli.run_views import predict_run_without_controller, warn_of_unreadable_lines
 from clusterctl.config.host_ranges import select_hosts
 from clusterctl.errors import ExitCode, NotFoundError
 from clusterctl.formatting import fold_ranks, plural
@@ -93,17 +93,17 @@ def command(
         options.refuse_options_with(f"--format {output_format}", *whole)
     options.refuse_combination(("--all-ranks", all_ranks), ("--rank", ranks))
     run = find_run(reference)
-    reader, exited = StateReader(run), _Exits()
-    reader.apply_new_events(node_news=exited.hear)
+    reader, worker_exits = StateReader(run), _WorkerExits()
+    reader.apply_new_events(node_news=worker_exits.add_if_exit)
     state = reader.state
     default = ranks is None and nodes is None and not all_ranks and output_format == "text"
     query = LogQuery(
-        ranks=frozenset({0}) if default else parse_run_ranks(state, ranks),
+        ranks=frozenset({0}) if default else parse_existing_ranks(state, ranks),
         nodes=None if nodes is None else frozenset(select_hosts(list(state.nodes), nodes)),
         attempt=validate_attempt(state, attempt),
-        since=_moment(since, "--since", state),
-        until=_moment(until, "--until", state),
-        grep=_pattern(grep),
+        since=_parse_time(since, "--since", state),
+        until=_parse_time(until, "--until", state),
+        grep=_compile_regex(grep),
         tail=tail,
         raw=output_format == "raw",
     )
@@ -111,22 +111,24 @@ def command(
     if reference is None and console.err.live and len(list_runs()) > 1:
         console.narrate(f"{run.run}, {state.phase.value}:")
     warn_of_unreadable_lines(state, console)
-    shown = _Output(console, state, query, form=output_format, timestamps=timestamps, prefix=not no_prefix)
+    log_output = _LogOutput(
+        console, state, query, output_format=output_format, timestamps=timestamps, prefix=not no_prefix
+    )
     if follow and not state.over:
-        return _follow_run(run, query, shown, console, default=default)
+        return _follow_run(run, query, log_output, console, default=default)
     if output_format == "text":
-        exits = exited.on_clock_of_head(state) if default else []
+        exits = worker_exits.list_on_head_clock(state) if default else []
         ends = read_failure_tails(run.path, query, exits, FailureTails(query.ranks), skew=state.ahead)
-        shown.past(fold_last_lines(run.path, query, ends, skew=state.ahead))
+        log_output.write(fold_last_lines(run.path, query, ends, skew=state.ahead))
     else:
-        shown.past(read_lines(run.path, query, skew=state.ahead))
-    shown.end()
-    if not shown.lines and output_format == "text":
+        log_output.write(read_lines(run.path, query, skew=state.ahead))
+    log_output.write_last_separators()
+    if not log_output.lines and output_format == "text":
         console.narrate(explain_missing_output(run, state, query))
     return 0
 
 
-def _pattern(text: str | None) -> re.Pattern[str] | None:
+def _compile_regex(text: str | None) -> re.Pattern[str] | None:
     if text is None:
         return None
     try:
@@ -135,69 +137,69 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         raise click.BadParameter(f"`{text}` is no regular expression: {error}", param_hint="--grep") from error
 
 
-def _moment(text: str | None, option: str, state: RunState) -> float | None:
+def _parse_time(text: str | None, option: str, state: RunState) -> float | None:
     """Return a wall clock time; a time of day belongs to the last day of the run."""
     now = time.time()
     of_day = text is not None and ":" in text and state.ended is not None
-    return parse_time_option(text, option, now=state.ended if of_day and state.ended else now, began=state.created)
+    return parse_time_option(text, option, now=state.ended if of_day and state.ended else now, run_start=state.created)
 
 
-class _Output:
+class _LogOutput:
     """Writes lines in the requested format."""
 
     def __init__(
-        self, console: Console, state: RunState, query: LogQuery, *, form: str, timestamps: bool, prefix: bool
+        self, console: Console, state: RunState, query: LogQuery, *, output_format: str, timestamps: bool, prefix: bool
     ) -> None:
         times = Timestamps.SHORT if timestamps else Timestamps.NONE
         ranks = state.workers.keys() if query.ranks is None else query.ranks
         self.state = state
         self.lines = 0
-        self._form = form
+        self._format = output_format
         self._out = console.out
         self._writer = LogWriter(console.out, list(state.nodes), ranks, timestamps=times, prefix=prefix)
         self._folder = LineFolder(frozenset(ranks))
-        marked = self._form == "text" and query.grep is None and prefix
+        marked = self._format == "text" and query.grep is None and prefix
         whole = query.tail is None and query.since is None
-        self._marks = AttemptSeparators(console.out, attempt=query.attempt, first=whole) if marked else None
+        self._separators = AttemptSeparators(console.out, attempt=query.attempt, first=whole) if marked else None
 
-    def history(self, lines: Iterable[LogLine]) -> None:
+    def write_history(self, lines: Iterable[LogLine]) -> None:
         """Write earlier lines; equal lines of several ranks are folded."""
-        self.past(fold_history(lines) if self._form == "text" else lines)
+        self.write(fold_history(lines) if self._format == "text" else lines)
 
-    def past(self, lines: Iterable[LogLine | FoldedLine]) -> None:
+    def write(self, lines: Iterable[LogLine | FoldedLine]) -> None:
         """Write lines without folding them."""
         stream = iter(lines)
         while self._out.has_reader() and (batch := list(islice(stream, 1000))):
-            self._put(batch)
+            self._write_batch(batch)
 
-    def end(self) -> None:
+    def write_last_separators(self) -> None:
         """Write the separators of attempts after the last line."""
-        if self._marks is not None:
-            self._out.lines(self._marks.rest(self.state))
+        if self._separators is not None:
+            self._out.lines(self._separators.rest(self.state))
 
-    def live(self, lines: list[LogLine], *, last: bool = False) -> None:
+    def write_new(self, lines: list[LogLine], *, last: bool = False) -> None:
         """Write new lines; some may wait for equal lines of other ranks."""
-        if self._form != "text":
-            self._put(lines)
+        if self._format != "text":
+            self._write_batch(lines)
             return
         shown = self._folder.feed(lines, time.monotonic())
-        self._put([*shown, *self._folder.flush()] if last else shown)
+        self._write_batch([*shown, *self._folder.flush()] if last else shown)
 
     def find_next_due_time(self) -> float | None:
         """Return when a waiting line is due, on the monotonic clock."""
         return self._folder.find_next_due_time()
 
-    def _put(self, lines: list[Any]) -> None:
+    def _write_batch(self, lines: list[Any]) -> None:
         self.lines += len(lines)
-        if self._form == "text" and self._marks is not None:
-            for piece in self._marks.before(lines, self.state):
+        if self._format == "text" and self._separators is not None:
+            for piece in self._separators.before(lines, self.state):
                 if isinstance(piece, str):
                     self._out.lines([piece])
                 else:
                     self._writer.write(piece)
-        elif self._form == "text":
+        elif self._format == "text":
             self._writer.write(lines)
-        elif self._form == "json":
+        elif self._format == "json":
             self._out.lines(map(json_line, lines))
         elif sys.stdout.isatty():
             cleaned = clean_block(b"".join(raw_bytes(line) for line in lines))
@@ -207,70 +209,72 @@ class _Output:
             sys.stdout.buffer.flush()
 
 
-def _follow_run(run: RunDir, query: LogQuery, shown: _Output, console: Console, *, default: bool) -> int:
+def _follow_run(run: RunDir, query: LogQuery, log_output: _LogOutput, console: Console, *, default: bool) -> int:
     """Follow a run's output; return the exit code of the command."""
     with contextlib.suppress(KeyboardInterrupt), contextlib.closing(RunPoller(run)) as poller:
-        return _follow_lines(poller, query, shown, console, default=default)
+        return _follow_lines(poller, query, log_output, console, default=default)
     return int(ExitCode.OK)
 
 
-def _follow_lines(poller: RunPoller, query: LogQuery, shown: _Output, console: Console, *, default: bool) -> int:
-    failing = FailureTails(query.ranks if default else None)
+def _follow_lines(
+    poller: RunPoller, query: LogQuery, log_output: _LogOutput, console: Console, *, default: bool
+) -> int:
+    failure_tails = FailureTails(query.ranks if default else None)
     first = poller.poll()
 
     def offset_s(node: str) -> float:
         return poller.state.ahead(node)
 
     follower = Follower(poller.run.path, query, skew=offset_s)
-    ends = read_failure_tails(poller.run.path, query, first.exits, failing, skew=poller.state.ahead)
+    ends = read_failure_tails(poller.run.path, query, first.worker_exits, failure_tails, skew=poller.state.ahead)
     past = merge_lines(follower.history(), ends)
-    shown.state = poller.state
-    shown.history(past if query.tail is None else deque(past, maxlen=query.tail))
-    for snapshot in poller.snapshots(lambda: _due(follower, shown)):
-        shown.state = snapshot.state
-        over = snapshot.status is RunStatus.OVER
+    log_output.state = poller.state
+    log_output.write_history(past if query.tail is None else deque(past, maxlen=query.tail))
+    for snapshot in poller.watch(lambda: _get_next_output_time(follower, log_output)):
+        log_output.state = snapshot.state
+        over = snapshot.attendance is RunAttendance.OVER
         for lines in follower.finish() if over else [follower.poll()]:
-            shown.live(lines)
+            log_output.write_new(lines)
         if over:
-            shown.live([], last=True)
-        shown.live(filter_lines(failing.select_lines(snapshot.exits), query), last=over)
+            log_output.write_new([], last=True)
+        log_output.write_new(filter_lines(failure_tails.select_lines(snapshot.worker_exits), query), last=over)
         if over:
-            shown.end()
+            log_output.write_last_separators()
         if over or not console.out.has_reader():
             return int(ExitCode.OK)
     console.narrate(
-        error_line(predict_outlook(poller.run, poller.state).error(poller.run.run), console.err),
+        error_line(predict_run_without_controller(poller.run, poller.state).error(poller.run.run), console.err),
         *hint_lines(f"`clusterctl attach --adopt {poller.run.run}` takes over", console.err),
     )
     return int(ExitCode.UNATTENDED)
 
 
-def _due(follower: Follower, shown: _Output) -> float:
+def _get_next_output_time(follower: Follower, log_output: _LogOutput) -> float:
     """Return the latest time of the next output, on the monotonic clock."""
-    held = shown.find_next_due_time()
+    held = log_output.find_next_due_time()
     if follower.more:
         return time.monotonic()
     return math.inf if held is None else held
 
 
-class _Exits:
+class _WorkerExits:
     """The ends of workers, from the journals of their nodes."""
 
     def __init__(self) -> None:
-        self._told: list[tuple[str, float, Exited]] = []
+        self._exits: list[tuple[str, float, Exited]] = []
 
-    def hear(self, news: NodeNews) -> None:
+    def add_if_exit(self, news: NodeNews) -> None:
         """Record an event if it is the end of a worker."""
         node, stamp, event = news
         if isinstance(event, Exited):
-            self._told.append((node, stamp.wall, event))
+            self._exits.append((node, stamp.wall, event))
 
-    def on_clock_of_head(self, state: RunState) -> list[tuple[str, float, Exited]]:
+    def list_on_head_clock(self, state: RunState) -> list[tuple[str, float, Exited]]:
         """Return node, time and event of each end, with times of the clock of the head."""
-        return [(node, wall - state.ahead(node), event) for node, wall, event in self._told]
+        return [(node, wall - state.ahead(node), event) for node, wall, event in self._exits]
 
 
-def parse_run_ranks(state: RunState, text: str | None) -> frozenset[int] | None:
+def parse_existing_ranks(state: RunState, text: str | None) -> frozenset[int] | None:
     """Return the ranks of `--rank`, or `None` without the option.
 
     Raises:
@@ -303,7 +307,7 @@ def explain_missing_output(run: RunDir, state: RunState, query: LogQuery) -> str
     """Return why no line of the selection can be shown."""
     if state.attempt < 0:
         return f"{run.run} has started no worker, so there is no output of it"
-    wrote = sorted({rank for rank, size in _sizes(run, state) if size})
+    wrote = sorted({rank for rank, size in _list_output_sizes(run, state) if size})
     if not wrote:
         return f"no rank of {run.run} has written anything"
     told = f"{plural(len(wrote), 'rank')} of {run.run} wrote something ({fold_ranks(wrote)})"
@@ -312,7 +316,7 @@ def explain_missing_output(run: RunDir, state: RunState, query: LogQuery) -> str
     return f"no line fits what was asked for; {told}"
 
 
-def _sizes(run: RunDir, state: RunState) -> list[tuple[int, int]]:
+def _list_output_sizes(run: RunDir, state: RunState) -> list[tuple[int, int]]:
     """Return ranks and the sizes of their output files, for all attempts."""
     found = []
     for attempt, node, ranks in state.placements:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions
+from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.commands.shell import find_shell_target, replace_process
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import RefusedError
@@ -35,7 +35,7 @@ class PortForward:
 @click.option(
     "--bind", metavar="ADDRESS", default=_LOOPBACK, show_default=True, help="Listen on this address of this machine."
 )
-@options.target_options
+@options.single_node_options
 @click.pass_obj
 def command(
     common: CommonOptions,
@@ -68,16 +68,19 @@ def command(
     addresses = [(bind, forward.local_port or _find_free_port(bind)) for forward in forwards]
     for address, forward in zip(addresses, forwards, strict=True):
         there = name if forward.remote_host == _LOOPBACK else f"{forward.remote_host} from {name},"
-        console.data(f"http://{_join(*address)} is {there} port {forward.remote_port}")
+        console.data(f"http://{_format_endpoint(*address)} is {there} port {forward.remote_port}")
     if not common.quiet:
         console.narrate("Ctrl-C ends it")
     sys.stdout.flush()
     pairs = zip(addresses, forwards, strict=True)
-    words = [f"{_join(*address)}:{_join(forward.remote_host, forward.remote_port)}" for address, forward in pairs]
+    words = [
+        f"{_format_endpoint(*address)}:{_format_endpoint(forward.remote_host, forward.remote_port)}"
+        for address, forward in pairs
+    ]
     replace_process(OpenSshTransport(target.spec.ssh, PreDialer()).build_forward_argv(target.host, words))
 
 
-def _join(address: str, port: int) -> str:
+def _format_endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 

@@ -7,18 +7,18 @@ import time
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.run_views import load_list_view, warn_of_unreadable_lines
+from clusterctl.cli.base_command import CliCommand, CommonOptions
+from clusterctl.cli.run_views import load_run_list_view, warn_of_unreadable_lines
 from clusterctl.render.run_list import ps_hints, ps_json, render_ps, sort_runs
 from clusterctl.run.record.state_reader import list_runs
 from clusterctl.run.rules.state import RunPhase
 
 
 @click.command("ps", cls=CliCommand)
-@click.option("--all", "-a", "everything", is_flag=True, help="Also list ended runs.")
+@click.option("--all", "-a", "all_runs", is_flag=True, help="Also list ended runs.")
 @options.json_option
 @click.pass_obj
-def command(common: CommonOptions, everything: bool, as_json: bool) -> int:
+def command(common: CommonOptions, all_runs: bool, as_json: bool) -> int:
     """List the active runs, or all runs of this head with `-a`; the newest come first. `-q` prints only their ids.
 
     An ended run counts as active while processes of it may be left on a node; its line names the node. Runs that
@@ -26,8 +26,8 @@ def command(common: CommonOptions, everything: bool, as_json: bool) -> int:
     """
     options.refuse_combination(("--json", as_json), ("--quiet", common.quiet))
     console = common.console()
-    views = [load_list_view(run) for run in list_runs()]
-    shown = sort_runs([v for v in views if everything or v.state.may_run or v.state.phase is RunPhase.UNREADABLE])
+    views = [load_run_list_view(run) for run in list_runs()]
+    shown = sort_runs([v for v in views if all_runs or v.state.may_run or v.state.phase is RunPhase.UNREADABLE])
     for view in views:
         warn_of_unreadable_lines(view.state, console)
     if as_json:
@@ -39,6 +39,6 @@ def command(common: CommonOptions, everything: bool, as_json: bool) -> int:
         console.narrate(*ps_hints(shown))
     else:
         console.narrate("no active run" if views else "no run yet")
-        if views and not everything:
+        if views and not all_runs:
             console.narrate("`clusterctl ps -a` lists those that have ended")
     return 0

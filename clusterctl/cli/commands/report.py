@@ -11,11 +11,11 @@ import click
 
 from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions
+from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.follow.event_messages import EventFormatter
-from clusterctl.cli.follow.exit_report import find_code_folders
+from clusterctl.cli.follow.exit_report import list_workdirs_of_failed_run
 from clusterctl.cli.option_values import write_text_file
-from clusterctl.cli.run_views import build_report_view, read_output_end, warn_of_unreadable_lines
+from clusterctl.cli.run_views import build_report_view, read_last_output_lines, warn_of_unreadable_lines
 from clusterctl.cli.verdicts import load_verdict
 from clusterctl.formatting import format_size, plural
 from clusterctl.render import run_messages
@@ -30,9 +30,9 @@ from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.why.verdict import Kind
 
-_BAD = (controller_events.StartFailed, controller_events.StallChanged, controller_events.EndDecided)
+_FAILURE_EVENTS = (controller_events.StartFailed, controller_events.StallChanged, controller_events.EndDecided)
 _WARNING_STARTS = ("warn:", "warning:", "unhealthy:", "lost")
-_LAST_LINES, _LAST_BYTES, _MOST_RANKS = 30, 16 << 10, 8
+_MAX_LAST_LINES, _MAX_LAST_BYTES, _MAX_RANKS = 30, 16 << 10, 8
 
 
 @click.command("report", cls=CliCommand)
@@ -50,22 +50,22 @@ def command(common: CommonOptions, reference: str | None, output: str | None) ->
     console = common.console()
     run = find_run(reference)
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True)
-    state, attended, events = _state_and_events(run, terminal)
+    state, attended, events = _load_state_and_timeline(run, terminal)
     warn_of_unreadable_lines(state, console)
-    drawn = read_curves(
+    curves = read_curves(
         run, {node: state.ahead(node) for node in dict.fromkeys(node for _, node, _ in state.placements)}
     )
-    view = build_report_view(run, state, attended=attended, step=drawn.find_slowest_step(state.running_since))
+    view = build_report_view(run, state, attended=attended, step=curves.find_slowest_step(state.running_since))
     state = view.state
     text = render_report_page(
         ReportData(
             view=view,
             now=time.time(),
             events=events,
-            curves=drawn,
-            findings=_findings(run),
-            failure=_failure(run, state, terminal),
-            ends=list(_ends(run, state)),
+            curves=curves,
+            findings=_load_findings(run),
+            failure=_render_failure(run, state, terminal),
+            ends=list(_read_last_lines(run, state)),
         )
     )
     if output == "-":
@@ -78,7 +78,7 @@ def command(common: CommonOptions, reference: str | None, output: str | None) ->
     return 0
 
 
-def _state_and_events(run: RunDir, terminal: Terminal) -> tuple[RunState, bool, list[TimelineEvent]]:
+def _load_state_and_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, bool, list[TimelineEvent]]:
     """Return the state of a run, whether it is attended, and its events; the journals are read once."""
     events: list[TimelineEvent] = []
 
@@ -95,8 +95,8 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
     """Return the state of a run, and its events in the order of time."""
     reader, formatter, found = StateReader(run), EventFormatter(run, terminal), list[TimelineEvent]()
 
-    def of_head(heard: ControllerNews) -> None:
-        moment, event = heard
+    def add_controller_event(news: ControllerNews) -> None:
+        moment, event = news
         match event:
             case controller_events.Attempt():
                 size = f"{plural(event.world_size, 'rank')} on {plural(len(event.nodes), 'node')}"
@@ -110,42 +110,42 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
                     TimelineEvent(time=moment, label=f"{event.state} (exit code {event.exit_code})", tone=tone)
                 )
             case _:
-                lines = formatter.format_old_event(moment, event, reader.state)
+                lines = formatter.format_past_event(moment, event, reader.state)
                 tone = (
                     "bad"
-                    if isinstance(event, _BAD)
+                    if isinstance(event, _FAILURE_EVENTS)
                     else "warn"
                     if str(lines[:1]).startswith(_WARNING_STARTS, 2)
                     else "dim"
                 )
                 found.extend(TimelineEvent(time=moment, label=line, tone=tone) for line in lines[:1])
 
-    def of_node(heard: NodeNews) -> None:
-        node, stamp, event = heard
+    def add_node_event(news: NodeNews) -> None:
+        node, stamp, event = news
         if isinstance(event, run_messages.EVENTS_WITHOUT_MESSAGE):
             return
         lines = formatter.format_node_event(node, stamp, event, reader.state)
         moment = stamp.wall - reader.state.ahead(node)
         found.extend(TimelineEvent(time=moment, label=line, tone="warn") for line in lines[:1])
 
-    reader.apply_new_events(of_head, of_node)
+    reader.apply_new_events(add_controller_event, add_node_event)
     return reader.state, sorted(found, key=lambda tick: tick.time)
 
 
-def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
+def _render_failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
     """Return the final report of a run and the verdict of `why`; nothing if nothing went wrong."""
     well = state.phase is RunPhase.SUCCEEDED or (not state.over and state.stall is None)
     if well:
         return []
-    beside = ReportContext(folders=find_code_folders(run, state), memory=find_memory_before_kill(run, state))
+    context = ReportContext(folders=list_workdirs_of_failed_run(run, state), memory=find_memory_before_kill(run, state))
     verdict = load_verdict(run, state, live=False)
     if state.phase is RunPhase.CANCELLED and verdict.kind is Kind.NONE and not state.remaining:
         return []  # the user stopped it, and nothing was wrong until then
-    ended = render_report(state, terminal, beside) if state.over else []
+    ended = render_report(state, terminal, context) if state.over else []
     return [*ended, "", *render_why(verdict, terminal)]
 
 
-def _findings(run: RunDir) -> list[FindingRow]:
+def _load_findings(run: RunDir) -> list[FindingRow]:
     """Return the findings of the checks before the start; equal findings of several nodes are merged."""
     try:
         told = json.loads((run.path / "health.json").read_bytes())["findings"]
@@ -160,12 +160,14 @@ def _findings(run: RunDir) -> list[FindingRow]:
     return sorted(found, key=lambda one: one.status != "FAIL")
 
 
-def _ends(run: RunDir, state: RunState) -> Iterator[tuple[str, list[str]]]:
+def _read_last_lines(run: RunDir, state: RunState) -> Iterator[tuple[str, list[str]]]:
     """Yield a title and the last lines of failed ranks, then of the first ranks."""
     failed = [cause.rank for cause in state.causes if cause.rank is not None]
-    for rank in list(dict.fromkeys([*failed, *sorted(state.workers)]))[:_MOST_RANKS]:
+    for rank in list(dict.fromkeys([*failed, *sorted(state.workers)]))[:_MAX_RANKS]:
         worker = state.workers.get(rank)
         if worker is not None:
-            lines = read_output_end(run.node(worker.node) / format_output_path(state.attempt, rank), _LAST_BYTES)
+            lines = read_last_output_lines(
+                run.node(worker.node) / format_output_path(state.attempt, rank), _MAX_LAST_BYTES
+            )
             if lines:
-                yield f"rank {rank} on {worker.node}", lines[-_LAST_LINES:]
+                yield f"rank {rank} on {worker.node}", lines[-_MAX_LAST_LINES:]

@@ -15,8 +15,8 @@ import click
 from clusterctl import rlimits
 from clusterctl.agent.protocol.command_payload_types import RankArguments, ShellScriptArguments
 from clusterctl.cli import options
-from clusterctl.cli.command import CommonOptions, JobCommand, make_completer
-from clusterctl.cli.node_sessions import build_host_spec, open_reachable_sessions
+from clusterctl.cli.base_command import CommonOptions, PassthroughCommand, make_completer
+from clusterctl.cli.node_sessions import build_ad_hoc_spec, open_reachable_sessions
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, HostSpec, SshSpec, TransportKind, load_spec
 from clusterctl.errors import NotFoundError, RefusedError
@@ -30,9 +30,9 @@ from clusterctl.transport.openssh import OpenSshTransport
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 
-@click.command("shell", cls=JobCommand, reads_file=True)
+@click.command("shell", cls=PassthroughCommand, reads_file=True)
 @click.argument("node", metavar="[NODE]", required=False, shell_complete=make_completer("nodes"))
-@options.target_options
+@options.single_node_options
 @click.pass_obj
 def command(
     common: CommonOptions, *, node: str | None, host: str | None, rank: int | None, reference: str | None
@@ -52,15 +52,18 @@ def command(
     program: ShellScriptArguments = {"rank": target.rank}
     if target.rank is None and host is None:
         program = {"rank": None, **build_program_arguments(target.spec, target.host.name)}
-    if common.job_arguments:
-        program["argv"] = list(common.job_arguments)
-    with open_reachable_sessions(target.spec, [target.host], of_run=target.rank is not None) as (sessions, errors):
+    if common.passthrough_arguments:
+        program["argv"] = list(common.passthrough_arguments)
+    with open_reachable_sessions(target.spec, [target.host], is_started_run=target.rank is not None) as (
+        sessions,
+        errors,
+    ):
         raise_first(errors)
         script = SHELL_SCRIPT.call(sessions[target.host.name], program)["path"]
-    replace_process(_terminal_argv(target.spec.ssh, target.host, script))
+    replace_process(_build_terminal_argv(target.spec.ssh, target.host, script))
 
 
-def _terminal_argv(ssh: SshSpec, host: HostSpec, script: str) -> list[str]:
+def _build_terminal_argv(ssh: SshSpec, host: HostSpec, script: str) -> list[str]:
     if isinstance(host.transport, tuple):
         return build_terminal_argv(host, script)
     if host.transport is TransportKind.LOCAL:
@@ -122,11 +125,11 @@ def find_shell_target(
             "--rank" if host is None else "-w", ("--file", common.files), ("--set", common.sets)
         )
     if rank is not None:
-        return _find_rank(reference, rank)
+        return _find_target_of_rank(reference, rank)
     if reference is not None:
         raise click.UsageError("`--run` needs `--rank`")
     if host is not None:
-        spec = build_host_spec(host)
+        spec = build_ad_hoc_spec(host)
     else:
         spec = options.load_chosen_cluster_file(common, None, with_secrets=True, console=common.console()).spec
     return ShellTarget(spec, _find_host(spec, node))
@@ -145,7 +148,7 @@ def _find_host(spec: ClusterSpec, node: str | None) -> HostSpec:
     )
 
 
-def _find_rank(reference: str | None, rank: int) -> ShellTarget:
+def _find_target_of_rank(reference: str | None, rank: int) -> ShellTarget:
     run = state_reader.find_run(reference)
     state, _ = state_reader.load_visible_state(run)
     if state.over or rank not in state.workers:

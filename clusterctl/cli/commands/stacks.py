@@ -8,7 +8,7 @@ import click
 
 from clusterctl.agent.protocol.stall_folders import list_stall_folders
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions
+from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.option_values import parse_rank_set
 from clusterctl.cli.verdicts import collect_rank_evidence
 from clusterctl.errors import ExitCode, NotFoundError
@@ -35,7 +35,7 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
     chosen = parse_rank_set(ranks)
     run = state_reader.find_run(reference)
     state, attended = state_reader.load_visible_state(run)
-    _check(run, state, chosen)
+    _validate_ranks(run, state, chosen)
     evidence = collect_rank_evidence(run, state, chosen)
     if not evidence.ranks and not evidence.errors:
         # Without a controller, the ends of the workers are not recorded yet.
@@ -52,7 +52,7 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
     return int(ExitCode.NODE if evidence.errors else ExitCode.OK)
 
 
-def _check(run: RunDir, state: RunState, ranks: Collection[int] | None) -> None:
+def _validate_ranks(run: RunDir, state: RunState, ranks: Collection[int] | None) -> None:
     """Refuse a run without workers, and unknown ranks.
 
     Raises:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import node_stats, options
-from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
+from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.node_stats import StatsSource
-from clusterctl.cli.option_values import parse_pause_option
+from clusterctl.cli.option_values import parse_interval_option
 from clusterctl.config.host_ranges import select_hosts
 from clusterctl.errors import ExitCode
-from clusterctl.formatting import duration_text
+from clusterctl.formatting import describe_duration
 from clusterctl.render.stats import describe_gaps, render_stats, stats_json
 from clusterctl.render.top_rows import Level, TopData, list_entities, make_rows
 from clusterctl.render.top_screen import render_rows
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clusterctl.render.stats import NodeStats
 
 
-_MOST_ROWS = 64
+_MAX_ROWS = 64
 
 
 @click.command("stats", cls=CliCommand)
@@ -46,50 +46,50 @@ def command(
     """
     console = common.console()
     options.refuse_combination(("--json", as_json), ("--verbose", verbose))
-    pause = parse_pause_option(watch, "--watch")
-    subject = node_stats.find_stats_source(reference)
+    pause = parse_interval_option(watch, "--watch")
+    source = node_stats.find_stats_source(reference)
     while True:
-        stats = _stats(common, subject, nodes, console)
-        _show(stats, console, as_json=as_json, every=verbose, quiet=common.quiet)
+        stats = _load_stats(common, source, nodes, console)
+        _print_stats(stats, console, as_json=as_json, every=verbose, quiet=common.quiet)
         if pause is None:
-            blind = subject.run is None and any(n.status == "unknown" for n in stats)
+            blind = source.run is None and any(n.status == "unknown" for n in stats)
             return int(ExitCode.NODE if blind else ExitCode.OK)
         if not console.out.has_reader(pause):
             return int(ExitCode.OK)
 
 
-def _stats(common: CommonOptions, subject: StatsSource, chosen: str | None, console: Console) -> list[NodeStats]:
-    if subject.run is None:
-        spec = options.load_chosen_cluster_file(common, subject.path, console=console).spec
+def _load_stats(common: CommonOptions, source: StatsSource, chosen: str | None, console: Console) -> list[NodeStats]:
+    if source.run is None:
+        spec = options.load_chosen_cluster_file(common, source.cluster_file, console=console).spec
         hosts = options.select_spec_hosts(spec, chosen)
-        with open_reachable_sessions(spec, hosts, tell=console.err) as (sessions, errors):
-            return node_stats.probe_nodes(hosts, sessions, errors)
-    state, attended = state_reader.load_visible_state(subject.run)
+        with open_reachable_sessions(spec, hosts, progress_terminal=console.err) as (sessions, errors):
+            return node_stats.probe_node_stats(hosts, sessions, errors)
+    state, attended = state_reader.load_visible_state(source.run)
     if not attended and not state.over:
         console.narrate(
-            "no controller is alive: nothing new arrives", f"hint: `clusterctl attach --adopt {subject.run.run}`"
+            "no controller is alive: nothing new arrives", f"hint: `clusterctl attach --adopt {source.run.run}`"
         )
     if state.over:
-        when = "" if state.ended is None else f" {duration_text(read_head_time() - state.ended)} ago"
-        console.narrate(f"{subject.run.run} has ended{when}: this is what its nodes told last")
-    stats = node_stats.load_run_stats(subject.run, state)
+        when = "" if state.ended is None else f" {describe_duration(read_head_time() - state.ended)} ago"
+        console.narrate(f"{source.run.run} has ended{when}: this is what its nodes told last")
+    stats = node_stats.load_run_stats(source.run, state)
     if chosen is None:
         return stats
     names = set(select_hosts([n.node for n in stats], chosen, None))
     return [n for n in stats if n.node in names]
 
 
-def _show(stats: list[NodeStats], console: Console, *, as_json: bool, every: bool, quiet: bool) -> None:
+def _print_stats(stats: list[NodeStats], console: Console, *, as_json: bool, every: bool, quiet: bool) -> None:
     if as_json:
         console.json(stats_json(stats))
         return
-    many = sum(max(1, len(node.gpus)) for node in stats) > _MOST_ROWS
-    console.data(*(_folded(stats, console) if many and not every else render_stats(stats, console.out)))
+    many = sum(max(1, len(node.gpus)) for node in stats) > _MAX_ROWS
+    console.data(*(_render_folded(stats, console) if many and not every else render_stats(stats, console.out)))
     if not quiet:
         console.narrate(*describe_gaps(stats, time.time()))
 
 
-def _folded(stats: list[NodeStats], console: Console) -> list[str]:
-    scene = TopData(nodes=stats)
-    rows = make_rows(scene, list_entities(scene), Level.ALIKE, time.time())
-    return render_rows(rows, scene, console.out.width, console.out)
+def _render_folded(stats: list[NodeStats], console: Console) -> list[str]:
+    data = TopData(nodes=stats)
+    rows = make_rows(data, list_entities(data), Level.ALIKE, time.time())
+    return render_rows(rows, data, console.out.width, console.out)

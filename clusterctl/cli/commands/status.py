@@ -8,7 +8,7 @@ from dataclasses import replace
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions
+from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.run_views import add_stragglers, build_run_view, warn_of_unreadable_lines
 from clusterctl.render.status import has_row_per_rank, render_status, status_json
 from clusterctl.run.record.run_facts import read_start_times
@@ -29,7 +29,9 @@ def command(common: CommonOptions, reference: str | None, as_json: bool, verbose
     state, attended = load_visible_state(run)
     newest = read_newest_activity(run, state)
     outputs = as_json or has_row_per_rank(state, every=verbose)
-    view = add_stragglers(run, build_run_view(run, state, attended=attended, newest=newest, outputs=outputs), newest)
+    view = add_stragglers(
+        run, build_run_view(run, state, attended=attended, newest_samples=newest, with_output_times=outputs), newest
+    )
     warn_of_unreadable_lines(view.state, console)
     if as_json:
         console.json(status_json(replace(view, start=read_start_times(run))))

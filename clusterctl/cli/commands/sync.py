@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions
+from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.cli.option_values import parse_size_option
 from clusterctl.config.host_ranges import fold_hosts, group_names_by_value
@@ -111,16 +111,16 @@ def _push(
     elif not quiet and (not_sent := code_exclusions.describe_user_exclusions(manifest.excluded)) is not None:
         console.narrate(safe(not_sent))
     files = build_code_upload(manifest, store)
-    with open_all_sessions(spec, remote, tell=None if quiet else console.err) as sessions:
+    with open_all_sessions(spec, remote, progress_terminal=None if quiet else console.err) as sessions:
         if dry_run:
-            seen, errors = call_all(
+            previews, errors = call_all(
                 sessions, lambda node, session: preview_sync(session, get_workdir(spec, node), files)
             )
             console.data(
                 *(
                     line
-                    for found, nodes in group_names_by_value(seen).items()
-                    for line in render_sync_preview(nodes, found, len(manifest.files))
+                    for preview, nodes in group_names_by_value(previews).items()
+                    for line in render_sync_preview(nodes, preview, len(manifest.files))
                 )
             )
             raise_first(errors)
@@ -130,9 +130,9 @@ def _push(
             lambda node, session: sync_files(session, get_workdir(spec, node), files, run=None, say=lambda _what: None),
         )
     if not quiet:
-        of_all = plural(len(manifest.files), "file")
+        total_files = plural(len(manifest.files), "file")
         for (number, total, _), nodes in group_names_by_value(sent).items():
-            console.narrate(f"{fold_hosts(nodes)}: {number} of {of_all} sent, {format_size(total)}")
+            console.narrate(f"{fold_hosts(nodes)}: {number} of {total_files} sent, {format_size(total)}")
     if (warning := describe_replaced_files(sent)) is not None:
         console.narrate(f"warning: {warning}")
     raise_first(errors)
@@ -148,12 +148,13 @@ def _pull(
     *,
     quiet: bool,
 ) -> None:
-    ours = not to.exists()
-    with open_all_sessions(spec, hosts, tell=None if quiet else console.err) as sessions:
+    is_new_folder = not to.exists()
+    with open_all_sessions(spec, hosts, progress_terminal=None if quiet else console.err) as sessions:
         pulled, errors = call_all(
-            sessions, lambda node, session: _pull_all(session, get_workdir(spec, node), patterns, to / node, max_bytes)
+            sessions,
+            lambda node, session: _pull_patterns(session, get_workdir(spec, node), patterns, to / node, max_bytes),
         )
-    if ours and to.is_dir():
+    if is_new_folder and to.is_dir():
         # Fetched files are no code: the next start must not send them to the nodes.
         (to / ".gitignore").write_text("*\n")
     told: dict[str, str] = {}
@@ -172,7 +173,7 @@ def _pull(
         raise NotFoundError(f"no node has a file that matches {quoted}")
 
 
-def _pull_all(
+def _pull_patterns(
     session: Session, workdir: str, patterns: tuple[str, ...], target: Path, max_bytes: int
 ) -> dict[str, tuple[list[str], int]]:
     """Fetch the files that match the patterns; return files and bytes of each pattern."""
@@ -183,32 +184,32 @@ def _pull_all(
     return found
 
 
-_MOST = 20
+_MAX_LISTED = 20
 
 
-def render_sync_preview(nodes: Sequence[str], found: SyncPreview, of_all: int) -> list[str]:
+def render_sync_preview(nodes: Sequence[str], preview: SyncPreview, total_files: int) -> list[str]:
     """Return the lines about files that a sync would send to nodes and remove from them.
 
     Args:
         nodes: Nodes with the same differences.
-        found: The differences from the code folder.
-        of_all: The number of files in the code folder.
+        preview: The differences from the code folder.
+        total_files: The number of files in the code folder.
     """
-    total = sum(length for _, length in found.files_to_send)
-    parts = [f"{len(found.files_to_send)} of {plural(of_all, 'file')} would be sent, {format_size(total)}"]
-    if found.removal_count:
-        parts.append(f"{found.removal_count} would be removed")
-    if found.active_run is not None:
-        parts.append(f"refused while run {found.active_run} uses the folder")
-    sent = sorted(found.files_to_send, key=lambda file: (-file[1], file[0]))
+    total = sum(length for _, length in preview.files_to_send)
+    parts = [f"{len(preview.files_to_send)} of {plural(total_files, 'file')} would be sent, {format_size(total)}"]
+    if preview.removal_count:
+        parts.append(f"{preview.removal_count} would be removed")
+    if preview.active_run is not None:
+        parts.append(f"refused while run {preview.active_run} uses the folder")
+    sent = sorted(preview.files_to_send, key=lambda file: (-file[1], file[0]))
     return [
         f"{fold_hosts(nodes)}: {'; '.join(parts)}",
-        *(f"  send    {format_size(length):>9}  {safe(path)}" for path, length in sent[:_MOST]),
-        *_more(len(sent)),
-        *(f"  remove  {'':9}  {safe(path)}" for path in found.removed_paths[:_MOST]),
-        *_more(found.removal_count),
+        *(f"  send    {format_size(length):>9}  {safe(path)}" for path, length in sent[:_MAX_LISTED]),
+        *_count_unlisted(len(sent)),
+        *(f"  remove  {'':9}  {safe(path)}" for path in preview.removed_paths[:_MAX_LISTED]),
+        *_count_unlisted(preview.removal_count),
     ]
 
 
-def _more(number: int) -> list[str]:
-    return [f"  and {number - _MOST} more"] if number > _MOST else []
+def _count_unlisted(number: int) -> list[str]:
+    return [f"  and {number - _MAX_LISTED} more"] if number > _MAX_LISTED else []

@@ -14,12 +14,12 @@ import click
 
 from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import node_stats, options
-from clusterctl.cli.command import CliCommand, CommonOptions, make_completer
+from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.follow.keyboard import AlternateScreen
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.node_stats import StatsSource
-from clusterctl.cli.option_values import parse_pause_option
-from clusterctl.cli.run_views import build_run_view, read_output_end
+from clusterctl.cli.option_values import parse_interval_option
+from clusterctl.cli.run_views import build_run_view, read_last_output_lines
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.top_rows import SORTS, Level, SortState, TopData
 from clusterctl.render.top_screen import current_level, render_top
@@ -31,9 +31,9 @@ from clusterctl.run.rules.state import RunState
 if TYPE_CHECKING:
     from clusterctl.render.console import Console, Terminal
 
-_LOOK_AGAIN = 2.0
-_TALLEST = 1 << 16
-_IN_A_PIPE = 46
+_PROBE_INTERVAL_S = 2.0
+_UNLIMITED_HEIGHT = 1 << 16
+_HEIGHT_IN_PIPE = 46
 """Lines of the table in a pipe; if they do not suffice, rows are folded."""
 
 
@@ -55,7 +55,7 @@ def command(common: CommonOptions, reference: str | None, interval: str, fold: s
     table once.
     """
     console = common.console()
-    pause = parse_pause_option(interval, "--interval") or 1.0
+    pause = parse_interval_option(interval, "--interval") or 1.0
     order = SortState(fold=None if fold is None else Level(fold))
     with _open_source(common, node_stats.find_stats_source(reference), console) as load_data:
         if not (sys.stdin.isatty() and console.out.live):
@@ -66,10 +66,10 @@ def command(common: CommonOptions, reference: str | None, interval: str, fold: s
 
 
 def _render_once(load_data: Callable[[], TopData], order: SortState, console: Console) -> list[str]:
-    height = _IN_A_PIPE if order.fold is None else _TALLEST
+    height = _HEIGHT_IN_PIPE if order.fold is None else _UNLIMITED_HEIGHT
     data, now = load_data(), time.time()
     level = current_level(data, order, now, console.out, height)
-    lines, _ = render_top(data, replace(order, fold=level), now, console.out, _TALLEST)
+    lines, _ = render_top(data, replace(order, fold=level), now, console.out, _UNLIMITED_HEIGHT)
     return [line for line in lines[:-1] if line]
 
 
@@ -105,31 +105,31 @@ def _apply_key(key: str, order: SortState, page: int) -> SortState:
 
 
 @contextlib.contextmanager
-def _open_source(common: CommonOptions, subject: StatsSource, console: Console) -> Iterator[Callable[[], TopData]]:
-    if subject.run is not None:
-        yield _RunReader(subject.run).load_data
+def _open_source(common: CommonOptions, source: StatsSource, console: Console) -> Iterator[Callable[[], TopData]]:
+    if source.run is not None:
+        yield _RunDataReader(source.run).load_data
         return
-    spec = options.load_chosen_cluster_file(common, subject.path, console=console).spec
+    spec = options.load_chosen_cluster_file(common, source.cluster_file, console=console).spec
     with open_reachable_sessions(spec, spec.hosts) as (sessions, errors):
-        stats = node_stats.probe_nodes(spec.hosts, sessions, errors)
+        stats = node_stats.probe_node_stats(spec.hosts, sessions, errors)
 
         def probe_again() -> None:
             nonlocal stats
             while True:
-                time.sleep(_LOOK_AGAIN)
-                stats = node_stats.probe_nodes(spec.hosts, sessions, errors)
+                time.sleep(_PROBE_INTERVAL_S)
+                stats = node_stats.probe_node_stats(spec.hosts, sessions, errors)
 
         # On a thread of its own: a slow node must not delay the keys.
         threading.Thread(target=probe_again, name="look", daemon=True).start()
-        yield lambda: TopData(nodes=stats, title=f"{subject.path}: no active run")
+        yield lambda: TopData(nodes=stats, title=f"{source.cluster_file}: no active run")
 
 
-_SAMPLES_AT_FIRST = 400
+_FIRST_SAMPLES = 400
 """Samples of each kind that are read at first, for all nodes together."""
-_END = 4096
+_LAST_OUTPUT_BYTES = 4096
 
 
-class _RunReader:
+class _RunDataReader:
     """Reads the files of a run for each picture."""
 
     def __init__(self, run: RunDir) -> None:
@@ -142,7 +142,7 @@ class _RunReader:
         self._reader.apply_new_events()
         state = self._reader.state
         nodes = sorted(state.nodes.values(), key=lambda node: node.node_rank)
-        most = _SAMPLES_AT_FIRST // max(1, len(nodes))
+        most = _FIRST_SAMPLES // max(1, len(nodes))
         for node in nodes:
             if node.node not in self._recent:
                 self._recent[node.node] = sample_files.NodeStats(self._run, node.node, max_first=most)
@@ -153,10 +153,10 @@ class _RunReader:
         of_attempt = [s for s in newest.values() if s.get("attempt") == state.attempt]
         times = [newest[name]["t"] - state.ahead(name) for name in newest if newest[name] in of_attempt]
         paces = {w.rank: p for w in state.workers.values() if (p := recent[w.node].steps_per_s(w.rank)) is not None}
-        stats = [node_stats.make_node_stats(state, name, r.health) for name, r in recent.items()]
+        stats = [node_stats.build_node_stats(state, name, r.health) for name, r in recent.items()]
         return TopData(
             nodes=stats,
-            view=build_run_view(self._run, state, attended=self._run.is_attended, newest=newest),
+            view=build_run_view(self._run, state, attended=self._run.is_attended, newest_samples=newest),
             gpus_of=self._gpus,
             paces=paces,
             trends={
@@ -170,5 +170,5 @@ class _RunReader:
 
     def _last_line(self, state: RunState, rank: int) -> str:
         path = self._run.node(state.workers[rank].node) / format_output_path(state.attempt, rank)
-        lines = reversed(read_output_end(path, _END))
+        lines = reversed(read_last_output_lines(path, _LAST_OUTPUT_BYTES))
         return next((text for line in lines if (text := strip_colours(line).strip())), "")

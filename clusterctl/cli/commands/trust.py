@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import accepted_commands, options
-from clusterctl.cli.command import CliCommand, CommonOptions
+from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.sections.build_context import HostCommandRunner
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
@@ -43,21 +43,23 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
     """
     console = common.console()
     spec = options.load_chosen_cluster_file(
-        common, path, console=console, run_host_command=_listing(console, yes=yes)
+        common, path, console=console, run_host_command=_make_host_list_runner(console, yes=yes)
     ).spec
     hosts = options.select_spec_hosts(spec, nodes)
-    _trust_commands(accepted_commands.list_unaccepted_commands(hosts), "to reach the hosts", console, yes=yes)
-    failed = _report(_trust_keys(spec, hosts, console, yes=yes), console)
+    _show_and_accept_commands(accepted_commands.list_unaccepted_commands(hosts), "to reach the hosts", console, yes=yes)
+    failed = _print_refused_keys(_accept_new_keys(spec, hosts, console, yes=yes), console)
     if failed:
         return int(ExitCode.NODE)
     if not common.quiet:
-        console.narrate(_all_trusted(hosts))
+        console.narrate(_describe_trusted_keys(hosts))
     if login:
         _log_in(spec, hosts, console)
     return 0
 
 
-def _trust_keys(spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console, *, yes: bool) -> list[PresentedKey]:
+def _accept_new_keys(
+    spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console, *, yes: bool
+) -> list[PresentedKey]:
     """Accept the keys that are new, those of jump hosts first; return those that cannot be accepted.
 
     Raises:
@@ -71,43 +73,43 @@ def _trust_keys(spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console, 
         if not new:
             break
         console.data(*[f"{fold_hosts(c.nodes)}  {c.key.type}  {c.key.fingerprint}" for c in new])
-        _ask(new, "key", "compare the fingerprints", yes=yes)
+        _ask_for_consent(new, "key", "compare the fingerprints", yes=yes)
         add_to_known_hosts(new)
         console.narrate(f"accepted {len(new)} keys in {new[0].path}")
     else:
         refused, errors = [], {}
     if errors:
-        _report(refused, console)
+        _print_refused_keys(refused, console)
         raise NodesError(list(errors.values()))
     return refused
 
 
-def _all_trusted(hosts: Sequence[HostSpec]) -> str:
+def _describe_trusted_keys(hosts: Sequence[HostSpec]) -> str:
     if any(host.transport is TransportKind.SSH for host in hosts):
         return "every host key is trusted"
     return "no host is reached by SSH: there are no host keys"
 
 
-def _listing(console: Console, *, yes: bool) -> HostCommandRunner:
+def _make_host_list_runner(console: Console, *, yes: bool) -> HostCommandRunner:
     def run(argv: accepted_commands.Argv) -> str:
-        _trust_commands(
+        _show_and_accept_commands(
             [] if accepted_commands.is_accepted_command(argv) else [argv], "to list the hosts", console, yes=yes
         )
-        return accepted_commands.run_host_listing(argv)
+        return accepted_commands.run_host_list_command(argv)
 
     return run
 
 
-def _trust_commands(new: list[accepted_commands.Argv], purpose: str, console: Console, *, yes: bool) -> None:
+def _show_and_accept_commands(new: list[accepted_commands.Argv], purpose: str, console: Console, *, yes: bool) -> None:
     if new:
         console.narrate(f"run on this machine, {purpose} of the file:")
         console.data(*[f"  {shlex.join(argv)}" for argv in new])
-        _ask(new, "command", "read it", yes=yes)
+        _ask_for_consent(new, "command", "read it", yes=yes)
         accepted_commands.accept_commands(new)
         console.narrate(f"accepted {plural(len(new), 'command')}")
 
 
-def _ask(new: Sized, what: str, before: str, *, yes: bool) -> None:
+def _ask_for_consent(new: Sized, what: str, before: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
@@ -116,7 +118,7 @@ def _ask(new: Sized, what: str, before: str, *, yes: bool) -> None:
         raise RefusedError("nothing was accepted")
 
 
-def _report(refused: list[PresentedKey], console: Console) -> bool:
+def _print_refused_keys(refused: list[PresentedKey], console: Console) -> bool:
     for candidate in refused:
         console.narrate(
             f"error: {', '.join(candidate.nodes)}: host key {candidate.verdict.value}: {candidate.key.fingerprint}",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import accepted_commands, options
-from clusterctl.cli.command import CommonOptions, JobCommand
+from clusterctl.cli.base_command import CommonOptions, PassthroughCommand
 from clusterctl.config.default_workdir import rename_default_workdir
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, TransportKind, dump_spec
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Console
 
 
-@click.command("up", cls=JobCommand, reads_file=True)
+@click.command("up", cls=PassthroughCommand, reads_file=True)
 @options.cluster_file_argument
 @click.option("--detach", "-d", is_flag=True, help="Return as soon as every rank has started.")
 @click.option("--dry-run", is_flag=True, help="Print the plan without connecting to any node.")
@@ -114,12 +114,16 @@ def command(
     loaded = options.load_chosen_cluster_file(
         common,
         path,
-        overrides=Overrides(name=name, script=script, module=module, command=shell_command, args=common.job_arguments),
+        overrides=Overrides(
+            name=name, script=script, module=module, command=shell_command, args=common.passthrough_arguments
+        ),
         require_job=True,
         with_secrets=True,
         console=console,
         # A file that is started is a program; one that is only looked at runs what was accepted.
-        run_host_command=accepted_commands.run_accepted_host_listing if dry_run else accepted_commands.run_host_listing,
+        run_host_command=accepted_commands.run_host_list_command_if_accepted
+        if dry_run
+        else accepted_commands.run_host_list_command,
     )
     spec = _select_hosts(loaded.spec, nodes, exclude, min_nodes)
     if name is not None and not common.quiet:
@@ -132,28 +136,34 @@ def command(
         console.narrate(f"warning: {warning}")
     run = start_controller(spec, health=not no_health, strict=strict)
     # Only now: the controller was forked from this process, and keeps what was imported before for as long as it lives.
-    from clusterctl.cli.follow.exit_report import ExitReason, report_exit
-    from clusterctl.cli.follow.view import RunScreen, ViewOptions
+    from clusterctl.cli.follow.exit_report import FollowEndReason, print_final_report
+    from clusterctl.cli.follow.run_screen import RunScreen, ScreenOptions
     from clusterctl.render.live_view import ProgressMode
     from clusterctl.render.log_output import Timestamps
 
     mode = ProgressMode.QUIET if common.quiet else ProgressMode(progress)
-    shown = ViewOptions(
+    screen_options = ScreenOptions(
         all_ranks=all_ranks,
         timestamps=Timestamps.SHORT if timestamps else Timestamps.NONE,
         progress=mode,
         verbose=verbose,
         stops_on_interrupt=True,
         until_started=detach,
-        timings=timings,
-        output=not detach,
+        shows_timings=timings,
+        shows_output=not detach,
     )
-    screen = RunScreen(run, console, shown)
-    leave = screen.follow()
-    if not (detach and leave is ExitReason.STARTED):
+    screen = RunScreen(run, console, screen_options)
+    end_reason = screen.follow()
+    if not (detach and end_reason is FollowEndReason.STARTED):
         in_json = mode is ProgressMode.JSON
-        return report_exit(
-            run, leave, screen.state, console, as_json=in_json, quiet=common.quiet, shown=screen.visible_output
+        return print_final_report(
+            run,
+            end_reason,
+            screen.state,
+            console,
+            as_json=in_json,
+            quiet=common.quiet,
+            visible_output=screen.visible_output,
         )
     console.data(json.dumps({"run": run.run}) if as_json else run.run)
     if not common.quiet and console.err.live:
@@ -210,10 +220,10 @@ def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:
     if as_json:
         console.json(shown)
     else:
-        console.tell(*render_plan(shown, console.out), *_copied(spec))
+        console.tell(*render_plan(shown, console.out), *_describe_copied_code(spec))
 
 
-def _copied(spec: ClusterSpec) -> list[str]:
+def _describe_copied_code(spec: ClusterSpec) -> list[str]:
     """Return lines about the code that will be copied to nodes."""
     remote = [host.name for host in spec.hosts if host.transport is not TransportKind.LOCAL]
     if spec.sync is None or not remote:

@@ -10,7 +10,7 @@ import click
 
 from clusterctl._version import __version__
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions
+from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.config.host_ranges import fold_hosts, group_names_by_value
 
@@ -43,11 +43,11 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, as_json:
     if as_json:
         console.json(shown)
     else:
-        console.data(f"clusterctl {__version__}, Python {shown['python']}", *_fold_entries(shown.get("nodes", [])))
+        console.data(f"clusterctl {__version__}, Python {shown['python']}", *_fold_versions(shown.get("nodes", [])))
     return 0
 
 
-def _fold_entries(entries: list[dict[str, str]]) -> Iterator[str]:
+def _fold_versions(entries: list[dict[str, str]]) -> Iterator[str]:
     """Yield one line for all nodes with equal versions."""
     texts = {
         entry[

@@ -10,11 +10,11 @@ import time
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.follow.exit_report import get_exit_code
-from clusterctl.cli.follow.poller import RunPoller, RunStatus
+from clusterctl.cli.base_command import CliCommand, CommonOptions
+from clusterctl.cli.follow.exit_report import get_run_exit_code
+from clusterctl.cli.follow.poller import RunAttendance, RunPoller
 from clusterctl.cli.option_values import parse_duration_option
-from clusterctl.cli.run_views import predict_outlook
+from clusterctl.cli.run_views import predict_run_without_controller
 from clusterctl.errors import ExitCode
 from clusterctl.render.run_messages import Outlook
 from clusterctl.run.record.rundir import RunDir
@@ -34,28 +34,28 @@ def command(common: CommonOptions, reference: str | None, timeout: str | None, a
     limit = parse_duration_option(timeout, "--timeout")
     if console.err.live and not common.quiet:
         console.err.draw([f"waiting for {run.run} to end, Ctrl-C leaves it running"])
-    state, code = _wait(run, math.inf if limit is None else time.monotonic() + limit)
+    state, code = _wait_for_end(run, math.inf if limit is None else time.monotonic() + limit)
     console.err.clear()
     if code is None:
-        code = get_exit_code(state)
+        code = get_run_exit_code(state)
     if as_json:
         console.data(json.dumps({"run": run.run, "state": state.phase.value, "exit_code": state.exit_code}))
     elif not common.quiet:
-        console.narrate(f"{run.run}: {state.phase.value}" + _why(run, state, code))
+        console.narrate(f"{run.run}: {state.phase.value}" + _explain_code(run, state, code))
     return code
 
 
-def _why(run: RunDir, state: RunState, code: int) -> str:
+def _explain_code(run: RunDir, state: RunState, code: int) -> str:
     if code == ExitCode.WAIT_TIMED_OUT:
         return "; gave up waiting"
     if code != ExitCode.UNATTENDED:
         return ""
-    alone = predict_outlook(run, state)
-    told = "" if alone.outlook is Outlook.GOES_ON else f"; {alone.message}"
-    return f" without a controller{told}; `clusterctl attach --adopt` takes over"
+    alone = predict_run_without_controller(run, state)
+    message = "" if alone.outlook is Outlook.GOES_ON else f"; {alone.message}"
+    return f" without a controller{message}; `clusterctl attach --adopt` takes over"
 
 
-def _wait(run: RunDir, end: float) -> tuple[RunState, int | None]:
+def _wait_for_end(run: RunDir, end: float) -> tuple[RunState, int | None]:
     """Return the last state of the run, and an exit code unless it is that of the run.
 
     Args:
@@ -63,9 +63,9 @@ def _wait(run: RunDir, end: float) -> tuple[RunState, int | None]:
         end: When to give up, on the monotonic clock.
     """
     with contextlib.closing(RunPoller(run)) as poller:
-        for snapshot in poller.snapshots(lambda: end):
-            if snapshot.status is RunStatus.ATTENDED and time.monotonic() >= end:
+        for snapshot in poller.watch(lambda: end):
+            if snapshot.attendance is RunAttendance.ATTENDED and time.monotonic() >= end:
                 return snapshot.state, int(ExitCode.WAIT_TIMED_OUT)
-            if snapshot.status is RunStatus.UNATTENDED:
+            if snapshot.attendance is RunAttendance.UNATTENDED:
                 return snapshot.state, int(ExitCode.UNATTENDED)
         return poller.state, None

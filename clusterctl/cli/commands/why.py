@@ -10,7 +10,7 @@ import click
 
 from clusterctl.agent.protocol.record_types import RankEvidence
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions
+from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.verdicts import load_verdict, load_verdict_with_evidence, open_bundle
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import format_size
@@ -57,38 +57,38 @@ def command(
     if bundle is not None:
         options.refuse_options_with("--bundle", ("RUN", reference), ("--save", save))
         with open_bundle(bundle) as run:
-            return _tell(console, load_verdict(run, live=False), as_json=as_json)
+            return _print_verdict(console, load_verdict(run, live=False), as_json=as_json)
     of_folder = state_reader.find_run_of_folder(Path()) if reference is None else None
     run = of_folder or state_reader.find_run(reference)
     if of_folder is not None and not as_json:
         console.narrate(f"{run.run}, the newest run of this folder")
-    told, look = load_verdict_with_evidence(run)
+    verdict, new_evidence = load_verdict_with_evidence(run)
     if save is not None:
-        _save(console, run, save, look, redact=redact, quiet=common.quiet)
-    code = _tell(console, told, as_json=as_json)
+        _save_bundle(console, run, save, new_evidence, redact=redact, quiet=common.quiet)
+    code = _print_verdict(console, verdict, as_json=as_json)
     if not as_json:
         console.tell(*describe_slow_start(read_start_times(run)))
     return code
 
 
-def _tell(console: Console, verdict: Verdict, *, as_json: bool) -> int:
+def _print_verdict(console: Console, verdict: Verdict, *, as_json: bool) -> int:
     if as_json:
         console.json(verdict.as_json())
     else:
         console.tell(*render_why(verdict, console.out))
-    return get_exit_code(verdict)
+    return get_verdict_exit_code(verdict)
 
 
-def get_exit_code(verdict: Verdict) -> int:
+def get_verdict_exit_code(verdict: Verdict) -> int:
     """Return the exit code of the command for an answer."""
     return int(ExitCode.FAILED if verdict.confidence is Confidence.UNKNOWN else ExitCode.OK)
 
 
-def _save(
-    console: Console, run: RunDir, target: Path, look: Mapping[str, RankEvidence], *, redact: bool, quiet: bool
+def _save_bundle(
+    console: Console, run: RunDir, target: Path, new_evidence: Mapping[str, RankEvidence], *, redact: bool, quiet: bool
 ) -> None:
     try:
-        written = run_bundle.save_bundle(run, target, look, redact=redact)
+        written = run_bundle.save_bundle(run, target, new_evidence, redact=redact)
     except OSError as error:
         raise RefusedError(f"{target} cannot be written: {error.strerror or error}") from error
     if not quiet:

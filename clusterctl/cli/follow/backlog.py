@@ -19,60 +19,64 @@ class JournalPosition:
     """The end of each journal of a run at a moment.
 
     Attributes:
-        heads: Number of events of the controller.
-        nodes: Node to the number of its newest event.
+        controller_event_count: Number of events of the controller.
+        last_seq_by_node: Node to the number of its newest event.
     """
 
-    heads: int
-    nodes: Mapping[str, int] = field(default_factory=dict)
+    controller_event_count: int
+    last_seq_by_node: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_journal_position(run: RunDir) -> JournalPosition:
     """Return the current ends of the journals. A view with this position shows later events only."""
     reader = StateReader(run)
-    heads, _ = reader.refresh()
+    controller_news, _ = reader.refresh()
     known = {**reader.state.retired, **reader.state.nodes}
-    return JournalPosition(heads=len(heads), nodes={name: node.seq for name, node in known.items()})
+    return JournalPosition(
+        controller_event_count=len(controller_news), last_seq_by_node={name: node.seq for name, node in known.items()}
+    )
 
 
-class Backlog:
+class EventBacklog:
     """The old events of a run, until the view has the output lines of the same time."""
 
     def __init__(self) -> None:
         self._events: list[tuple[float, str]] = []
-        self._ends: list[LogLine] = []
+        self._failure_tails: list[LogLine] = []
 
-    def add(self, moment: float, text: str) -> None:
+    def add_event(self, moment: float, text: str) -> None:
         """Add the message of an event, with its time on the clock of the head."""
         self._events.append((moment, text))
 
     def add_failure_tails(self, lines: Sequence[LogLine]) -> None:
         """Add the last lines of failed ranks that are not shown in full."""
-        self._ends += lines
+        self._failure_tails += lines
 
-    def merge_with_lines(self, history: Sequence[LogLine], most: int) -> Iterator[list[LogLine] | str]:
+    def merge_with_output(self, lines_to_show: Sequence[LogLine], limit: int) -> Iterator[list[LogLine] | str]:
         """Yield lines and the events between them, in the order of time; events as text, with their date.
 
         Args:
-            history: The lines that are shown; earlier events are left out if there are `most` lines.
-            most: How many lines, and how many events, are shown.
+            lines_to_show: The lines that are shown; earlier events are left out if there are `limit` lines.
+            limit: How many lines, and how many events, are shown.
         """
-        first = history[0].time if len(history) >= most and history else float("-inf")
-        lines = sorted([*history, *(line for line in self._ends if line.time >= first)], key=lambda line: line.time)
+        first = lines_to_show[0].time if len(lines_to_show) >= limit and lines_to_show else float("-inf")
+        lines = sorted(
+            [*lines_to_show, *(line for line in self._failure_tails if line.time >= first)], key=lambda line: line.time
+        )
         events = sorted((event for event in self._events if event[0] >= first), key=lambda event: event[0])
         shown = 0
-        for moment, text in events[len(events) - most :] if len(events) > most else events:
+        for moment, text in events[len(events) - limit :] if len(events) > limit else events:
             until = next((n for n in range(shown, len(lines)) if lines[n].time > moment), len(lines))
             if until > shown:
                 yield lines[shown:until]
             shown = until
-            yield format_dated_event(moment, text, time.time())
+            yield format_event_with_time(moment, text, time.time())
         if shown < len(lines):
             yield lines[shown:]
-        self._events, self._ends = [], []
+        self._events, self._failure_tails = [], []
 
 
-def format_dated_event(moment: float, text: str, now: float) -> str:
+def format_event_with_time(moment: float, text: str, now: float) -> str:
     """Return an event with its time, as in `22:54:58 gpu03: connected again`; with its day if that is not today."""
     then = datetime.fromtimestamp(moment).astimezone()
     day = "" if then.date() == datetime.fromtimestamp(now).astimezone().date() else f"{then:%b} {then.day} "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.cli.run_views import describe_stalled_ranks, find_blocking_ranks
+from clusterctl.cli.run_views import describe_stalled_ranks, load_blocking_ranks
 from clusterctl.render import run_messages
 from clusterctl.render.attempts import describe_restart
 from clusterctl.render.status import describe_slow_ranks
@@ -31,13 +31,15 @@ class EventFormatter:
     def __init__(self, run: RunDir, terminal: Terminal) -> None:
         self._run, self._terminal = run, terminal
         self._unreachable: set[str] = set()
-        self._forked: set[int] = set()
+        self._attempts_with_fork_warning: set[int] = set()
 
-    def mark_unreachable_nodes(self, state: RunState) -> None:
+    def mark_unreachable_as_reported(self, state: RunState) -> None:
         """Record the unreachable nodes that a new viewer reads about in `current_problems`."""
         self._unreachable = {node.node for node in state.nodes.values() if node.link == "unreachable"}
 
-    def format(self, moment: float, event: controller_events.ControllerEvent, state: RunState) -> Sequence[str]:
+    def format_controller_event(
+        self, moment: float, event: controller_events.ControllerEvent, state: RunState
+    ) -> Sequence[str]:
         """Return the messages of a controller event that was written at `moment`; usually none."""
         match event:
             case controller_events.Note():
@@ -66,12 +68,12 @@ class EventFormatter:
         lines = run_messages.node_event_messages(node, stamp, event, state)
         if not isinstance(event, node_events.Alarm) or event.code != node_events.FORKED or len(state.nodes) == 1:
             return lines
-        if event.attempt in self._forked:
+        if event.attempt in self._attempts_with_fork_warning:
             return []
-        self._forked.add(event.attempt)
+        self._attempts_with_fork_warning.add(event.attempt)
         return [f"{line} (the first of {len(state.nodes)} nodes)" for line in lines]
 
-    def format_old_event(
+    def format_past_event(
         self, moment: float, event: controller_events.ControllerEvent, state: RunState
     ) -> Sequence[str]:
         """Return the messages of an old event, without those of problems that go on (`backlog.current_problems`)."""
@@ -82,7 +84,7 @@ class EventFormatter:
                 still = state.stall is not None and state.stall.at == moment
                 return [] if still else run_messages.stall_messages(event, self._run.run)[:1]
             case _:
-                return self.format(moment, event, state)
+                return self.format_controller_event(moment, event, state)
 
     def _format_link(self, event: controller_events.Link) -> Sequence[str]:
         known = event.node in self._unreachable
@@ -100,10 +102,10 @@ class EventFormatter:
                 return []
 
 
-_INTERVAL_S = 10.0
+_CHECK_INTERVAL_S = 10.0
 
 
-class StragglerNotice:
+class StragglerMonitor:
     """Names the stragglers of a run that is not stalled; each set of ranks once per attempt.
 
     Every 10 s it reads one node; it reads the others only if the ranks of that node make no progress.
@@ -114,14 +116,14 @@ class StragglerNotice:
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
-        self._looked = float("-inf")
+        self._checked_at = float("-inf")
         self._reported: set[tuple[int, frozenset[int]]] = set()
 
-    def format_notice(self, state: RunState, now: float) -> list[str]:
+    def describe_new_stragglers(self, state: RunState, now: float) -> list[str]:
         """Return the notice at `now` (monotonic seconds); usually nothing."""
-        if now - self._looked < _INTERVAL_S or state.phase is not RunPhase.RUNNING:
+        if now - self._checked_at < _CHECK_INTERVAL_S or state.phase is not RunPhase.RUNNING:
             return []
-        self._looked = now
+        self._checked_at = now
         slow = self._find_stragglers(state)
         key = (state.attempt, frozenset(slow))
         if not slow or key in self._reported:
@@ -136,4 +138,4 @@ class StragglerNotice:
             return {}
         counted = any(rank_time_shares.get_collective_numbers(rank) for rank in (sample.get("ranks") or {}).values())
         still = counted and not rank_time_shares.has_recent_progress([sample], state.attempt, LONG_WAIT_S)
-        return find_blocking_ranks(self._run, state) if still else {}
+        return load_blocking_ranks(self._run, state) if still else {}

@@ -6,7 +6,7 @@ import json
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.run_views import predict_outlook
+from clusterctl.cli.run_views import predict_run_without_controller
 from clusterctl.cli.verdicts import add_file_hints
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ExitCode
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Console, Terminal
 
 
-_NOTHING = VisibleOutput()
+_NOTHING_VISIBLE = VisibleOutput()
 
 
-class ExitReason(str, Enum):
+class FollowEndReason(str, Enum):
     """Why the view was left."""
 
     ENDED = "ended"
@@ -38,102 +38,110 @@ class ExitReason(str, Enum):
     STARTED = "started"
 
 
-def get_exit_code(state: RunState) -> int:
+def get_run_exit_code(state: RunState) -> int:
     """Return the exit code for a run that is over; 7 if processes may be left and its own code does not say so."""
     if outcome.changes_exit_code(state):
         return int(ExitCode.TEARDOWN_INCOMPLETE)
     return int(state.exit_code or 0)
 
 
-def report_exit(
+def print_final_report(
     run: RunDir,
-    leave: ExitReason,
+    end_reason: FollowEndReason,
     state: RunState,
     console: Console,
     *,
     quiet: bool = False,
     as_json: bool = False,
-    shown: VisibleOutput = _NOTHING,
+    visible_output: VisibleOutput = _NOTHING_VISIBLE,
 ) -> int:
     """Print how the run ended, and return the exit code of the command.
 
     Args:
         run: The run.
-        leave: Why the view ended.
+        end_reason: Why the view ended.
         state: The state of the run.
         console: Where the report goes.
         quiet: Print nothing about a run that succeeded.
         as_json: Print one JSON object, as the phases before it were printed.
-        shown: Output that is already on the screen.
+        visible_output: Output that is already on the screen.
     """
     quiet = quiet and not as_json
-    lines, code = _ending(run, leave, state, console.err, quiet=quiet, shown=shown)
+    lines, code = _render_final_report(run, end_reason, state, console.err, quiet=quiet, visible_output=visible_output)
     if as_json:
-        ended = code if leave is ExitReason.ENDED else None
-        told = {"run": run.run, "state": state.phase.value, "exit_code": ended}
-        lines = [json_line({**told, "report": [strip_colours(line) for line in lines]})]
+        ended = code if end_reason is FollowEndReason.ENDED else None
+        fields = {"run": run.run, "state": state.phase.value, "exit_code": ended}
+        lines = [json_line({**fields, "report": [strip_colours(line) for line in lines]})]
     if lines:
         console.narrate(*lines)
     return code
 
 
-def _ending(
-    run: RunDir, leave: ExitReason, state: RunState, terminal: Terminal, *, quiet: bool, shown: VisibleOutput
+def _render_final_report(
+    run: RunDir,
+    end_reason: FollowEndReason,
+    state: RunState,
+    terminal: Terminal,
+    *,
+    quiet: bool,
+    visible_output: VisibleOutput,
 ) -> tuple[list[str], int]:
     """Return the lines to print, and the exit code."""
-    match leave:
-        case ExitReason.ENDED:
+    match end_reason:
+        case FollowEndReason.ENDED:
             if quiet and state.phase.value == "succeeded":
-                return [], get_exit_code(state)
+                return [], get_run_exit_code(state)
             memory = find_memory_before_kill(run, state)
-            folders = find_code_folders(run, state)
-            beside = ReportContext(log_path=str(run.path / "nodes"), folders=folders, shown=shown, memory=memory)
-            report = render_report(state, terminal, beside)
-            return [*report, *_why(run, state), *_job_files(run, state)], get_exit_code(state)
-        case ExitReason.DETACHED:
+            folders = list_workdirs_of_failed_run(run, state)
+            context = ReportContext(
+                log_path=str(run.path / "nodes"), folders=folders, shown=visible_output, memory=memory
+            )
+            report = render_report(state, terminal, context)
+            return [*report, *_render_brief_verdict(run, state), *_list_job_files(run, state)], get_run_exit_code(state)
+        case FollowEndReason.DETACHED:
             return [f"detached: {run.run} goes on", *list_next_commands(run)], int(ExitCode.OK)
-        case ExitReason.STARTED:
+        case FollowEndReason.STARTED:
             return [], int(ExitCode.OK)
-        case ExitReason.UNATTENDED:
+        case FollowEndReason.UNATTENDED:
             hint = f"`clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it"
-            error = error_line(predict_outlook(run, state).error(run.run), terminal)
+            error = error_line(predict_run_without_controller(run, state).error(run.run), terminal)
             return [error, *hint_lines(hint, terminal)], int(ExitCode.UNATTENDED)
 
 
-def _why(run: RunDir, state: RunState) -> list[str]:
+def _render_brief_verdict(run: RunDir, state: RunState) -> list[str]:
     """Return the verdict in short; nothing if the final report contains it already."""
     if state.phase.value != "failed" or state.error is not None:
         return []
     # A failure of the verdict must not hide the exit code of the run.
     try:
-        told = add_file_hints(run, saved_verdict.judge_saved_run(run, state))
+        verdict = add_file_hints(run, saved_verdict.judge_saved_run(run, state))
     except Exception as error:
         return [f"why: no verdict: {type(error).__name__}: {error}"]
-    if told.kind not in (Kind.CRASH, Kind.HANG, Kind.START):
+    if verdict.kind not in (Kind.CRASH, Kind.HANG, Kind.START):
         return []
-    return format_brief_lines(told, run.run, steps=False, said="" if state.cause is None else state.cause.message)
+    return format_brief_lines(verdict, run.run, steps=False, said="" if state.cause is None else state.cause.message)
 
 
-def _job_files(run: RunDir, state: RunState) -> list[str]:
+def _list_job_files(run: RunDir, state: RunState) -> list[str]:
     """Return the folders on other machines with the files that a successful run wrote to relative paths."""
     if state.phase.value != "succeeded" or state.results is not None:
         return []
     folders: dict[str, list[str]] = {}
-    for host in _hosts(run):
+    for host in _read_hosts(run):
         if host["transport"] != "local" and host["name"] in state.nodes:
             folders.setdefault(host["workdir"], []).append(host["name"])
     places = [f"  files of the job: {safe(folder)} on {safe(fold_hosts(nodes))}" for folder, nodes in folders.items()]
     return [*places, "  `clusterctl sync --pull 'PATTERN'` fetches them"] if places else []
 
 
-def find_code_folders(run: RunDir, state: RunState) -> frozenset[str]:
+def list_workdirs_of_failed_run(run: RunDir, state: RunState) -> frozenset[str]:
     """Return the code folders of a failed run on its nodes; none if they are unknown."""
     if state.cause is None or not state.cause.traceback:
         return frozenset()
-    return frozenset(host["workdir"] for host in _hosts(run) if host["workdir"])
+    return frozenset(host["workdir"] for host in _read_hosts(run) if host["workdir"])
 
 
-def _hosts(run: RunDir) -> list[dict[str, str]]:
+def _read_hosts(run: RunDir) -> list[dict[str, str]]:
     """Return the hosts of a run's spec as JSON, because parsing the spec takes longer than most of a report."""
     try:
         hosts = json.loads(run.spec.read_bytes())["hosts"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Terminal
 
 LEAVE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SEQUENCES = {
+_ESCAPE_SEQUENCES = {
     "\x1b[A": "up",
     "\x1bOA": "up",
     "\x1b[B": "down",
@@ -67,14 +67,14 @@ def read_keys(fd: int) -> bytes:
 
 
 @contextlib.contextmanager
-def catch_signals(*others: int) -> Iterator[int]:
+def catch_signals(*more_signals: int) -> Iterator[int]:
     """Yield a descriptor with one byte, its number, for each SIGINT, SIGTERM, SIGHUP and other given signal."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     old_fd = signal.set_wakeup_fd(writer)
     # `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT for what it starts with `&`.
     caught = [number for number in LEAVE_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    old = {number: signal.signal(number, lambda *_: None) for number in (*caught, *others)}
+    old = {number: signal.signal(number, lambda *_: None) for number in (*caught, *more_signals)}
     # A signal that was held back until the view could answer it comes now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, process.DEFERRED_SIGNALS)
     try:
@@ -96,15 +96,15 @@ class AlternateScreen:
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._signals, self._keys = contextlib.ExitStack(), contextlib.ExitStack()
-        self._typed = ""
+        self._typed_text = ""
 
     def __enter__(self) -> Self:
         self._wake = self._signals.enter_context(catch_signals(signal.SIGTSTP, signal.SIGWINCH))
-        self._take()
+        self._open()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._give_back()
+        self._close()
         self._signals.close()
 
     def wait_for_key(self, seconds: float) -> str | None:
@@ -112,7 +112,7 @@ class AlternateScreen:
 
         The result is "" if the user wants to leave, and `None` after `seconds` or if the terminal changed its size.
         """
-        if not self._typed:
+        if not self._typed_text:
             descriptors = [self._wake] if self._keyboard is None else [self._keyboard, self._wake]
             ready = select.select(descriptors, [], [], seconds)[0]
             if self._wake in ready:
@@ -120,28 +120,28 @@ class AlternateScreen:
                 if any(number in numbers for number in LEAVE_SIGNALS):
                     return ""
                 if signal.SIGTSTP in numbers:
-                    self._give_back()
+                    self._close()
                     os.kill(os.getpid(), signal.SIGSTOP)
-                    self._take()
+                    self._open()
             if self._keyboard is None or self._keyboard not in ready or self._wake in ready:
                 return None
-            self._typed = read_keys(self._keyboard).decode(errors="replace")
-        return self._next()
+            self._typed_text = read_keys(self._keyboard).decode(errors="replace")
+        return self._pop_key()
 
-    def _next(self) -> str:
+    def _pop_key(self) -> str:
         """Remove and return the first typed key; "" if the terminal has hung up."""
-        for sequence, name in _SEQUENCES.items():
-            if self._typed.startswith(sequence):
-                self._typed = self._typed[len(sequence) :]
+        for sequence, name in _ESCAPE_SEQUENCES.items():
+            if self._typed_text.startswith(sequence):
+                self._typed_text = self._typed_text[len(sequence) :]
                 return name
-        key, self._typed = self._typed[:1], self._typed[1:]
+        key, self._typed_text = self._typed_text[:1], self._typed_text[1:]
         return key
 
-    def _take(self) -> None:
+    def _open(self) -> None:
         self._keyboard = self._keys.enter_context(open_keyboard(enabled=True))
         self._terminal.switch_screen(alternate=True)
 
-    def _give_back(self) -> None:
+    def _close(self) -> None:
         with contextlib.suppress(OSError):
             self._terminal.switch_screen(alternate=False)
         self._keys.close()

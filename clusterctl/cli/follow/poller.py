@@ -19,11 +19,11 @@ from clusterctl.run.rules.state import RunState
 _POLL_S = 1.0
 """Longest pause between polls: without a controller on this machine, nothing reports changes."""
 
-_STALE_S = 5.0
+_MAX_WRITE_DELAY_S = 5.0
 """Longest delay until writes of another machine appear on a shared home; a released lock appears at once."""
 
 
-class RunStatus(Enum):
+class RunAttendance(Enum):
     """Whether a run has a controller, or is over."""
 
     ATTENDED = "attended"
@@ -32,24 +32,24 @@ class RunStatus(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class RunSnapshot:
     """The result of a poll.
 
     Attributes:
-        heads: New events of the controller.
-        nodes: New events of the nodes.
+        controller_news: New events of the controller.
+        node_news: New events of the nodes.
         state: The run now.
     """
 
-    heads: list[ControllerNews]
-    nodes: list[NodeNews]
+    controller_news: list[ControllerNews]
+    node_news: list[NodeNews]
     state: RunState
-    status: RunStatus
+    attendance: RunAttendance
 
     @property
-    def exits(self) -> list[tuple[str, float, Exited]]:
+    def worker_exits(self) -> list[tuple[str, float, Exited]]:
         """Node, time (wall clock of the head) and event of each worker that ended."""
-        ended = [(node, stamp, event) for node, stamp, event in self.nodes if isinstance(event, Exited)]
+        ended = [(node, stamp, event) for node, stamp, event in self.node_news if isinstance(event, Exited)]
         return [(node, stamp.wall - self.state.ahead(node), event) for node, stamp, event in ended]
 
 
@@ -58,70 +58,75 @@ class RunPoller:
 
     Args:
         run: The run.
-        stale: Seconds by which the last events of a controller on another machine may be delayed.
+        write_delay: Seconds by which the last events of a controller on another machine may be delayed.
     """
 
-    def __init__(self, run: RunDir, *, stale: float = _STALE_S) -> None:
+    def __init__(self, run: RunDir, *, write_delay: float = _MAX_WRITE_DELAY_S) -> None:
         self.run = run
-        self._stale = stale
+        self._write_delay = write_delay
         # A controller on another machine may have ended just before the first poll.
         self._attended_at = time.monotonic()
         self._reader = StateReader(run)
-        self._bell = ChangeSubscription(run)
+        self._subscription = ChangeSubscription(run)
 
     @property
     def state(self) -> RunState:
         """The run as of the last poll."""
         return self._reader.state
 
-    def poll(self) -> Snapshot:
+    def poll(self) -> RunSnapshot:
         """Read the new events."""
         # Asked before the files are read, so that the last writes of a controller that has ended are read too.
-        attended = self._bell.clear() or self.run.is_attended
-        heads, nodes = self._reader.refresh()
-        return Snapshot(heads=heads, nodes=nodes, state=self.state, status=self._status(attended=attended))
+        attended = self._subscription.clear() or self.run.is_attended
+        controller_news, node_news = self._reader.refresh()
+        return RunSnapshot(
+            controller_news=controller_news,
+            node_news=node_news,
+            state=self.state,
+            attendance=self._get_attendance(attended=attended),
+        )
 
-    def snapshots(self, until: Callable[[], float] = lambda: math.inf) -> Iterator[Snapshot]:
+    def watch(self, next_poll_at: Callable[[], float] = lambda: math.inf) -> Iterator[RunSnapshot]:
         """Yield a snapshot now and after each change; the last one is of a run that is over or unattended."""
         while True:
             snapshot = self.poll()
             yield snapshot
-            if snapshot.status is not RunStatus.ATTENDED:
+            if snapshot.attendance is not RunAttendance.ATTENDED:
                 return
-            self.wait_for_change(until=until())
+            self.wait_for_change(until=next_poll_at())
 
-    def wait_for_change(self, *others: int, until: float = math.inf) -> list[int]:
+    def wait_for_change(self, *more_fds: int, until: float = math.inf) -> list[int]:
         """Wait for a change by the controller, or for another readable descriptor; return the readable descriptors.
 
         Args:
-            others: Further descriptors, e.g. the keyboard.
+            more_fds: Further descriptors, e.g. the keyboard.
             until: When the next poll is due at the latest, on the monotonic clock.
         """
-        bell = self._bell.fileno()
-        descriptors = [*others] if bell is None else [bell, *others]
+        change_fd = self._subscription.fileno()
+        descriptors = [*more_fds] if change_fd is None else [change_fd, *more_fds]
         seconds = min(_POLL_S, max(0.0, until - time.monotonic()))
         return select.select(descriptors, [], [], seconds)[0]
 
     def close(self) -> None:
         """End the subscription to changes."""
-        self._bell.close()
+        self._subscription.close()
 
-    def _status(self, *, attended: bool) -> RunStatus:
+    def _get_attendance(self, *, attended: bool) -> RunAttendance:
         if self.state.over:
-            return RunStatus.OVER
+            return RunAttendance.OVER
         if attended or self._has_new_controller():
             self._attended_at = time.monotonic()
-            return RunStatus.ATTENDED
-        return RunStatus.ATTENDED if self._may_lag() else RunStatus.UNATTENDED
+            return RunAttendance.ATTENDED
+        return RunAttendance.ATTENDED if self._may_miss_late_writes() else RunAttendance.UNATTENDED
 
-    def _may_lag(self) -> bool:
+    def _may_miss_late_writes(self) -> bool:
         """Return whether the last writes of a controller on another machine may still be on their way."""
-        if time.monotonic() - self._attended_at >= self._stale:
+        if time.monotonic() - self._attended_at >= self._write_delay:
             return False
         controller = self.run.controller
         return controller is not None and controller.host != socket.gethostname()
 
     def _has_new_controller(self) -> bool:
         """Return whether a new controller has replaced the previous one."""
-        self._bell = ChangeSubscription(self.run)
-        return self._bell.fileno() is not None or self.run.is_attended
+        self._subscription = ChangeSubscription(self.run)
+        return self._subscription.fileno() is not None or self.run.is_attended

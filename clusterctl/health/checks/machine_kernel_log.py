@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.formatting import duration_text
+from clusterctl.formatting import describe_duration
 from clusterctl.health import gpu_library_errors
 from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import gpus
@@ -28,14 +28,14 @@ def describe_reach(view: NodeView) -> str:
     since, uptime = log.get("since_s"), log.get("uptime")
     if since is None or uptime is None or uptime - since <= _WHOLE_SECONDS:
         return "since boot"
-    return f"since {duration_text(since)} ago; what is older the kernel log has lost"
+    return f"since {describe_duration(since)} ago; what is older the kernel log has lost"
 
 
 def describe_recurrence(event: dict[str, Any]) -> str:
     """Return how often an event of the kernel log happened, and how long ago: `, 3 times, 2h ago`."""
     times = f", {event['count']} times" if event["count"] > 1 else ""
     age = event["last_age_s"]
-    return times if age is None else f"{times}, {duration_text(age)} ago"
+    return times if age is None else f"{times}, {describe_duration(age)} ago"
 
 
 def report_closed_log(view: NodeView, evidence: str = "") -> Outcome | None:

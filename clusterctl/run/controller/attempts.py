@@ -73,7 +73,7 @@ class StartSequence(ThreadOwnedState):
                 place = f" ({error.filename})" if error.filename else ""
                 refused = RefusedError(
                     f"the head cannot write a file of the start: {error.strerror}{place}",
-                    hint=rlimits.open_files_hint(error),
+                    hint=rlimits.hint_for_too_many_open_files(error),
                 )
                 return StartFailure(error=refused, prepared=tuple(launcher.prepared))
 

@@ -16,7 +16,7 @@ from typing import Any
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.config.spec import ClusterSpec
 from clusterctl.errors import ExitCode
-from clusterctl.formatting import duration_text
+from clusterctl.formatting import describe_duration
 from clusterctl.run.controller.adoption import Adoption
 from clusterctl.run.controller.attempts import RestartSequence, StartSequence
 from clusterctl.run.controller.control_socket import ControlRequest
@@ -243,7 +243,7 @@ class Controller:
         run = self._run
         if run.limits.fence is not None and not run.cancelled.is_set():
             left = max(0.0, run.limits.fence - run.links.list_unreachable().get(node, 0.0))
-            text = f"waiting {duration_text(left)} for {node}'s workers to time out (on_controller_loss.stop_after)"
+            text = f"waiting {describe_duration(left)} for {node}'s workers to time out (on_controller_loss.stop_after)"
             run.note(text, "info")
 
     def _continue_restart(self) -> None:

@@ -20,7 +20,7 @@ from clusterctl.run.rules import controller_events as head
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, cause_from_json, cause_to_json
 from clusterctl.run.rules.state_updates import StateBuilder
-from clusterctl.suggestion import file_hint, find_similar
+from clusterctl.suggestion import find_similar, suggest_similar_file
 from clusterctl.validation import journal
 
 NodeNews = tuple[str, events.Stamp, events.Event]
@@ -272,7 +272,7 @@ def _describe_near_match(runs: list[RunDir], reference: str | None) -> str | Non
     if reference is None:
         return None
     if os.sep in reference or reference.endswith((".yaml", ".yml")):
-        return file_hint(reference)
+        return suggest_similar_file(reference)
     known = [run.run for run in reversed(runs)]
     known += dict.fromkeys(name.rpartition("-")[0] for name in known)
     close = find_similar(reference, known, 0.7)

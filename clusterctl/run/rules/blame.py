@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.record_types import LeftoverProcess, WorkerError
-from clusterctl.formatting import duration_text, signal_name
+from clusterctl.formatting import describe_duration, signal_name
 from clusterctl.why import headline
 from clusterctl.why.crash import find_user_position
 from clusterctl.why.headline_patterns import PEER_LOSS
@@ -331,4 +331,4 @@ def build_left_work_cause(node: str, leftover: LeftoverProcess) -> Cause:
 
 def describe_leftover(leftover: LeftoverProcess) -> str:
     """Return command, pid and age of a process, for a sentence."""
-    return f"`{leftover['command']}` (pid {leftover['pid']}, {duration_text(leftover['age_s'])} old)"
+    return f"`{leftover['command']}` (pid {leftover['pid']}, {describe_duration(leftover['age_s'])} old)"

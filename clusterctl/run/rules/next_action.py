@@ -16,7 +16,7 @@ from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.field_types import StallAction
 from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec
 from clusterctl.errors import ExitCode
-from clusterctl.formatting import duration_text
+from clusterctl.formatting import describe_duration
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.outcome import determine_outcome
@@ -281,7 +281,10 @@ def _find_end_reason(
     if limits.stall_action is StallAction.REPORT:
         return None
     # The message stays in the journal, so it tells how long the stall was at the end of the attempt.
-    since, limit = duration_text(state.stall.at_time(now).since_s), duration_text(state.stall.limit_s)
+    since, limit = (
+        describe_duration(state.stall.at_time(now).since_s),
+        describe_duration(state.stall.limit_s),
+    )
     message = f"{state.stall.reason or 'no progress'} for {since} (limit {limit})"
     return EndAttempt(reason=StopReason.STALLED, message=message)
 

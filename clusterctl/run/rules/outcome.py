@@ -8,7 +8,7 @@ from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingProcess
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ExitCode
-from clusterctl.formatting import duration_text, fold_ranks, name_ranks, plural, signal_name
+from clusterctl.formatting import describe_duration, fold_ranks, name_ranks, plural, signal_name
 from clusterctl.run.rules.blame import Cause, describe_leftover, is_peer_loss
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 from clusterctl.why.crash import normalize_message
@@ -181,7 +181,7 @@ def _warn_of_outside_signals(exits: Iterable[Exited]) -> Iterator[str]:
         if received is not None and received["before_s"] <= _MAX_REACTION_S:
             by_signal.setdefault(signal_name(received["signal"]), {})[exited.rank] = max(received["before_s"], 1.0)
     for name, times in by_signal.items():
-        they, time = "they" if len(times) > 1 else "it", duration_text(max(times.values()))
+        they, time = "they" if len(times) > 1 else "it", describe_duration(max(times.values()))
         yield f"{name_ranks(times)} received {name} from outside clusterctl {time} before {they} ended with 0"
 
 
@@ -229,7 +229,7 @@ def _warn_of_kills(nodes: Iterable[NodeState]) -> Iterator[str]:
     if processes:
         what = f"{describe_leftover(processes[0][1])}{f' and {len(processes) - 1} more' if len(processes) > 1 else ''}"
         whose = _name_ranks([(node.node, one) for node, one in processes])
-        grace = duration_text(processes[0][0].grace_s)
+        grace = describe_duration(processes[0][0].grace_s)
         yield (
             f"{whose}: {what} had not ended {grace} after the stop signal (`job.grace`) and "
             f"{'was' if len(processes) == 1 else 'were'} killed: what was being saved may be incomplete"

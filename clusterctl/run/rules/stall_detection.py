@@ -20,7 +20,7 @@ from enum import Enum
 
 from clusterctl.agent.protocol.record_types import ActivitySample, RankActivity, WorkerStatusSample
 from clusterctl.config.spec import StallSpec
-from clusterctl.formatting import duration_text
+from clusterctl.formatting import describe_duration
 from clusterctl.validation import samples
 
 BUSY_CORES = 0.05
@@ -493,7 +493,7 @@ class StallObserver:
             new, self._reported = late - self._reported, late
             warnings += [
                 f"straggler: rank {rank} on {self._watch.ranks[rank].node} has made no progress"
-                f" for over {duration_text(stall.limit_s)} while others do"
+                f" for over {describe_duration(stall.limit_s)} while others do"
                 for rank in sorted(new)
             ]
         return warnings

@@ -14,7 +14,7 @@ from typing import Any
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingProcess
 from clusterctl.agent.protocol.requests import StopReason
-from clusterctl.formatting import duration_text
+from clusterctl.formatting import describe_duration
 from clusterctl.run.rules import controller_events as head
 from clusterctl.run.rules.blame import (
     BACKGROUND_MAX_S,
@@ -206,7 +206,7 @@ class NodeState:
 
     def describe_silence(self, seconds: float | None = None) -> str:
         """Return "no answer" with its duration, and the reason if the connection broke for one."""
-        time = "" if not seconds else f" for {duration_text(seconds)}"
+        time = "" if not seconds else f" for {describe_duration(seconds)}"
         silent = not self.link_why or self.link_why == "no answer" or "no sign of life" in self.link_why
         return f"no answer{time}" + ("" if silent else f" ({self.link_why.removeprefix(f'{self.node}: ')})")
 

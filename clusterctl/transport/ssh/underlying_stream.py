@@ -184,7 +184,9 @@ def make_connect_error(node: str, error: OSError, port: int) -> ConnectError:
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
         hint = "is the machine up and this one on its network? a `proxy_jump:` may be needed"
         return ConnectError(node, "no route to host", hint=hint)
-    return ConnectError(node, f"cannot connect: {error.strerror or error}", hint=rlimits.open_files_hint(error))
+    return ConnectError(
+        node, f"cannot connect: {error.strerror or error}", hint=rlimits.hint_for_too_many_open_files(error)
+    )
 
 
 def _open_proxy_command(node: str, command: str) -> BufferedStream:

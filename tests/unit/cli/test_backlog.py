@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from clusterctl.cli.follow.backlog import Backlog, format_dated_event
+from clusterctl.cli.follow.backlog import EventBacklog, format_event_with_time
 from clusterctl.logs.line import LogLine
 
 NOON = datetime(2026, 3, 4, 12, 0, 0).astimezone().timestamp()
@@ -19,9 +19,9 @@ def line(second: float, text: str) -> LogLine:
 LINES = [line(10, "a"), line(20, "b"), line(30, "c")]
 
 
-def shown(past: Backlog, most: int, lines: list[LogLine] = LINES) -> list[str]:
+def shown(past: EventBacklog, most: int, lines: list[LogLine] = LINES) -> list[str]:
     """Lines as their text, events as theirs, without dates."""
-    pieces = list(past.merge_with_lines(lines, most))
+    pieces = list(past.merge_with_output(lines, most))
     texts = [[piece.split(" ")[-1]] if isinstance(piece, str) else [line.text for line in piece] for piece in pieces]
     return [text for one in texts for text in one]
 
@@ -38,15 +38,15 @@ def shown(past: Backlog, most: int, lines: list[LogLine] = LINES) -> list[str]:
     ],
 )
 def test_events_stand_among_the_lines_of_their_time(seconds: list[float], most: int, expected: list[str]) -> None:
-    past = Backlog()
+    past = EventBacklog()
     for second in seconds:
-        past.add(NOON + second, f"@{second}")
+        past.add_event(NOON + second, f"@{second}")
 
     assert shown(past, most) == expected
 
 
 def test_the_ends_of_other_ranks_stand_at_their_time() -> None:
-    past = Backlog()
+    past = EventBacklog()
     past.add_failure_tails([line(25, "the end of rank 1"), line(5, "too old")])
 
     assert shown(past, 3) == ["a", "b", "the end of rank 1", "c"]
@@ -60,4 +60,4 @@ def test_the_ends_of_other_ranks_stand_at_their_time() -> None:
     ],
 )
 def test_an_event_of_another_day_is_told_with_its_day(later: float, expected: str) -> None:
-    assert format_dated_event(NOON, "gpu03: connected again", NOON + later) == expected
+    assert format_event_with_time(NOON, "gpu03: connected again", NOON + later) == expected

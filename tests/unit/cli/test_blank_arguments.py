@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.cli.verdicts import explain_blank_argument
+from clusterctl.cli.verdicts import explain_argument_with_blanks
 from clusterctl.config.spec import JobSpec
 
 SAID = "ranks 0-3 failed alike: train.py: error: unrecognized arguments: "
@@ -27,5 +27,5 @@ SAID = "ranks 0-3 failed alike: train.py: error: unrecognized arguments: "
     ],
 )
 def test_the_argument_with_blanks_is_named(job: JobSpec, said: str, place: str | None) -> None:
-    told = explain_blank_argument(job, said)
+    told = explain_argument_with_blanks(job, said)
     assert told is None if place is None else str(told).startswith(f"`{place}` is one argument with blanks: write each")

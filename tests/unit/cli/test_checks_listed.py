@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 
-from clusterctl.cli.commands.health import checks_json, render_checks
+from clusterctl.cli.commands.health import checks_to_json, render_checks
 from clusterctl.health.registry import CHECKS
 from clusterctl.render.console import Terminal
 
@@ -15,5 +15,5 @@ def test_every_check_is_listed_with_the_worst_that_it_says_and_what_it_is_for() 
 
 
 def test_for_programs_each_check_tells_what_may_be_set_of_it() -> None:
-    (told,) = checks_json([CHECKS["net.ssh"]])
+    (told,) = checks_to_json([CHECKS["net.ssh"]])
     assert (told["name"], told["severity"], told["thresholds"]) == ("net.ssh", "FAIL", {"warn": 5.0})

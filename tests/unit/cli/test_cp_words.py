@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.cli.file_transfer import FilePattern, RemotePath, parse_path, resolve_node_folder, split_pattern
+from clusterctl.cli.file_transfer import FilePattern, RemotePath, parse_cp_path, resolve_node_folder, split_file_pattern
 
 
 @pytest.mark.parametrize(
@@ -20,38 +20,40 @@ from clusterctl.cli.file_transfer import FilePattern, RemotePath, parse_path, re
     ],
 )
 def test_a_word_means(word: str, meant: RemotePath | str) -> None:
-    assert parse_path(word) == meant
+    assert parse_cp_path(word) == meant
 
 
 def test_a_colon_alone_names_no_node() -> None:
     with pytest.raises(ValueError, match="names no node"):
-        parse_path(":out")
+        parse_cp_path(":out")
 
 
 @pytest.mark.parametrize(
     ("path", "asked"),
     [
-        pytest.param("out", FilePattern("", "out", one=True), id="a name"),
-        pytest.param("out/", FilePattern("", "out", one=True), id="a folder"),
-        pytest.param("./a/b.txt", FilePattern("a", "b.txt", one=True), id="below a folder"),
-        pytest.param("/data/b.txt", FilePattern("/data", "b.txt", one=True), id="absolute"),
-        pytest.param("/b.txt", FilePattern("/", "b.txt", one=True), id="at the root"),
-        pytest.param("~/b.txt", FilePattern("~", "b.txt", one=True), id="in the home"),
-        pytest.param("../b.txt", FilePattern("..", "b.txt", one=True), id="beside the code folder"),
-        pytest.param("out/*.pt", FilePattern("out", "*.pt", one=False), id="a wildcard"),
-        pytest.param("out/step-*/m.pt", FilePattern("out", "step-*/m.pt", one=False), id="one in the middle"),
-        pytest.param("", FilePattern("", "*", one=False), id="all of the code folder"),
-        pytest.param("~", FilePattern("~", "*", one=False), id="all of the home"),
+        pytest.param("out", FilePattern("", "out", is_single_path=True), id="a name"),
+        pytest.param("out/", FilePattern("", "out", is_single_path=True), id="a folder"),
+        pytest.param("./a/b.txt", FilePattern("a", "b.txt", is_single_path=True), id="below a folder"),
+        pytest.param("/data/b.txt", FilePattern("/data", "b.txt", is_single_path=True), id="absolute"),
+        pytest.param("/b.txt", FilePattern("/", "b.txt", is_single_path=True), id="at the root"),
+        pytest.param("~/b.txt", FilePattern("~", "b.txt", is_single_path=True), id="in the home"),
+        pytest.param("../b.txt", FilePattern("..", "b.txt", is_single_path=True), id="beside the code folder"),
+        pytest.param("out/*.pt", FilePattern("out", "*.pt", is_single_path=False), id="a wildcard"),
+        pytest.param(
+            "out/step-*/m.pt", FilePattern("out", "step-*/m.pt", is_single_path=False), id="one in the middle"
+        ),
+        pytest.param("", FilePattern("", "*", is_single_path=False), id="all of the code folder"),
+        pytest.param("~", FilePattern("~", "*", is_single_path=False), id="all of the home"),
     ],
 )
 def test_a_path_is_asked_for_as(path: str, asked: FilePattern) -> None:
-    assert split_pattern(path) == asked
+    assert split_file_pattern(path) == asked
 
 
 @pytest.mark.parametrize("path", ["..", "a/..", "a/*/../b"])
 def test_no_files_are_named_by(path: str) -> None:
     with pytest.raises(ValueError, match="`"):
-        split_pattern(path)
+        split_file_pattern(path)
 
 
 @pytest.mark.parametrize(("folder", "whole"), [("a", "~/work/a"), ("/a", "/a"), ("~", "~"), ("", "~/work/")])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.protocol.run_files import format_output_path
-from clusterctl.cli.commands.logs import explain_missing_output, parse_run_ranks, validate_attempt
+from clusterctl.cli.commands.logs import explain_missing_output, parse_existing_ranks, validate_attempt
 from clusterctl.errors import NotFoundError
 from clusterctl.logs.line import LogQuery
 from clusterctl.run.record.rundir import RunDir
@@ -34,12 +34,12 @@ def run(tmp_path: Path) -> RunDir:
     ],
 )
 def test_ranks_that_were_ever_there_can_be_asked_for(text: str | None, asked: frozenset[int] | None) -> None:
-    assert parse_run_ranks(STATE, text) == asked
+    assert parse_existing_ranks(STATE, text) == asked
 
 
 def test_a_rank_that_never_was_is_not_met_with_silence() -> None:
     with pytest.raises(NotFoundError, match="no rank 4,9 in r-1") as caught:
-        parse_run_ranks(STATE, "3-4,9")
+        parse_existing_ranks(STATE, "3-4,9")
     assert caught.value.hint == "its ranks are 0-3"
 
 

@@ -33,7 +33,7 @@ def test_a_pipe_that_nobody_ends_is_given_up_after_a_word(pipe: tuple[int, int])
     said: list[str] = []
 
     with pytest.raises(RefusedError, match="standard input does not end"):
-        read_piped_input(reader, said.append, patience=0.0, longest=0.0)
+        read_piped_input(reader, said.append, notice_after_s=0.0, give_up_after_s=0.0)
 
     os.close(writer)
     assert said == ["waiting for the end of standard input; `< /dev/null` gives none"]

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import run_files
-from clusterctl.cli.follow.poller import RunPoller, RunStatus
+from clusterctl.cli.follow.poller import RunAttendance, RunPoller
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
@@ -57,25 +57,25 @@ class Controller:
 
 def test_the_only_look_at_a_run_that_is_over_says_so(tmp_path: Path) -> None:
     run = begun(tmp_path, ENDED)
-    assert [look.status for look in RunPoller(run).snapshots()] == [RunStatus.OVER]
+    assert [look.attendance for look in RunPoller(run).watch()] == [RunAttendance.OVER]
 
 
 def test_the_only_look_at_a_run_without_a_controller_says_so_and_what_is_new(tmp_path: Path) -> None:
     run = begun(tmp_path)
-    (look,) = RunPoller(run).snapshots()
-    assert look.status is RunStatus.UNATTENDED
-    assert [type(event) for _, event in look.heads] == [controller_events.Created]
+    (look,) = RunPoller(run).watch()
+    assert look.attendance is RunAttendance.UNATTENDED
+    assert [type(event) for _, event in look.controller_news] == [controller_events.Created]
 
 
 def test_a_run_is_looked_at_until_it_is_over_while_its_controller_lives(tmp_path: Path) -> None:
     run = begun(tmp_path)
     courses = []
     with closing(Writer(run)) as writer:
-        for look in RunPoller(run).snapshots(lambda: 0.0):
-            courses.append(look.status)
+        for look in RunPoller(run).watch(lambda: 0.0):
+            courses.append(look.attendance)
             if len(courses) == 2:
                 writer.append(ENDED, 2.0)
-    assert courses == [RunStatus.ATTENDED, RunStatus.ATTENDED, RunStatus.OVER]
+    assert courses == [RunAttendance.ATTENDED, RunAttendance.ATTENDED, RunAttendance.OVER]
 
 
 @contextmanager
@@ -91,38 +91,38 @@ def attended_from(host: str, run: rundir.RunDir) -> Iterator[None]:
 
 def test_the_last_words_of_a_controller_on_another_machine_are_waited_for(tmp_path: Path) -> None:
     run = begun(tmp_path)
-    with closing(RunPoller(run, stale=1000.0)) as watching:
+    with closing(RunPoller(run, write_delay=1000.0)) as watching:
         with attended_from("another", run):
-            assert watching.poll().status is RunStatus.ATTENDED
-        assert watching.poll().status is RunStatus.ATTENDED
+            assert watching.poll().attendance is RunAttendance.ATTENDED
+        assert watching.poll().attendance is RunAttendance.ATTENDED
         with closing(Writer(run)) as writer:
             writer.append(ENDED, 2.0)
-        assert watching.poll().status is RunStatus.OVER
+        assert watching.poll().attendance is RunAttendance.OVER
 
 
 def test_they_are_waited_for_too_where_it_had_gone_before_the_first_look(tmp_path: Path) -> None:
     run = begun(tmp_path)
     with attended_from("another", run):
         pass
-    with closing(RunPoller(run, stale=1000.0)) as watching, closing(Writer(run)) as writer:
-        assert watching.poll().status is RunStatus.ATTENDED
+    with closing(RunPoller(run, write_delay=1000.0)) as watching, closing(Writer(run)) as writer:
+        assert watching.poll().attendance is RunAttendance.ATTENDED
         writer.append(ENDED, 2.0)
-        assert watching.poll().status is RunStatus.OVER
+        assert watching.poll().attendance is RunAttendance.OVER
 
 
 @pytest.mark.parametrize(
-    ("host", "stale"),
+    ("host", "write_delay"),
     [
         pytest.param("another", 0.0, id="on another machine, for long"),
         pytest.param(socket.gethostname(), 1000.0, id="on this machine, where all it wrote is seen"),
     ],
 )
-def test_a_run_whose_controller_is_gone_is_unattended(tmp_path: Path, host: str, stale: float) -> None:
+def test_a_run_whose_controller_is_gone_is_unattended(tmp_path: Path, host: str, write_delay: float) -> None:
     run = begun(tmp_path)
-    with closing(RunPoller(run, stale=stale)) as watching:
+    with closing(RunPoller(run, write_delay=write_delay)) as watching:
         with attended_from(host, run):
             watching.poll()
-        assert watching.poll().status is RunStatus.UNATTENDED
+        assert watching.poll().attendance is RunAttendance.UNATTENDED
 
 
 def test_a_ring_of_the_controller_ends_the_wait_and_a_look_takes_it(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_ring_of_the_controller_ends_the_wait_and_a_look_takes_it(tmp_path: Pa
     with closing(Controller(run)) as controller, closing(RunPoller(run)) as watching:
         controller.ring()
         assert watching.wait_for_change()
-        assert watching.poll().status is RunStatus.ATTENDED
+        assert watching.poll().attendance is RunAttendance.ATTENDED
         assert not watching.wait_for_change(until=0.0)
 
 
@@ -148,7 +148,7 @@ def test_a_run_whose_controller_was_replaced_is_attended_and_rings_again(tmp_pat
     with closing(Controller(run)):
         watching = RunPoller(run)
     with closing(Controller(run)) as successor, closing(watching):
-        assert watching.poll().status is RunStatus.ATTENDED
+        assert watching.poll().attendance is RunAttendance.ATTENDED
         successor.ring()
         assert watching.wait_for_change(until=time.monotonic())
 
@@ -159,4 +159,4 @@ def test_a_look_tells_which_workers_are_gone(tmp_path: Path) -> None:
     journal = run.node("gpu01") / run_files.JOURNAL_FILE
     journal.parent.mkdir(parents=True)
     journal.write_text(node_events.encode_event(node_events.Stamp(1, 2.5, 0.5, "b0"), gone) + "\n")
-    assert RunPoller(run).poll().exits == [("gpu01", 2.5, gone)]
+    assert RunPoller(run).poll().worker_exits == [("gpu01", 2.5, gone)]

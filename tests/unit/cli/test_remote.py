@@ -24,7 +24,7 @@ def test_no_thread_waits_for_the_garbage_collector_once_a_command_has_ended() ->
         with RemoteCommand({"argv": ["true"]}, None, 1, None) as remote:
             remote.start_on(cast("Session", session))
             end.set_result({"exit_code": 0, "signal": None})
-            wait_for(remote.collect_finished, what="the end of the command")
+            wait_for(remote.collect_finished_results, what="the end of the command")
         wait_for(lambda: set(threading.enumerate()) <= before, what="the end of the thread")
     finally:
         gc.enable()

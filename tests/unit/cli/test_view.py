@@ -24,10 +24,10 @@ VIEW = """
 import sys
 import time
 from pathlib import Path
-from clusterctl.cli.follow.view import RunScreen, ViewOptions
+from clusterctl.cli.follow.run_screen import RunScreen, ScreenOptions
 from clusterctl.render.console import Console
 from clusterctl.run.record.rundir import RunDir
-screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(stops_on_interrupt=True))
+screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ScreenOptions(stops_on_interrupt=True))
 print("left:", screen.follow().value, file=sys.stderr)
 """
 LINES = 200_000
@@ -112,11 +112,11 @@ import sys
 import time
 from pathlib import Path
 from clusterctl.cli.follow.backlog import JournalPosition
-from clusterctl.cli.follow.view import RunScreen, ViewOptions
+from clusterctl.cli.follow.run_screen import RunScreen, ScreenOptions
 from clusterctl.render.console import Console
 from clusterctl.run.record.rundir import RunDir
-old = JournalPosition(heads=2, nodes={"gpu01": 1})
-screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(verbose=True, position=old))
+old = JournalPosition(controller_event_count=2, last_seq_by_node={"gpu01": 1})
+screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ScreenOptions(verbose=True, skip_events_until=old))
 screen.follow()
 """
 
@@ -155,7 +155,7 @@ def with_old_events(root: Path) -> rundir.RunDir:
 
 def test_a_person_who_attaches_sees_what_was_before_with_its_date(tmp_path: Path) -> None:
     run = with_old_events(tmp_path)
-    view = VIEW.replace("stops_on_interrupt=True", "tail=20, phases=False")
+    view = VIEW.replace("stops_on_interrupt=True", "tail=20, shows_phases=False")
 
     done = subprocess.run([sys.executable, "-c", view, run.path], capture_output=True, text=True, check=True)
 
@@ -169,7 +169,7 @@ def test_a_person_who_attaches_sees_what_was_before_with_its_date(tmp_path: Path
 
 def test_a_command_tells_nothing_of_what_was_before_it(tmp_path: Path) -> None:
     run = with_old_events(tmp_path)
-    view = STEPS.replace("heads=2", "heads=3")
+    view = STEPS.replace("controller_event_count=2", "controller_event_count=3")
 
     done = subprocess.run([sys.executable, "-c", view, run.path], capture_output=True, text=True, check=True)
 

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.cli.command_table import COMMANDS
 from clusterctl.cli.commands.init import render_templates
-from clusterctl.cli.follow.exit_report import ExitReason, report_exit
+from clusterctl.cli.follow.exit_report import FollowEndReason, print_final_report
 from clusterctl.cli.main import run
 from clusterctl.cli.templates import Template
 from clusterctl.logs.sanitize import strip_colours
@@ -26,7 +26,9 @@ PLAIN = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=0)
 def test_a_run_that_lost_its_controller_is_an_error_with_its_hint_right_below(tmp_path: Path, colour: bool) -> None:
     said = io.StringIO()
     terminal = Terminal(said, colour=colour, live=False, unicode=True, width=0)
-    code = report_exit(RunDir(tmp_path / "demo-x"), ExitReason.UNATTENDED, RunState(), Console(PLAIN, terminal))
+    code = print_final_report(
+        RunDir(tmp_path / "demo-x"), FollowEndReason.UNATTENDED, RunState(), Console(PLAIN, terminal)
+    )
     error, hint = said.getvalue().splitlines()
 
     assert code == 101
@@ -39,19 +41,19 @@ def test_a_run_that_lost_its_controller_is_an_error_with_its_hint_right_below(tm
 @pytest.mark.parametrize(
     ("leave", "told"),
     [
-        pytest.param(ExitReason.ENDED, {"state": "failed", "exit_code": 100}, id="ended"),
-        pytest.param(ExitReason.DETACHED, {"state": "failed", "exit_code": None}, id="detached"),
-        pytest.param(ExitReason.UNATTENDED, {"state": "failed", "exit_code": None}, id="unattended"),
+        pytest.param(FollowEndReason.ENDED, {"state": "failed", "exit_code": 100}, id="ended"),
+        pytest.param(FollowEndReason.DETACHED, {"state": "failed", "exit_code": None}, id="detached"),
+        pytest.param(FollowEndReason.UNATTENDED, {"state": "failed", "exit_code": None}, id="unattended"),
     ],
 )
 def test_after_phases_in_json_the_end_is_one_line_of_json(
-    tmp_path: Path, leave: ExitReason, told: dict[str, object], colour: bool
+    tmp_path: Path, leave: FollowEndReason, told: dict[str, object], colour: bool
 ) -> None:
     said = io.StringIO()
     terminal = Terminal(said, colour=colour, live=False, unicode=True, width=0)
     state = RunState(run="demo-x", phase=RunPhase.FAILED, exit_code=100, error={"message": "no"})
 
-    report_exit(RunDir(tmp_path / "demo-x"), leave, state, Console(PLAIN, terminal), as_json=True, quiet=True)
+    print_final_report(RunDir(tmp_path / "demo-x"), leave, state, Console(PLAIN, terminal), as_json=True, quiet=True)
 
     (line,) = said.getvalue().splitlines()
     record = json.loads(line)

@@ -35,7 +35,7 @@ def test_a_time_is_so_long_ago_or_of_the_clock(text: str, meant: float) -> None:
 def test_a_time_of_day_before_the_run_began_is_meant_for_its_last_day() -> None:
     began = at("2026-03-10T22:40")
 
-    assert parse_time_option("23:30", "--until", now=EVENING, began=began) == (at("2026-03-10T23:30"))
+    assert parse_time_option("23:30", "--until", now=EVENING, run_start=began) == (at("2026-03-10T23:30"))
 
 
 @pytest.mark.parametrize("text", ["soon", "25:00", "22:4", "1:2:3:4", ""])

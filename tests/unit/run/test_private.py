@@ -45,7 +45,7 @@ def test_the_traceback_of_a_bug_is_its_users_alone(state: Path) -> None:
     try:
         raise ValueError("sekrit")
     except ValueError:
-        main._bug()
+        main._report_bug()
     assert (mode(state), mode(state / "bug.log")) == ("0o700", "0o600")
     assert "sekrit" in (state / "bug.log").read_text()
 

@@ -33,7 +33,7 @@ class CommonOptions:
         quiet: Only what was asked for is printed.
         files: The cluster files of `--file`; later ones win.
         sets: The values of `--set`, each `KEY=VALUE`.
-        job_arguments: What stands after `--`.
+        passthrough_arguments: What stands after `--`.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class CommonOptions:
         self.quiet = False
         self.files: tuple[str, ...] = ()
         self.sets: tuple[str, ...] = ()
-        self.job_arguments: tuple[str, ...] = ()
+        self.passthrough_arguments: tuple[str, ...] = ()
 
     def console(self) -> Console:
         """Return the console of this process."""
@@ -50,18 +50,18 @@ class CommonOptions:
         return Console.standard(color=ColorChoice(self.color))
 
 
-def make_completer(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
+def make_completer(candidate_type: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
     """Return the `shell_complete` function of a parameter; `completion.list_completions` knows the kinds."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-        from clusterctl.cli.completion import list_completions
+        from clusterctl.cli.completion_candidates import list_completions
 
-        return list_completions(kind, context, parameter, incomplete)
+        return list_completions(candidate_type, context, parameter, incomplete)
 
     return complete
 
 
-def _set_common(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+def _store_common_option(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     common = context.ensure_object(CommonOptions)
     if parameter.name == "color" and value:
         common.color = value
@@ -77,7 +77,7 @@ class _CommonOption(click.Option):
     """An option of every command, which the help of the program alone describes."""
 
     def __init__(self, *names: str, **attributes: Any) -> None:
-        super().__init__(names, expose_value=False, callback=_set_common, **attributes)
+        super().__init__(names, expose_value=False, callback=_store_common_option, **attributes)
 
     @override
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
@@ -148,14 +148,14 @@ class CliCommand(click.Command):
             formatter.write("Examples:\n" + "".join(f"  {line}\n" for line in COMMANDS[self.name].examples))
 
 
-class JobCommand(CliCommand):
+class PassthroughCommand(CliCommand):
     """A command that takes everything after `--` as it is."""
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the job's arguments off before click looks at them."""
         own = args[: args.index("--")] if "--" in args else args
-        ctx.ensure_object(CommonOptions).job_arguments = tuple(args[len(own) + 1 :])
+        ctx.ensure_object(CommonOptions).passthrough_arguments = tuple(args[len(own) + 1 :])
         ctx.meta["clusterctl.dashes"] = len(own) < len(args)
         return super().parse_args(ctx, own)
 

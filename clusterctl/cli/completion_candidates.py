@@ -21,22 +21,22 @@ from clusterctl.run.record import state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 
-_NEWEST = 50
+_MAX_RUNS = 50
 """Maximum of candidates: reading more journals would make the Tab key slow."""
 
 
 def list_completions(
-    kind: str, context: click.Context, parameter: click.Parameter, incomplete: str
+    candidate_type: str, context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Return the candidates of a kind (a key of `_OFFERS`) for an incomplete word."""
+    """Return the candidates of a type (a key of `_COMPLETERS`) for an incomplete word."""
     if context.meta.get("clusterctl.dashes"):
         return [CompletionItem(incomplete, type="file")]
     with contextlib.suppress(ClusterctlError, OSError, ValueError):
-        return _OFFERS[kind](_complete(context, parameter), incomplete)
+        return _COMPLETERS[candidate_type](_reparse_earlier_words(context, parameter), incomplete)
     return []
 
 
-def _complete(context: click.Context, parameter: click.Parameter) -> click.Context:
+def _reparse_earlier_words(context: click.Context, parameter: click.Parameter) -> click.Context:
     """Read the words before an option again: click gives up on a line that ends without the option's value."""
     if not isinstance(parameter, click.Option):
         return context
@@ -53,11 +53,11 @@ def _complete(context: click.Context, parameter: click.Parameter) -> click.Conte
 # --- files
 
 
-def _files(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    return list(_yaml_files(incomplete)) or [CompletionItem(incomplete, type="file")]
+def _complete_files(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    return list(_list_yaml_files(incomplete)) or [CompletionItem(incomplete, type="file")]
 
 
-def _yaml_files(incomplete: str) -> Iterator[CompletionItem[str]]:
+def _list_yaml_files(incomplete: str) -> Iterator[CompletionItem[str]]:
     folder, begun = os.path.split(incomplete)
     for entry in sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name):
         hidden = entry.name.startswith(".") and not begun.startswith(".")
@@ -68,26 +68,26 @@ def _yaml_files(incomplete: str) -> Iterator[CompletionItem[str]]:
 # --- runs
 
 
-def _runs(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    return _run_items(context, incomplete, active=False) or list(_yaml_files(incomplete))
+def _complete_runs(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    return _list_run_candidates(context, incomplete, active=False) or list(_list_yaml_files(incomplete))
 
 
-def _active(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    return _run_items(context, incomplete, active=True)
+def _complete_active_runs(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    return _list_run_candidates(context, incomplete, active=True)
 
 
-def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list[CompletionItem[str]]:
+def _list_run_candidates(context: click.Context, incomplete: str, *, active: bool) -> list[CompletionItem[str]]:
     named = context.params.get("references") or ()
     runs = [r for r in reversed(state_reader.list_runs()) if r.run.startswith(incomplete) and r.run not in named]
     items_of_runs = []
-    for run in runs[:_NEWEST]:
+    for run in runs[:_MAX_RUNS]:
         state, _ = state_reader.load_visible_state(run, state_reader.load_summary_or_state)
         if state.may_run or not active:
             items_of_runs.append((state.over, CompletionItem(run.run, help=state.phase.value)))
     return [item for _, item in sorted(items_of_runs, key=lambda pair: pair[0])]
 
 
-def _run(context: click.Context) -> RunDir | None:
+def _find_named_run(context: click.Context) -> RunDir | None:
     """Return the run that earlier words name."""
     if not any(parameter.name in ("reference", "references") for parameter in context.command.params):
         return None
@@ -98,7 +98,7 @@ def _run(context: click.Context) -> RunDir | None:
 # --- nodes and ranks
 
 
-def _spec(context: click.Context) -> ClusterSpec:
+def _load_spec(context: click.Context) -> ClusterSpec:
     """Return the cluster of the file that earlier words name, or else of ./cluster.yaml."""
     from clusterctl.config.loader import load_cluster_file
 
@@ -106,21 +106,21 @@ def _spec(context: click.Context) -> ClusterSpec:
     return load_cluster_file(paths, environ=os.environ, sets=context.obj.sets).spec
 
 
-def _nodes(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    run = _run(context)
-    names = list(load_state(run).nodes) if run is not None else [host.name for host in _spec(context).hosts]
-    return _of_list(names, incomplete)
+def _complete_nodes(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    run = _find_named_run(context)
+    names = list(load_state(run).nodes) if run is not None else [host.name for host in _load_spec(context).hosts]
+    return _complete_list(names, incomplete)
 
 
-def _ranks(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    run = _run(context)
+def _complete_ranks(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    run = _find_named_run(context)
     if run is not None:
-        return _of_list(map(str, sorted(load_state(run).workers)), incomplete)
-    entries = layout.assign_ranks_if_known(_spec(context)) or ()
-    return _of_list((str(rank) for entry in entries for rank in entry.ranks), incomplete)
+        return _complete_list(map(str, sorted(load_state(run).workers)), incomplete)
+    entries = layout.assign_ranks_if_known(_load_spec(context)) or ()
+    return _complete_list((str(rank) for entry in entries for rank in entry.ranks), incomplete)
 
 
-def _of_list(names: Iterable[str], incomplete: str) -> list[CompletionItem[str]]:
+def _complete_list(names: Iterable[str], incomplete: str) -> list[CompletionItem[str]]:
     """Complete the last item of `a,b,c`, without the items before it."""
     before, comma, begun = incomplete.rpartition(",")
     taken = before.split(",")
@@ -130,17 +130,17 @@ def _of_list(names: Iterable[str], incomplete: str) -> list[CompletionItem[str]]
 # --- words
 
 
-def _checks(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+def _complete_checks(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
     from clusterctl.health.registry import CHECKS
 
-    return _of_list(CHECKS, incomplete)
+    return _complete_list(CHECKS, incomplete)
 
 
-def _templates(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+def _complete_templates(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
     return [CompletionItem(t.name, help=t.summary) for t in list_templates() if t.name.startswith(incomplete)]
 
 
-def _keys(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+def _complete_keys(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
     """Offer keys of `--set`, up to the `=`."""
     from clusterctl.config.sections.section_fields import CLUSTER_FILE, MAPPINGS
 
@@ -150,13 +150,13 @@ def _keys(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
     return [CompletionItem(word, help=description) for word, description in words if word.startswith(incomplete)]
 
 
-_OFFERS: dict[str, Callable[[click.Context, str], list[CompletionItem[str]]]] = {
-    "files": _files,
-    "runs": _runs,
-    "active": _active,
-    "nodes": _nodes,
-    "ranks": _ranks,
-    "checks": _checks,
-    "keys": _keys,
-    "templates": _templates,
+_COMPLETERS: dict[str, Callable[[click.Context, str], list[CompletionItem[str]]]] = {
+    "files": _complete_files,
+    "runs": _complete_runs,
+    "active": _complete_active_runs,
+    "nodes": _complete_nodes,
+    "ranks": _complete_ranks,
+    "checks": _complete_checks,
+    "keys": _complete_keys,
+    "templates": _complete_templates,
 }

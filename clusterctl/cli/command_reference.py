@@ -1,4 +1,4 @@
-"""The reference page of all commands, made from the commands: `python -m clusterctl.cli.docs docs/cli.md`."""
+"""Generates the reference page of all commands: `python -m clusterctl.cli.command_reference docs/cli.md`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
-from clusterctl.cli.command import COMMON_OPTIONS
+from clusterctl.cli.base_command import COMMON_OPTIONS
 from clusterctl.cli.command_table import COMMANDS
 from clusterctl.cli.main import cli
 
 _INTRO = """\
 # Commands
 
-<!-- Made by `python -m clusterctl.cli.docs docs/cli.md`; do not edit. -->
+<!-- Made by `python -m clusterctl.cli.command_reference docs/cli.md`; do not edit. -->
 
 `clusterctl` and `cctl` are the same program. FILE is a cluster file ([cluster-file.md](cluster-file.md)),
 `./cluster.yaml` unless named. RUN is an id or its beginning, a name, or a cluster file (its
@@ -36,32 +36,32 @@ also stand before the command.
 """
 
 
-def render_page() -> str:
+def render_command_reference() -> str:
     """Return the text of `docs/cli.md`."""
     context = click.Context(cli, info_name="clusterctl")
     names = cli.list_commands(context)
     rows = [f"| [`{name}`](#clusterctl-{name}) | {COMMANDS[name].summary} |" for name in names]
-    common = [_row(option, context) for option in COMMON_OPTIONS]
+    common = [_render_option(option, context) for option in COMMON_OPTIONS]
     parts = [_INTRO, "\n".join(common), "\n\n| command | |\n|---|---|\n", "\n".join(rows), "\n"]
     for name in names:
         command = cli.get_command(context, name)
         assert command is not None, "every listed command exists"
-        parts += ["\n", "\n".join(_entry(name, command, context)), "\n"]
+        parts += ["\n", "\n".join(_render_command(name, command, context)), "\n"]
     return "".join(parts)
 
 
-def _entry(name: str, command: click.Command, parent: click.Context) -> list[str]:
+def _render_command(name: str, command: click.Command, parent: click.Context) -> list[str]:
     context = click.Context(command, info_name=name, parent=parent)
     usage = " ".join(["clusterctl", name, *command.collect_usage_pieces(context)])
     options = [p for p in command.params if isinstance(p, click.Option) and p.get_help_record(context)]
-    lines = [f"## clusterctl {name}", "", "```", usage, "```", "", *_description(command.help or "")]
+    lines = [f"## clusterctl {name}", "", "```", usage, "```", "", *_render_help(command.help or "")]
     if options:
-        lines += ["", "| option | |", "|---|---|", *(_row(option, context) for option in options)]
+        lines += ["", "| option | |", "|---|---|", *(_render_option(option, context) for option in options)]
     lines += ["", "```console", *COMMANDS[name].examples, "```"]
     return lines
 
 
-def _description(text: str) -> Iterator[str]:
+def _render_help(text: str) -> Iterator[str]:
     """Yield each paragraph as one line, and paragraphs that click does not wrap (`\\b`) as code."""
     for number, paragraph in enumerate(inspect.cleandoc(text).split("\n\n")):
         if number:
@@ -73,7 +73,7 @@ def _description(text: str) -> Iterator[str]:
             yield " ".join([first, *rest])
 
 
-def _row(option: click.Option, context: click.Context) -> str:
+def _render_option(option: click.Option, context: click.Context) -> str:
     words, description = option.get_help_record(context) or ("", "")
     # A count that may not be negative goes without saying.
     words, description = words.replace("INTEGER RANGE", "N"), " ".join(description.replace("[x>=0]", "").split())
@@ -82,4 +82,4 @@ def _row(option: click.Option, context: click.Context) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(render_page(), encoding="utf-8")
+    Path(sys.argv[1]).write_text(render_command_reference(), encoding="utf-8")
