@@ -47,7 +47,7 @@ class CommonOptions:
         """Return the console of this process."""
         from clusterctl.render.console import ColorChoice, Console
 
-        return Console.standard(color=ColorChoice(self.color))
+        return Console.for_standard_streams(color=ColorChoice(self.color))
 
 
 def make_completer(candidate_type: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:

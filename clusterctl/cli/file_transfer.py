@@ -77,7 +77,7 @@ def copy_to_nodes(transfer: TransferSettings, sources: Sequence[str], hosts: Seq
     """
     load = uploads.collect_upload(sources, transfer.max_bytes)
     for path in [] if transfer.quiet else load.excluded:
-        transfer.console.narrate(f"left out: {path} is no file, and no link to one")
+        transfer.console.write_stderr(f"left out: {path} is no file, and no link to one")
     inside = len(sources) > 1 or target.endswith("/") or target in ("", ".", "~")
     with open_all_sessions(
         transfer.spec, hosts, progress_terminal=None if transfer.quiet else transfer.console.err
@@ -201,7 +201,7 @@ def _print_results(transfer: TransferSettings, texts: Mapping[str, str]) -> None
         return
     arrow = transfer.console.err.glyphs.arrow
     alike = group_names_by_value({node: text.replace("{to}", arrow, 1) for node, text in texts.items()})
-    transfer.console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in alike.items()))
+    transfer.console.write_stderr(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in alike.items()))
 
 
 def _name_node_in_refusal(node: str, call: Callable[[], T]) -> T:

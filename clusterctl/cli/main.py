@@ -19,7 +19,7 @@ from clusterctl._version import __version__
 from clusterctl.cli.base_command import COMMON_OPTIONS, PassthroughCommand, override
 from clusterctl.cli.command_table import ALIASES, COMMANDS, GROUPS
 from clusterctl.errors import ClusterctlError, ExitCode
-from clusterctl.render import streams
+from clusterctl.render import standard_streams
 from clusterctl.suggestion import find_similar
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class LazyCommandGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command.
 
-        The standard streams ignore broken pipes (`render.streams`), so a broken pipe or the end of a file here
+        The standard streams ignore broken pipes (`render.standard_streams`), so a broken pipe or the end of a file here
         is a bug. click would exit with 1 or 130 without a message.
         """
         try:
@@ -130,10 +130,10 @@ def _find_argument_before_dashes(error: click.UsageError) -> str | None:
 
 def _print_error(text: str, hint: str | None = None) -> None:
     from clusterctl.render.console import Console
-    from clusterctl.render.errors import error_line, hint_lines
+    from clusterctl.render.error_messages import error_line, hint_lines
 
-    terminal = Console.standard().err
-    terminal.prose([error_line(text, terminal), *hint_lines(hint, terminal)])
+    terminal = Console.for_standard_streams().err
+    terminal.write_wrapped([error_line(text, terminal), *hint_lines(hint, terminal)])
 
 
 @click.group(
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     # Garbage collection would take a tenth of the time to show a large run, and finds nearly nothing.
     gc.set_threshold(_GC_THRESHOLD)
-    streams.replace_standard_streams()
+    standard_streams.replace_standard_streams()
     code = run(arguments)
     _flush_streams()
     # Threads of a library must not delay the exit.
@@ -175,7 +175,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             args=arguments, prog_name=_get_program_name(), complete_var="_CLUSTERCTL_COMPLETE", standalone_mode=False
         )
     except ClusterctlError as error:
-        from clusterctl.render.errors import print_error
+        from clusterctl.render.error_messages import print_error
 
         print_error(error)
         return int(error.exit_code)
@@ -226,7 +226,7 @@ def _report_bug() -> int:
     except OSError:
         from clusterctl.render.console import Console
 
-        Console.standard().narrate(*traceback.format_exc().splitlines())
+        Console.for_standard_streams().write_stderr(*traceback.format_exc().splitlines())
         return int(ExitCode.BUG)
     last = traceback.format_exc().strip().splitlines()[-1]
     _print_error(f"this is a bug of clusterctl: {last}", f"the traceback is in {path}")

@@ -71,7 +71,7 @@ def open_reachable_sessions(
     names, limit = [host.name for host in hosts], spec.ssh.connect_timeout
     with WaitingLine(names, limit, progress_terminal, meanwhile=on_update) as waiting:
         sessions, errors = open_sessions(
-            transports, hosts, inbox, parallel=spec.ssh.parallel, joined=on_connected, progress=waiting.at
+            transports, hosts, inbox, parallel=spec.ssh.parallel, joined=on_connected, progress=waiting.set_stage
         )
     try:
         yield sessions, errors

@@ -14,7 +14,7 @@ from clusterctl.agent.protocol.record_types import HealthSample
 from clusterctl.cli import option_values
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ClusterctlError, NotFoundError
-from clusterctl.render.stats import NodeStats, stats_from_sample
+from clusterctl.render.stats_table import NodeStats, stats_from_sample
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record import sample_files, state_reader
 from clusterctl.run.record.rundir import RunDir

@@ -13,7 +13,7 @@ from clusterctl.cli.base_command import CommonOptions, make_completer
 from clusterctl.cli.option_values import list_cluster_files
 from clusterctl.config.host_ranges import HostRangeError, select_hosts
 from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
-from clusterctl.render.errors import render_problems
+from clusterctl.render.error_messages import render_problems
 
 if TYPE_CHECKING:
     from clusterctl.config.loader import LoadedClusterFile
@@ -155,7 +155,7 @@ def load_chosen_cluster_file(
         run_host_command=run_host_command or accepted_commands.run_host_list_command_if_accepted,
     )
     if console is not None and loaded.warnings:
-        console.narrate(*render_problems(loaded.warnings, "warning", console.err))
+        console.write_stderr(*render_problems(loaded.warnings, "warning", console.err))
     return loaded
 
 

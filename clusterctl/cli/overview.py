@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 def print_overview() -> None:
     """Print the overview."""
-    console = Console.standard()
+    console = Console.for_standard_streams()
     here = os.path.isfile("cluster.yaml")
-    console.tell(*render_overview(__version__, _render_active_runs(console.out), console.out, has_file=here))
+    console.write_stdout_wrapped(
+        *render_overview(__version__, _render_active_runs(console.out), console.out, has_file=here)
+    )
 
 
 def render_overview(version: str, active: Sequence[str], terminal: Terminal, *, has_file: bool) -> list[str]:

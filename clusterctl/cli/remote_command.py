@@ -17,7 +17,7 @@ from clusterctl.agent.protocol import command_payload_types
 from clusterctl.agent.protocol.command_payload_types import ExecAnswer
 from clusterctl.agent.protocol.frames import StreamData
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError, RefusedError
-from clusterctl.render.exec_output import CommandResult, clean_lines, make_command_result
+from clusterctl.render.exec_output import CommandResult, make_command_result, sanitize_output
 from clusterctl.session.requests import EXEC
 from clusterctl.session.session import Session
 
@@ -64,9 +64,9 @@ class OutputCollector:
     def _print_block(self, stream_index: int, block: bytes) -> None:
         assert self._console is not None, "only what is shown is put"
         terminal = self._console.err if stream_index else self._console.out
-        lines = [f"{self.node}: {line}" for line in clean_lines(block, terminal)]
+        lines = [f"{self.node}: {line}" for line in sanitize_output(block, terminal)]
         with self._print_lock:
-            (self._console.narrate if stream_index else self._console.data)(*lines)
+            (self._console.write_stderr if stream_index else self._console.write_stdout)(*lines)
 
 
 class RemoteCommand:
@@ -174,7 +174,7 @@ class RemoteCommand:
 
 
 def _mark_as_joined(waiting: WaitingLine, node: str, _running: Future[ExecAnswer]) -> None:
-    waiting.at(node, "joined")
+    waiting.set_stage(node, "joined")
 
 
 MAX_INPUT_BYTES = 2 << 20

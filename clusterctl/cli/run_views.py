@@ -15,9 +15,9 @@ from clusterctl.agent.protocol.record_types import ActivitySample
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_index_path, format_output_path
 from clusterctl.agent.protocol.stall_folders import list_stall_folders
 from clusterctl.logs.sanitize import clean_block
-from clusterctl.render.run_messages import Unattended, predict_unattended
-from clusterctl.render.stacks import summarize_stacks
-from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
+from clusterctl.render.run_messages import UnattendedRun, predict_unattended
+from clusterctl.render.stack_report import summarize_stacks
+from clusterctl.render.status_report import RunSnapshot, WorkerActivity, activity_from_sample
 from clusterctl.run.record import run_facts, sample_files, state_reader
 from clusterctl.run.record.rundir import RunDir, read_saved_verdict
 from clusterctl.run.record.saved_verdict import read_evidence
@@ -38,10 +38,10 @@ _NO_ACTIVITY = WorkerActivity()
 def warn_of_unreadable_lines(state: RunState, console: Console) -> None:
     """Warn of unreadable lines in the files of a run; all other lines were read."""
     for line in state.unreadable_lines:
-        console.narrate(f"warning: {state.run}: {line}; what cannot be read is left out")
+        console.write_stderr(f"warning: {state.run}: {line}; what cannot be read is left out")
 
 
-def add_stragglers(run: RunDir, view: RunView, newest_samples: Mapping[str, ActivitySample]) -> RunView:
+def add_stragglers(run: RunDir, view: RunSnapshot, newest_samples: Mapping[str, ActivitySample]) -> RunSnapshot:
     """Return a view with the stragglers of a run and the likely reason of each.
 
     Args:
@@ -55,7 +55,7 @@ def add_stragglers(run: RunDir, view: RunView, newest_samples: Mapping[str, Acti
     if not rank_time_shares.has_recent_progress(newest_samples.values(), state.attempt, LONG_WAIT_S) and (
         slow := load_blocking_ranks(run, state)
     ):
-        return replace(view, slow=slow)
+        return replace(view, slow_ranks=slow)
     if not rank_time_shares.have_all_wait_counts(newest_samples.values()):
         return view
     # One after the other: the ends of all of them together are tens of megabytes.
@@ -63,7 +63,8 @@ def add_stragglers(run: RunDir, view: RunView, newest_samples: Mapping[str, Acti
     stragglers = find_stragglers(rank_time_shares.measure_wait_shares(ends, state.attempt))
     return (
         replace(
-            view, slow=_explain_stragglers(view, stragglers, {n: _read_recent_samples(run, n) for n in newest_samples})
+            view,
+            slow_ranks=_explain_stragglers(view, stragglers, {n: _read_recent_samples(run, n) for n in newest_samples}),
         )
         if stragglers
         else view
@@ -82,7 +83,7 @@ def load_blocking_ranks(run: RunDir, state: RunState) -> dict[int, str]:
     return {rank: idle_ranks[rank].activity for rank in slowness.find_blocking_ranks(idle_ranks, len(state.workers))}
 
 
-def _explain_stragglers(view: RunView, slow: Sequence[int], ends: Mapping[str, Sequence[bytes]]) -> dict[int, str]:
+def _explain_stragglers(view: RunSnapshot, slow: Sequence[int], ends: Mapping[str, Sequence[bytes]]) -> dict[int, str]:
     state = view.state
     known = rank_time_shares.measure_rank_timings(ends, state.attempt, max_lines=_MAX_SAMPLE_LINES)
     troubles = {node: tuple(t.message for (n, _, _), t in state.troubles.items() if n == node) for node in state.nodes}
@@ -92,79 +93,79 @@ def _explain_stragglers(view: RunView, slow: Sequence[int], ends: Mapping[str, S
     }
 
 
-def load_view_without_output(run: RunDir) -> RunView:
+def load_view_without_output(run: RunDir) -> RunSnapshot:
     """Return a view without the origin of the run, the output of its ranks, and their positions."""
-    state, attended = state_reader.load_visible_state(run)
+    state, has_controller = state_reader.load_visible_state(run)
     seen = _make_sampled_activity(state, sample_files.read_newest_activity(run, state), time.time())
-    return RunView(
+    return RunSnapshot(
         state=_update_stall_age(state),
-        attended=attended,
+        has_controller=has_controller,
         activity=seen,
         verdict=_read_stall_verdict(run, state),
-        unattended=predict_run_without_controller(run, state, attended=attended),
+        unattended_run=predict_run_without_controller(run, state, has_controller=has_controller),
     )
 
 
-def load_run_list_view(run: RunDir) -> RunView:
+def load_run_list_view(run: RunDir) -> RunSnapshot:
     """Return the view of a run for lists; for an ended run, only its summary is read."""
     end = state_reader.read_summary(run.summary, run.events)
     if end is None:
         return load_view_without_output(run)
-    return RunView(state=end.state, attended=run.is_attended, activity={0: WorkerActivity(step=end.step)})
+    return RunSnapshot(state=end.state, has_controller=run.is_attended, activity={0: WorkerActivity(step=end.step)})
 
 
 def build_run_view(
     run: RunDir,
     state: RunState,
     *,
-    attended: bool,
+    has_controller: bool,
     newest_samples: Mapping[str, ActivitySample] | None = None,
     with_output_times: bool = True,
-) -> RunView:
+) -> RunSnapshot:
     """Return the full view of a run from its state.
 
     Args:
         run: The run.
         state: The state of the run.
-        attended: A controller is alive.
+        has_controller: A controller is alive.
         newest_samples: The newest samples of ranks, by node; `None` reads them.
         with_output_times: Read the time of the last output of each rank, which takes two files for each rank.
     """
     where: list[str] = []
     if state.stall is not None and state.stall.phase == "confirmed":
         where = describe_stalled_ranks(run, state)
-    return RunView(
+    return RunSnapshot(
         state=_update_stall_age(state),
-        attended=attended,
+        has_controller=has_controller,
         activity=_load_activity(run, state, newest_samples, with_output_times=with_output_times),
         verdict=_read_stall_verdict(run, state),
         origin=run_facts.read_origin(run),
-        where=where,
-        unattended=predict_run_without_controller(run, state, attended=attended),
+        stall_positions=where,
+        unattended_run=predict_run_without_controller(run, state, has_controller=has_controller),
     )
 
 
-def build_report_view(run: RunDir, state: RunState, *, attended: bool, step: int | None) -> RunView:
+def build_report_view(run: RunDir, state: RunState, *, has_controller: bool, step: int | None) -> RunSnapshot:
     """Return the view of a run for its report; the only activity is the step of the slowest rank."""
-    return RunView(
+    return RunSnapshot(
         state=_update_stall_age(state),
-        attended=attended,
+        has_controller=has_controller,
         activity={0: WorkerActivity(step=step)},
         origin=run_facts.read_origin(run),
     )
 
 
-def predict_run_without_controller(run: RunDir, state: RunState, *, attended: bool = False) -> Unattended:
+def predict_run_without_controller(run: RunDir, state: RunState, *, has_controller: bool = False) -> UnattendedRun:
     """Return what will happen to a run without a controller, from its spec and the last write of a controller."""
-    if attended or state.over:
-        return Unattended()
+    if has_controller or state.over:
+        return UnattendedRun()
     # Without a readable spec the fate is unknown. Two values are enough: to validate all of it would import pydantic.
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stored = json.loads(run.spec.read_text())
         stop_after = (stored["on_controller_loss"] or {}).get("stop_after")
         limits, last = RunLimits(stop_after=stop_after, grace=stored["job"]["grace"]), run.find_last_write_time()
         return predict_unattended(state.phase, time.time() - (last or 0.0), limits.stop_after, limits.fence)
-    return Unattended()
+    return UnattendedRun()
 
 
 def _read_stall_verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunState
 from clusterctl.suggestion import suggest_similar_file
 from clusterctl.why.headline import parse_missing_command
-from clusterctl.why.verdict import Class, Confidence, Verdict
+from clusterctl.why.verdict import Confidence, ProblemClass, Verdict
 
 _MAX_MEMBER_BYTES = 64 << 20
 
@@ -138,7 +138,7 @@ _COMPARED_CHARS = 80
 
 def add_argument_with_blanks_hint(run: RunDir, verdict: Verdict) -> Verdict:
     """Return a verdict that names an argument with blanks, if the program did not understand that argument."""
-    if verdict.cls is not Class.WRONG_ARGUMENT:
+    if verdict.cls is not ProblemClass.WRONG_ARGUMENT:
         return verdict
     try:
         job = load_spec(run.spec.read_text()).job
@@ -163,7 +163,7 @@ def explain_argument_with_blanks(job: JobSpec, error_text: str) -> str | None:
 
 def add_missing_code_hint(run: RunDir, verdict: Verdict) -> Verdict:
     """Return a verdict with the reason why a module or file is missing, if the code folder shows it."""
-    if verdict.cls not in (Class.MISSING_MODULE, Class.MISSING_FILE):
+    if verdict.cls not in (ProblemClass.MISSING_MODULE, ProblemClass.MISSING_FILE):
         return verdict
     try:
         spec, manifest = load_spec(run.spec.read_text()), code_manifest.load_manifest(run)
@@ -174,20 +174,20 @@ def add_missing_code_hint(run: RunDir, verdict: Verdict) -> Verdict:
     hosts = [host for host in spec.hosts if host.name in nodes]
     own = [host.env["PYTHONPATH"] for host in hosts if "PYTHONPATH" in host.env]
     pythonpath = own[0] if own else spec.env.get("PYTHONPATH")
-    reason, following = None, verdict.next
+    reason, following = None, verdict.next_commands
     if spec.sync is not None:
         sent = None if manifest is None else manifest.files
         folder = code_exclusions.scan_code_folder(spec.sync, sent, pythonpath or "")
         workdirs = [host.workdir for host in spec.hosts if host.workdir]
         reason = None if folder is None else code_exclusions.explain_missing_file(error_text, folder, workdirs)
-        following = ("clusterctl sync --dry-run -v", *verdict.next[1:])
+        following = ("clusterctl sync --dry-run -v", *verdict.next_commands[1:])
     is_remote = any(host.transport is not TransportKind.LOCAL for host in hosts)
     if reason is None and pythonpath is None and is_remote:
         reason = code_exclusions.find_on_pythonpath(error_text, os.environ.get("PYTHONPATH", ""))
-        following = verdict.next
+        following = verdict.next_commands
     if reason is None:
         return verdict
-    return replace(verdict, summary=f"{verdict.summary}; {reason}", next=following)
+    return replace(verdict, summary=f"{verdict.summary}; {reason}", next_commands=following)
 
 
 _LOGIN_TIMEOUT_S = 10.0
@@ -197,12 +197,14 @@ def add_login_path_hint(run: RunDir, verdict: Verdict) -> Verdict:
     """Return a verdict that says whether a login shell of the node finds the missing command."""
     culprit = next((one for one in verdict.culprits if one.node is not None), None)
     name = parse_missing_command(culprit.evidence) if culprit is not None else None
-    if verdict.cls is not Class.COMMAND_NOT_FOUND or culprit is None or culprit.node is None or name is None:
+    if verdict.cls is not ProblemClass.COMMAND_NOT_FOUND or culprit is None or culprit.node is None or name is None:
         return verdict
     with contextlib.suppress(ClusterctlError, OSError):
         path = _find_path_at_login(run, culprit.node, name)
         if path is None:
-            return replace(verdict, missing=(*verdict.missing, f"{culprit.node} could not be asked for `{name}`"))
+            return replace(
+                verdict, missing_evidence=(*verdict.missing_evidence, f"{culprit.node} could not be asked for `{name}`")
+            )
         if not path:
             return replace(
                 verdict, summary=f"{verdict.summary}; a login shell of {culprit.node} has no `{name}` either"
@@ -210,7 +212,7 @@ def add_login_path_hint(run: RunDir, verdict: Verdict) -> Verdict:
         folder = path.rpartition("/")[0]
         remedy = f"put `export PATH={folder}:$PATH` into `job.prologue`"
         found = f"; a login shell of {culprit.node} finds {path}, which ranks do not have on PATH"
-        return replace(verdict, summary=f"{verdict.summary}{found}", next=(remedy, *verdict.next))
+        return replace(verdict, summary=f"{verdict.summary}{found}", next_commands=(remedy, *verdict.next_commands))
     return verdict
 
 

@@ -25,13 +25,13 @@ _BINS = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeAxis:
     """The time that a picture shows; wall clock."""
 
     begin: float
     end: float
 
-    def x(self, time: float) -> float:
+    def x_at(self, time: float) -> float:
         """Return the horizontal position of a time."""
         share = (time - self.begin) / max(self.end - self.begin, 1e-9)
         return LEFT + min(1.0, max(0.0, share)) * (WIDTH - LEFT - RIGHT)
@@ -40,7 +40,9 @@ class Span:
         """Return place, alignment and text of the labels below a picture."""
         form = "%m-%d %H:%M" if self.end - self.begin > 86400 else "%H:%M:%S"
         times = ((self.begin, "start"), ((self.begin + self.end) / 2, "middle"), (self.end, "end"))
-        return [(self.x(time), anchor, f"{datetime.fromtimestamp(time).astimezone():{form}}") for time, anchor in times]
+        return [
+            (self.x_at(time), anchor, f"{datetime.fromtimestamp(time).astimezone():{form}}") for time, anchor in times
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,33 +75,33 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Curves over time; `levels` are the places and labels of its horizontal lines."""
+    """Curves over time; `grid_lines` are the places and labels of its horizontal lines."""
 
     title: str
     curves: Sequence[Curve]
-    levels: Sequence[tuple[float, str]]
+    grid_lines: Sequence[tuple[float, str]]
 
 
-def make_chart(title: str, unit: str, series: Mapping[str, Points], span: Span) -> Chart | None:
+def make_chart(title: str, unit: str, series: Mapping[str, Points], axis: TimeAxis) -> Chart | None:
     """Return curves over time, or `None` without any curve."""
-    shown = select_curves({name: drawable_points(points) for name, points in series.items()}, span)
+    shown = select_curves({name: filter_drawable_points(points) for name, points in series.items()}, axis)
     if not shown:
         return None
     top = _ceiling(max(value for points in shown.values() for _, value in points))
     curves = [
-        Curve(name=name, colour=_COLOURS[index % len(_COLOURS)], path=_path(points, top, span))
+        Curve(name=name, colour=_COLOURS[index % len(_COLOURS)], path=_path(points, top, axis))
         for index, (name, points) in enumerate(shown.items())
     ]
-    levels = [(_y(share * top, top), f"{share * top:g}") for share in (0.0, 0.5, 1.0)]
-    return Chart(title=f"{title}, {unit}" if unit else title, curves=curves, levels=levels)
+    grid_lines = [(_y(share * top, top), f"{share * top:g}") for share in (0.0, 0.5, 1.0)]
+    return Chart(title=f"{title}, {unit}" if unit else title, curves=curves, grid_lines=grid_lines)
 
 
-def drawable_points(points: Points) -> Points:
+def filter_drawable_points(points: Points) -> Points:
     """Return the points that can be drawn."""
     return [point for point in points if -math.inf < point[0] < math.inf and 0.0 <= point[1] < math.inf]
 
 
-def select_curves(series: Mapping[str, Points], span: Span) -> dict[str, Points]:
+def select_curves(series: Mapping[str, Points], axis: TimeAxis) -> dict[str, Points]:
     """Return few curves that a reader can distinguish.
 
     Of curves that lie on each other the middle at each time, beside those that differ from it; of too many the lowest,
@@ -109,7 +111,7 @@ def select_curves(series: Mapping[str, Points], span: Span) -> dict[str, Points]
     if len(known) < _MIN_FOR_MEDIAN:
         return known
     bins: list[dict[str, list[float]]] = [{} for _ in range(_BINS + 1)]
-    begin, width = span.begin, max((span.end - span.begin) / _BINS, 1e-9)
+    begin, width = axis.begin, max((axis.end - axis.begin) / _BINS, 1e-9)
     last = begin + _BINS * width
     for name, points in known.items():
         for time, value in points:
@@ -140,8 +142,10 @@ def _unlike(bins: Sequence[Mapping[str, Sequence[float]]], names: Iterable[str])
     return [name for name, each in away.items() if each and sum(each) / len(each) > _APART * top]
 
 
-def _path(points: Points, top: float, span: Span) -> Markup:
-    return Markup(" ".join(f"{format_number(span.x(time))},{format_number(_y(value, top))}" for time, value in points))
+def _path(points: Points, top: float, axis: TimeAxis) -> Markup:
+    return Markup(
+        " ".join(f"{format_coordinate(axis.x_at(time))},{format_coordinate(_y(value, top))}" for time, value in points)
+    )
 
 
 def _y(value: float, top: float) -> float:
@@ -156,6 +160,6 @@ def _ceiling(value: float) -> float:
     return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0, 20.0) if factor * power >= value)
 
 
-def format_number(value: float) -> str:
+def format_coordinate(value: float) -> str:
     """Return a coordinate with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")

@@ -1,7 +1,7 @@
 """The streams that a person reads: whether they take colours, redrawing and non-ASCII, and how wide they are.
 
 Data goes to stdout, narration to stderr; each is judged by itself, for either may be a pipe. All that is written passes
-the door (`clusterctl.render.sanitize`), our own words included.
+the door (`clusterctl.render.terminal_sanitizer`), our own words included.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from enum import Enum
 from typing import Any, TextIO
 
 from clusterctl.logs.sanitize import clean_text, strip_colours
-from clusterctl.render import streams
-from clusterctl.render.sanitize import ansi_style, keep_ansi_colours, sanitize_line, sanitize_lines
-from clusterctl.render.wrapping import count_columns, wrap_line
+from clusterctl.render import standard_streams
+from clusterctl.render.line_wrapping import count_columns, wrap_line
+from clusterctl.render.terminal_sanitizer import ansi_style, keep_ansi_colours, sanitize_line, sanitize_lines
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 
@@ -41,9 +41,9 @@ class Glyphs:
     """Signs with a meaning; a word or a number always accompanies them.
 
     Attributes:
-        parts: What a column of a bar may be filled with, the least first and the whole last.
-        empty: A column of a bar that is not filled.
-        levels: Columns of a trend, the lowest first.
+        bar_fills: What a column of a bar may be filled with, the least first and the whole last.
+        bar_background: A column of a bar that is not filled.
+        trend_heights: Columns of a trend, the lowest first.
     """
 
     ok: str
@@ -55,18 +55,18 @@ class Glyphs:
     dot: str
     arrow: str
     rule: str
-    parts: str
-    empty: str
-    levels: str
+    bar_fills: str
+    bar_background: str
+    trend_heights: str
 
 
 UNICODE = Glyphs(
     ok="✓", warn="!", fail="✗", running=tuple("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"), bar="│", ellipsis="…", dot="·", arrow="→", rule="─",
-    parts="▏▎▍▌▋▊▉█", empty=" ", levels="▁▂▃▄▅▆▇█",
+    bar_fills="▏▎▍▌▋▊▉█", bar_background=" ", trend_heights="▁▂▃▄▅▆▇█",
 )  # fmt: skip
 ASCII = Glyphs(
     ok="ok", warn="!", fail="x", running=tuple("|/-\\"), bar="|", ellipsis="...", dot="-", arrow="->", rule="-",
-    parts="#", empty=".", levels="_.:-=+*#",
+    bar_fills="#", bar_background=".", trend_heights="_.:-=+*#",
 )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ _IN_ASCII = str.maketrans({"✓": "ok", "✗": "x", "│": "|", "…": "...", "�
 """How our signs are written where the stream can show none of them, whoever wrote them."""
 
 
-def is_colour_wanted(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -> bool:
+def wants_colour(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -> bool:
     """Decide about colours: the flag, then NO_COLOR, then FORCE_COLOR, then TERM=dumb, then what the stream is."""
     if choice is not ColorChoice.AUTO:
         return choice is ColorChoice.ALWAYS
@@ -86,7 +86,7 @@ def is_colour_wanted(choice: ColorChoice, env: Mapping[str, str], *, isatty: boo
     return isatty and env.get("TERM") != "dumb"
 
 
-def is_ascii_wanted(env: Mapping[str, str]) -> bool:
+def wants_ascii(env: Mapping[str, str]) -> bool:
     """Return whether the locale asks for ASCII signs only.
 
     Python writes UTF-8 in it nevertheless, unless it was told what to write. That stays so for what others wrote.
@@ -113,20 +113,20 @@ class Terminal:
         self._drawn_lines = 0
 
     @classmethod
-    def of(cls, stream: TextIO, *, color: ColorChoice = ColorChoice.AUTO, env: Mapping[str, str]) -> Terminal:
+    def for_stream(cls, stream: TextIO, *, color: ColorChoice = ColorChoice.AUTO, env: Mapping[str, str]) -> Terminal:
         """Judge a stream."""
         isatty = stream.isatty()
         encoding = (stream.encoding or "").lower().replace("-", "").replace("_", "")
         return cls(
             stream,
-            colour=is_colour_wanted(color, env, isatty=isatty),
+            colour=wants_colour(color, env, isatty=isatty),
             live=isatty and env.get("TERM") not in (None, "", "dumb"),
-            unicode=encoding == "utf8" and not is_ascii_wanted(env),
+            unicode=encoding == "utf8" and not wants_ascii(env),
             width=None if isatty else 0,
         )
 
     @property
-    def place(self) -> tuple[int, int] | None:
+    def file_id(self) -> tuple[int, int] | None:
         """The device and inode of the stream, or `None` without a descriptor."""
         try:
             found = os.fstat(self.stream.fileno())
@@ -137,7 +137,7 @@ class Terminal:
     def has_reader(self, seconds: float = 0.0) -> bool:
         """Return whether this stream still has a reader; wait at most so long for the reader to go."""
         try:
-            return streams.has_reader(self.stream.fileno(), seconds)
+            return standard_streams.has_reader(self.stream.fileno(), seconds)
         except (OSError, ValueError):
             return True
 
@@ -163,23 +163,23 @@ class Terminal:
         """Return `text` in a style if the stream shows colours."""
         return ansi_style(text, *codes) if self.colour and text and codes else text
 
-    def coloured(self, line: str) -> str:
+    def filter_colours(self, line: str) -> str:
         """Return a sanitized line of a program, with its own colours if the stream shows colours."""
         return keep_ansi_colours(line) if self.colour else strip_colours(line)
 
-    def line(self, text: str = "") -> None:
+    def write_line(self, text: str = "") -> None:
         """Write one line."""
-        self.lines([text])
+        self.write_lines([text])
 
-    def lines(self, lines: Iterable[str]) -> None:
+    def write_lines(self, lines: Iterable[str]) -> None:
         """Write some lines at once in place of the drawn ones; what follows a line break within a line is indented."""
         if text := sanitize_lines(lines):
             self._put(self._erase() + text)
 
-    def prose(self, lines: Iterable[str]) -> None:
+    def write_wrapped(self, lines: Iterable[str]) -> None:
         """Write sentences, wrapped between words to the width of the terminal."""
         width = self.width
-        self.lines(lines if width is None else [part for line in lines for part in wrap_line(line, width)])
+        self.write_lines(lines if width is None else [part for line in lines for part in wrap_line(line, width)])
 
     def draw(self, lines: Iterable[str]) -> None:
         """Show lines that the next output or drawing replaces; nothing if lines cannot be rewritten."""
@@ -229,39 +229,40 @@ class Console:
         self.err = err
 
     @classmethod
-    def standard(cls, *, color: ColorChoice = ColorChoice.AUTO) -> Console:
+    def for_standard_streams(cls, *, color: ColorChoice = ColorChoice.AUTO) -> Console:
         """Return the console of this process."""
         return cls(
-            Terminal.of(sys.stdout, color=color, env=os.environ), Terminal.of(sys.stderr, color=color, env=os.environ)
+            Terminal.for_stream(sys.stdout, color=color, env=os.environ),
+            Terminal.for_stream(sys.stderr, color=color, env=os.environ),
         )
 
     @property
-    def in_one_place(self) -> bool:
+    def is_one_stream(self) -> bool:
         """Whether who reads stderr reads stdout above it: one terminal, one file or one pipe."""
-        return self.out.place is not None and self.out.place == self.err.place
+        return self.out.file_id is not None and self.out.file_id == self.err.file_id
 
-    def data(self, *lines: str) -> None:
+    def write_stdout(self, *lines: str) -> None:
         """Write lines of data to stdout."""
         self.err.clear()
-        self.out.lines(lines)
+        self.out.write_lines(lines)
 
-    def tell(self, *lines: str) -> None:
+    def write_stdout_wrapped(self, *lines: str) -> None:
         """Write lines of data that are sentences to stdout."""
         self.err.clear()
-        self.out.prose(lines)
+        self.out.write_wrapped(lines)
 
-    def document(self, text: str) -> None:
+    def write_stdout_text(self, text: str) -> None:
         """Write a text of our own with several lines to stdout."""
-        self.data(*text.rstrip("\n").split("\n"))
+        self.write_stdout(*text.rstrip("\n").split("\n"))
 
-    def json(self, value: Any) -> None:
+    def write_stdout_json(self, value: Any) -> None:
         """Write a JSON document to stdout, in ASCII alone: it steers nothing, and any stream can encode it."""
-        self.document(json.dumps(value, indent=2))
+        self.write_stdout_text(json.dumps(value, indent=2))
 
-    def narrate(self, *lines: str) -> None:
+    def write_stderr(self, *lines: str) -> None:
         """Write lines of narration to stderr."""
         self.out.clear()
-        self.err.prose(lines)
+        self.err.write_wrapped(lines)
 
 
 # --- text

@@ -16,7 +16,7 @@ from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.line import LogLine
 from clusterctl.logs.sanitize import clean_block, strip_colours
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, Terminal, safe
-from clusterctl.render.errors import remaining_lines, start_failed_lines
+from clusterctl.render.error_messages import render_remaining_processes, render_start_error
 from clusterctl.render.run_messages import (
     count_worker_states,
     describe_worker,
@@ -24,11 +24,11 @@ from clusterctl.render.run_messages import (
     shared_failure_line,
     stall_line,
 )
-from clusterctl.render.stacks import find_raised_error, fold_traceback
+from clusterctl.render.stack_report import find_raised_error, fold_traceback
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.outcome import list_end_warnings
 from clusterctl.run.rules.state import RunState, WorkerState
-from clusterctl.why.verdict import Confidence, Kind, Verdict, format_verdict_lines
+from clusterctl.why.verdict import Confidence, ProblemKind, Verdict, format_verdict_lines
 
 _ON_A_SCREEN = 100
 """The number of lines that a person presumably sees on the screen."""
@@ -44,7 +44,7 @@ class OutputTail:
         """Take note of lines that were written."""
         self._lines.extend(lines[-_ON_A_SCREEN:])
 
-    def of(self, attempt: int) -> tuple[tuple[tuple[int, ...], str], ...]:
+    def lines_of_attempt(self, attempt: int) -> tuple[tuple[tuple[int, ...], str], ...]:
         """Return ranks and text of each line of an attempt, the oldest first."""
         return tuple(
             (line.ranks if isinstance(line, FoldedLine) else (line.rank,), line.text)
@@ -80,7 +80,7 @@ class VisibleOutput:
                 return rank
         return None
 
-    def says(self, rank: int, lines: Sequence[str]) -> bool:
+    def shows_tail(self, rank: int, lines: Sequence[str]) -> bool:
         """Return whether the last of these lines of a rank is visible, and with it the lines before."""
         own = [strip_colours(text) for ranks, text in self.lines if rank in ranks]
         return rank in self.ranks and bool(lines) and lines[-1] in own
@@ -107,14 +107,14 @@ class ReportContext:
 
     log_path: str | None = None
     folders: frozenset[str] = frozenset()
-    shown: VisibleOutput = field(default_factory=VisibleOutput)
-    memory: tuple[float, float] | None = None
+    visible_output: VisibleOutput = field(default_factory=VisibleOutput)
+    node_memory: tuple[float, float] | None = None
 
 
 _NO_CONTEXT = ReportContext()
 
 
-def render_report(state: RunState, terminal: Terminal, context: ReportContext = _NO_CONTEXT) -> list[str]:
+def render_end_report(state: RunState, terminal: Terminal, context: ReportContext = _NO_CONTEXT) -> list[str]:
     """Return the report of a run that is over.
 
     Args:
@@ -128,13 +128,13 @@ def render_report(state: RunState, terminal: Terminal, context: ReportContext = 
     if state.cause is not None and state.error is None:
         lines += _first_failure(state, state.cause, terminal, context)
     elif state.error is not None:
-        lines += start_failed_lines(state.error, terminal)
+        lines += render_start_error(state.error, terminal)
     if state.stall is not None:
         lines.append(stall_line(state.stall))
     if state.remaining:
         nodes = fold_hosts(str(entry.get("node", "")) for entry in state.remaining)
         lines += [terminal.style(f"may still be there, on {nodes}:", YELLOW)]
-        lines += remaining_lines(state.remaining, terminal)
+        lines += render_remaining_processes(state.remaining, terminal)
     lines += [*_warnings(state, terminal), _end_line(state, terminal)]
     lines += _next_steps(state, terminal, context.log_path)
     return lines
@@ -166,11 +166,11 @@ def _first_failure(state: RunState, cause: Cause, terminal: Terminal, context: R
         lines = [shared_failure_line(cause, same, [state.workers[rank].node for rank in same], state.attempt, terminal)]
     else:
         lines = [failure_line(cause, state.attempt, terminal)]
-    if context.memory is not None:
-        full, age = context.memory
+    if context.node_memory is not None:
+        full, age = context.node_memory
         lines.append(f"  memory of {safe(cause.node)} was {full:.0f}% full {describe_duration(age)} before")
     worker = state.workers.get(cause.rank) if cause.rank is not None else None
-    above = context.shown.find_rank_with_traceback(cause) if cause.traceback else None
+    above = context.visible_output.find_rank_with_traceback(cause) if cause.traceback else None
     if above is None:
         lines += _evidence(cause, worker, terminal, context)
     elif above != cause.rank:
@@ -198,11 +198,11 @@ def _evidence(cause: Cause, worker: WorkerState | None, terminal: Terminal, cont
     if cause.traceback:
         trace = clean_block(cause.traceback.encode("utf-8", "replace"))
         folded = fold_traceback(trace, context.folders, ellipsis=terminal.glyphs.ellipsis)
-        return [bar + terminal.coloured(line) for line in _cut_middle(folded, terminal)]
+        return [bar + terminal.filter_colours(line) for line in _cut_middle(folded, terminal)]
     tail = select_cause_lines(worker.tail)[-_MOST_LAST_LINES:] if worker is not None and worker.tail else []
-    if worker is not None and context.shown.says(worker.rank, [strip_colours(line) for line in tail]):
+    if worker is not None and context.visible_output.shows_tail(worker.rank, [strip_colours(line) for line in tail]):
         return []
-    return [bar + terminal.coloured(line) for line in tail]
+    return [bar + terminal.filter_colours(line) for line in tail]
 
 
 def _cut_middle(lines: Sequence[str], terminal: Terminal) -> list[str]:
@@ -269,9 +269,9 @@ def _next_steps(state: RunState, terminal: Terminal, log_path: str | None) -> li
     return [terminal.style(line, DIM) for line in lines]
 
 
-def render_why(verdict: Verdict, terminal: Terminal) -> list[str]:
+def render_verdict(verdict: Verdict, terminal: Terminal) -> list[str]:
     """Return a verdict in lines."""
-    if verdict.kind is Kind.NONE:
+    if verdict.kind is ProblemKind.NONE:
         return [f"{terminal.style(terminal.glyphs.ok, GREEN)} {safe(verdict.summary)}"]
     colour = RED if verdict.confidence in (Confidence.CERTAIN, Confidence.LIKELY) else YELLOW
     (_, first), *rest = format_verdict_lines(verdict)

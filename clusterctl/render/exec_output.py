@@ -40,9 +40,9 @@ def compute_exit_code(answer: CommandResult) -> int:
     return 128 + answer.signal if answer.signal is not None else answer.exit_code or 0
 
 
-def clean_lines(block: bytes, terminal: Terminal) -> list[str]:
+def sanitize_output(block: bytes, terminal: Terminal) -> list[str]:
     """Return a block of output as lines that do no harm to that terminal."""
-    return [terminal.coloured(line) for line in clean_block(block)] if block else []
+    return [terminal.filter_colours(line) for line in clean_block(block)] if block else []
 
 
 def _groups(outputs: Mapping[str, bytes]) -> list[tuple[list[str], bytes]]:
@@ -60,10 +60,11 @@ def _header(nodes: list[str], terminal: Terminal) -> list[str]:
     return [rule, terminal.style(_title(nodes), BOLD), rule]
 
 
-def fold_output(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
+def fold_stdout(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
     """Return stdout of all nodes: equal output once, below the names of its nodes, or beside them if it is one line."""
     groups = [
-        (nodes, clean_lines(output, terminal)) for nodes, output in _groups({n: a.stdout for n, a in answers.items()})
+        (nodes, sanitize_output(output, terminal))
+        for nodes, output in _groups({n: a.stdout for n, a in answers.items()})
     ]
     if all(len(output) == 1 for _, output in groups):
         titles = [_title(nodes) for nodes, _ in groups]
@@ -75,32 +76,32 @@ def fold_output(answers: Mapping[str, CommandResult], terminal: Terminal) -> lis
     return [line for nodes, output in groups for line in (*_header(nodes, terminal), *output)]
 
 
-def fold_errors(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
+def fold_stderr(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
     """Return stderr of all nodes, each line behind the names of its nodes."""
     lines: list[str] = []
     for nodes, output in _groups({node: a.stderr for node, a in answers.items()}):
         name = fold_hosts(nodes)
-        lines += [f"{name}: {line}" for line in clean_lines(output, terminal)]
+        lines += [f"{name}: {line}" for line in sanitize_output(output, terminal)]
     return lines
 
 
-def diff_lines(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
+def diff_stdout(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
     """Return stdout of most nodes, and how that of the others differs from it."""
     groups = group_pairs((answer.stdout, node) for node, answer in answers.items())
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     if not ordered:
         return []
     (base, most), others = ordered[0], ordered[1:]
-    lines = [*_header(most, terminal), *clean_lines(base, terminal)]
+    lines = [*_header(most, terminal), *sanitize_output(base, terminal)]
     for output, nodes in others:
         names = fold_hosts(most), fold_hosts(nodes)
         lines += difflib.unified_diff(
-            clean_lines(base, terminal), clean_lines(output, terminal), *names, n=1, lineterm=""
+            sanitize_output(base, terminal), sanitize_output(output, terminal), *names, n=1, lineterm=""
         )
     return lines
 
 
-def describe_ends(answers: Mapping[str, CommandResult], *, every: bool = False) -> list[str]:
+def describe_exits(answers: Mapping[str, CommandResult], *, every: bool = False) -> list[str]:
     """Return a line for each exit code, signal and error, with its nodes; exit code 0 only with `every`."""
     ends: dict[str, list[str]] = {}
     for node, answer in answers.items():

@@ -41,7 +41,7 @@ _OTHERWISE = {
 """Keys that hold in pods in another way."""
 
 
-def list_losses(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
+def list_unsupported_settings(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
     """Return what of the written keys does not hold in pods, or holds otherwise, in lines."""
     names = _list_own_variables(spec)
     dropped = [key for key in keys if key not in _CARRIED and key not in _OTHERWISE and key != "secrets"]
@@ -78,7 +78,7 @@ def render_manifest(
         job: Its job.
         image: Of the pods.
         workdir: Where the code lies in the image.
-        losses: What the reader is to know of the file (see `list_losses`).
+        losses: What the reader is to know of the file (see `list_unsupported_settings`).
 
     Raises:
         RefusedError: The hosts are not alike, which the pods of a job have to be; or something is no text.

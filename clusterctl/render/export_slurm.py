@@ -19,7 +19,7 @@ _ASKED_FOR = ("host", "gpus", "workers")
 _CONNECTION_KEYS = ("user", "address", "port", "identity_file", "proxy_jump")
 
 
-def list_losses(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
+def list_unsupported_settings(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
     """Return what of the written keys does not hold for the nodes of the allocation, or holds otherwise, in lines."""
     of_hosts = [key for key in keys if key.startswith("hosts[].") and key.partition(".")[2] not in _ASKED_FOR]
     names = ", ".join(f"`{name}`" for name in spec.secrets)
@@ -33,7 +33,7 @@ def list_losses(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
     ]
 
 
-def render_script(
+def render_batch_script(
     spec: ClusterSpec,
     *,
     program: Sequence[str],
@@ -50,7 +50,7 @@ def render_script(
         folder: Where the files lie.
         files: The cluster files, as `up` is to be given them.
         sets: What is set beside them.
-        losses: What the reader is to know of the file (see `list_losses`).
+        losses: What the reader is to know of the file (see `list_unsupported_settings`).
     """
     words = [*program, "up", *(word for file in files for word in ("--file", file))]
     words += [word for text in (*sets, "hosts={from: slurm}") for word in ("--set", text)]

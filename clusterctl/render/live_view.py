@@ -11,8 +11,8 @@ from enum import Enum
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration
 from clusterctl.render.console import CYAN, DIM, GREEN, RED, Console, Glyphs, Terminal, fit, pad, safe
-from clusterctl.render.sanitize import json_line
-from clusterctl.render.wrapping import count_columns
+from clusterctl.render.line_wrapping import count_columns
+from clusterctl.render.terminal_sanitizer import json_line
 from clusterctl.run.rules.controller_events import Phase
 
 SLOWEST = 5
@@ -32,7 +32,7 @@ class ProgressMode(str, Enum):
     QUIET = "quiet"
 
 
-class PhaseEnd(str, Enum):
+class PhaseStatus(str, Enum):
     """How a phase is going, or went."""
 
     RUNNING = "running"
@@ -41,7 +41,7 @@ class PhaseEnd(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseView:
+class PhaseProgress:
     """A phase as it is now.
 
     Attributes:
@@ -51,7 +51,7 @@ class PhaseView:
         detail: What a person wants to know about the step.
         waiting: Node and what it waits for, slowest first.
         seconds: Since it began.
-        noun: What the step counts, singular.
+        unit: What the step counts, singular.
     """
 
     name: str
@@ -60,25 +60,25 @@ class PhaseView:
     detail: str = ""
     waiting: tuple[tuple[str, str], ...] = ()
     seconds: float = 0.0
-    end: PhaseEnd = PhaseEnd.RUNNING
-    noun: str = "node"
+    status: PhaseStatus = PhaseStatus.RUNNING
+    unit: str = "node"
 
 
-def phase_view(event: Phase) -> PhaseView:
+def make_phase_progress(event: Phase) -> PhaseProgress:
     """Return a phase from the controller's last event about it."""
-    end = PhaseEnd.RUNNING if not event.ended else PhaseEnd.FAIL if event.failed else PhaseEnd.OK
+    end = PhaseStatus.RUNNING if not event.ended else PhaseStatus.FAIL if event.failed else PhaseStatus.OK
     fields = {key: getattr(event, key) for key in ("name", "done", "total", "detail", "seconds")}
     waiting = tuple((node, reason) for node, reason in event.waiting)
-    return PhaseView(**fields, waiting=waiting, end=end, noun="worker" if event.name == "start" else "node")
+    return PhaseProgress(**fields, waiting=waiting, status=end, unit="worker" if event.name == "start" else "node")
 
 
-def phase_line(view: PhaseView, glyphs: Glyphs, *, width: int | None = None, spin: int = 0) -> str:
+def format_phase(view: PhaseProgress, glyphs: Glyphs, *, width: int | None = None, spin: int = 0) -> str:
     """Return the line of a phase without colours: sign, name, count, detail, and its time at the right."""
     sign = {
-        PhaseEnd.RUNNING: glyphs.running[spin % len(glyphs.running)],
-        PhaseEnd.OK: glyphs.ok,
-        PhaseEnd.FAIL: glyphs.fail,
-    }[view.end]
+        PhaseStatus.RUNNING: glyphs.running[spin % len(glyphs.running)],
+        PhaseStatus.OK: glyphs.ok,
+        PhaseStatus.FAIL: glyphs.fail,
+    }[view.status]
     count = f"{view.done}/{view.total}" if view.total else ""
     head = f"{pad(sign, count_columns(glyphs.ok))} {pad(view.name, _NAME)} {pad(count, _COUNT, right=True)}   "
     time = format_duration(view.seconds)
@@ -87,12 +87,12 @@ def phase_line(view: PhaseView, glyphs: Glyphs, *, width: int | None = None, spi
     return f"{head}{pad(detail, max(room, 0))}  {time}"
 
 
-def waiting_text(view: PhaseView, most: int | None = SLOWEST) -> str:
+def describe_awaited_nodes(view: PhaseProgress, most: int | None = SLOWEST) -> str:
     """Return what a phase waits for: `2 of 4 nodes, waiting for gpu03: looking for Python for 4 s`.
 
     The slowest `most` are named; all, where it is `None`.
     """
-    noun = view.noun if view.total == 1 else f"{view.noun}s"
+    noun = view.unit if view.total == 1 else f"{view.unit}s"
     start = f"{view.done} of {view.total} {noun}"
     if not view.waiting:
         return start
@@ -101,7 +101,7 @@ def waiting_text(view: PhaseView, most: int | None = SLOWEST) -> str:
     return f"{start}, waiting for {shown}" + (f"; and {more} more" if more > 0 else "")
 
 
-def waiting_lines(view: PhaseView, glyphs: Glyphs, width: int | None, most: int | None = SLOWEST) -> list[str]:
+def list_awaited_nodes(view: PhaseProgress, glyphs: Glyphs, width: int | None, most: int | None = SLOWEST) -> list[str]:
     """Return a line for each of the `most` slowest nodes (`None`: for all), to stand below the phase."""
     shown = view.waiting[:most]
     widest = max((count_columns(safe(node)) for node, _ in shown), default=0)
@@ -125,7 +125,7 @@ class LiveView:
         self._console, self._terminal = console, console.err
         self._mode = mode
         self._every = every
-        self._view: PhaseView | None = None
+        self._view: PhaseProgress | None = None
         self._began = 0.0
         self._reminder, self._reminded_at = "", 0.0
         self._finished: set[str] = set()
@@ -135,13 +135,13 @@ class LiveView:
         """Whether a phase is shown that has not ended."""
         return self._view is not None
 
-    def update(self, view: PhaseView, now: float) -> None:
+    def update(self, view: PhaseProgress, now: float) -> None:
         """Show a phase at `now` (seconds, monotonic); an ended phase is written once and stays."""
-        if view.name in self._finished and view.end is not PhaseEnd.RUNNING:
+        if view.name in self._finished and view.status is not PhaseStatus.RUNNING:
             return
         if self._mode is ProgressMode.JSON:
             self._write_json(view)
-        if view.end is PhaseEnd.RUNNING:
+        if view.status is PhaseStatus.RUNNING:
             if self._view is None or self._view.name != view.name:
                 self._reminder, self._reminded_at = "", now
             self._view, self._began = view, now - view.seconds
@@ -151,10 +151,10 @@ class LiveView:
             self.close()
             self._finished.add(view.name)
             if self._mode in (ProgressMode.TTY, ProgressMode.PLAIN) or (
-                self._mode is ProgressMode.QUIET and view.end is PhaseEnd.FAIL
+                self._mode is ProgressMode.QUIET and view.status is PhaseStatus.FAIL
             ):
                 terminal = self._terminal
-                terminal.line(self._paint(view, phase_line(view, terminal.glyphs, width=terminal.width)))
+                terminal.write_line(self._paint(view, format_phase(view, terminal.glyphs, width=terminal.width)))
 
     def tick(self, now: float) -> None:
         """Redraw the phase on a terminal; elsewhere write the awaited nodes from time to time."""
@@ -165,9 +165,9 @@ class LiveView:
         if self._mode is ProgressMode.TTY:
             self.draw(*self._phase_lines(view, spin=int(now / _SPIN_SECONDS)))
         elif self._mode is ProgressMode.PLAIN and now - self._reminded_at >= _REMIND_SECONDS and view.waiting:
-            text = waiting_text(view, None if self._every else SLOWEST)
+            text = describe_awaited_nodes(view, None if self._every else SLOWEST)
             if text != self._reminder:
-                self._terminal.line(f"{view.name}: {text}")
+                self._terminal.write_line(f"{view.name}: {text}")
             self._reminder, self._reminded_at = text, now
 
     def draw(self, *lines: str) -> None:
@@ -179,9 +179,9 @@ class LiveView:
         """Write lines of narration above the phase that is drawn."""
         self._console.out.clear()
         if self._mode is ProgressMode.JSON:
-            self._terminal.lines(json_line({"note": safe(line)}) for line in lines)
+            self._terminal.write_lines(json_line({"note": safe(line)}) for line in lines)
         else:
-            self._terminal.prose(map(safe, lines))
+            self._terminal.write_wrapped(map(safe, lines))
 
     def close(self) -> None:
         """Remove the lines of a phase that has not ended."""
@@ -190,25 +190,25 @@ class LiveView:
 
     # --- inside
 
-    def _phase_lines(self, view: PhaseView, *, spin: int) -> list[str]:
+    def _phase_lines(self, view: PhaseProgress, *, spin: int) -> list[str]:
         terminal, width = self._terminal, self._terminal.width
-        lines = [self._paint(view, phase_line(view, terminal.glyphs, width=width, spin=spin))]
+        lines = [self._paint(view, format_phase(view, terminal.glyphs, width=width, spin=spin))]
         if view.seconds >= 1.0:  # a quick phase needs no reasons
             # Lines that have scrolled out of the window could not be taken away again.
             most = max(terminal.height - 3, SLOWEST) if self._every else SLOWEST
-            lines += [terminal.style(line, DIM) for line in waiting_lines(view, terminal.glyphs, width, most)]
+            lines += [terminal.style(line, DIM) for line in list_awaited_nodes(view, terminal.glyphs, width, most)]
         return lines
 
-    def _paint(self, view: PhaseView, line: str) -> str:
-        colour = {PhaseEnd.OK: GREEN, PhaseEnd.FAIL: RED, PhaseEnd.RUNNING: CYAN}[view.end]
+    def _paint(self, view: PhaseProgress, line: str) -> str:
+        colour = {PhaseStatus.OK: GREEN, PhaseStatus.FAIL: RED, PhaseStatus.RUNNING: CYAN}[view.status]
         sign, rest = line.split(" ", 1)
         return f"{self._terminal.style(sign, colour)} {rest}"
 
-    def _write_json(self, view: PhaseView) -> None:
+    def _write_json(self, view: PhaseProgress) -> None:
         fields = {key: getattr(view, key) for key in ("done", "total", "detail")}
         waiting = [list(pair) for pair in view.waiting]
-        record = {"phase": view.name, "state": view.end.value, **fields, "waiting": waiting}
-        self._terminal.line(json_line(record | {"seconds": round(view.seconds, 3)}))
+        record = {"phase": view.name, "state": view.status.value, **fields, "waiting": waiting}
+        self._terminal.write_line(json_line(record | {"seconds": round(view.seconds, 3)}))
 
 
 _SILENT_SECONDS = 1.0
@@ -218,7 +218,7 @@ _TICK = 0.5
 _CONNECTING = "connecting"
 
 
-def waiting_line(stages: Mapping[str, str], waited: float, limit: float) -> str:
+def format_waiting_line(stages: Mapping[str, str], waited: float, limit: float) -> str:
     """Return the nodes that a command waits for, their stage, the time so far and the limit.
 
     Args:
@@ -257,7 +257,7 @@ class WaitingLine:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def at(self, node: str, stage: str) -> None:
+    def set_stage(self, node: str, stage: str) -> None:
         """Set the stage of a node; `joined` removes it from the line."""
         if stage == "joined":
             self._stages.pop(node, None)
@@ -288,6 +288,6 @@ class WaitingLine:
             self._meanwhile()
             stages = dict(self._stages)
             if stages:
-                text = waiting_line(stages, time.monotonic() - began, self._limit)
+                text = format_waiting_line(stages, time.monotonic() - began, self._limit)
                 width = terminal.width
                 terminal.draw([terminal.style(fit(text, width and width - 1, terminal.glyphs), DIM)])

@@ -10,9 +10,9 @@ from clusterctl.formatting import fold_ranks
 from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.line import LogLine
 from clusterctl.logs.sanitize import RESET, strip_colours
-from clusterctl.render import sanitize
 from clusterctl.render.console import DIM, Terminal
-from clusterctl.render.wrapping import count_columns
+from clusterctl.render.line_wrapping import count_columns
+from clusterctl.render.terminal_sanitizer import json_line
 
 NODE_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94", "38;5;208", "38;5;141")
 """Twelve colours that tell neighbours apart; red is kept for failures. A node's is that of its place in the run."""
@@ -73,9 +73,9 @@ class LogWriter:
         self._width = 0
         self._prefixes: dict[tuple[tuple[str, ...], tuple[int, ...]], str] = {}
         self._stamp: tuple[float, str] = (float("nan"), "")
-        self.expect(nodes, ranks)
+        self.widen_prefix(nodes, ranks)
 
-    def expect(self, nodes: Sequence[str], ranks: Iterable[int]) -> None:
+    def widen_prefix(self, nodes: Sequence[str], ranks: Iterable[int]) -> None:
         """Learn nodes and ranks; the prefix only ever grows."""
         for node in nodes:
             self._colours.setdefault(node, NODE_COLOURS[len(self._colours) % len(NODE_COLOURS)])
@@ -93,7 +93,7 @@ class LogWriter:
             else:
                 frame = None
                 out.append(self.format(line))
-        terminal.lines(out)
+        terminal.write_lines(out)
         if frame is not None:
             terminal.draw([_fit_coloured(frame, terminal.width)])
 
@@ -103,7 +103,7 @@ class LogWriter:
         if self._terminal.live and len(text) > _LONGEST_ON_SCREEN:
             text = f"{text[:_LONGEST_ON_SCREEN]}{RESET if ESCAPE in text else ''} {self._terminal.glyphs.ellipsis}"
             text += f" [{len(line.text):,} characters; all of them with --format raw]"
-        text = self._terminal.coloured(text)
+        text = self._terminal.filter_colours(text)
         stamp = self._time(line.time) if self._timestamps is not Timestamps.NONE else ""
         if not self._with_prefix:
             return stamp + text
@@ -145,7 +145,7 @@ class LogWriter:
 ESCAPE = "\x1b"
 
 
-def json_line(line: LogLine) -> str:
+def format_json_line(line: LogLine) -> str:
     """Return a line as JSON; `partial` marks a line without a line end."""
     value: dict[str, object] = {
         "time": format_rfc3339(line.time),
@@ -156,10 +156,10 @@ def json_line(line: LogLine) -> str:
     }
     if line.partial:
         value["partial"] = True
-    return sanitize.json_line(value)
+    return json_line(value)
 
 
-def raw_bytes(line: LogLine) -> bytes:
+def encode_raw_line(line: LogLine) -> bytes:
     """Return the exact bytes of a raw line, as the worker wrote them."""
     return line.text.encode("utf-8", "surrogateescape") + (b"" if line.partial else b"\n")
 

@@ -18,12 +18,12 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration, plural
 from clusterctl.logs.sanitize import clean_text, strip_colours
 from clusterctl.render import charts
-from clusterctl.render.attempts import describe_cause, list_attempt_spans
-from clusterctl.render.charts import Bar, Chart, Span, TimelineEvent, make_chart
+from clusterctl.render.attempt_table import describe_cause, list_attempt_spans
+from clusterctl.render.charts import Bar, Chart, TimeAxis, TimelineEvent, make_chart
 from clusterctl.render.log_output import format_local_time
 from clusterctl.render.run_messages import format_step
-from clusterctl.render.sanitize import sanitize_line
-from clusterctl.render.status import RunView, describe_commit
+from clusterctl.render.status_report import RunSnapshot, describe_commit
+from clusterctl.render.terminal_sanitizer import sanitize_line
 from clusterctl.run.record.sample_files import Curves, Point
 from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
 from clusterctl.run.rules.state import RunState
@@ -60,29 +60,29 @@ class ReportData:
     """The content of the page.
 
     Attributes:
-        view: The run.
+        run: The run.
         now: The head's wall clock.
         events: What happened, in the order of time.
         curves: Steps of ranks and samples of machines over time.
         findings: Findings of the checks before the start.
-        failure: The report of its end and the verdict of `why`, as lines of a terminal.
-        ends: Last lines of output: whose, and which.
+        failure_report: The report of its end and the verdict of `why`, as lines of a terminal.
+        last_lines: Last lines of output: whose, and which.
     """
 
-    view: RunView
+    run: RunSnapshot
     now: float
     events: Sequence[TimelineEvent]
     curves: Curves
     findings: Sequence[FindingRow]
-    failure: Sequence[str]
-    ends: Sequence[tuple[str, Sequence[str]]]
+    failure_report: Sequence[str]
+    last_lines: Sequence[tuple[str, Sequence[str]]]
 
 
 def render_report_page(data: ReportData) -> str:
     """Return the page of a run."""
-    state = data.view.state
+    state = data.run.state
     ended = data.now if state.ended is None else state.ended
-    span = Span(ended - 1.0 if state.created is None else state.created, ended)
+    axis = TimeAxis(ended - 1.0 if state.created is None else state.created, ended)
     speeds = {rank: compute_speed(points) for rank, points in data.curves.steps.items()}
     half = _MAX_EVENTS // 2
     is_cut = len(data.events) > _MAX_EVENTS
@@ -90,17 +90,17 @@ def render_report_page(data: ReportData) -> str:
         data=data,
         state=state,
         tone=_TONES.get(state.phase.value, "dim"),
-        facts=_facts(data.view, ended),
+        facts=_facts(data.run, ended),
         warnings=list_end_warnings(state),
-        span=span,
-        bars=_attempt_bars(state, span),
+        axis=axis,
+        bars=_attempt_bars(state, axis),
         first_events=list(data.events[:half] if is_cut else data.events),
         last_events=list(data.events[-half:] if is_cut else ()),
-        step_charts=_step_charts(data.curves, span),
+        step_charts=_step_charts(data.curves, axis),
         speed_rows=_speed_rows(speeds),
         straggler_rows=_straggler_rows(state, speeds),
         machine_charts=_present(
-            make_chart(title, unit, data.curves.machines.get(what, {}), span)
+            make_chart(title, unit, data.curves.machines.get(what, {}), axis)
             for what, (title, unit) in _MACHINES.items()
         ),
     )
@@ -115,7 +115,7 @@ def load_page_template(name: str) -> Template:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters |= {"n": charts.format_number, "clock": format_local_time, "hosts": fold_hosts}
+    environment.filters |= {"n": charts.format_coordinate, "clock": format_local_time, "hosts": fold_hosts}
     environment.globals |= {
         "width": charts.WIDTH,
         "chart_height": charts.HEIGHT,
@@ -134,7 +134,7 @@ def sanitize_page_text(value: object) -> str:
     return " ".join(line.splitlines()) + (f" [{more:,} more characters]" if more > 0 else "")
 
 
-def _facts(view: RunView, ended: float) -> list[tuple[str, str]]:
+def _facts(view: RunSnapshot, ended: float) -> list[tuple[str, str]]:
     """Return names and values of the first table; the page leaves out empty values."""
     state, origin = view.state, view.origin
     cause = find_final_cause(state)
@@ -158,10 +158,10 @@ def _facts(view: RunView, ended: float) -> list[tuple[str, str]]:
     return facts
 
 
-def _attempt_bars(state: RunState, span: Span) -> list[Bar]:
+def _attempt_bars(state: RunState, axis: TimeAxis) -> list[Bar]:
     bars = []
     for number, began, ended, how in list_attempt_spans(state):
-        left, right = (span.x(time) for time in (began or span.begin, span.end if ended is None else ended))
+        left, right = (axis.x_at(time) for time in (began or axis.begin, axis.end if ended is None else ended))
         tone = _TONES.get(state.phase.value, "dim") if number == state.attempt else "bad"
         bars.append(Bar(x=left, width=max(2.0, right - left), label=f"attempt {number}: {how}", tone=tone))
     return bars
@@ -176,7 +176,7 @@ def compute_speed(points: Sequence[Point]) -> float | None:
     return gained / took if gained > 0.0 and took > 0.0 else None
 
 
-def _step_charts(curves: Curves, span: Span) -> list[Chart]:
+def _step_charts(curves: Curves, axis: TimeAxis) -> list[Chart]:
     steps = {f"rank {rank}": points for rank, points in curves.steps.items()}
     rates = {
         name: [
@@ -186,7 +186,7 @@ def _step_charts(curves: Curves, span: Span) -> list[Chart]:
         ]
         for name, points in steps.items()
     }
-    return _present([make_chart("Step", "", steps, span), make_chart("Speed", "steps a second", rates, span)])
+    return _present([make_chart("Step", "", steps, axis), make_chart("Speed", "steps a second", rates, axis)])
 
 
 def _present(found: Iterable[Chart | None]) -> list[Chart]:

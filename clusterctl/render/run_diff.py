@@ -10,8 +10,8 @@ from typing import Any
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import plural
 from clusterctl.render.console import BOLD, Terminal, safe
+from clusterctl.render.line_wrapping import count_columns, wrap_line
 from clusterctl.render.table import GAP, Cell, Column, render_table
-from clusterctl.render.wrapping import count_columns, wrap_line
 from clusterctl.run.record.run_facts import RunFacts, Section
 
 _MOST_ROWS = 24

@@ -9,12 +9,12 @@ from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration, format_size, plural
-from clusterctl.render.attempts import describe_cause, describe_cause_briefly
+from clusterctl.render.attempt_table import describe_cause, describe_cause_briefly
 from clusterctl.render.console import Terminal
+from clusterctl.render.line_wrapping import count_columns
 from clusterctl.render.run_messages import format_step, stall_line
-from clusterctl.render.status import RunView, round_seconds, run_json, state_cell
+from clusterctl.render.status_report import RunSnapshot, round_seconds, run_json, state_cell
 from clusterctl.render.table import GAP, Cell, Column, format_cell, make_columns, render_table
-from clusterctl.render.wrapping import count_columns
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import RunPhase, RunState
 
@@ -39,7 +39,7 @@ def has_not_started(state: RunState) -> bool:
     return state.attempt < 0 or (state.attempt == 0 and cause is not None and cause.kind == "start_failed")
 
 
-def sort_runs(views: Sequence[RunView]) -> list[RunView]:
+def sort_runs(views: Sequence[RunSnapshot]) -> list[RunSnapshot]:
     """Return runs in the order of lists: those that cannot be read, then the newest, and starts that failed aside."""
     unreadable = [v for v in views if v.state.phase is RunPhase.UNREADABLE]
     known = sorted((v for v in views if v not in unreadable), key=lambda v: v.state.created or 0.0, reverse=True)
@@ -47,7 +47,7 @@ def sort_runs(views: Sequence[RunView]) -> list[RunView]:
 
 
 def render_ps(
-    views: Sequence[RunView],
+    views: Sequence[RunSnapshot],
     now: float,
     terminal: Terminal,
     *,
@@ -94,13 +94,13 @@ def _needed(columns: Sequence[Column], rows: Sequence[_Row], most: int | None = 
     return sum(max(count_columns(title), taken) for title, taken in widest.items()) + GAP * (len(columns) - 1)
 
 
-def adoption_hints(views: Sequence[RunView]) -> list[str]:
+def adoption_hints(views: Sequence[RunSnapshot]) -> list[str]:
     """Return the command for runs without a controller."""
-    alone = [view.state.run for view in views if not view.attended and not view.state.over]
+    alone = [view.state.run for view in views if not view.has_controller and not view.state.over]
     return [f"hint: `clusterctl attach --adopt {alone[0] if len(alone) == 1 else 'RUN'}` takes over"] if alone else []
 
 
-def ps_hints(views: Sequence[RunView]) -> list[str]:
+def ps_hints(views: Sequence[RunSnapshot]) -> list[str]:
     """Return the commands for runs without a controller, and for processes that survived a run."""
     left = [view.state.run for view in views if view.state.over and view.state.remaining]
     ends = f"hint: `clusterctl down {' '.join(left)}` ends what may still run of {'it' if len(left) == 1 else 'them'}"
@@ -110,7 +110,7 @@ def ps_hints(views: Sequence[RunView]) -> list[str]:
 _COLUMNS = make_columns("~RUN", "STATE", "STARTED", ">TOOK", ">NODES", ">RANKS", ">STEP", ">PROGRESS", ">SIZE", "~WHY")
 
 
-def _row(view: RunView, now: float, *, wide: bool) -> _Row:
+def _row(view: RunSnapshot, now: float, *, wide: bool) -> _Row:
     state = view.state
     end = now if state.ended is None else state.ended
     progress = view.last_progress_s
@@ -129,7 +129,7 @@ def _row(view: RunView, now: float, *, wide: bool) -> _Row:
     }
 
 
-def _why(view: RunView, *, short: bool = False) -> str:
+def _why(view: RunSnapshot, *, short: bool = False) -> str:
     state = view.state
     if not state.over:
         return _remark(view)
@@ -160,19 +160,19 @@ def _why_it_ended(state: RunState, *, short: bool) -> str:
     return "" if state.phase is RunPhase.CANCELLED or state.exit_code is None else f"exit {state.exit_code}"
 
 
-def _remark(view: RunView) -> str:
+def _remark(view: RunSnapshot) -> str:
     state = view.state
     if state.stall is not None:
         # Without its phase: the column of states already says whether the stall is certain.
         return stall_line(replace(state.stall, phase=""))
-    if not view.attended:
-        return view.unattended.short
+    if not view.has_controller:
+        return view.unattended_run.short_text
     if away := [node.node for node in state.nodes.values() if node.link == "unreachable" and not node.swept]:
         return f"unreachable: {fold_hosts(away)}"
     return f"attempt {state.attempt}" if state.attempt > 0 else ""
 
 
-def ps_json(views: Sequence[RunView]) -> list[dict[str, Any]]:
+def ps_json(views: Sequence[RunSnapshot]) -> list[dict[str, Any]]:
     """Return `ps --json`."""
     return [
         run_json(view)

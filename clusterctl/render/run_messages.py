@@ -218,7 +218,7 @@ def format_step(step: int, attempt: int) -> str:
     return str(step) if attempt <= 0 else f"{step} (attempt {attempt})"
 
 
-def node_step_message(event: node_events.Event) -> str:
+def verbose_node_event_message(event: node_events.Event) -> str:
     """Return the sentence for a node's event in the verbose view; some events have none."""
     match event:
         case node_events.Prepared():
@@ -249,7 +249,7 @@ def result_messages(results: Results) -> list[str]:
     return [*([came] if results.files else []), *(f"warn: results: {safe(text)}" for text in results.missing)]
 
 
-class Outlook(Enum):
+class UnattendedOutlook(Enum):
     """The future of a run without a controller: a sentence, and a few words for a column."""
 
     GOES_ON = ("the run goes on", "unattended")
@@ -260,7 +260,7 @@ class Outlook(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unattended:
+class UnattendedRun:
     """A run without a controller.
 
     Attributes:
@@ -269,7 +269,7 @@ class Unattended:
         stop_after_s: `on_controller_loss.stop_after`; `None` if the run is kept.
     """
 
-    outlook: Outlook = Outlook.GOES_ON
+    outlook: UnattendedOutlook = UnattendedOutlook.GOES_ON
     stop_in_s: float = 0.0
     stop_after_s: float | None = None
 
@@ -279,7 +279,7 @@ class Unattended:
         return self._fill_in(self.outlook.value[0])
 
     @property
-    def short(self) -> str:
+    def short_text(self) -> str:
         """A few words for a column of a narrow terminal."""
         return self._fill_in(self.outlook.value[1])
 
@@ -288,14 +288,14 @@ class Unattended:
         rule = "" if after is None else f" (on_controller_loss.stop_after {describe_duration(after)})"
         return template.format(pause=describe_duration(self.stop_in_s), rule=rule)
 
-    def error(self, run: str) -> str:
+    def describe_error(self, run: str) -> str:
         """Return what ends a command that followed the run."""
-        if self.outlook is Outlook.GOES_ON:
+        if self.outlook is UnattendedOutlook.GOES_ON:
             return f"{run} goes on without a controller"
         return f"{run} has no controller: {self.message}"
 
 
-def predict_unattended(phase: RunPhase, silent: float, stop_after: float | None, fence: float | None) -> Unattended:
+def predict_unattended(phase: RunPhase, silent: float, stop_after: float | None, fence: float | None) -> UnattendedRun:
     """Return the future of a run without a controller.
 
     Args:
@@ -305,11 +305,13 @@ def predict_unattended(phase: RunPhase, silent: float, stop_after: float | None,
         fence: Seconds after which they have surely stopped them (`Limits.fence`).
     """
     if phase is RunPhase.RESTARTING:
-        return Unattended(outlook=Outlook.WAITS)
+        return UnattendedRun(outlook=UnattendedOutlook.WAITS)
     if stop_after is None or fence is None:
-        return Unattended()
+        return UnattendedRun()
     # A clock of the head that was set back makes the last sign one of the future.
     left = stop_after - max(0.0, silent)
     if left > 0:
-        return Unattended(outlook=Outlook.WILL_STOP, stop_in_s=left, stop_after_s=stop_after)
-    return Unattended(outlook=Outlook.STOPPED if silent >= fence else Outlook.STOPPING, stop_after_s=stop_after)
+        return UnattendedRun(outlook=UnattendedOutlook.WILL_STOP, stop_in_s=left, stop_after_s=stop_after)
+    return UnattendedRun(
+        outlook=UnattendedOutlook.STOPPED if silent >= fence else UnattendedOutlook.STOPPING, stop_after_s=stop_after
+    )

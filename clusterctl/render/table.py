@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import BOLD, Terminal, fit, pad, safe
-from clusterctl.render.wrapping import count_columns, wrap_line
+from clusterctl.render.line_wrapping import count_columns, wrap_line
 
 GAP = 2
 """Blanks between columns."""

@@ -9,8 +9,8 @@ from statistics import median, median_low
 
 from clusterctl.formatting import group_pairs
 from clusterctl.render.run_messages import describe_worker
-from clusterctl.render.stats import HOT_C, STALE_S, GpuStats, NodeStats
-from clusterctl.render.status import RunView, WorkerActivity
+from clusterctl.render.stats_table import HOT_C, STALE_S, GpuStats, NodeStats
+from clusterctl.render.status_report import RunSnapshot, WorkerActivity
 from clusterctl.run.rules.state import WorkerState
 
 _ODD_PERCENT = 20.0
@@ -19,7 +19,7 @@ _BEHIND_S = 30.0
 """Samples of two nodes may be that far apart: a rank that is behind by less is not behind."""
 
 
-class Level(Enum):
+class FoldLevel(Enum):
     """What a row of the table represents."""
 
     RANKS = "rank"
@@ -28,21 +28,21 @@ class Level(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entity:
+class TopUnit:
     """A rank, a GPU that no rank uses, or a node with neither.
 
     Attributes:
-        place: In the order of nodes and ranks.
-        pace: Steps a second, or `None`.
+        index: In the order of nodes and ranks.
+        step_rate: Steps a second, or `None`.
         trend: How busy its GPU was, without one the node's processors: percent, the newest last.
     """
 
-    place: int
+    index: int
     node: NodeStats
     gpu: GpuStats | None = None
     worker: WorkerState | None = None
     activity: WorkerActivity = field(default_factory=WorkerActivity)
-    pace: float | None = None
+    step_rate: float | None = None
     trend: Sequence[float] = ()
 
 
@@ -50,12 +50,12 @@ class Entity:
 class Row:
     """One line of the table: one leaf or several."""
 
-    entities: Sequence[Entity]
+    entities: Sequence[TopUnit]
 
     @property
-    def place(self) -> int:
+    def index(self) -> int:
         """Where its first leaf stands."""
-        return self.entities[0].place
+        return self.entities[0].index
 
     @property
     def gpus(self) -> list[GpuStats]:
@@ -80,37 +80,37 @@ class TopData:
     Attributes:
         nodes: As their samples tell; times are of the head's clock.
         title: Stands on top where there is no run.
-        gpus_of: Node to the GPUs that the run uses there, in order of local rank; a node that is absent uses all.
-        paces: Rank to its steps a second.
+        gpus_by_node: Node to the GPUs that the run uses there, in order of local rank; a node that is absent uses all.
+        step_rates: Rank to its steps a second.
         trends: Node and GPU (`None`: its processors) to how busy they were, the newest last.
-        ranks_at: When the node was looked at whose ranks were looked at longest ago; head's clock.
-        last_line: Gives the last line of a rank's output, "" where there is none.
+        ranks_sampled_at: When the node was looked at whose ranks were looked at longest ago; head's clock.
+        read_last_line: Gives the last line of a rank's output, "" where there is none.
     """
 
     nodes: Sequence[NodeStats]
-    view: RunView | None = None
+    view: RunSnapshot | None = None
     title: str = ""
-    gpus_of: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    paces: Mapping[int, float] = field(default_factory=dict)
+    gpus_by_node: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    step_rates: Mapping[int, float] = field(default_factory=dict)
     trends: Mapping[tuple[str, int | None], Sequence[float]] = field(default_factory=dict)
-    ranks_at: float | None = None
-    last_line: Callable[[int], str] = lambda _: ""
+    ranks_sampled_at: float | None = None
+    read_last_line: Callable[[int], str] = lambda _: ""
 
 
-def list_entities(data: TopData) -> list[Entity]:
+def list_top_units(data: TopData) -> list[TopUnit]:
     """Return all leaves, in order of node and rank."""
     every = data.view.state.workers.values() if data.view else ()
     by_node = group_pairs((worker.node, worker) for worker in every)
-    found: list[Entity] = []
+    found: list[TopUnit] = []
     for node in data.nodes:
         workers = sorted(by_node.get(node.node, ()), key=lambda w: w.local_rank)
         found += _of_node(data, node, workers, len(found))
     return found
 
 
-def _of_node(data: TopData, node: NodeStats, workers: Sequence[WorkerState], place: int) -> list[Entity]:
+def _of_node(data: TopData, node: NodeStats, workers: Sequence[WorkerState], index: int) -> list[TopUnit]:
     by_index = {gpu.gpu: gpu for gpu in node.gpus}
-    used = [i for i in data.gpus_of.get(node.node, tuple(by_index)) if i in by_index]
+    used = [i for i in data.gpus_by_node.get(node.node, tuple(by_index)) if i in by_index]
     pairs: list[tuple[WorkerState | None, GpuStats | None]] = [
         (worker, by_index[used[worker.local_rank % len(used)]] if used else None) for worker in workers
     ]
@@ -118,47 +118,47 @@ def _of_node(data: TopData, node: NodeStats, workers: Sequence[WorkerState], pla
     pairs += [(None, gpu) for gpu in node.gpus if gpu.gpu not in shown]
     activity = data.view.activity if data.view else {}
     return [
-        Entity(
-            place=place + number,
+        TopUnit(
+            index=index + number,
             node=node,
             gpu=gpu,
             worker=worker,
             activity=activity.get(worker.rank, WorkerActivity()) if worker else WorkerActivity(),
-            pace=data.paces.get(worker.rank) if worker else None,
+            step_rate=data.step_rates.get(worker.rank) if worker else None,
             trend=data.trends.get((node.node, None if gpu is None else gpu.gpu), ()),
         )
         for number, (worker, gpu) in enumerate(pairs or [(None, None)])
     ]
 
 
-def make_rows(data: TopData, entities: Sequence[Entity], level: Level, now: float) -> list[Row]:
+def make_rows(data: TopData, entities: Sequence[TopUnit], level: FoldLevel, now: float) -> list[Row]:
     """Return the rows of a level; of `ALIKE` those that are few come first."""
-    if level is Level.RANKS:
+    if level is FoldLevel.RANKS:
         return [Row(entities=[entity]) for entity in entities]
     nodes = group_pairs((entity.node.node, entity) for entity in entities)
-    if level is Level.NODES:
+    if level is FoldLevel.NODES:
         return [Row(entities=group) for group in nodes.values()]
     usual = _Baseline(data, entities)
-    alike: dict[Hashable, list[Entity]] = {}
+    alike: dict[Hashable, list[TopUnit]] = {}
     for group in nodes.values():
         alike.setdefault(usual.signature(group, now), []).extend(group)
-    return sorted((Row(entities=group) for group in alike.values()), key=lambda row: (len(row.nodes), row.place))
+    return sorted((Row(entities=group) for group in alike.values()), key=lambda row: (len(row.nodes), row.index))
 
 
-def find_finest_level(entities: Sequence[Entity], room: int) -> Level:
+def find_finest_level(entities: Sequence[TopUnit], room: int) -> FoldLevel:
     """Return the finest level at which all rows fit on the screen."""
     if len(entities) <= room:
-        return Level.RANKS
-    return Level.NODES if len({entity.node.node for entity in entities}) <= room else Level.ALIKE
+        return FoldLevel.RANKS
+    return FoldLevel.NODES if len({entity.node.node for entity in entities}) <= room else FoldLevel.ALIKE
 
 
 class _Baseline:
     """The usual values of all nodes, with which each node is compared."""
 
-    def __init__(self, data: TopData, entities: Sequence[Entity]) -> None:
+    def __init__(self, data: TopData, entities: Sequence[TopUnit]) -> None:
         busy = [entity.gpu.util for entity in entities if entity.gpu is not None and entity.gpu.util is not None]
         steps = [entity.activity.step for entity in entities if entity.activity.step is not None]
-        paces = [entity.pace for entity in entities if entity.pace is not None]
+        paces = [entity.step_rate for entity in entities if entity.step_rate is not None]
         self._busy = median(busy) if busy else 0.0
         self._step = median_low(steps) if steps else 0
         self._behind = max(2.0, _BEHIND_S * median(paces)) if paces else 2.0
@@ -166,7 +166,7 @@ class _Baseline:
         self._troubled = set() if state is None else {event.node for event in state.troubles.values()}
         self._links = {} if state is None else {name: node.link for name, node in state.nodes.items()}
 
-    def signature(self, entities: Sequence[Entity], now: float) -> Hashable:
+    def signature(self, entities: Sequence[TopUnit], now: float) -> Hashable:
         """Return a key that is equal for nodes in the same state."""
         node = entities[0].node
         busy = [entity.gpu.util for entity in entities if entity.gpu is not None and entity.gpu.util is not None]
@@ -201,21 +201,21 @@ _LARGEST_FIRST = ("util", "memory", "temp", "power", "cpu", "output")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SortState:
+class TableOrder:
     """The order of the rows, and the first visible row.
 
     Attributes:
-        fold: What a row stands for; `None`: the finest level at which all rows fit.
+        fold_level: What a row stands for; `None`: the finest level at which all rows fit.
     """
 
-    by: str = "node"
+    column: str = "node"
     is_reversed: bool = False
-    first: int = 0
-    fold: Level | None = None
+    first_row: int = 0
+    fold_level: FoldLevel | None = None
 
 
-_KEYS: dict[str, Callable[[Entity], float | None]] = {
-    "node": lambda entity: entity.place,
+_KEYS: dict[str, Callable[[TopUnit], float | None]] = {
+    "node": lambda entity: entity.index,
     "rank": lambda entity: entity.worker.rank if entity.worker else None,
     "util": lambda entity: entity.gpu.util if entity.gpu else None,
     "memory": lambda entity: entity.gpu.mem_used if entity.gpu else None,
@@ -223,26 +223,26 @@ _KEYS: dict[str, Callable[[Entity], float | None]] = {
     "power": lambda entity: entity.gpu.power_w if entity.gpu else None,
     "cpu": lambda entity: entity.node.cpu,
     "step": lambda entity: entity.activity.step,
-    "it/s": lambda entity: entity.pace,
+    "it/s": lambda entity: entity.step_rate,
     "output": lambda entity: entity.activity.last_output_s,
 }
 
 
-def sort_rows(rows: Sequence[Row], order: SortState) -> list[Row]:
+def sort_rows(rows: Sequence[Row], order: TableOrder) -> list[Row]:
     """Return rows sorted; rows without the value come last in either direction.
 
     A row of several counts by the one that would come first.
     """
-    if order.by == "node" and not order.is_reversed:
+    if order.column == "node" and not order.is_reversed:
         return list(rows)
-    largest_first = (order.by in _LARGEST_FIRST) != order.is_reversed
+    largest_first = (order.column in _LARGEST_FIRST) != order.is_reversed
     known, unknown = [], []
     for row in rows:
-        value = _first(map(_KEYS[order.by], row.entities), largest_first=largest_first)
+        value = _first(map(_KEYS[order.column], row.entities), largest_first=largest_first)
         if value is None:
             unknown.append(row)
         else:
-            known.append((value, -row.place if largest_first else row.place, row))
+            known.append((value, -row.index if largest_first else row.index, row))
     known.sort(key=lambda found: found[:2], reverse=largest_first)
     return [found[2] for found in known] + unknown
 

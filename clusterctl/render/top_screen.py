@@ -10,34 +10,41 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import describe_duration, fold_ranks, format_duration
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import BOLD, DIM, RED, Glyphs, Terminal, fit
-from clusterctl.render.footer import speed_text
+from clusterctl.render.line_wrapping import count_columns, wrap_line
+from clusterctl.render.live_footer import format_step_rate
 from clusterctl.render.run_messages import count_worker_states, describe_worker
-from clusterctl.render.stats import GIB, STALE_S, describe_gaps, percent, temperature_cell, utilisation_style
-from clusterctl.render.status import render_summary, worker_cell
+from clusterctl.render.stats_table import (
+    GIB,
+    STALE_S,
+    describe_missing_values,
+    percent,
+    temperature_cell,
+    utilisation_style,
+)
+from clusterctl.render.status_report import render_run_summary, worker_cell
 from clusterctl.render.table import Cell, Column, make_columns, render_table
 from clusterctl.render.top_rows import (
     SORTS,
-    Entity,
-    Level,
+    FoldLevel,
     Row,
-    SortState,
+    TableOrder,
     TopData,
+    TopUnit,
     find_finest_level,
-    list_entities,
+    list_top_units,
     make_rows,
     sort_rows,
 )
-from clusterctl.render.wrapping import count_columns, wrap_line
 
 _MOST_NEWS = 4
 _MOST_OF_ONE = 3
 _WIDE = 10_000
-_FOLDED = {Level.RANKS: "", Level.NODES: "a row a node", Level.ALIKE: "nodes that are alike in one row"}
+_FOLDED = {FoldLevel.RANKS: "", FoldLevel.NODES: "a row a node", FoldLevel.ALIKE: "nodes that are alike in one row"}
 
 
 def render_top(
-    data: TopData, order: SortState, now: float, terminal: Terminal, height: int
-) -> tuple[list[str], SortState]:
+    data: TopData, order: TableOrder, now: float, terminal: Terminal, height: int
+) -> tuple[list[str], TableOrder]:
     """Return one screen of at most `height` lines, and the order with a first row that exists.
 
     Args:
@@ -49,7 +56,7 @@ def render_top(
     """
     head, entities, room, level = _lay_out(data, order, now, terminal, height)
     rows = sort_rows(make_rows(data, entities, level, now), order)
-    first = max(0, min(order.first, len(rows) - room))
+    first = max(0, min(order.first_row, len(rows) - room))
     lines = [
         *head,
         _status_line(data, entities, level, now, terminal),
@@ -57,28 +64,28 @@ def render_top(
     ]
     lines += [""] * max(0, height - 1 - len(lines))
     foot = _foot(order, first, room, len(rows), terminal)
-    return [*lines[: height - 1], foot], replace(order, first=first)
+    return [*lines[: height - 1], foot], replace(order, first_row=first)
 
 
-def current_level(data: TopData, order: SortState, now: float, terminal: Terminal, height: int) -> Level:
+def compute_fold_level(data: TopData, order: TableOrder, now: float, terminal: Terminal, height: int) -> FoldLevel:
     """Return what a row of the screen represents."""
     return _lay_out(data, order, now, terminal, height)[3]
 
 
 def _lay_out(
-    data: TopData, order: SortState, now: float, terminal: Terminal, height: int
-) -> tuple[list[str], list[Entity], int, Level]:
+    data: TopData, order: TableOrder, now: float, terminal: Terminal, height: int
+) -> tuple[list[str], list[TopUnit], int, FoldLevel]:
     """Return the lines above the table, its entities, the number of rows that have room, and their level."""
     head = _head(data, now, terminal, terminal.width or _WIDE)[: max(1, height - 4)]
-    entities, room = list_entities(data), max(1, height - len(head) - 3)
-    return head, entities, room, order.fold or find_finest_level(entities, room)
+    entities, room = list_top_units(data), max(1, height - len(head) - 3)
+    return head, entities, room, order.fold_level or find_finest_level(entities, room)
 
 
 def _head(data: TopData, now: float, terminal: Terminal, width: int) -> list[str]:
     lines = [terminal.style(fit(data.title, width, terminal.glyphs), BOLD)]
     if data.view is not None:
-        lines = render_summary(data.view, now, terminal)
-    news = lines[1:] + [f"  {line}" for line in describe_gaps(data.nodes, now)]
+        lines = render_run_summary(data.view, now, terminal)
+    news = lines[1:] + [f"  {line}" for line in describe_missing_values(data.nodes, now)]
     if len(news) > _MOST_NEWS:
         news = [*news[: _MOST_NEWS - 1], f"  {len(news) - _MOST_NEWS + 1} more: `clusterctl status`"]
     news = [part for line in news for part in wrap_line(line, width)[:_MOST_OF_ONE]]
@@ -91,7 +98,7 @@ def _fit_line(line: str, width: int, terminal: Terminal) -> str:
     return line if count_columns(bare) <= width else fit(bare, width, terminal.glyphs)
 
 
-def _status_line(data: TopData, entities: Sequence[Entity], level: Level, now: float, terminal: Terminal) -> str:
+def _status_line(data: TopData, entities: Sequence[TopUnit], level: FoldLevel, now: float, terminal: Terminal) -> str:
     """Return a line with totals, the age of the values, and how the rows are folded."""
     parts = [*_describe_totals(data, entities, terminal)]
     if data.view is not None and data.view.state.over:
@@ -111,13 +118,15 @@ def _describe_ages(data: TopData, now: float) -> list[str]:
     machines = f"machines {describe_duration(max(0.0, *fresh))} ago" if len(fresh) > 1 else ""
     if len(fresh) == 1:
         machines = f"machine {describe_duration(max(0.0, fresh[0]))} ago"
-    ranks = "" if data.ranks_at is None else f"ranks {describe_duration(max(0.0, now - data.ranks_at))} ago"
+    ranks = (
+        "" if data.ranks_sampled_at is None else f"ranks {describe_duration(max(0.0, now - data.ranks_sampled_at))} ago"
+    )
     return [text for text in (ranks, machines) if text]
 
 
-def _describe_totals(data: TopData, entities: Sequence[Entity], terminal: Terminal) -> list[str]:
-    paces = [entity.pace for entity in entities if entity.pace]
-    parts = [speed_text(median(paces))] if paces else []
+def _describe_totals(data: TopData, entities: Sequence[TopUnit], terminal: Terminal) -> list[str]:
+    paces = [entity.step_rate for entity in entities if entity.step_rate]
+    parts = [format_step_rate(median(paces))] if paces else []
     of_gpus = any(entity.gpu is not None for entity in entities)
     busy = average_trends([entity.trend for entity in entities if (entity.gpu is not None) == of_gpus])
     if busy:
@@ -126,14 +135,14 @@ def _describe_totals(data: TopData, entities: Sequence[Entity], terminal: Termin
     return parts
 
 
-def _foot(order: SortState, first: int, room: int, total: int, terminal: Terminal) -> str:
+def _foot(order: TableOrder, first: int, room: int, total: int, terminal: Terminal) -> str:
     shown = f"{first + 1}-{min(first + room, total)} of {total}  " if total > room else ""
-    words = [(f"[{word}]" if word == order.by else word, key) for key, word in SORTS.items()]
+    words = [(f"[{word}]" if word == order.column else word, key) for key, word in SORTS.items()]
     keys = " ".join(word if word.strip("[]").startswith(key) else f"{key}:{word}" for word, key in words)
     foot = f"{shown}q leave  f fold  sort: {keys}"
     if terminal.width is not None and count_columns(foot) > terminal.width:
         # The keys alone: nobody can read a word that is cut.
-        keys = " ".join(f"[{word}]" if word == order.by else key for key, word in SORTS.items())
+        keys = " ".join(f"[{word}]" if word == order.column else key for key, word in SORTS.items())
         foot = f"{shown}q leave  f fold  sort: {keys}"
     return terminal.style(fit(foot, terminal.width, terminal.glyphs), DIM)
 
@@ -196,7 +205,7 @@ def _parts(rows: Sequence[Row], data: TopData, glyphs: Glyphs) -> list[_Column]:
         columns.append(_column(">~RANK", 0, lambda row: fold_ranks(worker.rank for worker in row.workers) or "-"))
         columns += [] if all_run else [_column("~STATE", 0, _state)]
         columns.append(_column(">STEP", 0, lambda row: _range([entity.activity.step for entity in row.entities])))
-        columns.append(_column(">IT/S", 3, lambda row: _pace([entity.pace for entity in row.entities])))
+        columns.append(_column(">IT/S", 3, lambda row: _pace([entity.step_rate for entity in row.entities])))
     if of_gpus:
         columns += [
             _column(">GPU", 1, _which_gpu),
@@ -309,18 +318,18 @@ def _output(row: Row) -> str:
 def _last_line(row: Row, data: TopData) -> str:
     """Return the last line of the first rank that failed, else of the first."""
     workers = sorted(row.workers, key=lambda worker: (not worker.failed, worker.rank))
-    return data.last_line(workers[0].rank)[:_MOST_OF_A_LINE] if workers else ""
+    return data.read_last_line(workers[0].rank)[:_MOST_OF_A_LINE] if workers else ""
 
 
 def render_bar(percent: float | None, width: int, glyphs: Glyphs) -> str:
     """Return a bar of `width` columns, filled by a share in percent; blank if the share is unknown."""
     if percent is None:
         return " " * width
-    parts = len(glyphs.parts)
+    parts = len(glyphs.bar_fills)
     filled = round(min(100.0, max(0.0, percent)) / 100.0 * width * parts)
     whole, rest = divmod(filled, parts)
-    text = glyphs.parts[-1] * whole + (glyphs.parts[rest - 1] if rest else "")
-    return text + glyphs.empty * (width - len(text))
+    text = glyphs.bar_fills[-1] * whole + (glyphs.bar_fills[rest - 1] if rest else "")
+    return text + glyphs.bar_background * (width - len(text))
 
 
 def render_trend(values: Sequence[float], width: int, glyphs: Glyphs, most: float = 100.0) -> str:
@@ -332,8 +341,8 @@ def render_trend(values: Sequence[float], width: int, glyphs: Glyphs, most: floa
         glyphs: For the columns.
         most: The value of a full column.
     """
-    highest = len(glyphs.levels) - 1
+    highest = len(glyphs.trend_heights) - 1
     return "".join(
-        glyphs.levels[round(highest * min(1.0, max(0.0, value / most)))] if most > 0 else glyphs.levels[0]
+        glyphs.trend_heights[round(highest * min(1.0, max(0.0, value / most)))] if most > 0 else glyphs.trend_heights[0]
         for value in values[-width:]
     )

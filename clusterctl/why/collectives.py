@@ -13,7 +13,7 @@ _DEFAULT = "0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MissingRanks:
+class LateRanks:
     """Ranks that have not begun what others of their group wait in.
 
     Attributes:
@@ -37,16 +37,16 @@ class Mismatch:
     ranks_by_operation: Mapping[str, tuple[int, ...]]
 
     @property
-    def odd(self) -> tuple[int, ...]:
+    def minority_ranks(self) -> tuple[int, ...]:
         """The ranks that have not begun the most frequent operation; none if no operation is the most frequent."""
         *fewer, most = sorted(self.ranks_by_operation.values(), key=len)
         return tuple(sorted(r for ranks in fewer for r in ranks)) if fewer and len(fewer[-1]) < len(most) else ()
 
 
-def find_missing_by_group(snapshots: Mapping[int, RankSnapshot]) -> list[MissingRanks]:
+def find_late_by_group(snapshots: Mapping[int, RankSnapshot]) -> list[LateRanks]:
     """Return for each process group the ranks that have not begun what others wait in."""
     begun = {rank: _list_begun(snapshot) for rank, snapshot in snapshots.items()}
-    found: list[MissingRanks] = []
+    found: list[LateRanks] = []
     for group in sorted({name for groups in begun.values() for name in groups}):
         members = {rank: groups[group] for rank, groups in begun.items() if group in groups}
         most = max(number for number, _ in members.values())
@@ -59,7 +59,7 @@ def find_missing_by_group(snapshots: Mapping[int, RankSnapshot]) -> list[Missing
                 for entry in snapshots[rank].entries or ()
                 if (entry["group"], entry["number"]) == (group, most) and not entry["p2p"]
             )
-            found.append(MissingRanks(group=group, ranks=late, waiting=waiting, number=most, op=next(names, None)))
+            found.append(LateRanks(group=group, ranks=late, waiting=waiting, number=most, op=next(names, None)))
     return found
 
 
@@ -80,7 +80,7 @@ def _list_begun(snapshot: RankSnapshot) -> dict[str, tuple[int, bool]]:
 
 def find_late_ranks(snapshots: Mapping[int, RankSnapshot]) -> set[int]:
     """Return the ranks that have not begun what others wait in, and that wait in no collective themselves."""
-    found = find_missing_by_group(snapshots)
+    found = find_late_by_group(snapshots)
     return {rank for one in found for rank in one.ranks} - {rank for one in found for rank in one.waiting}
 
 

@@ -18,7 +18,16 @@ from clusterctl.why.stack_position import (
     name_culprits,
     shorten_path,
 )
-from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting, format_ranks, shorten
+from clusterctl.why.verdict import (
+    Confidence,
+    Culprit,
+    ProblemClass,
+    ProblemKind,
+    Verdict,
+    Waiting,
+    format_ranks,
+    shorten,
+)
 
 _OUT_OF_MEMORY = "a kernel that lacked memory has `oom-kill` or `Out of memory: Killed process` in its log of that time"
 _WHO_SENDS = (
@@ -36,15 +45,15 @@ _TRACEBACK_FRAME = re.compile(
 )
 
 
-def classify_exit(end: RankExit) -> Class:
+def classify_exit(end: RankExit) -> ProblemClass:
     """Return the class of the end of a rank."""
     if end.oom:
-        return Class.OUT_OF_MEMORY
+        return ProblemClass.OUT_OF_MEMORY
     if end.ended_well:
-        return Class.EXITED_EARLY
-    if end.secondary and end.cls in (None, Class.UNKNOWN):
-        return Class.PEER_LOST
-    return end.cls or Class.UNKNOWN
+        return ProblemClass.EXITED_EARLY
+    if end.secondary and end.cls in (None, ProblemClass.UNKNOWN):
+        return ProblemClass.PEER_LOST
+    return end.cls or ProblemClass.UNKNOWN
 
 
 def is_end_explained(end: RankExit) -> bool:
@@ -57,7 +66,7 @@ def find_user_position(traceback: str | None) -> StackPosition:
     frames = list(_TRACEBACK_FRAME.finditer(traceback or ""))
     own = [frame for frame in frames if is_user_code(frame["file"])] or frames
     where = f"{shorten_path(own[-1]['file'])}:{own[-1]['line']}" if own else None
-    return StackPosition(doing=Activity.UNKNOWN, where=where, op=own[-1]["function"] if own else None)
+    return StackPosition(activity=Activity.UNKNOWN, where=where, op=own[-1]["function"] if own else None)
 
 
 def describe_exit(end: RankExit) -> str:
@@ -79,9 +88,9 @@ def describe_exit(end: RankExit) -> str:
     return shorten(end.message) or f"exit {end.exit_code} without a word"
 
 
-def find_advice(end: RankExit) -> str:
+def find_extra_advice(end: RankExit) -> str:
     """Return advice that the message of a rank does not give; "" if there is none."""
-    if classify_exit(end) is Class.SHARED_MEMORY and not re.search(headline_patterns.SHARED_MEMORY, end.message):
+    if classify_exit(end) is ProblemClass.SHARED_MEMORY and not re.search(headline_patterns.SHARED_MEMORY, end.message):
         return _BUS_ERROR
     if " of its local rank " in end.message:
         return "what that rank said is in the output, or with `--redirects` in a file below the `--log-dir` of torchrun"
@@ -103,41 +112,43 @@ def find_advice(end: RankExit) -> str:
     return f"`{name}` is a variable of {launcher.name}, and nobody sets it here: {remedy}"
 
 
-def list_next_commands(cls: Class, run: str, rank: int | None, node: str | None, message: str = "") -> tuple[str, ...]:
+def list_next_commands(
+    cls: ProblemClass, run: str, rank: int | None, node: str | None, message: str = ""
+) -> tuple[str, ...]:
     """Return the commands to run next; `message` is the message of the rank."""
     logs = f"clusterctl logs {run} --rank {rank}" if rank is not None else f"clusterctl logs {run}"
     at = f" --nodes {node}" if node is not None else ""
     match cls:
-        case Class.OUT_OF_MEMORY if _GPU_MEMORY.search(message):
+        case ProblemClass.OUT_OF_MEMORY if _GPU_MEMORY.search(message):
             tool = "rocm-smi" if re.search(r"\bHIP\b|ROCm", message) else "nvidia-smi"
             return (f"clusterctl exec{at} -- {tool}", _MORE_GPU_MEMORY, logs)
-        case Class.OUT_OF_MEMORY:
+        case ProblemClass.OUT_OF_MEMORY:
             return (logs, f"clusterctl exec{at} -- free -h")
-        case Class.DISK_FULL:
+        case ProblemClass.DISK_FULL:
             return (f"clusterctl exec{at} -- df -h", "clusterctl clean")
-        case Class.NO_INPUT:
+        case ProblemClass.NO_INPUT:
             return ("answer it beforehand, by an option in `job.args` or a variable in `env`", logs)
-        case Class.SHARED_MEMORY:
+        case ProblemClass.SHARED_MEMORY:
             return (f"clusterctl exec{at} -- df -h /dev/shm", logs)
-        case Class.COMMAND_NOT_FOUND:
+        case ProblemClass.COMMAND_NOT_FOUND:
             return (f"clusterctl exec{at} --in-job --shell 'echo $PATH'", logs)
-        case Class.KILLED if not re.search(r"SIGKILL|\b9\b", message):
+        case ProblemClass.KILLED if not re.search(r"SIGKILL|\b9\b", message):
             return (_WHO_SENDS, logs)
-        case Class.KILLED:
+        case ProblemClass.KILLED:
             return (
                 f"clusterctl exec{at} --shell 'dmesg -T | grep -iE \"oom|out of memory\" | tail'",
                 _OUT_OF_MEMORY,
                 logs,
             )
-        case Class.MISSING_MODULE:
+        case ProblemClass.MISSING_MODULE:
             return (f"clusterctl health{at} version.python", logs)
-        case Class.NO_PERMISSION if script := _NOT_EXECUTABLE.search(message):
+        case ProblemClass.NO_PERMISSION if script := _NOT_EXECUTABLE.search(message):
             return (f"`chmod +x {script[1]}` here, or `bash {script[1]}` in `job.command`", logs)
-        case Class.MISSING_FILE | Class.NO_PERMISSION:
+        case ProblemClass.MISSING_FILE | ProblemClass.NO_PERMISSION:
             return (logs, f"clusterctl exec{at} -- ls -la")
-        case Class.GPU | Class.UNHEALTHY | Class.NODE_LOST:
+        case ProblemClass.GPU | ProblemClass.UNHEALTHY | ProblemClass.NODE_LOST:
             return (f"clusterctl health{at}",)
-        case Class.PORT_TAKEN:
+        case ProblemClass.PORT_TAKEN:
             return (f"clusterctl exec{at} -- ss -ltnp",)
         case _:
             return (logs,)
@@ -192,26 +203,28 @@ def judge_crash(evidence: Evidence) -> Verdict | None:
     if not failed:
         return None  # `judge` looks at ranks that ended with 0 while others wait
     early = [(rank, end) for rank, end in ended if end.ended_well]
-    own = [(rank, end) for rank, end in failed if not end.secondary and classify_exit(end) is not Class.PEER_LOST]
+    own = [
+        (rank, end) for rank, end in failed if not end.secondary and classify_exit(end) is not ProblemClass.PEER_LOST
+    ]
     if own:
         return _judge_own_failures(evidence, own, failed)
-    return _judge_early_ends(evidence, early, failed) if early else _judge_peer_losses(evidence, failed)
+    return _judge_exits_before_peers(evidence, early, failed) if early else _judge_peer_losses(evidence, failed)
 
 
 def _judge_own_failures(evidence: Evidence, own: Sequence[RankEnd], failed: Sequence[RankEnd]) -> Verdict:
     """Judge ranks that failed for a reason of their own: the first one, or all of them if they failed alike."""
     first, end = min(own, key=lambda each: (each[1].latest, each[0].rank))
     cls = classify_exit(end)
-    if cls is Class.MISMATCH:
+    if cls is ProblemClass.MISMATCH:
         # The rank that noticed the mismatch may have passed the right tensor.
         name = evidence.name_ranks([first.rank])
         return Verdict(
-            kind=Kind.CRASH,
+            kind=ProblemKind.CRASH,
             cls=cls,
             confidence=Confidence.AMBIGUOUS,
             summary=f"ranks brought to one collective what does not fit; {name} noticed it first",
             waiting=(Waiting(ranks=fold_ranks(rank.rank for rank, _ in failed), where=None, op="noticed it"),),
-            next=("clusterctl up --set env.TORCH_DISTRIBUTED_DEBUG=DETAIL", f"clusterctl logs {evidence.run}"),
+            next_commands=("clusterctl up --set env.TORCH_DISTRIBUTED_DEBUG=DETAIL", f"clusterctl logs {evidence.run}"),
         )
     message = normalize_message(end.message)
     alike = [(r, e) for r, e in own if classify_exit(e) is cls and normalize_message(e.message) == message]
@@ -222,19 +235,19 @@ def _judge_own_failures(evidence: Evidence, own: Sequence[RankEnd], failed: Sequ
     if not alike_ranks.issuperset(rivals):
         confidence = Confidence.AMBIGUOUS
         named = [(r, e) for r, e in own if r.rank == first.rank or r.rank in set(rivals) - alike_ranks]
-    elif cls is not Class.UNKNOWN and (not rivals or len(named) == len(own)) and is_end_explained(end):
+    elif cls is not ProblemClass.UNKNOWN and (not rivals or len(named) == len(own)) and is_end_explained(end):
         confidence = Confidence.CERTAIN
     how = "failed alike" if len(named) > 1 and confidence is not Confidence.AMBIGUOUS else "failed first"
     named_ranks = {rank.rank for rank, _ in named}
-    advice = find_advice(end)
+    advice = find_extra_advice(end)
     return Verdict(
-        kind=Kind.START if cls is Class.NOT_STARTED else Kind.CRASH,
+        kind=ProblemKind.START if cls is ProblemClass.NOT_STARTED else ProblemKind.CRASH,
         cls=cls,
         confidence=confidence,
         summary=f"{_name(evidence, named)} {how}: {describe_exit(end)}{advice and f'; {advice}'}",
         culprits=_name_failed(named),
         waiting=_list_victims(rank for rank, _ in failed if rank.rank not in named_ranks),
-        next=list_next_commands(cls, evidence.run, first.rank, first.node, end.message),
+        next_commands=list_next_commands(cls, evidence.run, first.rank, first.node, end.message),
     )
 
 
@@ -246,7 +259,7 @@ def _may_precede(one: RankEnd, other: RankEnd) -> bool:
     return end.earliest <= other_end.latest
 
 
-def _judge_early_ends(evidence: Evidence, ended: Sequence[RankEnd], failed: Sequence[RankEnd]) -> Verdict:
+def _judge_exits_before_peers(evidence: Evidence, ended: Sequence[RankEnd], failed: Sequence[RankEnd]) -> Verdict:
     """Judge ranks that ended with 0 while others were still at work: the others lost their peers."""
     first_loss = min(end.latest for _, end in failed)
     early = [(rank, end) for rank, end in ended if end.earliest <= first_loss]
@@ -256,13 +269,13 @@ def _judge_early_ends(evidence: Evidence, ended: Sequence[RankEnd], failed: Sequ
     is_majority = len(named) > len(failed) + sum(rank.end is None for rank in evidence.ranks)
     sure = Confidence.CERTAIN if certain else Confidence.LIKELY
     return Verdict(
-        kind=Kind.CRASH,
-        cls=Class.EXITED_EARLY,
+        kind=ProblemKind.CRASH,
+        cls=ProblemClass.EXITED_EARLY,
         confidence=Confidence.AMBIGUOUS if is_majority else sure,
         summary=f"{_name(evidence, named)} ended with 0 while others were not through",
         culprits=_name_failed([*named, *(failed if is_majority else ())]),
         waiting=_list_victims(rank for rank, _ in failed),
-        next=list_next_commands(Class.EXITED_EARLY, evidence.run, named[0][0].rank, None),
+        next_commands=list_next_commands(ProblemClass.EXITED_EARLY, evidence.run, named[0][0].rank, None),
     )
 
 
@@ -274,20 +287,22 @@ def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict
     name.
     """
     stopped = [(rank, rank.end) for rank in evidence.ranks if rank.end is not None and rank.end.stopped]
-    own = [(r, e) for r, e in stopped if e.traceback and not e.secondary and classify_exit(e) is not Class.PEER_LOST]
+    own = [
+        (r, e) for r, e in stopped if e.traceback and not e.secondary and classify_exit(e) is not ProblemClass.PEER_LOST
+    ]
     if own:
         first, end = own[0]
         alike = all(normalize_message(other.message) == normalize_message(end.message) for _, other in own)
         were = "it was" if len(own) == 1 else "they were"
         return Verdict(
-            kind=Kind.CRASH,
+            kind=ProblemKind.CRASH,
             cls=classify_exit(end),
             confidence=Confidence.LIKELY if alike else Confidence.AMBIGUOUS,
             summary=f"{_name(evidence, own)} failed: {describe_exit(end)}; "
             f"{were} stopped with its peers, which lost it, before it was gone",
             culprits=_name_failed(own),
             waiting=_list_victims(rank for rank, _ in failed),
-            next=list_next_commands(classify_exit(end), evidence.run, first.rank, first.node, end.message),
+            next_commands=list_next_commands(classify_exit(end), evidence.run, first.rank, first.node, end.message),
         )
     victims = [*failed, *((rank, end) for rank, end in stopped if end.secondary)]
     missed = _find_missed_ranks(evidence, victims)
@@ -295,15 +310,15 @@ def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict
         return _judge_accused_node(evidence, failed)
     names, gave_up = evidence.name_ranks(r.rank for r in missed), format_ranks(rank.rank for rank, _ in victims)
     return Verdict(
-        kind=Kind.CRASH,
-        cls=Class.NOT_JOINED,
+        kind=ProblemKind.CRASH,
+        cls=ProblemClass.NOT_JOINED,
         confidence=Confidence.LIKELY if len(missed) == 1 else Confidence.AMBIGUOUS,
         summary=f"{names} did not join a collective, and {gave_up} gave up waiting",
         culprits=name_culprits(
             missed, lambda _: "its peers waited for it in vain", lambda rank: locate_rank(rank.snapshot)
         ),
         waiting=_list_victims(rank for rank, _ in victims),
-        next=list_next_commands(Class.NOT_JOINED, evidence.run, missed[0].rank, missed[0].node),
+        next_commands=list_next_commands(ProblemClass.NOT_JOINED, evidence.run, missed[0].rank, missed[0].node),
     )
 
 
@@ -342,26 +357,26 @@ def _judge_accused_node(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdic
         # Also the ranks that were stopped before they could print a word.
         there = [rank for rank in evidence.ranks if rank.node == node]
         return Verdict(
-            kind=Kind.CRASH,
-            cls=Class.PEER_LOST,
+            kind=ProblemKind.CRASH,
+            cls=ProblemClass.PEER_LOST,
             confidence=Confidence.AMBIGUOUS,
             summary=f"all ranks lost a peer; they name {node}, and nobody there says why",
             culprits=name_culprits(there, _describe_accused)
             if len(there) > 1
             else (Culprit(rank=None, node=node, evidence="its peers lost it"),),
             waiting=_list_victims(rank for rank, _ in failed if rank.node != node),
-            next=list_next_commands(Class.NODE_LOST, evidence.run, None, node),
+            next_commands=list_next_commands(ProblemClass.NODE_LOST, evidence.run, None, node),
         )
     # A single victim is not named: the rank that it lost may have been stopped before it ended by itself.
     first, end = min(failed, key=lambda each: (each[1].latest, each[0].rank))
     return Verdict(
-        kind=Kind.CRASH,
-        cls=Class.PEER_LOST,
+        kind=ProblemKind.CRASH,
+        cls=ProblemClass.PEER_LOST,
         confidence=Confidence.AMBIGUOUS,
         summary=f"{_name(evidence, [(first, end)])} was the first to lose a peer: {describe_exit(end)}",
         culprits=_name_failed(failed) if len(failed) > 1 else (),
         waiting=() if len(failed) > 1 else _list_victims([first]),
-        next=list_next_commands(Class.PEER_LOST, evidence.run, first.rank, first.node),
+        next_commands=list_next_commands(ProblemClass.PEER_LOST, evidence.run, first.rank, first.node),
     )
 
 

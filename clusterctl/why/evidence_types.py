@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry, ProcessState, TcpConnection
-from clusterctl.why.verdict import Class, format_ranks
+from clusterctl.why.verdict import ProblemClass, format_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class RankExit:
     tail: str = ""
     secondary: bool = False
     stopped: bool = False
-    cls: Class | None = None
+    cls: ProblemClass | None = None
     is_recognised: bool = False
     failed_inside: bool = False
 
@@ -90,18 +90,18 @@ class RankTiming:
         seconds: How long the rank was sampled.
         wait_shares: In each part of that time, the share of samples with the rank in a collective; `None` if
             collectives are not counted.
-        cpu: Cores that it and its children used.
-        starved: Share of the time in which its main thread could run and had no CPU.
-        faults: Page faults of its main thread per second that read from a disk.
+        cpu_cores: Cores that it and its children used.
+        cpu_starved_share: Share of the time in which its main thread could run and had no CPU.
+        disk_faults_per_s: Page faults of its main thread per second that read from a disk.
         gpu_clock_mhz: Clock of the slowest GPU of its node.
         other_waits: What it waited for outside of collectives, each with the share of all samples.
     """
 
     seconds: float
     wait_shares: tuple[float, ...] | None
-    cpu: float = 0.0
-    starved: float = 0.0
-    faults: float = 0.0
+    cpu_cores: float = 0.0
+    cpu_starved_share: float = 0.0
+    disk_faults_per_s: float = 0.0
     gpu_clock_mhz: float | None = None
     other_waits: Mapping[str, float] = field(default_factory=dict)
 
@@ -187,33 +187,33 @@ class Evidence:
 
     Attributes:
         run: The id of the run.
-        over: The run has ended.
+        has_ended: The run has ended.
         reason: The `StopReason` of its newest attempt; `None` while the attempt is not stopped.
         stalled: The stall rule says, or has said, that nothing moves.
-        limit: After how many seconds the stall rule says so.
-        troubles: Present health problems of each node.
+        stall_limit_s: After how many seconds the stall rule says so.
+        health_problems: Present health problems of each node.
         timings: What the ranks of a healthy run spend their time on.
         idle_ranks: For how long ranks have made no progress, and what they do meanwhile.
         no_progress_s: Seconds since the start, if no rank has made any progress; `None` after the first progress.
         evidence_folder: The folder with stored evidence; `None` if no rank was observed.
-        folder: The folder of the run.
+        run_folder: The folder of the run.
         warnings: One sentence for each finding about its end beside the cause.
     """
 
     run: str
-    over: bool
+    has_ended: bool
     reason: str | None
     ranks: tuple[Rank, ...]
     nodes: Mapping[str, Node] = field(default_factory=dict)
     stalled: bool = False
-    limit: float | None = None
+    stall_limit_s: float | None = None
     run_error: RunError | None = None
-    troubles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    health_problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     timings: Mapping[int, RankTiming] = field(default_factory=dict)
     idle_ranks: Mapping[int, IdleRank] = field(default_factory=dict)
     no_progress_s: float | None = None
     evidence_folder: str | None = None
-    folder: str | None = None
+    run_folder: str | None = None
     warnings: tuple[str, ...] = ()
 
     def name_ranks(self, ranks: Iterable[int]) -> str:

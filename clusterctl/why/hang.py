@@ -13,7 +13,7 @@ from functools import partial
 from clusterctl.agent.protocol.record_types import TcpConnection
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import collectives
-from clusterctl.why.collectives import MissingRanks
+from clusterctl.why.collectives import LateRanks
 from clusterctl.why.evidence_types import Evidence, Rank, RankSnapshot
 from clusterctl.why.stack_position import (
     WAITS,
@@ -26,7 +26,16 @@ from clusterctl.why.stack_position import (
     locate_rank,
     name_culprits,
 )
-from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, format_ranks
+from clusterctl.why.verdict import (
+    MAX_NAMED,
+    Confidence,
+    Culprit,
+    ProblemClass,
+    ProblemKind,
+    Verdict,
+    Waiting,
+    format_ranks,
+)
 
 _STUCK_SHIM_S = 4.0
 """The shim's thread writes every second. If its status is older, something holds the interpreter lock."""
@@ -38,7 +47,7 @@ _LOOPBACK = ("127.", "::1")
 _IDLE_CORES = 0.02
 
 
-class Hang:
+class HangAnalysis:
     """The ranks of a hang, their snapshots, and the position of each in the code."""
 
     def __init__(self, evidence: Evidence, ranks: Sequence[Rank], snapshots: Mapping[int, RankSnapshot]) -> None:
@@ -51,11 +60,11 @@ class Hang:
         missing += [f"rank {rank}: no stack" for rank, snapshot in snapshots.items() if snapshot.frames is None]
         if not any(s.seq or s.entries or s.status_age is not None for s in snapshots.values()):
             missing.append(_UNEXPLAINED)
-        self.missing = tuple(missing)
+        self.missing_evidence = tuple(missing)
 
     def build_verdict(
         self,
-        cls: Class,
+        cls: ProblemClass,
         confidence: Confidence,
         summary: str,
         ranks: Iterable[int],
@@ -71,43 +80,43 @@ class Hang:
             describe: Returns why a rank is a culprit. By default, what it does in place of joining the others.
         """
         named, run = set(ranks), self.evidence.run
-        reason = describe or partial(describe_absence, self)
+        reason = describe or partial(describe_missing_rank, self)
         culprits = [rank for rank in self.evidence.ranks if rank.rank in named]
         return Verdict(
-            kind=Kind.HANG,
+            kind=ProblemKind.HANG,
             cls=cls,
             confidence=confidence,
             summary=summary,
             culprits=name_culprits(culprits, lambda rank: reason(rank.rank), lambda rank: locate_rank(rank.snapshot)),
             waiting=self.list_waiting(self.snapshots.keys() - named),
-            missing=self.missing,
-            next=(f"clusterctl stacks {run}", f"clusterctl logs {run} --rank {fold_ranks(named)}"),
+            missing_evidence=self.missing_evidence,
+            next_commands=(f"clusterctl stacks {run}", f"clusterctl logs {run} --rank {fold_ranks(named)}"),
         )
 
     def build_undetermined_verdict(self, summary: str) -> Verdict:
         """Return a verdict without a culprit, because some ranks could not be observed."""
         unobserved = f"; nobody could look at {format_ranks(self.unobserved)}" if self.unobserved else ""
         return Verdict(
-            kind=Kind.HANG,
-            cls=Class.NOT_JOINED,
+            kind=ProblemKind.HANG,
+            cls=ProblemClass.NOT_JOINED,
             confidence=Confidence.UNKNOWN,
             summary=summary + unobserved,
             waiting=self.list_waiting(self.snapshots),
-            missing=self.missing,
-            next=(f"clusterctl stacks {self.evidence.run}",),
+            missing_evidence=self.missing_evidence,
+            next_commands=(f"clusterctl stacks {self.evidence.run}",),
         )
 
     def holds_interpreter_lock(self, rank: int) -> bool:
         """Return whether a rank keeps the interpreter lock, and its node is not just slow to write."""
-        return has_silent_shim(self.snapshots[rank]) and not any(
-            has_silent_shim(self.snapshots[other]) and self.is_in_collective(other)
+        return has_outdated_status(self.snapshots[rank]) and not any(
+            has_outdated_status(self.snapshots[other]) and self.is_in_collective(other)
             for other in self._list_neighbours(rank)
         )
 
-    def surely_holds_interpreter_lock(self, rank: int) -> bool:
+    def certainly_holds_interpreter_lock(self, rank: int) -> bool:
         """Return whether a rank keeps the interpreter lock while its node writes the status of other ranks."""
         others = [self.snapshots[other] for other in self._list_neighbours(rank)]
-        fresh = any(other.status_age is not None and not has_silent_shim(other) for other in others)
+        fresh = any(other.status_age is not None and not has_outdated_status(other) for other in others)
         return self.holds_interpreter_lock(rank) and (fresh or is_computing(self.snapshots[rank]))
 
     def _list_neighbours(self, rank: int) -> list[int]:
@@ -115,7 +124,7 @@ class Hang:
 
     def is_in_collective(self, rank: int) -> bool:
         """Return whether a rank waits for its peers, by its stack."""
-        collective = self.positions[rank].doing in (Activity.COLLECTIVE, Activity.BACKWARD)
+        collective = self.positions[rank].activity in (Activity.COLLECTIVE, Activity.BACKWARD)
         return collective and not is_computing(self.snapshots[rank])
 
     def list_waiting(self, ranks: Iterable[int]) -> tuple[Waiting, ...]:
@@ -142,27 +151,31 @@ class Hang:
         return f": {reason}" if reason else ""
 
 
-def has_silent_shim(snapshot: RankSnapshot) -> bool:
+def has_outdated_status(snapshot: RankSnapshot) -> bool:
     """Return whether the shim's own thread has not run for seconds although the rank is not stopped."""
     age = snapshot.status_age
     return age is not None and age > _STUCK_SHIM_S and snapshot.state not in ("T", "t", "D", "Z")
 
 
-def classify_absence(hang: Hang, ranks: Iterable[int]) -> Class:
+def classify_missing_ranks(hang: HangAnalysis, ranks: Iterable[int]) -> ProblemClass:
     """Return the class of a hang in which these ranks are missing."""
     named = list(ranks)
     if any(hang.holds_interpreter_lock(rank) for rank in named):
-        return Class.GIL_HELD
-    return Class.STORAGE if any(is_waiting_for_storage(hang.snapshots[r]) for r in named) else Class.NOT_JOINED
+        return ProblemClass.GIL_HELD
+    return (
+        ProblemClass.STORAGE
+        if any(is_waiting_for_storage(hang.snapshots[r]) for r in named)
+        else ProblemClass.NOT_JOINED
+    )
 
 
-def format_wait(ranks: Iterable[int]) -> str:
+def format_waiting(ranks: Iterable[int]) -> str:
     """Return "rank 3 waits", or "ranks 0-2 wait"."""
     numbers = sorted(ranks)
     return f"{format_ranks(numbers)} wait{'s' if len(numbers) == 1 else ''}"
 
 
-def _describe_activity(hang: Hang, rank: int) -> str:
+def _describe_activity(hang: HangAnalysis, rank: int) -> str:
     return (
         "it keeps the interpreter lock"
         if hang.holds_interpreter_lock(rank)
@@ -170,11 +183,11 @@ def _describe_activity(hang: Hang, rank: int) -> str:
     )
 
 
-def describe_absence(hang: Hang, rank: int) -> str:
+def describe_missing_rank(hang: HangAnalysis, rank: int) -> str:
     """Return what a rank does in place of joining the others."""
     snapshot = hang.snapshots[rank]
     parts = [_describe_activity(hang, rank)]
-    if hang.positions[rank].doing is Activity.LOADING and snapshot.children:
+    if hang.positions[rank].activity is Activity.LOADING and snapshot.children:
         children = [f"{c['pid']} ({c['state']}, {c['wchan'] or 'running'})" for c in snapshot.children[:4]]
         parts.append(f"its loader's processes: {', '.join(children)}")
     text = "; ".join(part for part in parts if part)
@@ -185,74 +198,74 @@ def judge_hang(evidence: Evidence) -> Verdict | None:
     """Return which ranks the others wait for; `None` if no rank was observed."""
     # The snapshot of a rank that lost its peers much later still shows where it waited.
     ranks = [rank for rank in evidence.ranks if rank.end is None or rank.end.stopped or rank.end.secondary]
-    if (verdict := _judge_absence(evidence, ranks)) is not None:
+    if (verdict := _judge_missing_nodes_or_starts(evidence, ranks)) is not None:
         return verdict
     snapshots = {r.rank: r.snapshot for r in ranks if r.snapshot is not None and not r.snapshot.error}
     if not snapshots:
         return None
-    hang = Hang(evidence, ranks, snapshots)
-    rules: tuple[Callable[[Hang], Verdict | None], ...] = (
+    hang = HangAnalysis(evidence, ranks, snapshots)
+    rules: tuple[Callable[[HangAnalysis], Verdict | None], ...] = (
         _judge_stopped,
         _judge_kernel_waits,
         _judge_mismatches,
-        _judge_missing_ranks,
+        _judge_late_ranks,
         _judge_gil,
         _judge_by_sockets,
         _judge_by_stacks,
         _judge_by_kernel,
-        _judge_all_together,
+        _judge_ranks_at_one_place,
     )
     return next((verdict for rule in rules if (verdict := rule(hang)) is not None), None)
 
 
 def judge_missing_nodes(evidence: Evidence) -> Verdict | None:
     """Return a verdict on lost nodes, or on ranks that never started, whether or not the run stalls."""
-    return _judge_absence(evidence, [rank for rank in evidence.ranks if rank.end is None])
+    return _judge_missing_nodes_or_starts(evidence, [rank for rank in evidence.ranks if rank.end is None])
 
 
-def _judge_absence(evidence: Evidence, ranks: Sequence[Rank]) -> Verdict | None:
+def _judge_missing_nodes_or_starts(evidence: Evidence, ranks: Sequence[Rank]) -> Verdict | None:
     """Judge lost nodes, else ranks that have not started."""
     lost = sorted({rank.node for rank in ranks if evidence.nodes[rank.node].link == "lost"})
     if lost:
         return Verdict(
-            kind=Kind.HANG,
-            cls=Class.NODE_LOST,
+            kind=ProblemKind.HANG,
+            cls=ProblemClass.NODE_LOST,
             confidence=Confidence.CERTAIN,
             summary=f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost: {evidence.nodes[lost[0]].why}",
             culprits=tuple(Culprit(rank=None, node=node, evidence=evidence.nodes[node].why) for node in lost),
-            next=tuple(f"clusterctl health --nodes {node}" for node in lost[:3]),
+            next_commands=tuple(f"clusterctl health --nodes {node}" for node in lost[:3]),
         )
     absent = [rank for rank in ranks if not rank.started]
     if not absent or len(absent) == len(evidence.ranks):
         return None
     # An unreachable node may have started its ranks, and a start takes some time.
     connected = all(evidence.nodes[rank.node].link == "connected" for rank in absent)
-    known = evidence.over or (evidence.stalled and connected)
+    known = evidence.has_ended or (evidence.stalled and connected)
     waiting = f"{'has' if len(absent) == 1 else 'have'} not started yet"
-    never = evidence.over or evidence.stalled
+    never = evidence.has_ended or evidence.stalled
     return Verdict(
-        kind=Kind.START,
-        cls=Class.NOT_STARTED,
+        kind=ProblemKind.START,
+        cls=ProblemClass.NOT_STARTED,
         confidence=Confidence.CERTAIN if known else Confidence.LIKELY,
         summary=f"{format_ranks(rank.rank for rank in absent)} {'never started' if never else waiting}",
         culprits=name_culprits(absent, lambda _: "its node has not reported its start"),
-        next=(f"clusterctl status {evidence.run}",),
+        next_commands=(f"clusterctl status {evidence.run}",),
     )
 
 
 # --- what the kernel knows
 
 
-def _judge_stopped(hang: Hang) -> Verdict | None:
+def _judge_stopped(hang: HangAnalysis) -> Verdict | None:
     """Judge ranks that a signal or a debugger has stopped: nothing else can be the reason."""
     found = [rank for rank, snapshot in hang.snapshots.items() if (snapshot.state or "") in ("T", "t")]
     if not found:
         return None
     if others := find_root_ranks(hang) - set(found):
-        return _judge_ambiguous(hang, Class.STOPPED, found, others)
+        return _judge_ambiguous(hang, ProblemClass.STOPPED, found, others)
     are = "is" if len(found) == 1 else "are"
     return hang.build_verdict(
-        Class.STOPPED,
+        ProblemClass.STOPPED,
         Confidence.CERTAIN,
         f"{hang.describe(found)} {are} stopped (state T) by a signal or a debugger",
         found,
@@ -260,7 +273,7 @@ def _judge_stopped(hang: Hang) -> Verdict | None:
     )
 
 
-def _judge_ambiguous(hang: Hang, cls: Class, found: Sequence[int], others: Iterable[int]) -> Verdict:
+def _judge_ambiguous(hang: HangAnalysis, cls: ProblemClass, found: Sequence[int], others: Iterable[int]) -> Verdict:
     """Judge ranks that the kernel holds while other ranks are missing as well: either may have been first."""
     return hang.build_verdict(
         cls,
@@ -271,7 +284,7 @@ def _judge_ambiguous(hang: Hang, cls: Class, found: Sequence[int], others: Itera
     )
 
 
-def _judge_kernel_waits(hang: Hang) -> Verdict | None:
+def _judge_kernel_waits(hang: HangAnalysis) -> Verdict | None:
     """Judge ranks in a wait that nothing interrupts, and ranks that wait for a file system."""
     # A rank that waits for its peers is in such a wait by chance: it reads a page, or writes a line of output.
     snapshots = {rank: snapshot for rank, snapshot in hang.snapshots.items() if not hang.is_in_collective(rank)}
@@ -281,7 +294,7 @@ def _judge_kernel_waits(hang: Hang) -> Verdict | None:
     found = storage or sorted(uninterruptible)
     if not found or (late and late.isdisjoint(found)):
         return None
-    cls = Class.STORAGE if storage else Class.DSTATE
+    cls = ProblemClass.STORAGE if storage else ProblemClass.DSTATE
     if others := find_root_ranks(hang) - set(found):
         return _judge_ambiguous(hang, cls, found, others)
     if len(found) == len(hang.snapshots) > 1 and not storage:
@@ -301,16 +314,16 @@ def _judge_kernel_waits(hang: Hang) -> Verdict | None:
 # --- what process groups count
 
 
-def _judge_mismatches(hang: Hang) -> Verdict | None:
+def _judge_mismatches(hang: HangAnalysis) -> Verdict | None:
     """Judge ranks of one group that have begun different collectives with the same number."""
     first = next(iter(collectives.find_mismatches(hang.snapshots)), None)
     if first is None:
         return None
     names = {rank: name for name, ranks in first.ranks_by_operation.items() for rank in ranks}
     begun = ", ".join(f"{format_ranks(ranks)} {name}" for name, ranks in first.ranks_by_operation.items())
-    odd = first.odd
+    odd = first.minority_ranks
     return hang.build_verdict(
-        Class.MISMATCH,
+        ProblemClass.MISMATCH,
         Confidence.CERTAIN if len(odd) == 1 else Confidence.LIKELY if odd else Confidence.AMBIGUOUS,
         f"ranks have begun different collectives as number {first.number}: {begun}",
         odd or names,
@@ -318,9 +331,9 @@ def _judge_mismatches(hang: Hang) -> Verdict | None:
     )
 
 
-def _judge_missing_ranks(hang: Hang) -> Verdict | None:
+def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
     """Judge ranks that have not begun what others wait in. Of several groups, ranks that wait in none are the root."""
-    found = collectives.find_missing_by_group(hang.snapshots)
+    found = collectives.find_late_by_group(hang.snapshots)
     if not found:
         return None
     waiting = {rank for group in found for rank in group.waiting}
@@ -331,38 +344,38 @@ def _judge_missing_ranks(hang: Hang) -> Verdict | None:
     at_peers = [rank for rank in roots if is_waiting_for_peers(hang.snapshots[rank])]
     if len(at_peers) == len(roots) < len(hang.snapshots):
         # They wait in a collective as well: in another one, or in one that nothing counts.
-        cls, certain = Class.MISMATCH, False
+        cls, certain = ProblemClass.MISMATCH, False
     else:
         # A rank that nobody could observe may be missing as well.
         is_idle = collectives.find_current_operation(hang.snapshots[roots[0]]) is None
         certain = len(roots) == 1 and is_idle and not hang.unobserved
         # A rank in an operation that nothing counts (a key of the store) may wait for one that does not wait.
         roots = [rank for rank in roots if rank not in at_peers] or roots
-        cls = classify_absence(hang, roots)
-        certain = certain and (cls is not Class.GIL_HELD or hang.surely_holds_interpreter_lock(roots[0]))
+        cls = classify_missing_ranks(hang, roots)
+        certain = certain and (cls is not ProblemClass.GIL_HELD or hang.certainly_holds_interpreter_lock(roots[0]))
     op = next((group.op for group in found if group.op), None) or "a collective"
     reason = hang.describe_reason(roots)
     return hang.build_verdict(
         cls,
         Confidence.CERTAIN if certain else Confidence.LIKELY,
-        f"{hang.describe(roots)} did not join {op}, in which {format_wait(waiting - set(roots))}{reason}",
+        f"{hang.describe(roots)} did not join {op}, in which {format_waiting(waiting - set(roots))}{reason}",
         roots,
     )
 
 
-def find_root_ranks(hang: Hang) -> set[int]:
+def find_root_ranks(hang: HangAnalysis) -> set[int]:
     """Return the ranks that others wait for and that wait for no other rank."""
     late = collectives.find_late_ranks(hang.snapshots)
     return {rank for rank in late if not hang.is_in_collective(rank) and not _is_in_operation(hang, rank)}
 
 
-def _is_in_operation(hang: Hang, rank: int) -> bool:
+def _is_in_operation(hang: HangAnalysis, rank: int) -> bool:
     """Return whether a rank has begun an operation that has not ended, and does nothing else meanwhile."""
     begun = collectives.find_current_operation(hang.snapshots[rank]) is not None
-    return begun and hang.positions[rank].doing not in _ELSEWHERE
+    return begun and hang.positions[rank].activity not in _ELSEWHERE
 
 
-def _judge_cycle(hang: Hang, found: Sequence[MissingRanks], blocked: Collection[int]) -> Verdict | None:
+def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collection[int]) -> Verdict | None:
     """Judge a hang in which each late rank waits as well: in a cycle, or for ranks of which no group knows."""
     operations = {rank: collectives.find_current_operation(snapshot) for rank, snapshot in hang.snapshots.items()}
     cycle = _find_cycle({(rank, late) for group in found for rank in group.waiting for late in group.ranks})
@@ -370,35 +383,38 @@ def _judge_cycle(hang: Hang, found: Sequence[MissingRanks], blocked: Collection[
         fewer = _find_smaller_side(found, cycle)
         order = f": {format_ranks(fewer)} took them in another order" if fewer else ""
         return hang.build_verdict(
-            Class.DEADLOCK,
+            ProblemClass.DEADLOCK,
             Confidence.LIKELY,
             f"ranks {fold_ranks(cycle)} wait for each other in several process groups{order}",
             fewer or cycle,
             lambda rank: f"in {operations[rank] or hang.positions[rank].op}",
         )
-    free = [rank for rank, at in hang.positions.items() if at.doing in _ELSEWHERE and operations[rank] is None]
+    free = [rank for rank, at in hang.positions.items() if at.activity in _ELSEWHERE and operations[rank] is None]
     if free and not hang.unobserved:
+        reason = hang.describe_reason(free)
         return hang.build_verdict(
-            classify_absence(hang, free),
+            classify_missing_ranks(hang, free),
             Confidence.LIKELY if len(free) == 1 else Confidence.AMBIGUOUS,
-            f"{hang.describe(free)} waits in no process group, and {format_wait(blocked)}{hang.describe_reason(free)}",
+            f"{hang.describe(free)} waits in no process group, and {format_waiting(blocked)}{reason}",
             free,
         )
     in_message = {rank for rank, snapshot in hang.snapshots.items() if collectives.is_in_point_to_point(snapshot)}
     late = {rank for group in found for rank in group.ranks}
     if len(in_message) == 1 and late == in_message and not hang.unobserved:
         return hang.build_verdict(
-            Class.MISMATCH,
+            ProblemClass.MISMATCH,
             Confidence.LIKELY,
-            f"no rank answers the message of {hang.describe(late)}, and {format_wait(set(blocked) - late)} "
+            f"no rank answers the message of {hang.describe(late)}, and {format_waiting(set(blocked) - late)} "
             "in a collective",
             late,
             lambda rank: f"in {operations[rank]}, and no other rank is in a message",
         )
-    return hang.build_undetermined_verdict(f"{format_wait(blocked)}, and none of those that could be seen is missing")
+    return hang.build_undetermined_verdict(
+        f"{format_waiting(blocked)}, and none of those that could be seen is missing"
+    )
 
 
-def _find_smaller_side(found: Sequence[MissingRanks], cycle: Collection[int]) -> list[int]:
+def _find_smaller_side(found: Sequence[LateRanks], cycle: Collection[int]) -> list[int]:
     """Return the ranks of a cycle that wait in another group than most of it; none if no side is smaller."""
     sides = sorted((sorted(set(group.waiting) & set(cycle)) for group in found), key=len)
     smaller = [side for side in sides[:-1] if side]
@@ -417,13 +433,13 @@ def _find_cycle(edges: set[tuple[int, int]]) -> list[int]:
         edges = remaining
 
 
-def _judge_gil(hang: Hang) -> Verdict | None:
+def _judge_gil(hang: HangAnalysis) -> Verdict | None:
     """Judge ranks whose interpreter runs a single thread."""
     found = [rank for rank in hang.snapshots if hang.holds_interpreter_lock(rank)]
     if not found or len(found) == len(hang.snapshots) > 1:
         return None
     return hang.build_verdict(
-        Class.GIL_HELD,
+        ProblemClass.GIL_HELD,
         Confidence.LIKELY,
         f"{hang.describe(found)} keeps the interpreter lock: none of its other threads runs",
         found,
@@ -441,14 +457,14 @@ def _socket_key(socket: TcpConnection, node: str, *, swapped: bool = False) -> t
     return (there, here, inside) if swapped else (here, there, inside)
 
 
-def _list_sockets(hang: Hang) -> list[tuple[int, TcpConnection, int | None]]:
+def _list_sockets(hang: HangAnalysis) -> list[tuple[int, TcpConnection, int | None]]:
     """Return each rank's connections, each with the rank at its other end if there is one."""
     sockets = [(rank, socket) for rank, snapshot in hang.snapshots.items() for socket in snapshot.sockets]
     owners = {_socket_key(socket, hang.nodes[rank]): rank for rank, socket in sockets}
     return [(rank, one, owners.get(_socket_key(one, hang.nodes[rank], swapped=True))) for rank, one in sockets]
 
 
-def _judge_by_sockets(hang: Hang) -> Verdict | None:
+def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
     """Judge ranks that use sockets of their own: others read from the culprit, and it reads from no rank."""
     if collectives.has_collective_counts(hang.snapshots):
         return None
@@ -460,7 +476,7 @@ def _judge_by_sockets(hang: Hang) -> Verdict | None:
     cycle = sorted(rank for rank in reads if _is_in_cycle(reads, rank))
     if cycle:
         return hang.build_verdict(
-            Class.DEADLOCK,
+            ProblemClass.DEADLOCK,
             Confidence.LIKELY,
             f"{format_ranks(cycle)} wait to read from each other",
             cycle,
@@ -470,9 +486,9 @@ def _judge_by_sockets(hang: Hang) -> Verdict | None:
         return None
     named = sorted(rank for rank in hang.snapshots if rank not in reads)
     return hang.build_verdict(
-        classify_absence(hang, named),
+        classify_missing_ranks(hang, named),
         Confidence.LIKELY if len(named) == 1 else Confidence.AMBIGUOUS,
-        f"{hang.describe(named)} sent nothing, {format_wait(reads)} to read from it{hang.describe_reason(named)}",
+        f"{hang.describe(named)} sent nothing, {format_waiting(reads)} to read from it{hang.describe_reason(named)}",
         named,
     )
 
@@ -490,38 +506,38 @@ def _is_in_cycle(reads: Mapping[int, int], rank: int) -> bool:
 # --- stacks and wait channels
 
 
-def _judge_by_stacks(hang: Hang) -> Verdict | None:
+def _judge_by_stacks(hang: HangAnalysis) -> Verdict | None:
     """Judge without numbers: most ranks wait in the same operation, and a few are elsewhere."""
     counted = collectives.has_collective_counts(hang.snapshots)
     waits = [rank for rank, snapshot in hang.snapshots.items() if is_waiting_for_peers(snapshot)]
     if not waits and not counted:
         waits = [rank for rank, snapshot in hang.snapshots.items() if is_waiting_for_network(snapshot)]
-    others = [r for r, at in hang.positions.items() if r not in waits and at.doing is not Activity.UNKNOWN]
+    others = [r for r, at in hang.positions.items() if r not in waits and at.activity is not Activity.UNKNOWN]
     if waits and others and len(others) <= len(waits):
         few = len(others) == 1 or 2 * len(others) < len(waits)
         reason = hang.describe_reason(others)
         return hang.build_verdict(
-            classify_absence(hang, others),
+            classify_missing_ranks(hang, others),
             Confidence.LIKELY if few else Confidence.AMBIGUOUS,
-            f"{hang.describe(others)} is where no other rank is; {format_wait(waits)}{reason}",
+            f"{hang.describe(others)} is where no other rank is; {format_waiting(waits)}{reason}",
             others,
         )
     counts = Counter((position.where, position.op) for position in hang.positions.values())
     rare = [rank for rank, position in hang.positions.items() if counts[position.where, position.op] == 1]
     if len(hang.positions) < 3 or len(rare) != 1 or max(counts.values()) < len(hang.positions) - 1:
         return None
-    waits_too = hang.positions[rare[0]].doing in WAITS
+    waits_too = hang.positions[rare[0]].activity in WAITS
     if waits_too and counted:
         return None  # the numbers show no other operation; it may belong to another group
     return hang.build_verdict(
-        Class.MISMATCH if waits_too else classify_absence(hang, rare),
+        ProblemClass.MISMATCH if waits_too else classify_missing_ranks(hang, rare),
         Confidence.LIKELY,
         f"{hang.describe(rare)} is where no other rank is{hang.describe_reason(rare)}",
         rare,
     )
 
 
-def _judge_by_kernel(hang: Hang) -> Verdict | None:
+def _judge_by_kernel(hang: HangAnalysis) -> Verdict | None:
     """Judge without stacks and numbers: most ranks have one wait channel in the kernel, and a few another."""
     snapshots = hang.snapshots
     if len(snapshots) < 3 or any(s.frames for s in snapshots.values()) or collectives.has_collective_counts(snapshots):
@@ -532,7 +548,7 @@ def _judge_by_kernel(hang: Hang) -> Verdict | None:
     if not rest or most < 2 or most < len(odd):
         return None
     return hang.build_verdict(
-        classify_absence(hang, odd),
+        classify_missing_ranks(hang, odd),
         Confidence.LIKELY if len(odd) == 1 and describe_kernel_wait(snapshots[odd[0]]) else Confidence.AMBIGUOUS,
         f"{format_ranks(odd)} does not wait for what the others wait for{hang.describe_reason(odd)}",
         odd if most > len(odd) else waits,
@@ -542,16 +558,16 @@ def _judge_by_kernel(hang: Hang) -> Verdict | None:
 # --- no rank is missing
 
 
-def _judge_all_together(hang: Hang) -> Verdict | None:
+def _judge_ranks_at_one_place(hang: HangAnalysis) -> Verdict | None:
     """Judge ranks that are all at one place: none of them is missing."""
     cut = sorted({node.node for node in hang.evidence.nodes.values() if node.link == "unreachable"})
-    activities = {position.doing for position in hang.positions.values()}
+    activities = {position.activity for position in hang.positions.values()}
     if hang.unobserved and not cut and activities <= set(WAITS):
         return hang.build_undetermined_verdict("all ranks that could be seen wait for the others")
     positions = {(position.where, position.op) for position in hang.positions.values()}
     if len(positions) == 1 and activities <= set(_ELSEWHERE):
         return hang.build_verdict(
-            classify_absence(hang, hang.snapshots),
+            classify_missing_ranks(hang, hang.snapshots),
             Confidence.LIKELY,
             f"all ranks are at {positions.pop()[0]}{hang.describe_reason(hang.snapshots)}",
             hang.snapshots,
@@ -559,7 +575,7 @@ def _judge_all_together(hang: Hang) -> Verdict | None:
     return _judge_links(hang, activities, cut) if activities & set(WAITS) else None
 
 
-def _judge_links(hang: Hang, activities: Collection[Activity], cut: Sequence[str]) -> Verdict:
+def _judge_links(hang: HangAnalysis, activities: Collection[Activity], cut: Sequence[str]) -> Verdict:
     """Judge the network: connections without acknowledgement show between which nodes it fails."""
     by_address = {address: node.node for node in hang.evidence.nodes.values() for address in node.addresses}
     lost: Counter[tuple[str, str]] = Counter()
@@ -572,32 +588,32 @@ def _judge_links(hang: Hang, activities: Collection[Activity], cut: Sequence[str
             worst[pair] = max(worst.get(pair, socket), socket, key=lambda one: one["lost"])
     pairs = [pair for pair, _ in lost.most_common()]
     in_step = collectives.are_in_same_collective(hang.snapshots)
-    cls = Class.NETWORK
+    cls = ProblemClass.NETWORK
     if pairs:
         socket = worst[pairs[0]]
         more = f", and between {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
         sent = f"{socket['unacked']} bytes were sent {socket['lost']} times again without an answer"
         summary = f"nothing arrives between {' and '.join(pairs[0])}{more}: {sent}; no rank is missing"
     elif set(activities) == {Activity.SETTING_UP}:
-        cls = Class.STORE_LOST
+        cls = ProblemClass.STORE_LOST
         summary = "all ranks wait in the set-up of the process group: the store, or a peer, does not answer"
     elif cut:
         summary = f"all ranks wait in the same operation, and {', '.join(cut)} cannot be reached"
     elif in_step:
         summary = "all ranks have joined the same collective, and it does not end: look at the network"
     else:
-        cls, summary = Class.ALL_JOINED, "all ranks wait in collectives, and none is missing"
+        cls, summary = ProblemClass.ALL_JOINED, "all ranks wait in collectives, and none is missing"
     reasons = {
         node: "what its ranks send to the other node is not answered" for pair in pairs[:MAX_NAMED] for node in pair
     }
     reasons |= {node: hang.evidence.nodes[node].why for node in cut}
     return Verdict(
-        kind=Kind.HANG,
+        kind=ProblemKind.HANG,
         cls=cls,
         confidence=Confidence.LIKELY if len(pairs) == 1 and in_step else Confidence.AMBIGUOUS,
         summary=summary,
         culprits=tuple(Culprit(rank=None, node=node, evidence=why) for node, why in reasons.items()),
         waiting=hang.list_waiting(hang.snapshots),
-        missing=hang.missing,
-        next=("clusterctl health --check net", f"clusterctl stacks {hang.evidence.run}"),
+        missing_evidence=hang.missing_evidence,
+        next_commands=("clusterctl health --check net", f"clusterctl stacks {hang.evidence.run}"),
     )

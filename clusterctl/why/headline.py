@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from clusterctl.formatting import signal_name
 from clusterctl.why import headline_patterns as forms
 from clusterctl.why.headline_patterns import classify_text
-from clusterctl.why.verdict import Class, Confidence
+from clusterctl.why.verdict import Confidence, ProblemClass
 
 SENT_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """Signals that a process seldom brings upon itself."""
@@ -54,7 +54,7 @@ class Headline:
     """
 
     text: str
-    cls: Class
+    cls: ProblemClass
     confidence: Confidence
     words: str = ""
     traceback: str | None = None
@@ -74,17 +74,17 @@ def find_headline(output: str, *, exit_code: int | None = None, signal: int | No
         exit_code: How it ended; 128+N stands for a signal that ended a child of a shell.
         signal: The number of the signal that ended it.
     """
-    found = add_detail(_read(output, exit_code, signal), output)
+    found = add_detail_from_output(_read(output, exit_code, signal), output)
     if signal is not None or not re.search(forms.ASKED, found.text):
         return found
     prompts = [match["prompt"].strip() for match in re.finditer(forms.PROMPT, re.sub(forms.SEQUENCE, "", output))]
     prompt = prompts[-1][-_LONGEST_PROMPT:] if prompts and prompts[-1] not in found.text else ""
     text = f"{found.text} (a rank has no stdin{f', and asked `{prompt}`' if prompt else ''})"
     sure = Confidence.CERTAIN if "Abort" not in found.text else found.confidence
-    return replace(found, text=text, cls=Class.NO_INPUT, confidence=sure)
+    return replace(found, text=text, cls=ProblemClass.NO_INPUT, confidence=sure)
 
 
-def add_detail(found: Headline, output: str) -> Headline:
+def add_detail_from_output(found: Headline, output: str) -> Headline:
     """Return a headline that only announces a cause with what the output says of it elsewhere."""
     for announces, detail in forms.DETAILS:
         told = re.search(detail, output) if re.search(announces, found.text) else None
@@ -105,7 +105,7 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
     if name in SENT_FROM_OUTSIDE and (found is None or not _is_of_this_end(found, has_shell=said is not None)):
         # Whoever was killed had no time for last words.
         text = _signal_text(name, number, exit_code) if said is None else _with_command(said, exit_code, name)
-        return Headline(text=_shortened(text), cls=Class.KILLED, confidence=Confidence.CERTAIN)
+        return Headline(text=_shortened(text), cls=ProblemClass.KILLED, confidence=Confidence.CERTAIN)
     if found is None:
         return _without_a_cause(lines, exit_code, number, name)
     cls = _class_of(found, exit_code, name)
@@ -113,11 +113,11 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
     # What only reports the end of something else, or is said in passing, may be followed by another reason.
     is_own = (
         found.weight == 3
-        or (cls is Class.KILLED and not forms.ENDED_BY_SIGNAL.search(found.text))
-        or (name is not None and cls is Class.SIGNAL)
-        or (exit_code == 127 and cls is Class.COMMAND_NOT_FOUND)
+        or (cls is ProblemClass.KILLED and not forms.ENDED_BY_SIGNAL.search(found.text))
+        or (name is not None and cls is ProblemClass.SIGNAL)
+        or (exit_code == 127 and cls is ProblemClass.COMMAND_NOT_FOUND)
     )
-    is_bare_bus_error = cls is Class.SHARED_MEMORY and not re.search(
+    is_bare_bus_error = cls is ProblemClass.SHARED_MEMORY and not re.search(
         forms.SHARED_MEMORY, f"{found.text}\n{found.words}"
     )
     sure = near and is_own and not found.goes_on and not is_bare_bus_error
@@ -130,7 +130,7 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
     )
 
 
-def find_closing_traceback(output: str) -> Headline | None:
+def find_final_traceback(output: str) -> Headline | None:
     """Return what was raised where an output ends with its traceback; `None` where the program has gone on since."""
     lines = _lines(output)
     causes = _causes(lines)
@@ -672,28 +672,36 @@ def _is_of_this_end(found: _Cause, *, has_shell: bool) -> bool:
 
     Where a shell says that it was killed, only lack of memory says more than that.
     """
-    reasons = (Class.OUT_OF_MEMORY,) if has_shell else (Class.OUT_OF_MEMORY, Class.KILLED)
+    reasons = (ProblemClass.OUT_OF_MEMORY,) if has_shell else (ProblemClass.OUT_OF_MEMORY, ProblemClass.KILLED)
     return found.is_raised or (classify_text(found.words) in reasons and found.behind <= _MOST_BEHIND)
 
 
-def _class_of(found: _Cause, exit_code: int | None, name: str | None) -> Class:
+def _class_of(found: _Cause, exit_code: int | None, name: str | None) -> ProblemClass:
     words = [line for line in found.words.splitlines() if not re.match(forms.CONSEQUENCE, line)]
     cls = classify_text(found.text.partition(_WHILE)[0]) or classify_text("\n".join(words))
-    if exit_code == 127 and not found.has_header and cls in (None, Class.MISSING_FILE, Class.NO_PERMISSION):
-        return Class.COMMAND_NOT_FOUND
+    if (
+        exit_code == 127
+        and not found.has_header
+        and cls in (None, ProblemClass.MISSING_FILE, ProblemClass.NO_PERMISSION)
+    ):
+        return ProblemClass.COMMAND_NOT_FOUND
     if cls is None and exit_code == 2 and re.match(r"\S+: error: ", found.text):
-        return Class.WRONG_ARGUMENT
+        return ProblemClass.WRONG_ARGUMENT
     if name is None:
-        return cls or (Class.SIGNAL if re.search(forms.ABORTS, found.text) else Class.EXCEPTION)
+        return cls or (ProblemClass.SIGNAL if re.search(forms.ABORTS, found.text) else ProblemClass.EXCEPTION)
     if name in SENT_FROM_OUTSIDE:
-        return cls or (Class.EXCEPTION if found.is_raised else Class.KILLED)
+        return cls or (ProblemClass.EXCEPTION if found.is_raised else ProblemClass.KILLED)
     if name == "SIGABRT":
         # With an abort runtimes in C++ end for any reason.
-        own = Class.EXCEPTION if found.has_header else Class.SIGNAL
-        return cls if cls not in (None, Class.PEER_LOST, Class.KILLED) else own
+        own = ProblemClass.EXCEPTION if found.has_header else ProblemClass.SIGNAL
+        return cls if cls not in (None, ProblemClass.PEER_LOST, ProblemClass.KILLED) else own
     if name == "SIGBUS" and cls is None:
-        return Class.SHARED_MEMORY
-    return cls if cls in (Class.OUT_OF_MEMORY, Class.GPU, Class.MISMATCH, Class.SHARED_MEMORY) else Class.SIGNAL
+        return ProblemClass.SHARED_MEMORY
+    return (
+        cls
+        if cls in (ProblemClass.OUT_OF_MEMORY, ProblemClass.GPU, ProblemClass.MISMATCH, ProblemClass.SHARED_MEMORY)
+        else ProblemClass.SIGNAL
+    )
 
 
 def _signal_text(name: str | None, number: int | None, exit_code: int | None) -> str:
@@ -709,7 +717,7 @@ def _with_command(found: _Cause, exit_code: int | None, name: str | None) -> str
 def _without_a_cause(lines: Sequence[_Line], exit_code: int | None, number: int | None, name: str | None) -> Headline:
     """Return the last words of a process that gave no reason for its end."""
     if name is not None:
-        cls = Class.SHARED_MEMORY if name == "SIGBUS" else Class.SIGNAL
+        cls = ProblemClass.SHARED_MEMORY if name == "SIGBUS" else ProblemClass.SIGNAL
         sure = Confidence.LIKELY if name == "SIGBUS" else Confidence.CERTAIN
         return Headline(text=_signal_text(name, number, exit_code), cls=cls, confidence=sure)
     text = _last_words(lines)
@@ -717,10 +725,10 @@ def _without_a_cause(lines: Sequence[_Line], exit_code: int | None, number: int 
         said = f": {text}" if text else ""
         return Headline(
             text=f"exit code 127, a command was not found{said}",
-            cls=Class.COMMAND_NOT_FOUND,
+            cls=ProblemClass.COMMAND_NOT_FOUND,
             confidence=Confidence.LIKELY,
         )
-    return Headline(text=text, cls=Class.UNKNOWN, confidence=Confidence.LIKELY if text else Confidence.UNKNOWN)
+    return Headline(text=text, cls=ProblemClass.UNKNOWN, confidence=Confidence.LIKELY if text else Confidence.UNKNOWN)
 
 
 def _last_words(lines: Sequence[_Line]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from clusterctl.why.verdict import Class
+from clusterctl.why.verdict import ProblemClass
 
 
 def _any(*forms: str, flags: str = "") -> str:
@@ -19,12 +19,12 @@ _RAISED = r"(?:^|\]: ?|\bCaught )(?:\w+\.)*"
 # The order decides: a text that says why goes before the name of the exception that carried it.
 _CLASSES = (
     (
-        Class.MISMATCH,
+        ProblemClass.MISMATCH,
         (r"Received data size doesn't match expected size", r"Detected mismatch between collectives on ranks"),
     ),
-    (Class.NOT_STARTED, (r"^the prologue failed with status \d+",)),
+    (ProblemClass.NOT_STARTED, (r"^the prologue failed with status \d+",)),
     (
-        Class.SHARED_MEMORY,
+        ProblemClass.SHARED_MEMORY,
         (
             r"unable to (?:open|allocate|mmap|resize) shared memory",
             r"out of shared memory",
@@ -35,7 +35,7 @@ _CLASSES = (
         ),
     ),
     (
-        Class.OUT_OF_MEMORY,
+        ProblemClass.OUT_OF_MEMORY,
         (
             r"(?:CUDA|HIP|XPU|MPS backend) out of memory|CUBLAS_STATUS_ALLOC_FAILED|std::bad_alloc",
             r"(?:CUDA|cuda|HIP)\w* (?:error|failure)\b.{0,20}out of memory|OUT_OF_MEMORY|\bOOM when",
@@ -45,14 +45,14 @@ _CLASSES = (
         ),
     ),
     (
-        Class.DISK_FULL,
+        ProblemClass.DISK_FULL,
         (
             r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]",
             r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+",
         ),
     ),
     (
-        Class.GPU,
+        ProblemClass.GPU,
         (
             r"uncorrectable ECC|Xid |GPU is lost|cudaErrorECC|fallen off the bus",
             r"CUDA error: (?:an illegal|unspecified|misaligned|device(?!-side assert)|hardware|no kernel image)",
@@ -64,9 +64,9 @@ _CLASSES = (
             r"Failed to initialize NVML|couldn't communicate with the NV",
         ),
     ),
-    (Class.PORT_TAKEN, (r"[Aa]ddress already in use|EADDRINUSE|\[Errno 98\]",)),
+    (ProblemClass.PORT_TAKEN, (r"[Aa]ddress already in use|EADDRINUSE|\[Errno 98\]",)),
     (
-        Class.COMMAND_NOT_FOUND,
+        ProblemClass.COMMAND_NOT_FOUND,
         (
             r"\bcommand not found\b|^[\w./-]*sh: (?:line )?\d+: [^:]+: not found$|: exec: .*not found",
             r"failed to run command|^(?:/\S+/)?env: .*No such file or directory|: bad interpreter",
@@ -74,21 +74,21 @@ _CLASSES = (
         ),
     ),
     (
-        Class.MISSING_MODULE,
+        ProblemClass.MISSING_MODULE,
         (
             rf"{_RAISED}(?:ModuleNotFound|Import)Error\b|No module named|cannot open shared object file",
             r"symbol lookup error|version `\S+' not found|undefined symbol",
         ),
     ),
     (
-        Class.NO_PERMISSION,
+        ProblemClass.NO_PERMISSION,
         (
             rf"{_RAISED}PermissionError\b|[Pp]ermission denied|\[Errno 13\]|Read-only file system",
             r"Operation not permitted",
         ),
     ),
     (
-        Class.MISSING_FILE,
+        ProblemClass.MISSING_FILE,
         (
             rf"{_RAISED}(?:FileNotFound|NotADirectory|IsADirectory)Error\b|[Nn]o such file or directory",
             r"can't open file",
@@ -96,7 +96,7 @@ _CLASSES = (
         ),
     ),
     (
-        Class.WRONG_ARGUMENT,
+        ProblemClass.WRONG_ARGUMENT,
         (
             r"^usage: |error: (?:unrecognized arguments|the following arguments are required|argument |ambiguous)",
             r"[Nn]o such (?:option|command)|Missing (?:option|argument|parameter)|Invalid value for",
@@ -107,14 +107,14 @@ _CLASSES = (
         ),
     ),
     (
-        Class.PEER_LOST,
+        ProblemClass.PEER_LOST,
         (
             r"DistNetworkError|DistStoreError|ncclRemoteError|ncclSystemError",
             r"NCCL error(?!.*(?:invalid (?:usage|argument)|unhandled cuda error))",
         ),
     ),
     (
-        Class.KILLED,
+        ProblemClass.KILLED,
         (
             r"is killed by signal: (?:Killed|Terminated)|signal 9 \(Killed\)",
             r"\bSignal (?:9|15) \(SIG|exitcode: -(?:9|15)\b|died with <Signals\.SIG(?:KILL|TERM): \d+>",
@@ -128,12 +128,12 @@ _SEARCHES = tuple((cls, _any(*words, flags="(?m)")) for cls, words in _CLASSES)
 
 
 SHARED_MEMORY = _any(
-    *(form for cls, forms in _CLASSES if cls is Class.SHARED_MEMORY for form in forms if "SIGBUS" not in form)
+    *(form for cls, forms in _CLASSES if cls is ProblemClass.SHARED_MEMORY for form in forms if "SIGBUS" not in form)
 )
 """Words that speak of shared memory, and not of a bus error alone, which a mapped file causes as well."""
 
 
-def classify_text(text: str) -> Class | None:
+def classify_text(text: str) -> ProblemClass | None:
     """Return the class that a text names."""
     return next((cls for cls, pattern in _SEARCHES if re.search(pattern, text)), None)
 

@@ -12,7 +12,7 @@ from statistics import median
 
 from clusterctl.formatting import describe_duration, fold_ranks
 from clusterctl.why.evidence_types import Evidence, IdleRank, Rank, RankSnapshot, RankTiming
-from clusterctl.why.hang import format_wait
+from clusterctl.why.hang import format_waiting
 from clusterctl.why.stack_position import (
     UNKNOWN_POSITION,
     WAITS,
@@ -23,7 +23,7 @@ from clusterctl.why.stack_position import (
     locate_rank,
     name_culprits,
 )
-from clusterctl.why.verdict import Class, Confidence, Kind, Verdict, Waiting
+from clusterctl.why.verdict import Confidence, ProblemClass, ProblemKind, Verdict, Waiting
 
 LONG_WAIT_S = 60.0
 """A shorter wait is normal."""
@@ -73,8 +73,8 @@ def judge_blocking_ranks(evidence: Evidence) -> Verdict | None:
     activities = {idle_ranks[rank].activity for rank in named}
     what = f": {activities.pop()}" if len(activities) == 1 and "" not in activities else ""
     return Verdict(
-        kind=Kind.SLOW,
-        cls=Class.SLOW,
+        kind=ProblemKind.SLOW,
+        cls=ProblemClass.SLOW,
         confidence=_confidence(evidence, named),
         summary=f"ranks {waiting} have waited in a collective for {since} for {evidence.name_ranks(named)}{what}",
         culprits=name_culprits(
@@ -83,7 +83,10 @@ def judge_blocking_ranks(evidence: Evidence) -> Verdict | None:
             _locate_own_work,
         ),
         waiting=(Waiting(ranks=waiting, where=None, op="wait in collectives"),),
-        next=(f"clusterctl stacks {evidence.run} --rank {fold_ranks(named)}", f"clusterctl logs {evidence.run}"),
+        next_commands=(
+            f"clusterctl stacks {evidence.run} --rank {fold_ranks(named)}",
+            f"clusterctl logs {evidence.run}",
+        ),
     )
 
 
@@ -97,7 +100,7 @@ def _confidence(evidence: Evidence, named: Sequence[int]) -> Confidence:
 def _locate_own_work(rank: Rank) -> StackPosition:
     """Return the position of a rank; an unknown one if its snapshot shows it waiting for the others."""
     position = locate_rank(rank.snapshot)
-    return UNKNOWN_POSITION if position.where is None or position.doing in WAITS else position
+    return UNKNOWN_POSITION if position.where is None or position.activity in WAITS else position
 
 
 def find_stragglers(wait_shares: Mapping[int, Sequence[float] | None]) -> tuple[int, ...]:
@@ -136,7 +139,7 @@ def judge_stragglers(evidence: Evidence) -> Verdict | None:
     slow = [rank for rank in evidence.ranks if rank.rank in found]
     others = [rank for rank in timings if rank not in found]
     share = median(_mean_wait(timings[rank]) for rank in others)
-    reasons = {r.rank: describe_reason(timings, r.rank, evidence.troubles.get(r.node, ())) for r in slow}
+    reasons = {r.rank: describe_reason(timings, r.rank, evidence.health_problems.get(r.node, ())) for r in slow}
     common = set(reasons.values())
     why = f": {common.pop()}" if len(common) == 1 and "" not in common else ""
     are = f"{evidence.name_ranks(found)} {'are' if len(found) > 1 else 'is'}"
@@ -147,13 +150,13 @@ def judge_stragglers(evidence: Evidence) -> Verdict | None:
         return f"{waits}; {reason}" if reason else waits
 
     return Verdict(
-        kind=Kind.SLOW,
-        cls=Class.SLOW,
+        kind=ProblemKind.SLOW,
+        cls=ProblemClass.SLOW,
         confidence=_confidence(evidence, found),
         summary=f"{are} slower than the others, which wait for it {share:.0%} of the time{why}",
         culprits=name_culprits(slow, describe, _locate_own_work),
         waiting=(Waiting(ranks=fold_ranks(others), where=None, op="wait in collectives"),),
-        next=(f"clusterctl stacks {evidence.run} --rank {fold_ranks(found)}", "clusterctl stats"),
+        next_commands=(f"clusterctl stacks {evidence.run} --rank {fold_ranks(found)}", "clusterctl stats"),
     )
 
 
@@ -162,30 +165,34 @@ def describe_reason(timings: Mapping[int, RankTiming], rank: int, troubles: Sequ
     own, others = timings[rank], [timing for other, timing in timings.items() if other != rank]
     if troubles:
         return troubles[0]
-    if own.starved >= _SHORT_OF_CPU and own.starved >= 2 * median(timing.starved for timing in others):
-        return f"it could run and had no CPU for {own.starved:.0%} of the time"
-    if own.faults >= _FAULTS_PER_S and own.faults >= 5 * median(timing.faults for timing in others):
-        return f"it waited {own.faults:.0f} times a second for memory that was read from a disk (swap)"
+    if own.cpu_starved_share >= _SHORT_OF_CPU and own.cpu_starved_share >= 2 * median(
+        timing.cpu_starved_share for timing in others
+    ):
+        return f"it could run and had no CPU for {own.cpu_starved_share:.0%} of the time"
+    if own.disk_faults_per_s >= _FAULTS_PER_S and own.disk_faults_per_s >= 5 * median(
+        timing.disk_faults_per_s for timing in others
+    ):
+        return f"it waited {own.disk_faults_per_s:.0f} times a second for memory that was read from a disk (swap)"
     clocks = [timing.gpu_clock_mhz for timing in others if timing.gpu_clock_mhz]
     if own.gpu_clock_mhz and clocks and own.gpu_clock_mhz < _SLOWER_CLOCK * median(clocks):
         return f"its GPUs run at {own.gpu_clock_mhz:.0f} MHz, those of others at {median(clocks):.0f}"
     waits = [(share, text) for text, share in own.other_waits.items() if share >= _FREQUENT_SHARE]
     if waits:
         return _SLOW_TEXT.get(max(waits)[1], max(waits)[1])
-    return f"it computes ({own.cpu:.1f} cores)" if own.cpu >= 0.5 else ""
+    return f"it computes ({own.cpu_cores:.1f} cores)" if own.cpu_cores >= 0.5 else ""
 
 
 def _judge_common_shortage(timings: Mapping[int, RankTiming]) -> Verdict | None:
     """Judge equally fast ranks: if all of them lack CPU time, say so and name none."""
-    shares = [timing.starved for timing in timings.values()]
+    shares = [timing.cpu_starved_share for timing in timings.values()]
     if min(shares, default=0.0) < _ALL_SHORT_OF_CPU:
         return None
     return Verdict(
-        kind=Kind.SLOW,
-        cls=Class.SLOW,
+        kind=ProblemKind.SLOW,
+        cls=ProblemClass.SLOW,
         confidence=Confidence.AMBIGUOUS,
         summary=f"all ranks could run and had no CPU for {median(shares):.0%} of the time",
-        next=("clusterctl stats",),
+        next_commands=("clusterctl stats",),
     )
 
 
@@ -199,7 +206,7 @@ def describe_timings(timings: Mapping[int, RankTiming]) -> str:
         for text, share in timing.other_waits.items():
             waits[text] = waits.get(text, 0.0) + share / len(timings)
     seconds = median(timing.seconds for timing in timings.values())
-    cores = median(timing.cpu for timing in timings.values())
+    cores = median(timing.cpu_cores for timing in timings.values())
     parts = [f"{median(shares):.0%} in collectives"]
     parts += [f"{share:.0%} where {text}" for text, share in waits.items() if share >= 0.1]
     return f"of the last {seconds:.0f} s they spent {', '.join(parts)}, {cores:.1f} cores each"
@@ -228,26 +235,29 @@ def judge_slow_start(evidence: Evidence) -> Verdict | None:
         place = places.pop() if len(places) == 1 else None
         at = f" ({place})" if place else ""
         return Verdict(
-            kind=Kind.START,
-            cls=Class.SLOW,
+            kind=ProblemKind.START,
+            cls=ProblemClass.SLOW,
             confidence=Confidence.AMBIGUOUS,
             summary=f"all ranks still import modules{at} {seconds:.0f} s after the start{more}",
             waiting=(Waiting(ranks=fold_ranks(snapshots), where=place, op="import"),),
-            next=(f"clusterctl stacks {evidence.run}", "clusterctl exec -- df -hT ."),
+            next_commands=(f"clusterctl stacks {evidence.run}", "clusterctl exec -- df -hT ."),
         )
     if not waiting or not late:
         return None
     numbers = [rank.rank for rank in late]
     activity = _describe_start_activity(snapshots[numbers[0]])
     return Verdict(
-        kind=Kind.START,
-        cls=Class.SLOW,
+        kind=ProblemKind.START,
+        cls=ProblemClass.SLOW,
         confidence=_confidence(evidence, numbers),
         summary=f"{evidence.name_ranks(numbers)} {activity} {seconds:.0f} s after the start; "
-        f"{format_wait(waiting)} for their peers",
+        f"{format_waiting(waiting)} for their peers",
         culprits=name_culprits(late, lambda rank: _describe_start_activity(snapshots[rank.rank]), _locate_start),
         waiting=(Waiting(ranks=fold_ranks(waiting), where=locate_rank(snapshots[waiting[0]]).where, op=None),),
-        next=(f"clusterctl stacks {evidence.run} --rank {fold_ranks(numbers)}", f"clusterctl logs {evidence.run}"),
+        next_commands=(
+            f"clusterctl stacks {evidence.run} --rank {fold_ranks(numbers)}",
+            f"clusterctl logs {evidence.run}",
+        ),
     )
 
 

@@ -52,12 +52,12 @@ class StackPosition:
         op: The collective or function at that line.
     """
 
-    doing: Activity
+    activity: Activity
     where: str | None
     op: str | None
 
 
-UNKNOWN_POSITION = StackPosition(doing=Activity.UNKNOWN, where=None, op=None)
+UNKNOWN_POSITION = StackPosition(activity=Activity.UNKNOWN, where=None, op=None)
 
 
 def locate_rank(snapshot: RankSnapshot | None) -> StackPosition:
@@ -75,10 +75,10 @@ def _locate_in_frames(frames: tuple[StackFrame, ...]) -> StackPosition:
     below = frames[: frames.index(own)] if own is not None else frames
     doing = _classify_activity(below)
     if doing in _FIXED_OPERATIONS:
-        return StackPosition(doing=doing, where=where, op=_FIXED_OPERATIONS[doing])
+        return StackPosition(activity=doing, where=where, op=_FIXED_OPERATIONS[doing])
     functions = [frame.function for frame in below if doing is Activity.OWN or _COLLECTIVE.search(frame.file)]
     op = next((name for name in reversed(functions) if name not in _INNER), shown.function)
-    return StackPosition(doing=doing, where=where, op=op)
+    return StackPosition(activity=doing, where=where, op=op)
 
 
 def is_user_code(file: str) -> bool:
@@ -115,7 +115,7 @@ def is_computing(snapshot: RankSnapshot) -> bool:
 
 def is_waiting_for_peers(snapshot: RankSnapshot) -> bool:
     """Return whether a rank waits for its peers, by its stack."""
-    return locate_rank(snapshot).doing in WAITS and not is_computing(snapshot)
+    return locate_rank(snapshot).activity in WAITS and not is_computing(snapshot)
 
 
 def name_culprits(

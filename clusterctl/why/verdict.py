@@ -14,7 +14,7 @@ MAX_NAMED = 8
 _MAX_TEXT = 160
 
 
-class Kind(str, Enum):
+class ProblemKind(str, Enum):
     """The kind of problem."""
 
     HANG = "hang"
@@ -38,7 +38,7 @@ class Confidence(str, Enum):
     UNKNOWN = "unknown"
 
 
-class Class(str, Enum):
+class ProblemClass(str, Enum):
     """The class of the problem: first those of hangs, then those of exits of workers, then the others."""
 
     NOT_JOINED = "NOT_JOINED"
@@ -114,20 +114,20 @@ class Verdict:
     Attributes:
         summary: One sentence for people.
         culprits: The ranks or nodes to blame: several if all did the same, or if the evidence does not decide.
-        missing: The evidence that is missing, and why.
-        next: Commands to run next.
-        bundle: The folder with the evidence.
+        missing_evidence: The evidence that is missing, and why.
+        next_commands: Commands to run next.
+        evidence_folder: The folder with the evidence.
     """
 
-    kind: Kind
-    cls: Class
+    kind: ProblemKind
+    cls: ProblemClass
     confidence: Confidence
     summary: str
     culprits: tuple[Culprit, ...] = ()
     waiting: tuple[Waiting, ...] = ()
-    missing: tuple[str, ...] = ()
-    next: tuple[str, ...] = ()
-    bundle: str | None = None
+    missing_evidence: tuple[str, ...] = ()
+    next_commands: tuple[str, ...] = ()
+    evidence_folder: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the output of `why --json`."""
@@ -137,9 +137,9 @@ class Verdict:
             "confidence": self.confidence.value,
             "summary": self.summary,
             **{name: [asdict(each) for each in getattr(self, name)] for name in ("culprits", "waiting")},
-            "missing": list(self.missing),
-            "next": list(self.next),
-            "bundle": self.bundle,
+            "missing": list(self.missing_evidence),
+            "next": list(self.next_commands),
+            "bundle": self.evidence_folder,
         }
 
 
@@ -171,12 +171,12 @@ def format_verdict_lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
         ranks = f"{'rank' if waiting.ranks.isdigit() else 'ranks'} {waiting.ranks}"
         place = " ".join(part for part in (waiting.where, waiting.op) if part)
         yield "waits", "  ".join(part for part in (ranks, place) if part)
-    for missing in verdict.missing[:_MOST_UNSEEN]:
+    for missing in verdict.missing_evidence[:_MOST_UNSEEN]:
         yield "unseen", missing
-    for command in verdict.next:
+    for command in verdict.next_commands:
         yield "next", command
-    if verdict.bundle:
-        yield "seen", verdict.bundle
+    if verdict.evidence_folder:
+        yield "seen", verdict.evidence_folder
 
 
 def format_brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: str = "") -> list[str]:
@@ -188,7 +188,7 @@ def format_brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: 
         steps: Name the next commands. Otherwise they are shown elsewhere, and the first line begins with "why".
         said: The error that is shown elsewhere. It is not repeated, and a certain culprit is not either.
     """
-    if verdict.kind is Kind.NONE:
+    if verdict.kind is ProblemKind.NONE:
         return []
     by_label: dict[str, list[str]] = {}
     for label, text in format_verdict_lines(verdict):
@@ -199,7 +199,7 @@ def format_brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: 
         head, advice = whole, ""
     is_said = head != whole
     head += advice
-    if not steps and verdict.kind is Kind.CRASH and verdict.confidence is Confidence.CERTAIN and is_said:
+    if not steps and verdict.kind is ProblemKind.CRASH and verdict.confidence is Confidence.CERTAIN and is_said:
         # The failed rank and its error are shown elsewhere.
         place = _format_place(verdict.culprits[0]) if verdict.culprits else ""
         at = f", at {place}" if place else ""

@@ -140,7 +140,7 @@ def test_a_failure_is_told_in_short_below_the_report_of_the_end_and_kept(make_he
 
 
 @pytest.mark.parametrize("where", ["a terminal", "one pipe"])
-def test_who_reads_output_and_report_in_one_place_reads_an_error_and_its_traceback_once(
+def test_who_reads_output_and_report_is_one_stream_reads_an_error_and_its_traceback_once(
     make_head: MakeHead, where: str
 ) -> None:
     head = begin(make_head, FAILS)

@@ -30,7 +30,7 @@ from clusterctl.agent.protocol.record_types import WorkerStatusSample
 from clusterctl.config.spec import ClusterSpec, HostSpec, StallSpec
 from clusterctl.errors import ClusterctlError, ConfigError
 from clusterctl.logs.time_index import TimeIndex
-from clusterctl.render.status import activity_from_sample
+from clusterctl.render.status_report import activity_from_sample
 from clusterctl.run.nodes.network_probe import build_node_info
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.health_observer import HealthObserver

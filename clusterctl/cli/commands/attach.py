@@ -56,7 +56,7 @@ def command(
     warn_of_unreadable_lines(state, console)
     if adopt and not state.over:
         if attended:
-            console.narrate(f"{run.run} has a controller already")
+            console.write_stderr(f"{run.run} has a controller already")
         else:
             process.detach(run, lambda: adopt_run(run))
     elif state.over and reference is None:

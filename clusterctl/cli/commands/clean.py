@@ -79,13 +79,13 @@ def command(
         for note in health_history.list_old_files(rundir.find_runs_root().parent, before):
             note.unlink(missing_ok=True)
     if files:
-        console.data(f"code that no run needs  {plural(files, 'file')}  {format_size(count)}")
+        console.write_stdout(f"code that no run needs  {plural(files, 'file')}  {format_size(count)}")
     if not common.quiet and not chosen and not files:
-        console.narrate(f"nothing to clean{_explain_nothing_removed(older_than, keep)}")
+        console.write_stderr(f"nothing to clean{_explain_nothing_removed(older_than, keep)}")
     elif not common.quiet:
         there = f", {format_size(sum(freed.values()))} on {fold_hosts(list(freed))}" if freed else ""
         here = f"{format_size(total)} on this head"
-        console.narrate(
+        console.write_stderr(
             f"removed {here}{there}" if yes else f"`--yes` removes these: {here}, and what of them is on their nodes"
         )
     return int(ExitCode.TEARDOWN_INCOMPLETE) if failed else 0
@@ -136,7 +136,7 @@ def _remove_or_list_runs(
             warn_of_unreadable_lines(state, console)
             if remove and not _remove_on_head(run, state, obstacles[run.run], console, named=named):
                 continue
-            console.data(*([] if removed_runs else [header]), lines_by_run[run.run])
+            console.write_stdout(*([] if removed_runs else [header]), lines_by_run[run.run])
             removed_runs.add(run.run)
     return removed_runs, sum(sizes[run] for run in removed_runs), freed
 
@@ -218,16 +218,18 @@ def _remove_on_head(
     unreachable = {entry["node"] for entry in state.remaining} & {*obstacles.unreached}
     if unreachable and not named:
         hint = f"`clusterctl clean {run.run}` removes it all the same"
-        console.narrate(
+        console.write_stderr(
             f"error: something of {run.run} may still run on {fold_hosts(unreachable)}, which could not be reached"
         )
-        console.narrate(f"{run.run} was kept", f"hint: {hint}")
+        console.write_stderr(f"{run.run} was kept", f"hint: {hint}")
         return False
     if obstacles.refused:
-        console.narrate(*[f"error: {error}" for error in obstacles.refused], f"{run.run} was kept")
+        console.write_stderr(*[f"error: {error}" for error in obstacles.refused], f"{run.run} was kept")
         return False
     if obstacles.unreached:
-        console.narrate(f"warning: {run.run} is still on {fold_hosts(obstacles.unreached)}, which could not be reached")
+        console.write_stderr(
+            f"warning: {run.run} is still on {fold_hosts(obstacles.unreached)}, which could not be reached"
+        )
     shutil.rmtree(run.path)
     return True
 

@@ -33,9 +33,9 @@ def command(common: CommonOptions, shell: str) -> int:
     clusterctl completion fish | source     # in ~/.config/fish/config.fish
     """
     console = common.console()
-    console.document(_render_script(shell))
+    console.write_stdout_text(_render_script(shell))
     if console.out.live and not common.quiet:
-        console.narrate("", f"to use it: {_SETUP_LINES[shell]}")
+        console.write_stderr("", f"to use it: {_SETUP_LINES[shell]}")
     return 0
 
 

@@ -103,7 +103,7 @@ def command(
     loaded = options.load_chosen_cluster_file(common, path, require_job=by_rank, console=console)
     _refuse_names_of_one_host(loaded.spec)
     for warning in list_unsent_arguments(loaded.spec):
-        console.narrate(f"warning: {safe(warning)}")
+        console.write_stderr(f"warning: {safe(warning)}")
     if ranks:
         shown, lines = _render_ranks(loaded.spec, console)
     elif env_rank is not None:
@@ -115,18 +115,18 @@ def command(
         shown = build_resolved_document(loaded.spec)
         lines = render_yaml(shown).rstrip("\n").split("\n")
     if not common.quiet:
-        console.json(shown) if as_json else console.data(*lines)
+        console.write_stdout_json(shown) if as_json else console.write_stdout(*lines)
     return 0
 
 
 def _print_schema(common: CommonOptions, output: str | None) -> int:
     console = common.console()
     if output is None:
-        console.document(render_schema())
+        console.write_stdout_text(render_schema())
         return 0
     write_text_file(output, render_schema())
     if not common.quiet:
-        console.narrate(
+        console.write_stderr(
             f"wrote {output}", f"editors find it by the first line `# yaml-language-server: $schema={output}`"
         )
     return 0
@@ -167,7 +167,7 @@ def _render_ranks(spec: ClusterSpec, console: Console) -> tuple[Any, list[str]]:
         rows.append([node, str(number), in_words, "auto" if gpus is None else fold_ranks(gpus) or "-"])
     if layout.assign_ranks_if_known(spec) is None:
         error = _make_unknown_gpus_error(spec)
-        console.narrate(str(error), f"hint: {error.hint}")
+        console.write_stderr(str(error), f"hint: {error.hint}")
     columns = [Column(title=title) for title in ("NODE", "NODE RANK", "RANKS", "GPUS")]
     return shown, render_table(columns, rows, console.out)
 
@@ -200,7 +200,7 @@ def _render_environment(loaded: LoadedClusterFile, rank: int, console: Console, 
         for name, (value, source) in sorted(sourced.items())
     }
     if spec.job is not None and spec.job.prologue is not None:
-        console.narrate("what `job.prologue` exports on the node comes after that")
+        console.write_stderr("what `job.prologue` exports on the node comes after that")
     rows = [(f"{name}={entry['value']}", entry["source"]) for name, entry in shown.items()]
     width = min(_MAX_PADDED_WIDTH, max(len(text) for text, _ in rows))
     return shown, [f"{pad(text, width)}  {source}" for text, source in rows]

@@ -10,7 +10,7 @@ from clusterctl.cli import options
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.run_views import load_view_without_output, warn_of_unreadable_lines
 from clusterctl.formatting import format_duration
-from clusterctl.render.attempts import describe_cause
+from clusterctl.render.attempt_table import describe_cause
 from clusterctl.render.run_diff import differences_json, list_differences, render_differences
 from clusterctl.run.record.run_facts import RunFacts, read_run_facts
 from clusterctl.run.record.state_reader import find_run
@@ -18,7 +18,7 @@ from clusterctl.run.rules.outcome import find_final_cause
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
-    from clusterctl.render.status import RunView
+    from clusterctl.render.status_report import RunSnapshot
 
 
 @click.command("diff", cls=CliCommand)
@@ -35,11 +35,11 @@ def command(common: CommonOptions, first: str, second: str, as_json: bool) -> in
     console = common.console()
     left, right = (_load_facts(reference, console) for reference in (first, second))
     if as_json:
-        console.json(differences_json(left, right))
+        console.write_stdout_json(differences_json(left, right))
     elif common.quiet:
-        console.data(*dict.fromkeys(row.section.value for row in list_differences(left, right)))
+        console.write_stdout(*dict.fromkeys(row.section.value for row in list_differences(left, right)))
     else:
-        console.data(*render_differences(left, right, console.out))
+        console.write_stdout(*render_differences(left, right, console.out))
     return 0
 
 
@@ -50,7 +50,7 @@ def _load_facts(reference: str, console: Console) -> RunFacts:
     return read_run_facts(run, _describe_outcome(view))
 
 
-def _describe_outcome(view: RunView) -> dict[str, str]:
+def _describe_outcome(view: RunSnapshot) -> dict[str, str]:
     """Return the outcome of a run by name; unknown values are left out."""
     state = view.state
     cause = find_final_cause(state)

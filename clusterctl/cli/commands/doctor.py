@@ -32,7 +32,7 @@ from clusterctl.health.head_checks import (
     judge_head,
 )
 from clusterctl.health.model import Status
-from clusterctl.render.health import render_head
+from clusterctl.render.health_report import render_head_checks
 from clusterctl.run.record import ownership
 from clusterctl.run.record.disk_files import make_private_folder
 from clusterctl.run.record.rundir import RunDir, find_runs_root
@@ -57,7 +57,7 @@ def command(common: CommonOptions, as_json: bool) -> int:
     findings = judge_head(facts, format_size)
     worst = head_verdict(findings)
     if as_json:
-        console.json(
+        console.write_stdout_json(
             {
                 "verdict": worst.value,
                 "findings": [finding.to_json() for finding in findings],
@@ -65,7 +65,7 @@ def command(common: CommonOptions, as_json: bool) -> int:
             }
         )
     else:
-        console.data(*render_head(findings, worst, console.out))
+        console.write_stdout(*render_head_checks(findings, worst, console.out))
     return int(ExitCode.UNHEALTHY if worst is Status.FAIL else ExitCode.OK)
 
 

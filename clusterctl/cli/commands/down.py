@@ -21,7 +21,7 @@ from clusterctl.cli.run_views import warn_of_unreadable_lines
 from clusterctl.config.spec import load_spec
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodesError, RefusedError, TeardownError
 from clusterctl.formatting import plural
-from clusterctl.render.errors import print_error, remaining_lines
+from clusterctl.render.error_messages import print_error, render_remaining_processes
 from clusterctl.run.controller import control_socket, process
 from clusterctl.run.controller.main import adopt_run
 from clusterctl.run.controller.process import ControllerEndedError
@@ -88,7 +88,7 @@ def command(
     choices = _DownOptions(stalled=stalled, kill=kill, verbose=verbose, is_silent=common.quiet or as_json)
     runs = _select_runs(references, all_runs=all_runs, stalled=stalled)
     if not runs and not choices.is_silent:
-        console.narrate(f"no {'stalled' if stalled else 'active'} run: nothing to end")
+        console.write_stderr(f"no {'stalled' if stalled else 'active'} run: nothing to end")
     # Ask all runs first, so that they end in parallel.
     ending, errors, before = [], list[ClusterctlError](), dict[str, JournalPosition]()
     for run in runs:
@@ -108,7 +108,7 @@ def command(
     new_states, failed = _end_remaining_processes(ended, console, choices)
     states |= new_states
     if as_json:
-        console.json([_run_to_json(run, state) for run, state in states.items()])
+        console.write_stdout_json([_run_to_json(run, state) for run, state in states.items()])
     _raise_first([*errors, *failed], console)
     incomplete = any(outcome.changes_exit_code(state) for state in states.values())
     return int(ExitCode.TEARDOWN_INCOMPLETE if incomplete else ExitCode.OK)
@@ -178,7 +178,7 @@ def _request_end(run: RunDir, console: Console, choices: _DownOptions) -> bool:
             )
     elif not end_if_stalled(run, kill=choices.kill):
         if not choices.is_silent:
-            console.narrate(f"{run.run} moves again: left alone")
+            console.write_stderr(f"{run.run} moves again: left alone")
         return False
     return True
 
@@ -200,7 +200,7 @@ def _wait_for_end(run: RunDir, console: Console, before: JournalPosition, choice
             return state
     if not state.over:
         if not choices.is_silent:
-            console.narrate(
+            console.write_stderr(
                 f"{run.run}: its controllers end by themselves; its nodes are asked without one ({run.log})"
             )
         state = _end_on_nodes(run, state, console.err, kill=choices.kill)
@@ -250,14 +250,14 @@ def _end_on_nodes(run: RunDir, state: RunState, tell: Terminal | None, *, kill: 
 def _print_end(run: RunDir, state: RunState, console: Console) -> None:
     warn_of_unreadable_lines(state, console)
     if any(left.get("why") == outcome.NODE_LOST for left in state.remaining):
-        console.narrate(f"{run.run}: {state.phase.value}; what ran on lost nodes could not be ended")
+        console.write_stderr(f"{run.run}: {state.phase.value}; what ran on lost nodes could not be ended")
     elif state.remaining:
-        console.narrate(f"{run.run}: {state.phase.value}, but not everything could be ended")
+        console.write_stderr(f"{run.run}: {state.phase.value}, but not everything could be ended")
     else:
         where = f"{plural(len(state.workers), 'worker')} on {plural(len(state.nodes), 'node')}"
-        console.narrate(f"{run.run}: {state.phase.value}; nothing is left of its {where}")
+        console.write_stderr(f"{run.run}: {state.phase.value}; nothing is left of its {where}")
     if state.remaining:
-        console.narrate(*remaining_lines(state.remaining, console.err))
+        console.write_stderr(*render_remaining_processes(state.remaining, console.err))
 
 
 def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: bool) -> int:
@@ -275,11 +275,11 @@ def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: 
     runs = sorted({run["run"] for runs_of_node in orphans.values() for run in runs_of_node})
     if as_json:
         unknown = [{"run": r, "state": "cancelled", "remaining": [x for x in left if x["run"] == r]} for r in runs]
-        console.json([*unknown, *(_run_to_json(run, state) for run, state in known.items())])
+        console.write_stdout_json([*unknown, *(_run_to_json(run, state) for run, state in known.items())])
     else:
         if runs or not known:
-            console.narrate(f"ended {', '.join(runs)}" if runs else "this head knows every run on these nodes")
-        console.narrate(*remaining_lines(left, console.err))
+            console.write_stderr(f"ended {', '.join(runs)}" if runs else "this head knows every run on these nodes")
+        console.write_stderr(*render_remaining_processes(left, console.err))
         for run, state in known.items():
             _print_end(own[run], state, console)
     _raise_first([*([NodesError(list(errors.values()))] if errors else []), *refused], console)

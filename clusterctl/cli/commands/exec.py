@@ -19,8 +19,8 @@ from clusterctl.cli.remote_command import OutputClosedError, RemoteCommand, read
 from clusterctl.config.spec import ClusterSpec
 from clusterctl.errors import ExitCode, NodeError, NodesError
 from clusterctl.plan.launch import build_program_arguments
-from clusterctl.render.errors import render_error
-from clusterctl.render.exec_output import compute_exit_code, describe_ends, diff_lines, fold_errors, fold_output
+from clusterctl.render.error_messages import render_error
+from clusterctl.render.exec_output import compute_exit_code, describe_exits, diff_stdout, fold_stderr, fold_stdout
 from clusterctl.render.live_view import WaitingLine
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def command(
     spec = _load_spec(common, console, path, hosts_without_file, in_job=in_job)
     hosts = options.select_spec_hosts(spec, nodes, exclude)
     program: ProgramArguments = {"command": " ".join(words)} if shell else {"argv": list(words)}
-    if given := read_piped_input(0, console.narrate):
+    if given := read_piped_input(0, console.write_stderr):
         program["stdin"] = given.decode("utf-8", "surrogateescape")
     base_programs = {host.name: build_program_arguments(spec, host.name) for host in hosts} if in_job else {}
     remote = RemoteCommand(program, seconds, parallel or len(hosts), console if stream else None, base_programs)
@@ -103,14 +103,14 @@ def command(
 
     def show(answers: Mapping[str, CommandResult], errors: Mapping[str, NodeError]) -> None:
         if diff:
-            console.data(*diff_lines(answers, console.out))
-            console.narrate(*fold_errors(answers, console.err))
+            console.write_stdout(*diff_stdout(answers, console.out))
+            console.write_stderr(*fold_stderr(answers, console.err))
         elif not stream:
             _print_output({node: answer for node, answer in answers.items() if node not in early_output.shown}, console)
         if not common.quiet:
-            console.narrate(*describe_ends(answers, every=verbose))
+            console.write_stderr(*describe_exits(answers, every=verbose))
         if errors:
-            console.narrate(*render_error(NodesError(list(errors.values())), console.err))
+            console.write_stderr(*render_error(NodesError(list(errors.values())), console.err))
 
     try:
         with (
@@ -134,11 +134,13 @@ def command(
         return int(ExitCode.OK)
     errors = unreached | lost
     if as_json:
-        console.json([_result_to_json(host.name, answers.get(host.name), errors.get(host.name)) for host in hosts])
+        console.write_stdout_json(
+            [_result_to_json(host.name, answers.get(host.name), errors.get(host.name)) for host in hosts]
+        )
     else:
         show(answers, errors)
     if not shell and any(map(compute_exit_code, answers.values())) and needs_shell(words):
-        console.narrate("hint: no shell reads these words; `--shell` gives them to bash")
+        console.write_stderr("hint: no shell reads these words; `--shell` gives them to bash")
     return int(ExitCode.NODE) if errors else max(map(compute_exit_code, answers.values()), default=0)
 
 
@@ -206,5 +208,5 @@ class _EarlyOutput:
 
 
 def _print_output(answers: Mapping[str, CommandResult], console: Console) -> None:
-    console.data(*fold_output(answers, console.out))
-    console.narrate(*fold_errors(answers, console.err))
+    console.write_stdout(*fold_stdout(answers, console.out))
+    console.write_stderr(*fold_stderr(answers, console.err))

@@ -25,8 +25,8 @@ from clusterctl.health.context import Context
 from clusterctl.health.judge import verdict
 from clusterctl.health.model import Finding
 from clusterctl.health.registry import CHECKS
-from clusterctl.render import health as render
-from clusterctl.render.health import HealthView, NodeHealth
+from clusterctl.render import health_report as render
+from clusterctl.render.health_report import HealthReport, NodeHealth
 from clusterctl.render.table import Column, render_table
 from clusterctl.run.nodes.fan_out import Progress
 from clusterctl.run.nodes.preflight import judge_all, probe_all
@@ -134,21 +134,21 @@ def command(
             return code
 
 
-def _print_new_findings(spec: ClusterSpec, view: HealthView, console: Console, *, quiet: bool) -> None:
+def _print_new_findings(spec: ClusterSpec, view: HealthReport, console: Console, *, quiet: bool) -> None:
     """Print the findings that the last check of these nodes did not have (`health`, or the start of a run)."""
     known = KnownFindings(find_runs_root().parent, spec)
     fresh = known.list_new(view.findings)
     known.save(view.findings, [node.node for node in view.nodes])
     if not quiet and fresh is not None:
-        console.narrate(*describe_new_findings(fresh))
+        console.write_stderr(*describe_new_findings(fresh))
 
 
 def _print_checks(names: list[str] | None, console: Console, *, as_json: bool) -> int:
     checks = [check for name, check in CHECKS.items() if names is None or name in names]
     if as_json:
-        console.json(checks_to_json(checks))
+        console.write_stdout_json(checks_to_json(checks))
     else:
-        console.data(*render_checks(checks, console.out))
+        console.write_stdout(*render_checks(checks, console.out))
     return 0
 
 
@@ -174,7 +174,7 @@ def _warn_of_local_programs(spec: ClusterSpec, hosts: tuple[HostSpec, ...], cons
     ]
     if here and parts:
         words = " and ".join(f"`{part}`" for part in parts)
-        console.narrate(f"warning: {words} of {spec.path} will be run on this machine, as for a worker")
+        console.write_stderr(f"warning: {words} of {spec.path} will be run on this machine, as for a worker")
 
 
 def _select_checks(only: str | None, skip: str | None) -> list[str] | None:
@@ -214,7 +214,7 @@ def _probe_and_judge(
     progress_terminal: Terminal | None,
     *,
     strict: bool,
-) -> HealthView:
+) -> HealthReport:
     with open_reachable_sessions(spec, hosts, progress_terminal=progress_terminal) as (sessions, errors):
         step = Progress("health", len(hosts), lambda _: None)
         facts: dict[str, dict[str, Any]] = probe_all(spec, sessions, step, code=True)
@@ -223,7 +223,7 @@ def _probe_and_judge(
     return _build_view(ordered, judge_all(spec, ordered, checks), strict=strict)
 
 
-def _write_recording(path: str, spec: ClusterSpec, view: HealthView, console: Console) -> None:
+def _write_recording(path: str, spec: ClusterSpec, view: HealthReport, console: Console) -> None:
     facts = {node.node: dict(node.facts) for node in view.nodes}
     reached_as = [
         name
@@ -234,12 +234,12 @@ def _write_recording(path: str, spec: ClusterSpec, view: HealthView, console: Co
     ]
     recorded = recording.make_recording(facts, Context.from_spec(spec), reached_as)
     write_text_file(path, json.dumps(recorded, indent=1) + "\n")
-    console.narrate(
+    console.write_stderr(
         f"the facts of {plural(len(facts), 'node')} are in {path}; read it before you send it (docs/recordings.md)"
     )
 
 
-def _judge_recording(path: str, checks: list[str] | None, *, strict: bool) -> HealthView:
+def _judge_recording(path: str, checks: list[str] | None, *, strict: bool) -> HealthReport:
     try:
         facts, findings = recording.judge_recording(json.loads(read_text_file(path)), checks)
     except ValueError as error:
@@ -249,29 +249,29 @@ def _judge_recording(path: str, checks: list[str] | None, *, strict: bool) -> He
     return _build_view(facts, findings, strict=strict)
 
 
-def _build_view(facts: dict[str, dict[str, Any]], findings: list[Finding], *, strict: bool) -> HealthView:
+def _build_view(facts: dict[str, dict[str, Any]], findings: list[Finding], *, strict: bool) -> HealthReport:
     views = []
     for node, facts_of_node in facts.items():
         own = tuple(f for f in findings if f.node == node)
         views.append(NodeHealth(node=node, verdict=verdict(own, strict), findings=own, facts=facts_of_node))
-    return HealthView(
+    return HealthReport(
         verdict=verdict(findings, strict), nodes=tuple(views), cluster=tuple(f for f in findings if f.node is None)
     )
 
 
 def _print_view(
-    view: HealthView, *, console: Console, output_format: str, strict: bool, verbose: bool, quiet: bool
+    view: HealthReport, *, console: Console, output_format: str, strict: bool, verbose: bool, quiet: bool
 ) -> int:
     """Print the findings, and return the exit code."""
     match output_format:
         case "json":
-            console.json(render.format_health_json(view))
+            console.write_stdout_json(render.format_health_json(view))
         case "ndjson":
-            console.data(*render.format_health_ndjson(view))
+            console.write_stdout(*render.format_health_ndjson(view))
         case "prometheus":
-            console.data(*render.health_prometheus(view))
+            console.write_stdout(*render.format_health_prometheus(view))
         case _ if not quiet:
-            console.tell(*render.render_health(view, console.out, verbose=verbose))
+            console.write_stdout_wrapped(*render.render_health(view, console.out, verbose=verbose))
         case _:
             pass
     result = getattr(view.verdict, "value", view.verdict)

@@ -104,15 +104,15 @@ def command(
 def _list_templates(console: Console, *, as_json: bool, quiet: bool) -> None:
     jobs = list_templates()
     if as_json:
-        console.json([{"name": t.name, "summary": t.summary, "path": str(t.path)} for t in jobs])
+        console.write_stdout_json([{"name": t.name, "summary": t.summary, "path": str(t.path)} for t in jobs])
     elif quiet:
-        console.data(*[t.name for t in jobs])
+        console.write_stdout(*[t.name for t in jobs])
     elif jobs:
-        console.data(*render_templates(jobs, console.out.width))
+        console.write_stdout(*render_templates(jobs, console.out.width))
         if console.err.live:
-            console.narrate("", "`clusterctl init --template NAME` copies one into this folder")
+            console.write_stderr("", "`clusterctl init --template NAME` copies one into this folder")
     else:
-        console.narrate("this installation has no templates")
+        console.write_stderr("this installation has no templates")
 
 
 def render_templates(jobs: list[Template], width: int | None) -> list[str]:
@@ -193,7 +193,7 @@ def _write_starter_file(given: _InitOptions) -> None:
     hosts, script, python = _list_hosts(given), given.script or find_job_script(path.parent), None
     arguments = (given.hosts, given.path, given.script, given.source, given.gpus, given.schema, given.quiet)
     if not any(arguments) and is_interactive():
-        answers = ask_questions(script, given.console.narrate)
+        answers = ask_questions(script, given.console.write_stderr)
         hosts, script, python = answers.hosts, answers.script, answers.python
     text = starter_file.render_starter_file(
         hosts, script=script or "train.py", python=python, schema=_SCHEMA_FILE if given.schema else None
@@ -207,7 +207,7 @@ def _write_starter_file(given: _InitOptions) -> None:
     message = f"wrote {path}{f' and {schema}' if given.schema else ''}{suffix}"
     _report_and_check(message, path, given, has_hosts=bool(hosts))
     if hosts and not given.quiet and _is_foreign_ssh_config(given.source):
-        given.console.narrate(f"hint: ssh finds these names only in {given.source}: `Include` it in ~/.ssh/config")
+        given.console.write_stderr(f"hint: ssh finds these names only in {given.source}: `Include` it in ~/.ssh/config")
 
 
 def _report_and_check(message: str, path: Path, given: _InitOptions, *, has_hosts: bool) -> None:
@@ -218,14 +218,14 @@ def _report_and_check(message: str, path: Path, given: _InitOptions, *, has_host
     except ConfigError as error:
         problems = [f"warning: it does not check yet: {problem.text}" for problem in error.problems]
         hint = f"hint: `clusterctl config{shown}` checks it again"
-        given.console.narrate(*([] if given.quiet else [message]), *problems, hint)
+        given.console.write_stderr(*([] if given.quiet else [message]), *problems, hint)
         return
     if given.quiet:
         return
     if any(host.gpus is None for host in loaded.spec.hosts):
         message += "; `auto` takes all GPUs of a host, and is one rank on the CPU if it has none"
     next_step = f"`clusterctl up{shown}` runs it" if has_hosts else f"`clusterctl config{shown}` checks it"
-    given.console.narrate(message, next_step)
+    given.console.write_stderr(message, next_step)
 
 
 def _refuse_overwriting(paths: list[Path], *, force: bool) -> None:
@@ -255,7 +255,7 @@ def _copy_template(name: str, folder: Path, hosts: list[ListedHost], given: _Ini
     suffix = f"; {path} has {plural(len(hosts), 'host')}" if hosts else ""
     _report_and_check(f"wrote {', '.join(str(folder / file) for file in files)}{suffix}", path, given, has_hosts=True)
     if hosts and "\n#" in text and not given.quiet:
-        given.console.narrate(f"hint: comments at the end of {path} say what else real machines need")
+        given.console.write_stderr(f"hint: comments at the end of {path} say what else real machines need")
 
 
 def _is_foreign_ssh_config(source: str | None) -> bool:

@@ -30,9 +30,9 @@ from clusterctl.logs.follow import Follower
 from clusterctl.logs.line import LogLine, LogQuery
 from clusterctl.logs.merge import filter_lines, read_lines
 from clusterctl.logs.sanitize import clean_block
-from clusterctl.render.attempts import AttemptSeparators
-from clusterctl.render.errors import error_line, hint_lines
-from clusterctl.render.log_output import LogWriter, Timestamps, json_line, raw_bytes
+from clusterctl.render.attempt_table import AttemptSeparators
+from clusterctl.render.error_messages import error_line, hint_lines
+from clusterctl.render.log_output import LogWriter, Timestamps, encode_raw_line, format_json_line
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import NodeNews, StateReader, find_run, list_runs
 from clusterctl.run.rules.state import RunState
@@ -109,7 +109,7 @@ def command(
     )
     console = common.console()
     if reference is None and console.err.live and len(list_runs()) > 1:
-        console.narrate(f"{run.run}, {state.phase.value}:")
+        console.write_stderr(f"{run.run}, {state.phase.value}:")
     warn_of_unreadable_lines(state, console)
     log_output = _LogOutput(
         console, state, query, output_format=output_format, timestamps=timestamps, prefix=not no_prefix
@@ -124,7 +124,7 @@ def command(
         log_output.write(read_lines(run.path, query, skew=state.ahead))
     log_output.write_last_separators()
     if not log_output.lines and output_format == "text":
-        console.narrate(explain_missing_output(run, state, query))
+        console.write_stderr(explain_missing_output(run, state, query))
     return 0
 
 
@@ -175,7 +175,7 @@ class _LogOutput:
     def write_last_separators(self) -> None:
         """Write the separators of attempts after the last line."""
         if self._separators is not None:
-            self._out.lines(self._separators.rest(self.state))
+            self._out.write_lines(self._separators.list_remaining_separators(self.state))
 
     def write_new(self, lines: list[LogLine], *, last: bool = False) -> None:
         """Write new lines; some may wait for equal lines of other ranks."""
@@ -192,20 +192,20 @@ class _LogOutput:
     def _write_batch(self, lines: list[Any]) -> None:
         self.lines += len(lines)
         if self._format == "text" and self._separators is not None:
-            for piece in self._separators.before(lines, self.state):
+            for piece in self._separators.insert_separators(lines, self.state):
                 if isinstance(piece, str):
-                    self._out.lines([piece])
+                    self._out.write_lines([piece])
                 else:
                     self._writer.write(piece)
         elif self._format == "text":
             self._writer.write(lines)
         elif self._format == "json":
-            self._out.lines(map(json_line, lines))
+            self._out.write_lines(map(format_json_line, lines))
         elif sys.stdout.isatty():
-            cleaned = clean_block(b"".join(raw_bytes(line) for line in lines))
-            self._out.lines(map(self._out.coloured, cleaned))
+            cleaned = clean_block(b"".join(encode_raw_line(line) for line in lines))
+            self._out.write_lines(map(self._out.filter_colours, cleaned))
         else:
-            sys.stdout.buffer.write(b"".join(raw_bytes(line) for line in lines))
+            sys.stdout.buffer.write(b"".join(encode_raw_line(line) for line in lines))
             sys.stdout.buffer.flush()
 
 
@@ -242,8 +242,10 @@ def _follow_lines(
             log_output.write_last_separators()
         if over or not console.out.has_reader():
             return int(ExitCode.OK)
-    console.narrate(
-        error_line(predict_run_without_controller(poller.run, poller.state).error(poller.run.run), console.err),
+    console.write_stderr(
+        error_line(
+            predict_run_without_controller(poller.run, poller.state).describe_error(poller.run.run), console.err
+        ),
         *hint_lines(f"`clusterctl attach --adopt {poller.run.run}` takes over", console.err),
     )
     return int(ExitCode.UNATTENDED)

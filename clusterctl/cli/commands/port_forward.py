@@ -68,9 +68,9 @@ def command(
     addresses = [(bind, forward.local_port or _find_free_port(bind)) for forward in forwards]
     for address, forward in zip(addresses, forwards, strict=True):
         there = name if forward.remote_host == _LOOPBACK else f"{forward.remote_host} from {name},"
-        console.data(f"http://{_format_endpoint(*address)} is {there} port {forward.remote_port}")
+        console.write_stdout(f"http://{_format_endpoint(*address)} is {there} port {forward.remote_port}")
     if not common.quiet:
-        console.narrate("Ctrl-C ends it")
+        console.write_stderr("Ctrl-C ends it")
     sys.stdout.flush()
     pairs = zip(addresses, forwards, strict=True)
     words = [

@@ -31,14 +31,14 @@ def command(common: CommonOptions, all_runs: bool, as_json: bool) -> int:
     for view in views:
         warn_of_unreadable_lines(view.state, console)
     if as_json:
-        console.json(ps_json(shown))
+        console.write_stdout_json(ps_json(shown))
     elif common.quiet:
-        console.data(*[v.state.run for v in shown])
+        console.write_stdout(*[v.state.run for v in shown])
     elif shown:
-        console.data(*render_ps(shown, time.time(), console.out))
-        console.narrate(*ps_hints(shown))
+        console.write_stdout(*render_ps(shown, time.time(), console.out))
+        console.write_stderr(*ps_hints(shown))
     else:
-        console.narrate("no active run" if views else "no run yet")
+        console.write_stderr("no active run" if views else "no run yet")
         if views and not all_runs:
-            console.narrate("`clusterctl ps -a` lists those that have ended")
+            console.write_stderr("`clusterctl ps -a` lists those that have ended")
     return 0

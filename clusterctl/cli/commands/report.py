@@ -21,14 +21,14 @@ from clusterctl.formatting import format_size, plural
 from clusterctl.render import run_messages
 from clusterctl.render.charts import TimelineEvent
 from clusterctl.render.console import Terminal
-from clusterctl.render.end_report import ReportContext, render_report, render_why
+from clusterctl.render.end_report import ReportContext, render_end_report, render_verdict
 from clusterctl.render.report_page import FindingRow, ReportData, render_report_page
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_memory_before_kill, read_curves
 from clusterctl.run.record.state_reader import ControllerNews, NodeNews, StateReader, find_run, load_visible_state
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase, RunState
-from clusterctl.why.verdict import Kind
+from clusterctl.why.verdict import ProblemKind
 
 _FAILURE_EVENTS = (controller_events.StartFailed, controller_events.StallChanged, controller_events.EndDecided)
 _WARNING_STARTS = ("warn:", "warning:", "unhealthy:", "lost")
@@ -55,26 +55,26 @@ def command(common: CommonOptions, reference: str | None, output: str | None) ->
     curves = read_curves(
         run, {node: state.ahead(node) for node in dict.fromkeys(node for _, node, _ in state.placements)}
     )
-    view = build_report_view(run, state, attended=attended, step=curves.find_slowest_step(state.running_since))
+    view = build_report_view(run, state, has_controller=attended, step=curves.find_slowest_step(state.running_since))
     state = view.state
     text = render_report_page(
         ReportData(
-            view=view,
+            run=view,
             now=time.time(),
             events=events,
             curves=curves,
             findings=_load_findings(run),
-            failure=_render_failure(run, state, terminal),
-            ends=list(_read_last_lines(run, state)),
+            failure_report=_render_failure(run, state, terminal),
+            last_lines=list(_read_last_lines(run, state)),
         )
     )
     if output == "-":
-        console.document(text)
+        console.write_stdout_text(text)
         return 0
     target = output or f"{run.run}.html"
     write_text_file(target, text)
     if not common.quiet:
-        console.narrate(f"{target}: {format_size(len(text.encode()))}")
+        console.write_stderr(f"{target}: {format_size(len(text.encode()))}")
     return 0
 
 
@@ -137,12 +137,14 @@ def _render_failure(run: RunDir, state: RunState, terminal: Terminal) -> list[st
     well = state.phase is RunPhase.SUCCEEDED or (not state.over and state.stall is None)
     if well:
         return []
-    context = ReportContext(folders=list_workdirs_of_failed_run(run, state), memory=find_memory_before_kill(run, state))
+    context = ReportContext(
+        folders=list_workdirs_of_failed_run(run, state), node_memory=find_memory_before_kill(run, state)
+    )
     verdict = load_verdict(run, state, live=False)
-    if state.phase is RunPhase.CANCELLED and verdict.kind is Kind.NONE and not state.remaining:
+    if state.phase is RunPhase.CANCELLED and verdict.kind is ProblemKind.NONE and not state.remaining:
         return []  # the user stopped it, and nothing was wrong until then
-    ended = render_report(state, terminal, context) if state.over else []
-    return [*ended, "", *render_why(verdict, terminal)]
+    ended = render_end_report(state, terminal, context) if state.over else []
+    return [*ended, "", *render_verdict(verdict, terminal)]
 
 
 def _load_findings(run: RunDir) -> list[FindingRow]:

@@ -12,8 +12,8 @@ from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.option_values import parse_rank_set
 from clusterctl.cli.verdicts import collect_rank_evidence
 from clusterctl.errors import ExitCode, NotFoundError
-from clusterctl.render.errors import error_line
-from clusterctl.render.stacks import render_remarks, render_stacks
+from clusterctl.render.error_messages import error_line
+from clusterctl.render.stack_report import render_stack_notes, render_stacks
 from clusterctl.run.record import state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import stack_dumps
@@ -43,12 +43,12 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
         raise NotFoundError(f"{run.run}: {'none of these ranks' if chosen else 'no rank'} runs any more", hint=hint)
     folded = stack_dumps.fold_stacks(stack_dumps.parse_rank_stacks(evidence.ranks))
     if as_json:
-        console.json(folded)
+        console.write_stdout_json(folded)
     else:
-        console.data(*render_stacks(folded, console.out))
+        console.write_stdout(*render_stacks(folded, console.out))
     if not common.quiet:
-        console.narrate(*render_remarks(evidence.ranks, console.err))
-    console.narrate(*(error_line(f"{node}: {why}", console.err) for node, why in evidence.errors.items()))
+        console.write_stderr(*render_stack_notes(evidence.ranks, console.err))
+    console.write_stderr(*(error_line(f"{node}: {why}", console.err) for node, why in evidence.errors.items()))
     return int(ExitCode.NODE if evidence.errors else ExitCode.OK)
 
 

@@ -15,15 +15,15 @@ from clusterctl.cli.option_values import parse_interval_option
 from clusterctl.config.host_ranges import select_hosts
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import describe_duration
-from clusterctl.render.stats import describe_gaps, render_stats, stats_json
-from clusterctl.render.top_rows import Level, TopData, list_entities, make_rows
+from clusterctl.render.stats_table import describe_missing_values, render_stats, stats_json
+from clusterctl.render.top_rows import FoldLevel, TopData, list_top_units, make_rows
 from clusterctl.render.top_screen import render_rows
 from clusterctl.run.record import state_reader
 from clusterctl.run.record.clock import read_head_time
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
-    from clusterctl.render.stats import NodeStats
+    from clusterctl.render.stats_table import NodeStats
 
 
 _MAX_ROWS = 64
@@ -66,12 +66,12 @@ def _load_stats(common: CommonOptions, source: StatsSource, chosen: str | None, 
             return node_stats.probe_node_stats(hosts, sessions, errors)
     state, attended = state_reader.load_visible_state(source.run)
     if not attended and not state.over:
-        console.narrate(
+        console.write_stderr(
             "no controller is alive: nothing new arrives", f"hint: `clusterctl attach --adopt {source.run.run}`"
         )
     if state.over:
         when = "" if state.ended is None else f" {describe_duration(read_head_time() - state.ended)} ago"
-        console.narrate(f"{source.run.run} has ended{when}: this is what its nodes told last")
+        console.write_stderr(f"{source.run.run} has ended{when}: this is what its nodes told last")
     stats = node_stats.load_run_stats(source.run, state)
     if chosen is None:
         return stats
@@ -81,15 +81,15 @@ def _load_stats(common: CommonOptions, source: StatsSource, chosen: str | None, 
 
 def _print_stats(stats: list[NodeStats], console: Console, *, as_json: bool, every: bool, quiet: bool) -> None:
     if as_json:
-        console.json(stats_json(stats))
+        console.write_stdout_json(stats_json(stats))
         return
     many = sum(max(1, len(node.gpus)) for node in stats) > _MAX_ROWS
-    console.data(*(_render_folded(stats, console) if many and not every else render_stats(stats, console.out)))
+    console.write_stdout(*(_render_folded(stats, console) if many and not every else render_stats(stats, console.out)))
     if not quiet:
-        console.narrate(*describe_gaps(stats, time.time()))
+        console.write_stderr(*describe_missing_values(stats, time.time()))
 
 
 def _render_folded(stats: list[NodeStats], console: Console) -> list[str]:
     data = TopData(nodes=stats)
-    rows = make_rows(data, list_entities(data), Level.ALIKE, time.time())
+    rows = make_rows(data, list_top_units(data), FoldLevel.ALIKE, time.time())
     return render_rows(rows, data, console.out.width, console.out)

@@ -10,7 +10,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.run_views import add_stragglers, build_run_view, warn_of_unreadable_lines
-from clusterctl.render.status import has_row_per_rank, render_status, status_json
+from clusterctl.render.status_report import has_row_per_rank, render_status, status_json
 from clusterctl.run.record.run_facts import read_start_times
 from clusterctl.run.record.sample_files import read_newest_activity
 from clusterctl.run.record.state_reader import find_run, load_visible_state
@@ -26,17 +26,19 @@ def command(common: CommonOptions, reference: str | None, as_json: bool, verbose
     options.refuse_combination(("--json", as_json), ("--quiet", common.quiet), ("--verbose", verbose))
     console = common.console()
     run = find_run(reference)
-    state, attended = load_visible_state(run)
+    state, has_controller = load_visible_state(run)
     newest = read_newest_activity(run, state)
     outputs = as_json or has_row_per_rank(state, every=verbose)
     view = add_stragglers(
-        run, build_run_view(run, state, attended=attended, newest_samples=newest, with_output_times=outputs), newest
+        run,
+        build_run_view(run, state, has_controller=has_controller, newest_samples=newest, with_output_times=outputs),
+        newest,
     )
     warn_of_unreadable_lines(view.state, console)
     if as_json:
-        console.json(status_json(replace(view, start=read_start_times(run))))
+        console.write_stdout_json(status_json(replace(view, start_times=read_start_times(run))))
     elif common.quiet:
-        console.data(view.state.phase.value)
+        console.write_stdout(view.state.phase.value)
     else:
-        console.tell(*render_status(view, time.time(), console.out, every=verbose))
+        console.write_stdout_wrapped(*render_status(view, time.time(), console.out, every=verbose))
     return 0

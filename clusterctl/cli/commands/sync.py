@@ -98,25 +98,25 @@ def _push(
     remote = [h for h in hosts if h.transport is not TransportKind.LOCAL]
     if not remote:
         if not quiet:
-            console.narrate(f"nothing to push: local nodes use {spec.sync.source} itself")
+            console.write_stderr(f"nothing to push: local nodes use {spec.sync.source} itself")
         return
     store = code_manifest.ContentStore(find_runs_root().parent / "content")
     manifest = code_manifest.build_manifest(spec.sync, store)
     for doubt in code_exclusions.list_sync_warnings(manifest, store):
-        console.narrate(f"warning: {doubt}")
+        console.write_stderr(f"warning: {doubt}")
     if dry_run or verbose:
-        console.data(
+        console.write_stdout(
             *(safe(line) for line in code_exclusions.format_exclusions(manifest.excluded, is_complete=verbose))
         )
     elif not quiet and (not_sent := code_exclusions.describe_user_exclusions(manifest.excluded)) is not None:
-        console.narrate(safe(not_sent))
+        console.write_stderr(safe(not_sent))
     files = build_code_upload(manifest, store)
     with open_all_sessions(spec, remote, progress_terminal=None if quiet else console.err) as sessions:
         if dry_run:
             previews, errors = call_all(
                 sessions, lambda node, session: preview_sync(session, get_workdir(spec, node), files)
             )
-            console.data(
+            console.write_stdout(
                 *(
                     line
                     for preview, nodes in group_names_by_value(previews).items()
@@ -132,9 +132,9 @@ def _push(
     if not quiet:
         total_files = plural(len(manifest.files), "file")
         for (number, total, _), nodes in group_names_by_value(sent).items():
-            console.narrate(f"{fold_hosts(nodes)}: {number} of {total_files} sent, {format_size(total)}")
+            console.write_stderr(f"{fold_hosts(nodes)}: {number} of {total_files} sent, {format_size(total)}")
     if (warning := describe_replaced_files(sent)) is not None:
-        console.narrate(f"warning: {warning}")
+        console.write_stderr(f"warning: {warning}")
     raise_first(errors)
 
 
@@ -160,13 +160,13 @@ def _pull(
     told: dict[str, str] = {}
     for node, found in pulled.items():
         names = list(dict.fromkeys(name for files, _ in found.values() for name in files))
-        console.data(*[str(to / node / name) for name in names])
+        console.write_stdout(*[str(to / node / name) for name in names])
         none = [f"nothing matches `{pattern}`" for pattern, (files, _) in found.items() if not files]
         total = sum(length for _, length in found.values())
         what = [f"{plural(len(names), 'file')}, {format_size(total)}"] if names else []
         told[node] = "; ".join([*what, *none])
     if not quiet:
-        console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in group_names_by_value(told).items()))
+        console.write_stderr(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in group_names_by_value(told).items()))
     raise_first(errors)
     if not any(files for found in pulled.values() for files, _ in found.values()):
         quoted = ", ".join(f"`{pattern}`" for pattern in patterns)

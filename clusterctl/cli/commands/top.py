@@ -21,8 +21,8 @@ from clusterctl.cli.node_stats import StatsSource
 from clusterctl.cli.option_values import parse_interval_option
 from clusterctl.cli.run_views import build_run_view, read_last_output_lines
 from clusterctl.logs.sanitize import strip_colours
-from clusterctl.render.top_rows import SORTS, Level, SortState, TopData
-from clusterctl.render.top_screen import current_level, render_top
+from clusterctl.render.top_rows import SORTS, FoldLevel, TableOrder, TopData
+from clusterctl.render.top_screen import compute_fold_level, render_top
 from clusterctl.run.record import sample_files
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import StateReader
@@ -42,7 +42,7 @@ _HEIGHT_IN_PIPE = 46
 @click.option("--interval", metavar="DURATION", default="1s", show_default=True, help="Time between two updates.")
 @click.option(
     "--fold",
-    type=click.Choice([level.value for level in Level]),
+    type=click.Choice([level.value for level in FoldLevel]),
     help="What one row shows; by default as fine as fits on the screen.",
 )
 @click.pass_obj
@@ -56,24 +56,24 @@ def command(common: CommonOptions, reference: str | None, interval: str, fold: s
     """
     console = common.console()
     pause = parse_interval_option(interval, "--interval") or 1.0
-    order = SortState(fold=None if fold is None else Level(fold))
+    order = TableOrder(fold_level=None if fold is None else FoldLevel(fold))
     with _open_source(common, node_stats.find_stats_source(reference), console) as load_data:
         if not (sys.stdin.isatty() and console.out.live):
-            console.data(*_render_once(load_data, order, console))
+            console.write_stdout(*_render_once(load_data, order, console))
             return 0
         _run_screen(load_data, order, console.out, pause)
     return 0
 
 
-def _render_once(load_data: Callable[[], TopData], order: SortState, console: Console) -> list[str]:
-    height = _HEIGHT_IN_PIPE if order.fold is None else _UNLIMITED_HEIGHT
+def _render_once(load_data: Callable[[], TopData], order: TableOrder, console: Console) -> list[str]:
+    height = _HEIGHT_IN_PIPE if order.fold_level is None else _UNLIMITED_HEIGHT
     data, now = load_data(), time.time()
-    level = current_level(data, order, now, console.out, height)
-    lines, _ = render_top(data, replace(order, fold=level), now, console.out, _UNLIMITED_HEIGHT)
+    level = compute_fold_level(data, order, now, console.out, height)
+    lines, _ = render_top(data, replace(order, fold_level=level), now, console.out, _UNLIMITED_HEIGHT)
     return [line for line in lines[:-1] if line]
 
 
-def _run_screen(load_data: Callable[[], TopData], order: SortState, terminal: Terminal, pause: float) -> None:
+def _run_screen(load_data: Callable[[], TopData], order: TableOrder, terminal: Terminal, pause: float) -> None:
     with AlternateScreen(terminal) as screen:
         data = load_data()
         while True:
@@ -86,22 +86,22 @@ def _run_screen(load_data: Callable[[], TopData], order: SortState, terminal: Te
             if key is None:
                 data = load_data()
             elif key == "f":
-                levels = [*Level]
-                place = levels.index(current_level(data, order, now, terminal, height))
-                order = replace(order, fold=levels[(place + 1) % len(levels)], first=0)
+                levels = [*FoldLevel]
+                place = levels.index(compute_fold_level(data, order, now, terminal, height))
+                order = replace(order, fold_level=levels[(place + 1) % len(levels)], first_row=0)
             else:
                 order = _apply_key(key, order, page=max(1, height - 6))
 
 
-def _apply_key(key: str, order: SortState, page: int) -> SortState:
+def _apply_key(key: str, order: TableOrder, page: int) -> TableOrder:
     """Return the order after a key; rendering corrects a first row that does not exist."""
     steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page, " ": page, "g": -(1 << 20)}
     if key in steps:
-        return replace(order, first=max(0, order.first + steps[key]))
+        return replace(order, first_row=max(0, order.first_row + steps[key]))
     if key not in SORTS:
         return order
-    turned = not order.is_reversed if order.by == SORTS[key] else False
-    return replace(order, by=SORTS[key], is_reversed=turned, first=0)
+    turned = not order.is_reversed if order.column == SORTS[key] else False
+    return replace(order, column=SORTS[key], is_reversed=turned, first_row=0)
 
 
 @contextlib.contextmanager
@@ -156,16 +156,16 @@ class _RunDataReader:
         stats = [node_stats.build_node_stats(state, name, r.health) for name, r in recent.items()]
         return TopData(
             nodes=stats,
-            view=build_run_view(self._run, state, attended=self._run.is_attended, newest_samples=newest),
-            gpus_of=self._gpus,
-            paces=paces,
+            view=build_run_view(self._run, state, has_controller=self._run.is_attended, newest_samples=newest),
+            gpus_by_node=self._gpus,
+            step_rates=paces,
             trends={
                 (node.node, which): recent[node.node].list_utilisation(which)
                 for node in stats
                 for which in (None, *(gpu.gpu for gpu in node.gpus))
             },
-            ranks_at=min(times, default=None),
-            last_line=lambda rank: self._last_line(state, rank),
+            ranks_sampled_at=min(times, default=None),
+            read_last_line=lambda rank: self._last_line(state, rank),
         )
 
     def _last_line(self, state: RunState, rank: int) -> str:

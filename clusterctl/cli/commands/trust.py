@@ -51,7 +51,7 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
     if failed:
         return int(ExitCode.NODE)
     if not common.quiet:
-        console.narrate(_describe_trusted_keys(hosts))
+        console.write_stderr(_describe_trusted_keys(hosts))
     if login:
         _log_in(spec, hosts, console)
     return 0
@@ -72,10 +72,10 @@ def _accept_new_keys(
         new = [c for c in candidates if c.can_be_added]
         if not new:
             break
-        console.data(*[f"{fold_hosts(c.nodes)}  {c.key.type}  {c.key.fingerprint}" for c in new])
+        console.write_stdout(*[f"{fold_hosts(c.nodes)}  {c.key.type}  {c.key.fingerprint}" for c in new])
         _ask_for_consent(new, "key", "compare the fingerprints", yes=yes)
         add_to_known_hosts(new)
-        console.narrate(f"accepted {len(new)} keys in {new[0].path}")
+        console.write_stderr(f"accepted {len(new)} keys in {new[0].path}")
     else:
         refused, errors = [], {}
     if errors:
@@ -102,11 +102,11 @@ def _make_host_list_runner(console: Console, *, yes: bool) -> HostCommandRunner:
 
 def _show_and_accept_commands(new: list[accepted_commands.Argv], purpose: str, console: Console, *, yes: bool) -> None:
     if new:
-        console.narrate(f"run on this machine, {purpose} of the file:")
-        console.data(*[f"  {shlex.join(argv)}" for argv in new])
+        console.write_stderr(f"run on this machine, {purpose} of the file:")
+        console.write_stdout(*[f"  {shlex.join(argv)}" for argv in new])
         _ask_for_consent(new, "command", "read it", yes=yes)
         accepted_commands.accept_commands(new)
-        console.narrate(f"accepted {plural(len(new), 'command')}")
+        console.write_stderr(f"accepted {plural(len(new), 'command')}")
 
 
 def _ask_for_consent(new: Sized, what: str, before: str, *, yes: bool) -> None:
@@ -120,7 +120,7 @@ def _ask_for_consent(new: Sized, what: str, before: str, *, yes: bool) -> None:
 
 def _print_refused_keys(refused: list[PresentedKey], console: Console) -> bool:
     for candidate in refused:
-        console.narrate(
+        console.write_stderr(
             f"error: {', '.join(candidate.nodes)}: host key {candidate.verdict.value}: {candidate.key.fingerprint}",
             f"hint: {explain_untrusted_key(candidate).hint}",
         )
@@ -151,6 +151,8 @@ def _log_in_to(transport: OpenSshTransport, host: HostSpec, console: Console) ->
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             text = f"{str(error).removeprefix(f'{host.name}: ')}, and there is no terminal to answer at"
             raise AuthError(host.name, text, hint="type `clusterctl trust --login` at a terminal") from error
-        console.narrate(f"{host.name}: `ssh` asks now for what it needs to log in; once, for all commands and runs")
+        console.write_stderr(
+            f"{host.name}: `ssh` asks now for what it needs to log in; once, for all commands and runs"
+        )
         transport.log_in(host)
-    console.narrate(f"{host.name}: logged in")
+    console.write_stderr(f"{host.name}: logged in")

@@ -20,7 +20,7 @@ from clusterctl.formatting import format_size, plural
 from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
 from clusterctl.render.console import safe
-from clusterctl.render.plan import render_plan
+from clusterctl.render.launch_plan import render_plan
 from clusterctl.run.controller import process
 from clusterctl.run.controller.main import start_run
 from clusterctl.run.nodes import code_exclusions, code_manifest
@@ -128,12 +128,14 @@ def command(
     spec = _select_hosts(loaded.spec, nodes, exclude, min_nodes)
     if name is not None and not common.quiet:
         folders = {h.workdir for h in spec.hosts if rename_default_workdir(h.workdir, spec.name, "") != h.workdir}
-        console.narrate(*(f"`--name` gives the run a work folder of its own on nodes: {folder}" for folder in folders))
+        console.write_stderr(
+            *(f"`--name` gives the run a work folder of its own on nodes: {folder}" for folder in folders)
+        )
     if dry_run:
         _print_plan(spec, console, as_json=as_json)
         return 0
     for warning in code_exclusions.find_workdir_conflicts(spec):
-        console.narrate(f"warning: {warning}")
+        console.write_stderr(f"warning: {warning}")
     run = start_controller(spec, health=not no_health, strict=strict)
     # Only now: the controller was forked from this process, and keeps what was imported before for as long as it lives.
     from clusterctl.cli.follow.exit_report import FollowEndReason, print_final_report
@@ -165,9 +167,9 @@ def command(
             quiet=common.quiet,
             visible_output=screen.visible_output,
         )
-    console.data(json.dumps({"run": run.run}) if as_json else run.run)
+    console.write_stdout(json.dumps({"run": run.run}) if as_json else run.run)
     if not common.quiet and console.err.live:
-        console.narrate(f"`clusterctl logs -f {run.run}` follows it, `clusterctl down {run.run}` ends it")
+        console.write_stderr(f"`clusterctl logs -f {run.run}` follows it, `clusterctl down {run.run}` ends it")
     return 0
 
 
@@ -218,9 +220,9 @@ def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:
         plan = planning.plan_launch(spec, identity, entries, {}, None, {})
         shown = planning.plan_to_json(plan, spec.secrets)
     if as_json:
-        console.json(shown)
+        console.write_stdout_json(shown)
     else:
-        console.tell(*render_plan(shown, console.out), *_describe_copied_code(spec))
+        console.write_stdout_wrapped(*render_plan(shown, console.out), *_describe_copied_code(spec))
 
 
 def _describe_copied_code(spec: ClusterSpec) -> list[str]:

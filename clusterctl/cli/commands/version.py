@@ -41,9 +41,11 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, as_json:
                 for node, session in sessions.items()
             ]
     if as_json:
-        console.json(shown)
+        console.write_stdout_json(shown)
     else:
-        console.data(f"clusterctl {__version__}, Python {shown['python']}", *_fold_versions(shown.get("nodes", [])))
+        console.write_stdout(
+            f"clusterctl {__version__}, Python {shown['python']}", *_fold_versions(shown.get("nodes", []))
+        )
     return 0
 
 

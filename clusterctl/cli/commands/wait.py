@@ -16,7 +16,7 @@ from clusterctl.cli.follow.poller import RunAttendance, RunPoller
 from clusterctl.cli.option_values import parse_duration_option
 from clusterctl.cli.run_views import predict_run_without_controller
 from clusterctl.errors import ExitCode
-from clusterctl.render.run_messages import Outlook
+from clusterctl.render.run_messages import UnattendedOutlook
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import find_run
 from clusterctl.run.rules.state import RunState
@@ -39,9 +39,9 @@ def command(common: CommonOptions, reference: str | None, timeout: str | None, a
     if code is None:
         code = get_run_exit_code(state)
     if as_json:
-        console.data(json.dumps({"run": run.run, "state": state.phase.value, "exit_code": state.exit_code}))
+        console.write_stdout(json.dumps({"run": run.run, "state": state.phase.value, "exit_code": state.exit_code}))
     elif not common.quiet:
-        console.narrate(f"{run.run}: {state.phase.value}" + _explain_code(run, state, code))
+        console.write_stderr(f"{run.run}: {state.phase.value}" + _explain_code(run, state, code))
     return code
 
 
@@ -51,7 +51,7 @@ def _explain_code(run: RunDir, state: RunState, code: int) -> str:
     if code != ExitCode.UNATTENDED:
         return ""
     alone = predict_run_without_controller(run, state)
-    message = "" if alone.outlook is Outlook.GOES_ON else f"; {alone.message}"
+    message = "" if alone.outlook is UnattendedOutlook.GOES_ON else f"; {alone.message}"
     return f" without a controller{message}; `clusterctl attach --adopt` takes over"
 
 

@@ -14,8 +14,8 @@ from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.verdicts import load_verdict, load_verdict_with_evidence, open_bundle
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import format_size
-from clusterctl.render.end_report import render_why
-from clusterctl.render.status import describe_slow_start
+from clusterctl.render.end_report import render_verdict
+from clusterctl.render.status_report import describe_slow_start
 from clusterctl.run.record import run_bundle, state_reader
 from clusterctl.run.record.run_facts import read_start_times
 from clusterctl.run.record.rundir import RunDir
@@ -61,21 +61,21 @@ def command(
     of_folder = state_reader.find_run_of_folder(Path()) if reference is None else None
     run = of_folder or state_reader.find_run(reference)
     if of_folder is not None and not as_json:
-        console.narrate(f"{run.run}, the newest run of this folder")
+        console.write_stderr(f"{run.run}, the newest run of this folder")
     verdict, new_evidence = load_verdict_with_evidence(run)
     if save is not None:
         _save_bundle(console, run, save, new_evidence, redact=redact, quiet=common.quiet)
     code = _print_verdict(console, verdict, as_json=as_json)
     if not as_json:
-        console.tell(*describe_slow_start(read_start_times(run)))
+        console.write_stdout_wrapped(*describe_slow_start(read_start_times(run)))
     return code
 
 
 def _print_verdict(console: Console, verdict: Verdict, *, as_json: bool) -> int:
     if as_json:
-        console.json(verdict.as_json())
+        console.write_stdout_json(verdict.as_json())
     else:
-        console.tell(*render_why(verdict, console.out))
+        console.write_stdout_wrapped(*render_verdict(verdict, console.out))
     return get_verdict_exit_code(verdict)
 
 
@@ -92,4 +92,4 @@ def _save_bundle(
     except OSError as error:
         raise RefusedError(f"{target} cannot be written: {error.strerror or error}") from error
     if not quiet:
-        console.narrate(f"{target}: {format_size(written)}; `clusterctl why --bundle {target}` judges it")
+        console.write_stderr(f"{target}: {format_size(written)}; `clusterctl why --bundle {target}` judges it")

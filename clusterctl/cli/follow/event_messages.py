@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.cli.run_views import describe_stalled_ranks, load_blocking_ranks
 from clusterctl.render import run_messages
-from clusterctl.render.attempts import describe_restart
-from clusterctl.render.status import describe_slow_ranks
+from clusterctl.render.attempt_table import describe_restart
+from clusterctl.render.status_report import describe_slow_ranks
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import read_latest_activity
 from clusterctl.run.rules import controller_events, rank_time_shares

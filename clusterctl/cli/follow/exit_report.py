@@ -12,15 +12,15 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ExitCode
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import safe
-from clusterctl.render.end_report import ReportContext, VisibleOutput, render_report
-from clusterctl.render.errors import error_line, hint_lines
-from clusterctl.render.sanitize import json_line
+from clusterctl.render.end_report import ReportContext, VisibleOutput, render_end_report
+from clusterctl.render.error_messages import error_line, hint_lines
+from clusterctl.render.terminal_sanitizer import json_line
 from clusterctl.run.record import saved_verdict
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_memory_before_kill
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.state import RunState
-from clusterctl.why.verdict import Kind, format_brief_lines
+from clusterctl.why.verdict import ProblemKind, format_brief_lines
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console, Terminal
@@ -73,7 +73,7 @@ def print_final_report(
         fields = {"run": run.run, "state": state.phase.value, "exit_code": ended}
         lines = [json_line({**fields, "report": [strip_colours(line) for line in lines]})]
     if lines:
-        console.narrate(*lines)
+        console.write_stderr(*lines)
     return code
 
 
@@ -94,9 +94,9 @@ def _render_final_report(
             memory = find_memory_before_kill(run, state)
             folders = list_workdirs_of_failed_run(run, state)
             context = ReportContext(
-                log_path=str(run.path / "nodes"), folders=folders, shown=visible_output, memory=memory
+                log_path=str(run.path / "nodes"), folders=folders, visible_output=visible_output, node_memory=memory
             )
-            report = render_report(state, terminal, context)
+            report = render_end_report(state, terminal, context)
             return [*report, *_render_brief_verdict(run, state), *_list_job_files(run, state)], get_run_exit_code(state)
         case FollowEndReason.DETACHED:
             return [f"detached: {run.run} goes on", *list_next_commands(run)], int(ExitCode.OK)
@@ -104,7 +104,7 @@ def _render_final_report(
             return [], int(ExitCode.OK)
         case FollowEndReason.UNATTENDED:
             hint = f"`clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it"
-            error = error_line(predict_run_without_controller(run, state).error(run.run), terminal)
+            error = error_line(predict_run_without_controller(run, state).describe_error(run.run), terminal)
             return [error, *hint_lines(hint, terminal)], int(ExitCode.UNATTENDED)
 
 
@@ -117,7 +117,7 @@ def _render_brief_verdict(run: RunDir, state: RunState) -> list[str]:
         verdict = add_file_hints(run, saved_verdict.judge_saved_run(run, state))
     except Exception as error:
         return [f"why: no verdict: {type(error).__name__}: {error}"]
-    if verdict.kind not in (Kind.CRASH, Kind.HANG, Kind.START):
+    if verdict.kind not in (ProblemKind.CRASH, ProblemKind.HANG, ProblemKind.START):
         return []
     return format_brief_lines(verdict, run.run, steps=False, said="" if state.cause is None else state.cause.message)
 

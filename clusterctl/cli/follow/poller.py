@@ -83,7 +83,7 @@ class RunPoller:
             controller_news=controller_news,
             node_news=node_news,
             state=self.state,
-            attendance=self._get_attendance(attended=attended),
+            attendance=self._get_attendance(has_controller=attended),
         )
 
     def watch(self, next_poll_at: Callable[[], float] = lambda: math.inf) -> Iterator[RunSnapshot]:
@@ -111,10 +111,10 @@ class RunPoller:
         """End the subscription to changes."""
         self._subscription.close()
 
-    def _get_attendance(self, *, attended: bool) -> RunAttendance:
+    def _get_attendance(self, *, has_controller: bool) -> RunAttendance:
         if self.state.over:
             return RunAttendance.OVER
-        if attended or self._has_new_controller():
+        if has_controller or self._has_new_controller():
             self._attended_at = time.monotonic()
             return RunAttendance.ATTENDED
         return RunAttendance.ATTENDED if self._may_miss_late_writes() else RunAttendance.UNATTENDED

@@ -23,12 +23,12 @@ from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.line import LogLine, LogQuery
 from clusterctl.render import run_messages
-from clusterctl.render.attempts import render_separator
+from clusterctl.render.attempt_table import render_separator
 from clusterctl.render.end_report import OutputTail, VisibleOutput
-from clusterctl.render.footer import Footer
-from clusterctl.render.live_view import LiveView, ProgressMode, phase_view
+from clusterctl.render.live_footer import Footer
+from clusterctl.render.live_view import LiveView, ProgressMode, make_phase_progress
 from clusterctl.render.log_output import LogWriter, Timestamps
-from clusterctl.render.status import render_timings
+from clusterctl.render.status_report import render_timings
 from clusterctl.run.controller import control_socket
 from clusterctl.run.record.run_facts import read_start_times
 from clusterctl.run.record.rundir import RunDir
@@ -107,12 +107,12 @@ class RunScreen:
     @property
     def visible_output(self) -> VisibleOutput:
         """The output above the final report, if both go to one terminal or one file (`2>&1 | tee`)."""
-        if not self._console.in_one_place or not self._options.shows_output:
+        if not self._console.is_one_stream or not self._options.shows_output:
             return VisibleOutput()
         ranks = self._get_visible_ranks()
         return VisibleOutput(
             ranks=frozenset(self.state.workers) if ranks is None else ranks,
-            lines=self._output_tail.of(self.state.attempt),
+            lines=self._output_tail.lines_of_attempt(self.state.attempt),
         )
 
     @property
@@ -159,7 +159,7 @@ class RunScreen:
         if self._options.shows_output:
             self._show_output()
         for node, stamp, node_event in snapshot.node_news:
-            if self._options.verbose and (step := run_messages.node_step_message(node_event)):
+            if self._options.verbose and (step := run_messages.verbose_node_event_message(node_event)):
                 self._narrate(f"{node}: {step}")
             self._narrate(*self._event_formatter.format_node_event(node, stamp, node_event, self.state))
         if snapshot.attendance is RunAttendance.OVER:
@@ -217,14 +217,14 @@ class RunScreen:
         for piece in self._backlog.merge_with_output(history, self._options.tail or 0):
             if isinstance(piece, str):
                 self._write(self._folder.flush())
-                self._console.narrate(render_separator(piece, self._console.err))
+                self._console.write_stderr(render_separator(piece, self._console.err))
             else:
                 self._write(self._folder.feed(piece, time.monotonic()))
         self._narrate(*list_current_problems(self.state, time.time()))
 
     def _show_event(self, moment: float, event: controller_events.ControllerEvent) -> None:
         if isinstance(event, controller_events.Phase) and self._options.shows_phases:
-            self._live_view.update(phase_view(event), time.monotonic())
+            self._live_view.update(make_phase_progress(event), time.monotonic())
             self._show_timings(event)
         if isinstance(event, controller_events.Restarting):
             self._show_failure_tails()
@@ -268,7 +268,7 @@ class RunScreen:
             follower = Follower(self._run.path, query, skew=skew)
             history = [] if self._options.tail is None else list(follower.history())
             self._follower = follower
-            self._log_writer.expect(list(state.nodes), state.workers.keys() if ranks is None else ranks)
+            self._log_writer.widen_prefix(list(state.nodes), state.workers.keys() if ranks is None else ranks)
             self._folder = LineFolder(frozenset(state.workers) if ranks is None else ranks)
             self._show_history(history)
         return self._follower
@@ -292,14 +292,14 @@ class RunScreen:
             self._live_view.close()
             self._log_writer.write(lines)
             self._output_tail.add(lines)
-            self._footer.wrote(bar=lines[-1].partial)
+            self._footer.note_output(bar=lines[-1].partial)
 
     def _draw_footer(self, *, has_keys: bool) -> None:
         """Draw the footer, unless a step of the start uses the last line."""
         wanted = self._options.shows_output and self._options.progress in (ProgressMode.AUTO, ProgressMode.TTY)
         if wanted and self._end_reason is None and self._is_live_terminal and not self._live_view.has_phase:
             self._footer.draw(
-                self.state, self._get_visible_ranks(), owns=self._options.stops_on_interrupt, keys=has_keys
+                self.state, self._get_visible_ranks(), stops_run=self._options.stops_on_interrupt, accepts_keys=has_keys
             )
 
     # --- waiting

@@ -21,8 +21,8 @@ from clusterctl.run.rules.state import RunPhase, RunState, StallState
 from clusterctl.run.rules.why_input import build_why_evidence
 from clusterctl.validation import messages, samples
 from clusterctl.why import slowness
-from clusterctl.why.judge import judge_run
-from clusterctl.why.verdict import Kind, Verdict, format_verdict_lines
+from clusterctl.why.run_verdict import judge_run
+from clusterctl.why.verdict import ProblemKind, Verdict, format_verdict_lines
 
 LIVE_EVIDENCE_FOLDER = "look"
 """The folder of a bundle with evidence that was collected for it, because the run was not stalled."""
@@ -138,7 +138,7 @@ def measure_start_wait_s(lines: Mapping[str, Sequence[bytes]], state: RunState) 
 
 def should_collect_stacks(run: RunDir, state: RunState, verdict: Verdict) -> bool:
     """Return whether stacks help to judge a run: it is slow, or its first step does not come."""
-    if verdict.kind is Kind.SLOW:
+    if verdict.kind is ProblemKind.SLOW:
         return True
     since = measure_start_wait_s(read_newest_lines(run, state), state) if state.phase is RunPhase.RUNNING else None
     return since is not None and since >= slowness.LONG_START_S

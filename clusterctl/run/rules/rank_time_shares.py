@@ -256,9 +256,9 @@ def _measure_timing(looks: Sequence[tuple[float, RankActivity]], gpu_clock_mhz: 
     return RankTiming(
         seconds=seconds,
         wait_shares=compute_wait_shares(activities),
-        cpu=_increase(first.get("cpu_s"), last.get("cpu_s")) / seconds,
-        starved=min(1.0, _increase(first.get("starved_s"), last.get("starved_s")) / seconds),
-        faults=_increase(first.get("faults"), last.get("faults")) / seconds,
+        cpu_cores=_increase(first.get("cpu_s"), last.get("cpu_s")) / seconds,
+        cpu_starved_share=min(1.0, _increase(first.get("starved_s"), last.get("starved_s")) / seconds),
+        disk_faults_per_s=_increase(first.get("faults"), last.get("faults")) / seconds,
         gpu_clock_mhz=gpu_clock_mhz,
         other_waits={wait: count / len(looks) for wait, count in waits.items()},
     )

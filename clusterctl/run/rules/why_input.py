@@ -49,7 +49,7 @@ def build_why_evidence(
     snapshots = {stack.rank: _rank_snapshot(stack, evidence[str(stack.rank)]) for stack in parse_rank_stacks(evidence)}
     return Evidence(
         run=state.run,
-        over=state.over,
+        has_ended=state.over,
         reason=state.reason,
         ranks=tuple(
             _rank(worker, snapshots.get(rank), outputs.get(rank, ""), collective_counts.get(rank))
@@ -65,11 +65,11 @@ def build_why_evidence(
             for node in state.nodes.values()
         },
         stalled=stalled or (state.stall is not None and state.stall.phase == "confirmed"),
-        limit=None if state.stall is None else state.stall.limit_s,
+        stall_limit_s=None if state.stall is None else state.stall.limit_s,
         run_error=_run_error(state),
-        troubles=_troubles(state),
+        health_problems=_troubles(state),
         evidence_folder=evidence_folder if snapshots else None,
-        folder=folder,
+        run_folder=folder,
         warnings=tuple(list_end_warnings(state)),
     )
 

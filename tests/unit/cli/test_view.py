@@ -27,7 +27,7 @@ from pathlib import Path
 from clusterctl.cli.follow.run_screen import RunScreen, ScreenOptions
 from clusterctl.render.console import Console
 from clusterctl.run.record.rundir import RunDir
-screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ScreenOptions(stops_on_interrupt=True))
+screen = RunScreen(RunDir(Path(sys.argv[1])), Console.for_standard_streams(), ScreenOptions(stops_on_interrupt=True))
 print("left:", screen.follow().value, file=sys.stderr)
 """
 LINES = 200_000
@@ -116,7 +116,7 @@ from clusterctl.cli.follow.run_screen import RunScreen, ScreenOptions
 from clusterctl.render.console import Console
 from clusterctl.run.record.rundir import RunDir
 old = JournalPosition(controller_event_count=2, last_seq_by_node={"gpu01": 1})
-screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ScreenOptions(verbose=True, skip_events_until=old))
+screen = RunScreen(RunDir(Path(sys.argv[1])), Console.for_standard_streams(), ScreenOptions(verbose=True, skip_events_until=old))
 screen.follow()
 """
 

@@ -15,7 +15,7 @@ from clusterctl.cli.main import run
 from clusterctl.cli.templates import Template
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import Console, Terminal
-from clusterctl.render.exec_output import CommandResult, diff_lines, fold_output
+from clusterctl.render.exec_output import CommandResult, diff_stdout, fold_stdout
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunPhase, RunState
 
@@ -81,11 +81,11 @@ def answers(**outputs: str) -> dict[str, CommandResult]:
     ],
 )
 def test_equal_output_is_shown_once(outputs: dict[str, str], lines: list[str]) -> None:
-    assert fold_output(answers(**outputs), PLAIN) == lines
+    assert fold_stdout(answers(**outputs), PLAIN) == lines
 
 
 def test_a_difference_is_shown_against_what_most_nodes_say() -> None:
-    lines = diff_lines(answers(n1="a\nx\n", n2="a\ny\n", n3="a\nx\n"), PLAIN)
+    lines = diff_stdout(answers(n1="a\nx\n", n2="a\ny\n", n3="a\nx\n"), PLAIN)
     assert lines[3:] == ["a", "x", "--- n[1,3]", "+++ n2", "@@ -1,2 +1,2 @@", " a", "-x", "+y"]
 
 

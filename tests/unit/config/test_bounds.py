@@ -17,7 +17,7 @@ from tests.unit.config.hostile import LAUGHS, PIECES
 SERVER = """\
 import os, resource, signal, sys
 from clusterctl.cli.main import run
-import clusterctl.config.loader, clusterctl.cli.commands.config, clusterctl.render.errors, clusterctl.render.errors
+import clusterctl.config.loader, clusterctl.cli.commands.config, clusterctl.render.error_messages, clusterctl.render.error_messages
 LIMIT = 200 * 1000 * 1000
 for line in sys.stdin:
     pid = os.fork()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clusterctl.errors import ConfigError
 from clusterctl.render.console import Terminal
-from clusterctl.render.errors import render_config_error
+from clusterctl.render.error_messages import render_config_error
 from tests.unit.config.hostile import LAUGHS, PIECES
 
 if TYPE_CHECKING:

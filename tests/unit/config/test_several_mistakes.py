@@ -9,8 +9,8 @@ import pytest
 
 from clusterctl.errors import ConfigError
 from clusterctl.render.console import Terminal
-from clusterctl.render.errors import render_config_error
-from clusterctl.render.sanitize import sanitize_line
+from clusterctl.render.error_messages import render_config_error
+from clusterctl.render.terminal_sanitizer import sanitize_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

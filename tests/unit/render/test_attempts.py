@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.render.attempts import describe_restart, render_attempts
+from clusterctl.render.attempt_table import describe_restart, render_attempts
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.controller_events import Restarting
 from clusterctl.run.rules.state import PastAttempt, RunPhase, RunState

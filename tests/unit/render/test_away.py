@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.render import run_messages
 from clusterctl.render.run_list import render_ps
-from clusterctl.render.status import RunView, render_summary
+from clusterctl.render.status_report import RunSnapshot, render_run_summary
 from clusterctl.run.rules.controller_events import Link
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState
 
@@ -53,7 +53,7 @@ def test_ps_names_the_nodes_that_cannot_be_reached(narrow: Terminal) -> None:
     }
     state = RunState(run="r-1", phase=RunPhase.RUNNING, attempt=0, nodes=nodes, created=1.0)
 
-    (row,) = render_ps([RunView(state=state, attended=True)], 2.0, narrow, header=False)
+    (row,) = render_ps([RunSnapshot(state=state, has_controller=True)], 2.0, narrow, header=False)
 
     assert row.endswith("unreachable: gpu[02-03]")
 
@@ -70,4 +70,4 @@ def test_a_run_between_two_attempts_says_when_the_next_begins(narrow: Terminal, 
         run="r-1", phase=RunPhase.RESTARTING, attempt=0, restart_at=100.0, next_nodes=("gpu01", "gpu02"), created=1.0
     )
 
-    assert render_summary(RunView(state=state, attended=True), now, narrow)[1:] == [expected]
+    assert render_run_summary(RunSnapshot(state=state, has_controller=True), now, narrow)[1:] == [expected]

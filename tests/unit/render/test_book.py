@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.render.status import describe_commit, render_origin
+from clusterctl.render.status_report import describe_commit, render_origin
 from clusterctl.run.record.run_facts import Commit, Origin
 from clusterctl.run.rules.state import RunState
 

@@ -13,10 +13,10 @@ from clusterctl.render.console import (
     Console,
     Terminal,
     fit,
-    is_colour_wanted,
     safe,
+    wants_colour,
 )
-from clusterctl.render.wrapping import count_columns
+from clusterctl.render.line_wrapping import count_columns
 
 if TYPE_CHECKING:
     from conftest import Screen
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 def test_colours_follow_flag_then_environment_then_stream(
     choice: str, env: dict[str, str], isatty: bool, expected: bool
 ) -> None:
-    assert is_colour_wanted(ColorChoice(choice), env, isatty=isatty) is expected
+    assert wants_colour(ColorChoice(choice), env, isatty=isatty) is expected
 
 
 def test_a_pipe_has_no_width() -> None:
-    assert Terminal.of(io.StringIO(), env={"TERM": "xterm"}).width is None
+    assert Terminal.for_stream(io.StringIO(), env={"TERM": "xterm"}).width is None
 
 
 def test_an_encoding_that_lacks_signs_gets_words() -> None:
     raw = io.BytesIO()
-    terminal = Terminal.of(io.TextIOWrapper(raw, encoding="ascii"), env={})
+    terminal = Terminal.for_stream(io.TextIOWrapper(raw, encoding="ascii"), env={})
     assert terminal.glyphs is ASCII
-    terminal.line("größe \udcff")
+    terminal.write_line("größe \udcff")
     assert raw.getvalue() == b"gr\\xf6\\xdfe \\udcff\n"
 
 
@@ -70,8 +70,8 @@ def test_the_locale_c_has_plain_signs_and_leaves_the_words_of_others_as_they_are
     env: dict[str, str], shown: str
 ) -> None:
     raw = io.BytesIO()
-    terminal = Terminal.of(io.TextIOWrapper(raw, encoding="utf-8"), env=env)
-    terminal.line(f"größe · 3 {terminal.glyphs.ok}")
+    terminal = Terminal.for_stream(io.TextIOWrapper(raw, encoding="utf-8"), env=env)
+    terminal.write_line(f"größe · 3 {terminal.glyphs.ok}")
     assert raw.getvalue().decode() == shown
 
 
@@ -79,8 +79,8 @@ def test_output_takes_the_transient_line_of_either_stream_away(new_screen: type[
     out, err = new_screen(live=True), new_screen(live=True)
     console = Console(out.terminal, err.terminal)
     out.terminal.draw(["50%"])
-    console.narrate("note")
-    console.data("line")
+    console.write_stderr("note")
+    console.write_stdout("line")
     assert out.text == "\r\x1b[K50%\r\x1b[Kline\n"
     assert err.text == "note\n"
 
@@ -105,6 +105,6 @@ def test_our_signs_are_plain_where_the_stream_has_no_others() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
 
-    Terminal.of(stream, env={}).line("master 10.0.0.1 · attempt 0 → é, 83 °C")
+    Terminal.for_stream(stream, env={}).write_line("master 10.0.0.1 · attempt 0 → é, 83 °C")
 
     assert raw.getvalue() == b"master 10.0.0.1 - attempt 0 -> \\xe9, 83 C\n"

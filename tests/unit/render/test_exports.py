@@ -23,7 +23,7 @@ def spec_of(*hosts: HostSpec, **job: object) -> ClusterSpec:
 
 
 def exported(spec: ClusterSpec, *sets: str) -> str:
-    return export_slurm.render_script(
+    return export_slurm.render_batch_script(
         spec, program=("/my venv/bin/clusterctl",), folder="/p/my jobs", files=["/p/my jobs/cluster.yaml"], sets=sets
     )  # fmt: skip
 
@@ -158,7 +158,7 @@ def rich(tmp_path: Path) -> LoadedClusterFile:
 
 
 def test_keys_that_do_not_hold_in_pods_are_named(rich: LoadedClusterFile) -> None:
-    lost = export_kubernetes.list_losses(rich.spec, rich.written_keys)
+    lost = export_kubernetes.list_unsupported_settings(rich.spec, rich.written_keys)
 
     dropped, variables, *others = lost
     assert dropped == "not carried over: " + ", ".join(
@@ -186,19 +186,23 @@ def test_variables_that_all_hosts_have_alike_hold_in_pods(rich: LoadedClusterFil
 
 
 def test_keys_of_hosts_that_do_not_hold_in_an_allocation_are_named(rich: LoadedClusterFile) -> None:
-    lost = export_slurm.list_losses(rich.spec, rich.written_keys)
+    lost = export_slurm.list_unsupported_settings(rich.spec, rich.written_keys)
 
     assert lost == [
         "not carried over: `hosts[].env`, `hosts[].user`, `hosts[].role`: the nodes are those of the allocation",
         "`secrets`: `HF_TOKEN` must be found where the script runs, as here",
     ]
-    text = export_slurm.render_script(rich.spec, program=("x",), folder="/p", files=[], sets=[], losses=lost)
+    text = export_slurm.render_batch_script(rich.spec, program=("x",), folder="/p", files=[], sets=[], losses=lost)
     assert {f"# {line}" for line in lost} <= {*text.splitlines()}
 
 
 def test_a_file_that_holds_in_whole_has_nothing_to_name() -> None:
     keys = ("version", "hosts[].host", "hosts[].gpus", "defaults.env", "env", "job.script", "job.args", "job.grace")
-    assert export_kubernetes.list_losses(spec_of(), keys) == export_slurm.list_losses(spec_of(), keys) == []
+    assert (
+        export_kubernetes.list_unsupported_settings(spec_of(), keys)
+        == export_slurm.list_unsupported_settings(spec_of(), keys)
+        == []
+    )
 
 
 def test_unlike_hosts_are_refused_with_the_key_and_how_to_export_the_others() -> None:

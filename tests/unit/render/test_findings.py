@@ -8,12 +8,12 @@ from typing import Any
 
 from clusterctl.health.model import Finding, Status
 from clusterctl.render.console import Terminal
-from clusterctl.render.health import (
-    HealthView,
+from clusterctl.render.health_report import (
+    HealthReport,
     NodeHealth,
     format_health_ndjson,
-    health_prometheus,
-    problems_by_check,
+    format_health_prometheus,
+    render_findings_by_check,
     render_health,
 )
 
@@ -30,20 +30,20 @@ def test_a_gpu_is_named_once_and_like_gpus_are_folded() -> None:
         for i in (0, 1, 5)
     ]
 
-    assert problems_by_check(found, PLAIN)[1:] == ["    n1 GPU 0-1,5: worn out", "    hint: replace it"]
+    assert render_findings_by_check(found, PLAIN)[1:] == ["    n1 GPU 0-1,5: worn out", "    hint: replace it"]
 
 
 def test_nodes_that_say_the_same_are_one_line_and_the_remedy_stands_once() -> None:
     found = [finding("host.disk", message="/: 99 % full", node=f"n{i}", hint="free space") for i in (1, 2, 4)]
 
-    assert problems_by_check(found, PLAIN)[1:] == ["    n[1-2,4]: /: 99 % full", "    hint: free space"]
+    assert render_findings_by_check(found, PLAIN)[1:] == ["    n[1-2,4]: /: 99 % full", "    hint: free space"]
 
 
 def test_what_one_lost_gpu_hides_is_said_once() -> None:
     hidden = [finding(f"gpu.c{i}", Status.UNKNOWN, "GPU 3: not read", node="n1", gpu=3) for i in range(20)]
     other = finding("gpu.xid", Status.UNKNOWN, "may not look", node="n1")
 
-    lines = problems_by_check([*hidden, other], PLAIN, statuses=(Status.UNKNOWN,))
+    lines = render_findings_by_check([*hidden, other], PLAIN, statuses=(Status.UNKNOWN,))
 
     assert [line.split("UNKNOWN ")[-1] for line in lines] == [
         "gpu.c0, gpu.c1, gpu.c2 and 17 more checks",
@@ -58,7 +58,7 @@ def test_the_line_of_a_node_keeps_its_numbers_where_names_have_no_room() -> None
         *(finding(f"host.something_or_other_{i}", Status.WARN, node="n1") for i in range(5)),
         *(finding(f"host.fine_{i}", Status.PASS, node="n1") for i in range(30)),
     )
-    view = HealthView(verdict=Status.WARN, nodes=(NodeHealth(node="n1", verdict=Status.WARN, findings=own),))
+    view = HealthReport(verdict=Status.WARN, nodes=(NodeHealth(node="n1", verdict=Status.WARN, findings=own),))
 
     line = render_health(view, PLAIN)[0]
 
@@ -87,17 +87,19 @@ def alike(*nodes: str, status: Status = Status.WARN) -> tuple[NodeHealth, ...]:
 
 def test_nodes_of_which_the_same_is_told_share_a_line() -> None:
     nodes = (*alike("gpu01", "gpu02"), *alike("gpu03", status=Status.FAIL), *alike("gpu04"))
-    lines = render_health(HealthView(verdict=Status.FAIL, nodes=nodes), PLAIN)
+    lines = render_health(HealthReport(verdict=Status.FAIL, nodes=nodes), PLAIN)
     assert [line.split()[1] for line in lines[:2]] == ["gpu[01-02,04]", "gpu03"]
     assert "1 warn" in lines[0]
     assert lines[-1].startswith("FAIL: 4 nodes")
 
 
 def test_in_full_each_check_that_passed_is_a_line_and_all_that_were_skipped_a_sentence() -> None:
-    lines = render_health(HealthView(verdict=Status.WARN, nodes=alike("n1", "n2")), PLAIN, verbose=True)
+    lines = render_health(HealthReport(verdict=Status.WARN, nodes=alike("n1", "n2")), PLAIN, verbose=True)
     assert any(line.endswith("host.load  n[1-2]: idle") for line in lines)
     assert any(line.endswith("3 checks skipped: no GPUs declared (2), no RDMA (1)") for line in lines)
-    assert not any("idle" in line for line in render_health(HealthView(verdict=Status.WARN, nodes=alike("n1")), PLAIN))
+    assert not any(
+        "idle" in line for line in render_health(HealthReport(verdict=Status.WARN, nodes=alike("n1")), PLAIN)
+    )
 
 
 def test_what_only_root_may_see_is_told_once_for_all_nodes_that_are_alike() -> None:
@@ -111,7 +113,7 @@ def test_what_only_root_may_see_is_told_once_for_all_nodes_that_are_alike() -> N
         for node in ("n1", "n2")
     )
 
-    lines = render_health(HealthView(verdict=Status.PASS, nodes=nodes), PLAIN)
+    lines = render_health(HealthReport(verdict=Status.PASS, nodes=nodes), PLAIN)
 
     told = [line for line in lines if "root" in line or "usermod" in line]
     assert [line.strip(" -·.") for line in told] == [
@@ -121,14 +123,17 @@ def test_what_only_root_may_see_is_told_once_for_all_nodes_that_are_alike() -> N
 
 
 def test_control_sequences_of_a_node_reach_no_terminal() -> None:
-    assert "\x1b" not in "".join(problems_by_check([finding("x", message="\x1b[2Jgone", hint="\x1b]0;t\x07")], PLAIN))
+    assert "\x1b" not in "".join(
+        render_findings_by_check([finding("x", message="\x1b[2Jgone", hint="\x1b]0;t\x07")], PLAIN)
+    )
 
 
 def test_machines_get_every_finding_and_labels_are_escaped() -> None:
     own = (finding("gpu.lost", node='a"b\\c', gpu=3), finding("host.disk", Status.PASS, node='a"b\\c'))
-    view = HealthView(verdict=Status.FAIL, nodes=(NodeHealth(node='a"b\\c', verdict=Status.FAIL, findings=own),))
+    view = HealthReport(verdict=Status.FAIL, nodes=(NodeHealth(node='a"b\\c', verdict=Status.FAIL, findings=own),))
 
     assert [json.loads(line)["check"] for line in format_health_ndjson(view)] == ["gpu.lost", "host.disk"]
-    assert 'clusterctl_health_finding{node="a\\"b\\\\c",check="gpu.lost",status="FAIL",gpu="3"} 1' in health_prometheus(
-        view
+    assert (
+        'clusterctl_health_finding{node="a\\"b\\\\c",check="gpu.lost",status="FAIL",gpu="3"} 1'
+        in format_health_prometheus(view)
     )

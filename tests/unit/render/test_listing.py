@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.render.console import Terminal
 from clusterctl.render.run_list import ps_hints, render_ps, sort_runs
-from clusterctl.render.status import RunView, WorkerActivity
+from clusterctl.render.status_report import RunSnapshot, WorkerActivity
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState
@@ -40,9 +40,9 @@ def terminal(width: int = 0) -> Terminal:
     return Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=width)
 
 
-def view(state: RunState, **changes: object) -> RunView:
+def view(state: RunState, **changes: object) -> RunSnapshot:
     activity = {0: WorkerActivity(step=10, last_progress_s=2.0)}
-    return RunView(state=replace(state, **changes), attended=not state.over, activity=activity)  # type: ignore[arg-type]
+    return RunSnapshot(state=replace(state, **changes), has_controller=not state.over, activity=activity)  # type: ignore[arg-type]
 
 
 def last_column(state: RunState, **changes: object) -> str:
@@ -147,7 +147,7 @@ def test_columns_make_room_for_ids_and_reasons_only_where_there_is_none(width: i
 
 def test_columns_with_nothing_in_them_make_room_first() -> None:
     error = Cause(kind="exit", node="gpu02", rank=1, exit_code=1, message="FileNotFoundError: no such file")
-    without = RunView(state=replace(ENDED, external_cause=error), attended=False)
+    without = RunSnapshot(state=replace(ENDED, external_cause=error), has_controller=False)
 
     header, _ = render_ps([without], NOW, terminal(72))
 

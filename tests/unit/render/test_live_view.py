@@ -6,57 +6,61 @@ from typing import TYPE_CHECKING
 from clusterctl.render.console import ASCII, UNICODE
 from clusterctl.render.live_view import (
     LiveView,
-    PhaseEnd,
-    PhaseView,
+    PhaseProgress,
+    PhaseStatus,
     ProgressMode,
-    phase_line,
-    waiting_lines,
-    waiting_text,
+    describe_awaited_nodes,
+    format_phase,
+    list_awaited_nodes,
 )
 
 if TYPE_CHECKING:
     from conftest import Screen
 
-CONNECTED = PhaseView(name="connect", done=4, total=4, detail="gpu[01-04]", seconds=0.62, end=PhaseEnd.OK)
-WAITING = PhaseView(
+CONNECTED = PhaseProgress(name="connect", done=4, total=4, detail="gpu[01-04]", seconds=0.62, status=PhaseStatus.OK)
+WAITING = PhaseProgress(
     name="connect", done=2, total=4, seconds=4.0,
     waiting=(("gpu03", "connected, looking for Python for 4 s"), ("gpu10", "no answer to TCP for 2 s")),
 )  # fmt: skip
 
 
 def test_a_phase_is_one_line_of_eighty_columns_with_its_time_at_the_end() -> None:
-    line = phase_line(CONNECTED, UNICODE)
+    line = format_phase(CONNECTED, UNICODE)
     assert line.split() == ["✓", "connect", "4/4", "gpu[01-04]", "0.6s"]
     assert len(line) == 80
 
 
 def test_phases_stand_below_each_other() -> None:
-    started = PhaseView(name="start", done=16, total=16, detail="master gpu01:29500", seconds=12.3, end=PhaseEnd.FAIL)
-    lines = [phase_line(CONNECTED, ASCII), phase_line(started, ASCII)]
+    started = PhaseProgress(
+        name="start", done=16, total=16, detail="master gpu01:29500", seconds=12.3, status=PhaseStatus.FAIL
+    )
+    lines = [format_phase(CONNECTED, ASCII), format_phase(started, ASCII)]
     assert [line.index("4/4") + 3 for line in lines[:1]] == [lines[1].index("16/16") + 5]
     assert lines[1].startswith("x  start")
 
 
 def test_a_pipe_gets_the_whole_detail() -> None:
-    long = PhaseView(name="health", detail="x" * 200, end=PhaseEnd.OK)
-    assert "x" * 200 in phase_line(long, UNICODE)
-    assert len(phase_line(long, UNICODE, width=60)) == 60
+    long = PhaseProgress(name="health", detail="x" * 200, status=PhaseStatus.OK)
+    assert "x" * 200 in format_phase(long, UNICODE)
+    assert len(format_phase(long, UNICODE, width=60)) == 60
 
 
 def test_says_what_it_waits_for() -> None:
-    assert waiting_text(WAITING) == (
+    assert describe_awaited_nodes(WAITING) == (
         "2 of 4 nodes, waiting for gpu03: connected, looking for Python for 4 s; gpu10: no answer to TCP for 2 s"
     )
 
 
 def test_names_the_slowest_five() -> None:
-    many = PhaseView(name="connect", total=99, waiting=tuple((f"gpu{n:02}", "no answer") for n in range(9)))
-    assert waiting_text(many).endswith("gpu04: no answer; and 4 more")
-    assert waiting_lines(many, UNICODE, 80)[-2:] == ["    gpu04  no answer", "    and 4 more"]
+    many = PhaseProgress(name="connect", total=99, waiting=tuple((f"gpu{n:02}", "no answer") for n in range(9)))
+    assert describe_awaited_nodes(many).endswith("gpu04: no answer; and 4 more")
+    assert list_awaited_nodes(many, UNICODE, 80)[-2:] == ["    gpu04  no answer", "    and 4 more"]
 
 
 def test_who_wants_to_see_every_node_is_told_of_each(new_screen: type[Screen]) -> None:
-    many = PhaseView(name="connect", total=99, seconds=4.0, waiting=tuple((f"gpu{n:02}", "none") for n in range(40)))
+    many = PhaseProgress(
+        name="connect", total=99, seconds=4.0, waiting=tuple((f"gpu{n:02}", "none") for n in range(40))
+    )
     pipe, live = new_screen(), new_screen(live=True, width=80)
     told = LiveView(pipe.console, every=True)
     told.update(many, 100.0)
@@ -74,7 +78,7 @@ def test_a_pipe_gets_a_line_when_a_phase_ends_and_a_reminder_now_and_then(new_sc
         writer.update(WAITING, now)
     writer.update(CONNECTED, 112.0)
     writer.update(CONNECTED, 113.0)
-    assert screen.text.splitlines() == [f"connect: {waiting_text(WAITING)}", phase_line(CONNECTED, UNICODE)]
+    assert screen.text.splitlines() == [f"connect: {describe_awaited_nodes(WAITING)}", format_phase(CONNECTED, UNICODE)]
 
 
 def test_a_terminal_is_redrawn_in_place(new_screen: type[Screen]) -> None:
@@ -84,7 +88,7 @@ def test_a_terminal_is_redrawn_in_place(new_screen: type[Screen]) -> None:
     writer.update(CONNECTED, 101.0)
     drawn, _, rest = screen.text.partition("\r\x1b[2A\x1b[3M")
     assert drawn.count("\n") == 2
-    assert rest == phase_line(CONNECTED, UNICODE, width=80) + "\n"
+    assert rest == format_phase(CONNECTED, UNICODE, width=80) + "\n"
 
 
 def test_time_goes_on_between_updates(new_screen: type[Screen]) -> None:
@@ -111,14 +115,14 @@ def test_quiet_shows_failures_only(new_screen: type[Screen]) -> None:
     screen = new_screen()
     writer = LiveView(screen.console, mode=ProgressMode.QUIET)
     writer.update(CONNECTED, 1.0)
-    writer.update(PhaseView(name="sync", end=PhaseEnd.FAIL), 2.0)
+    writer.update(PhaseProgress(name="sync", status=PhaseStatus.FAIL), 2.0)
     assert screen.text.split()[:2] == ["✗", "sync"]
 
 
 def test_what_nodes_say_steers_nothing_in_json_and_stays_what_it_is(new_screen: type[Screen]) -> None:
     hostile = "\x1b]52;c;x\x07\x9b2J\u202e größe"
     screen = new_screen()
-    view = PhaseView(name="connect", total=2, detail=hostile, waiting=(("gpu03", hostile),))
+    view = PhaseProgress(name="connect", total=2, detail=hostile, waiting=(("gpu03", hostile),))
     LiveView(screen.console, mode=ProgressMode.JSON).update(view, 1.0)
 
     assert json.loads(screen.text)["waiting"] == [["gpu03", hostile]]

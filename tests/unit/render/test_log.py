@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.line import LogLine
-from clusterctl.render.log_output import LogWriter, Timestamps, json_line, raw_bytes
+from clusterctl.render.log_output import LogWriter, Timestamps, encode_raw_line, format_json_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,11 +106,11 @@ def test_a_screen_gets_the_beginning_of_a_long_line(new_screen: type[Screen]) ->
 
 def test_json_has_the_agreed_keys() -> None:
     line = LogLine(2_000_038_400.125, "gpu01", 0, 2, "\x1b[1mä\x1b[0m")
-    assert json.loads(json_line(line)) == {
+    assert json.loads(format_json_line(line)) == {
         "time": "2033-05-18T14:13:20.125Z", "node": "gpu01", "rank": 0, "attempt": 2, "text": "ä",
     }  # fmt: skip
 
 
 def test_raw_is_byte_exact() -> None:
-    assert raw_bytes(LogLine(0.0, "n", 0, 0, b"\xff\x00".decode("utf-8", "surrogateescape"))) == b"\xff\x00\n"
-    assert raw_bytes(LogLine(0.0, "n", 0, 0, "end", partial=True)) == b"end"
+    assert encode_raw_line(LogLine(0.0, "n", 0, 0, b"\xff\x00".decode("utf-8", "surrogateescape"))) == b"\xff\x00\n"
+    assert encode_raw_line(LogLine(0.0, "n", 0, 0, "end", partial=True)) == b"end"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.logs.line import LogLine
-from clusterctl.render.attempts import AttemptSeparators
+from clusterctl.render.attempt_table import AttemptSeparators
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import PastAttempt, RunState
 
@@ -25,9 +25,9 @@ BEGUN = ["── attempt 0 ──", "── attempt 1 ──", "── attempt 2
 def shown(terminal: Terminal, attempts: list[int], state: RunState = STATE, **how: Any) -> list[str]:
     """The marks as they are, of lines the number of their attempt."""
     marks, out = AttemptSeparators(terminal, **how), list[str]()
-    for piece in marks.before([LogLine(1.0, "n", 0, attempt, "x") for attempt in attempts], state):
+    for piece in marks.insert_separators([LogLine(1.0, "n", 0, attempt, "x") for attempt in attempts], state):
         out += [piece] if isinstance(piece, str) else [str(line.attempt) for line in piece]
-    return [*out, *marks.rest(state)]
+    return [*out, *marks.list_remaining_separators(state)]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
 
-from clusterctl.render.charts import MAX_CURVES, Span, TimelineEvent, drawable_points, make_chart, select_curves
+from clusterctl.render.charts import (
+    MAX_CURVES,
+    TimeAxis,
+    TimelineEvent,
+    filter_drawable_points,
+    make_chart,
+    select_curves,
+)
 from clusterctl.render.report_page import FindingRow, ReportData, compute_speed, render_report_page, sanitize_page_text
-from clusterctl.render.status import RunView
+from clusterctl.render.status_report import RunSnapshot
 from clusterctl.run.record.run_facts import Commit, Origin
 from clusterctl.run.record.sample_files import Curves
 from clusterctl.run.rules.blame import Cause
@@ -24,7 +31,7 @@ OURS = {
     *("html", "head", "meta", "title", "style", "body", "h1", "h2", "span", "b", "p", "pre", "section", "table", "tr"),
     *("th", "td", "div", "figure", "figcaption", "svg", "rect", "line", "polyline", "text"),
 }
-SPAN = Span(0.0, 100.0)
+SPAN = TimeAxis(0.0, 100.0)
 
 
 class Tags(HTMLParser):
@@ -59,13 +66,13 @@ def run_where_all_say(
     line = [(2.0 * n, float(n)) for n in range(points)]
     machines = dict.fromkeys(("gpu", "gpu memory", "temperature", "power", "cpu", "memory"), dict.fromkeys(names, line))
     return ReportData(
-        view=RunView(state=state, attended=False, origin=origin),
+        run=RunSnapshot(state=state, has_controller=False, origin=origin),
         now=200.0,
         events=[TimelineEvent(time=10.0, label=said, tone="bad")] * events,
         curves=Curves(steps=dict.fromkeys(ranks, line), machines=machines),
         findings=[FindingRow(status=said, check=said, message=said, nodes=[said])],
-        failure=[said, said],
-        ends=[(said, [said, said])],
+        failure_report=[said, said],
+        last_lines=[(said, [said, said])],
     )
 
 
@@ -142,7 +149,7 @@ def test_of_curves_that_lie_on_each_other_the_middle_is_shown(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0], ids=str)
 def test_a_number_that_cannot_be_drawn_is_left_out(value: float) -> None:
-    assert drawable_points([(1.0, 2.0), (2.0, value), (float("nan"), 1.0)]) == [(1.0, 2.0)]
+    assert filter_drawable_points([(1.0, 2.0), (2.0, value), (float("nan"), 1.0)]) == [(1.0, 2.0)]
 
 
 def test_without_numbers_there_is_no_picture() -> None:

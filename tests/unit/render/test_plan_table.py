@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from clusterctl.render.console import Terminal
-from clusterctl.render.plan import render_plan
+from clusterctl.render.launch_plan import render_plan
 
 PIPE = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=0)
 

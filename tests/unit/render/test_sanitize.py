@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clusterctl.logs.sanitize import clean_text
 from clusterctl.render.console import GREEN, RED, Console
-from clusterctl.render.sanitize import ansi_style, json_line, sanitize_line
+from clusterctl.render.terminal_sanitizer import ansi_style, json_line, sanitize_line
 from tests.work import work
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_of_the_text_of_others_nothing_acts_on_a_terminal(said: str, shown: str)
 def test_our_own_styles_pass_also_around_and_beside_the_text_of_others(new_screen: type[Screen]) -> None:
     screen = new_screen(colour=True)
     theirs = "\x1b[32mn1\x1b]0;"
-    screen.terminal.line(f"{screen.terminal.style('error', RED)}: {screen.terminal.style(theirs, GREEN)}\x1b[")
+    screen.terminal.write_line(f"{screen.terminal.style('error', RED)}: {screen.terminal.style(theirs, GREEN)}\x1b[")
 
     assert screen.text == "\x1b[31merror\x1b[0m: \x1b[32mn1^[]0;\x1b[0m^[[\n"
 
@@ -61,18 +61,20 @@ def test_colours_of_programs_pass_where_they_are_asked_for_and_the_stream_takes_
     line = clean_text("\x1b[31mred\x1b[2J\x1b[m")
     painted, plain = new_screen(colour=True), new_screen()
     for screen in (painted, plain):
-        screen.terminal.line(screen.terminal.coloured(line))
+        screen.terminal.write_line(screen.terminal.filter_colours(line))
 
     assert (painted.text, plain.text) == ("\x1b[31mred\x1b[m\n", "red\n")
 
 
-@pytest.mark.parametrize("how", ["line", "lines", "draw", "data", "narrate", "document"])
+@pytest.mark.parametrize(
+    "how", ["write_line", "write_lines", "draw", "write_stdout", "write_stderr", "write_stdout_text"]
+)
 def test_there_is_no_way_past_the_door(how: str, new_screen: type[Screen]) -> None:
     screen = new_screen(live=True)
     console = Console(screen.terminal, screen.terminal)
     hostile = "\x1b]52;c;x\x07\x9b2J\u202e"
     write = getattr(console if hasattr(console, how) else screen.terminal, how)
-    write([hostile] if how in ("lines", "draw") else hostile)
+    write([hostile] if how in ("write_lines", "draw") else hostile)
 
     assert STEERING.findall(screen.text.removeprefix("\r\x1b[K").removesuffix("\n")) == []
     assert "]52;c;x" in screen.text
@@ -82,7 +84,7 @@ def test_what_is_drawn_again_takes_the_place_of_what_stood_there(new_screen: typ
     screen = new_screen(live=True)
     screen.terminal.draw(["50%"])
     screen.terminal.draw(["a", "b"])
-    screen.terminal.lines(["c"])
+    screen.terminal.write_lines(["c"])
     screen.terminal.clear()
 
     assert screen.text == "\r\x1b[K50%\r\x1b[Ka\nb\r\x1b[1A\x1b[2Mc\n"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.render.stacks import render_remarks, render_stacks
+from clusterctl.render.stack_report import render_stack_notes, render_stacks
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Terminal
@@ -32,7 +32,7 @@ def test_remarks_say_why_there_is_no_stack_and_which_children_do_not_run(narrow:
         "1": {"source": "proc", "why": ["signal: not armed"], "children": []},
         "2": {"source": "proc", "why": ["signal: not armed"], "children": []},
     }
-    assert render_remarks(ranks, narrow) == [
+    assert render_stack_notes(ranks, narrow) == [
         "note: rank 0: its child 9 (`pt_data_worker`) is stopped",
         "note: ranks 1-2: no Python stack (signal: not armed)",
     ]

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.render.run_list import ps_json, render_ps
-from clusterctl.render.stats import GpuStats, NodeStats, render_stats, stats_json
-from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample, render_status, status_json
+from clusterctl.render.stats_table import GpuStats, NodeStats, render_stats, stats_json
+from clusterctl.render.status_report import (
+    RunSnapshot,
+    WorkerActivity,
+    activity_from_sample,
+    render_status,
+    status_json,
+)
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallState, WorkerPhase, WorkerState
 
@@ -16,7 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Terminal
 
 
-def running(ranks: int = 4) -> RunView:
+def running(ranks: int = 4) -> RunSnapshot:
     half = ranks // 2
     nodes = {
         name: NodeState(node=name, node_rank=i, address=f"10.0.0.{i + 1}", ranks=tuple(range(half * i, half * (i + 1))))
@@ -33,7 +39,7 @@ def running(ranks: int = 4) -> RunView:
         workers=workers, created=1000.0,
     )  # fmt: skip
     activity = {r: WorkerActivity(step=10 + r, last_output_s=0.5, last_progress_s=2.0 + r) for r in range(ranks)}
-    return RunView(state=state, attended=True, activity=activity)
+    return RunSnapshot(state=state, has_controller=True, activity=activity)
 
 
 def test_status_has_the_agreed_keys() -> None:
@@ -60,7 +66,7 @@ def test_cause_and_stall_have_the_agreed_keys() -> None:
     assert value["stall"] == {"since_s": 500.0, "limit_s": 480.0, "phase": "confirmed", "verdict": None}
 
 
-def stalled(phase: str, since_s: float, limit_s: float) -> RunView:
+def stalled(phase: str, since_s: float, limit_s: float) -> RunSnapshot:
     view = running()
     stall = StallState(phase=phase, since_s=since_s, limit_s=limit_s, reason="no progress", at=1.0)
     return replace(view, state=replace(view.state, stall=stall))
@@ -156,7 +162,7 @@ def test_many_workers_have_a_row_each_for_who_wants_that(narrow: Terminal) -> No
 
 
 def test_a_run_without_controller_names_the_way_to_adopt_it(narrow: Terminal) -> None:
-    lines = render_status(replace(running(), attended=False), 1192.0, narrow)
+    lines = render_status(replace(running(), has_controller=False), 1192.0, narrow)
     assert lines[1:3] == [
         "  no controller is alive; the run goes on",
         "  hint: clusterctl attach --adopt digits-k3x9",

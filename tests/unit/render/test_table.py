@@ -43,7 +43,7 @@ def test_a_column_that_wraps_goes_on_in_further_lines_below_itself(new_screen: t
 def test_colours_do_not_count_as_width(new_screen: type[Screen]) -> None:
     plain = render_table(COLUMNS, ROWS, new_screen().terminal, header=False)
     screen = new_screen(colour=True)
-    screen.terminal.lines(render_table(COLUMNS, ROWS, screen.terminal, header=False))
+    screen.terminal.write_lines(render_table(COLUMNS, ROWS, screen.terminal, header=False))
     assert screen.text.replace("\x1b[31m", "").replace("\x1b[0m", "").splitlines() == plain
 
 

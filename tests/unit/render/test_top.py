@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import ASCII, UNICODE, Terminal
-from clusterctl.render.stats import GpuStats, NodeStats, describe_gaps, stats_from_sample, stats_json
-from clusterctl.render.status import RunView, WorkerActivity
-from clusterctl.render.top_rows import SORTS, Level, Row, SortState, TopData, list_entities, make_rows, sort_rows
+from clusterctl.render.line_wrapping import count_columns
+from clusterctl.render.stats_table import GpuStats, NodeStats, describe_missing_values, stats_from_sample, stats_json
+from clusterctl.render.status_report import RunSnapshot, WorkerActivity
+from clusterctl.render.top_rows import SORTS, FoldLevel, Row, TableOrder, TopData, list_top_units, make_rows, sort_rows
 from clusterctl.render.top_screen import render_bar, render_top, render_trend
-from clusterctl.render.wrapping import count_columns
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.controller_events import Health
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
@@ -54,15 +54,15 @@ def scene(nodes: int = 2, gpus: int = 2, workers: int = 2, troubles: int = 0, na
         NodeStats(node=n, time=9.0, cpu=10.0 * i, mem=5.0, gpus=tuple(gpu(k, util=10 * k + i) for k in range(gpus)))
         for i, n in enumerate(names)
     ]
-    return TopData(nodes=stats, view=RunView(state=state, attended=True, activity=activity))
+    return TopData(nodes=stats, view=RunSnapshot(state=state, has_controller=True, activity=activity))
 
 
-def rows_of(shown: TopData, level: Level = Level.RANKS) -> list[Row]:
-    return make_rows(shown, list_entities(shown), level, 10.0)
+def rows_of(shown: TopData, level: FoldLevel = FoldLevel.RANKS) -> list[Row]:
+    return make_rows(shown, list_top_units(shown), level, 10.0)
 
 
-def picture(shown: TopData, terminal: Terminal, height: int = 24, order: SortState | None = None) -> list[str]:
-    return render_top(shown, order or SortState(), 10.0, terminal, height)[0]
+def picture(shown: TopData, terminal: Terminal, height: int = 24, order: TableOrder | None = None) -> list[str]:
+    return render_top(shown, order or TableOrder(), 10.0, terminal, height)[0]
 
 
 def test_a_rank_stands_beside_its_gpu(narrow: Terminal) -> None:
@@ -96,7 +96,7 @@ def test_on_a_narrow_screen_a_failure_goes_on_in_the_next_line_and_every_key_is_
 
 
 def test_what_a_rank_said_last_stands_beside_it_where_there_is_room(new_screen: type[Screen]) -> None:
-    shown = replace(scene(), last_line=lambda rank: f"loss 0.{rank}", paces={0: 3.14, 1: 0.052})
+    shown = replace(scene(), read_last_line=lambda rank: f"loss 0.{rank}", step_rates={0: 3.14, 1: 0.052})
     rows = [line.split() for line in picture(shown, new_screen(width=160).terminal)[3:5]]
     assert [row[-2:] for row in rows] == [["loss", "0.0"], ["loss", "0.1"]]
     assert [row[4] for row in rows] == ["3.1", "0.05"]
@@ -111,12 +111,12 @@ def test_the_state_of_workers_has_a_column_only_where_one_does_not_run(narrow: T
 
 
 def test_how_old_the_numbers_are_stands_above_them(narrow: Terminal) -> None:
-    assert picture(replace(scene(), ranks_at=6.0), narrow)[1] == "  ranks 4 s ago · machines 1 s ago"
+    assert picture(replace(scene(), ranks_sampled_at=6.0), narrow)[1] == "  ranks 4 s ago · machines 1 s ago"
 
 
 def test_how_the_whole_goes_stands_above_the_table(narrow: Terminal) -> None:
     trends = {("gpu00", 0): [0.0, 50.0, 100.0], ("gpu00", 1): [100.0]}
-    shown = replace(scene(nodes=1), paces={0: 2.0, 1: 2.0}, trends=trends)
+    shown = replace(scene(nodes=1), step_rates={0: 2.0, 1: 2.0}, trends=trends)
     assert picture(shown, narrow)[1].startswith("  2.0 it/s · GPUs ▁▅█ 100% · ")
 
 
@@ -139,7 +139,7 @@ def test_in_ascii_a_bar_is_a_bar(new_screen: type[Screen]) -> None:
 
 def test_gpus_that_the_run_chose_are_given_to_its_ranks_in_order() -> None:
     shown = scene(nodes=1, gpus=4)
-    rows = rows_of(TopData(nodes=shown.nodes, view=shown.view, gpus_of={"gpu00": (3, 1)}))
+    rows = rows_of(TopData(nodes=shown.nodes, view=shown.view, gpus_by_node={"gpu00": (3, 1)}))
     pairs = [(leaf.gpu and leaf.gpu.gpu, leaf.worker and leaf.worker.rank) for row in rows for leaf in row.entities]
     assert pairs == [(3, 0), (1, 1), (0, None), (2, None)]
 
@@ -157,26 +157,26 @@ def test_machines_without_a_run_are_shown_alone(narrow: Terminal) -> None:
 
 @pytest.mark.parametrize("key", SORTS)
 def test_every_key_sorts_both_ways_and_what_is_unknown_comes_last(key: str) -> None:
-    shown = replace(scene(nodes=3), paces={r: 1.0 + r for r in range(6)})
+    shown = replace(scene(nodes=3), step_rates={r: 1.0 + r for r in range(6)})
     blind = NodeStats(node="dead", time=None, status="unknown", reason="no answer")
     rows = rows_of(replace(shown, nodes=[blind, *shown.nodes]))
-    one = sort_rows(rows, SortState(by=SORTS[key]))
-    other = sort_rows(rows, SortState(by=SORTS[key], is_reversed=True))
-    assert sorted(row.place for row in one) == sorted(row.place for row in other) == list(range(len(rows)))
+    one = sort_rows(rows, TableOrder(column=SORTS[key]))
+    other = sort_rows(rows, TableOrder(column=SORTS[key], is_reversed=True))
+    assert sorted(row.index for row in one) == sorted(row.index for row in other) == list(range(len(rows)))
     if key != "n":
         assert one[-1].nodes[0].node == other[-1].nodes[0].node == "dead"
 
 
 def test_the_busiest_gpu_comes_first() -> None:
-    rows = sort_rows(rows_of(scene(nodes=3)), SortState(by="util"))
+    rows = sort_rows(rows_of(scene(nodes=3)), TableOrder(column="util"))
     assert [row.gpus[0].util for row in rows] == [12, 11, 10, 2, 1, 0]
 
 
 def test_rows_that_do_not_fit_are_scrolled_to(narrow: Terminal) -> None:
-    lines, order = render_top(scene(nodes=20), SortState(first=1000, fold=Level.RANKS), 10.0, narrow, 24)
+    lines, order = render_top(scene(nodes=20), TableOrder(first_row=1000, fold_level=FoldLevel.RANKS), 10.0, narrow, 24)
     assert "gpu19" in lines[-2]
     assert lines[-1].startswith("21-40 of 40")
-    assert order.first == 20
+    assert order.first_row == 20
 
 
 def test_ranks_that_have_no_room_are_folded_by_node(narrow: Terminal) -> None:
@@ -257,7 +257,7 @@ def test_what_is_missing_and_what_is_old_is_said() -> None:
         NodeStats(node="c", time=None, status="unknown", reason="no sample yet"),
         NodeStats(node="d", time=10.0),
     ]
-    assert describe_gaps(nodes, 101.0) == [
+    assert describe_missing_values(nodes, 101.0) == [
         "a: the driver has not answered for 30 s",
         "c: no sample yet",
         "d: seen 1m31s ago",
@@ -267,7 +267,10 @@ def test_what_is_missing_and_what_is_old_is_said() -> None:
 def test_what_is_said_of_many_nodes_is_said_once() -> None:
     blind = [NodeStats(node=f"a{i}", time=None, status="unknown", reason="no sample yet") for i in range(3)]
     old = [NodeStats(node=f"b{i}", time=10.0 - i) for i in range(4)]
-    assert describe_gaps([*blind, *old], 101.0) == ["a[0-2]: no sample yet", "b[0-3]: seen 1m31s ago or longer"]
+    assert describe_missing_values([*blind, *old], 101.0) == [
+        "a[0-2]: no sample yet",
+        "b[0-3]: seen 1m31s ago or longer",
+    ]
 
 
 def test_a_wide_screen_shows_everything(new_screen: type[Screen]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.render.stacks import fold_traceback, shorten_paths
+from clusterctl.render.stack_report import fold_traceback, shorten_paths
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d.py"
 CODE = "/root/.local/share/clusterctl/work/crash"

@@ -15,8 +15,8 @@ from clusterctl.cli.run_views import predict_run_without_controller
 from clusterctl.config.spec import ClusterSpec, ControllerLossSpec, HostSpec, JobSpec, dump_spec
 from clusterctl.render.console import Terminal
 from clusterctl.render.run_list import adoption_hints, render_ps
-from clusterctl.render.run_messages import Outlook, Unattended, predict_unattended
-from clusterctl.render.status import RunView, render_status
+from clusterctl.render.run_messages import UnattendedOutlook, UnattendedRun, predict_unattended
+from clusterctl.render.status_report import RunSnapshot, render_status
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules.controller_events import Created
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RUNNING = RunState(run="p3-dhs7", phase=RunPhase.RUNNING, attempt=0, created=1.0)
-GONE = Unattended(outlook=Outlook.STOPPED, stop_after_s=15.0)
+GONE = UnattendedRun(outlook=UnattendedOutlook.STOPPED, stop_after_s=15.0)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ GONE = Unattended(outlook=Outlook.STOPPED, stop_after_s=15.0)
 def test_nodes_that_stop_without_a_controller_are_not_said_to_go_on(silent: float, told: str) -> None:
     assert predict_unattended(RunPhase.RUNNING, silent, 15.0, 35.0).message == told
     assert (
-        predict_unattended(RunPhase.STALLED, silent, 15.0, 35.0).error("p3-dhs7")
+        predict_unattended(RunPhase.STALLED, silent, 15.0, 35.0).describe_error("p3-dhs7")
         == f"p3-dhs7 has no controller: {told}"
     )
 
@@ -53,7 +53,7 @@ def test_nodes_that_stop_without_a_controller_are_not_said_to_go_on(silent: floa
 def test_a_run_that_its_nodes_keep_goes_on() -> None:
     kept = predict_unattended(RunPhase.RUNNING, 1e6, None, None)
 
-    assert (kept.message, kept.error("p3-dhs7")) == ("the run goes on", "p3-dhs7 goes on without a controller")
+    assert (kept.message, kept.describe_error("p3-dhs7")) == ("the run goes on", "p3-dhs7 goes on without a controller")
 
 
 def test_a_run_between_two_attempts_does_nothing_until_it_is_adopted() -> None:
@@ -89,7 +89,7 @@ def test_the_last_sign_of_a_controller_is_what_it_wrote_last(tmp_path: Path) -> 
 
 def test_status_tells_it_with_the_way_to_adopt_the_run() -> None:
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=80)
-    view = RunView(state=RUNNING, attended=False, unattended=GONE)
+    view = RunSnapshot(state=RUNNING, has_controller=False, unattended_run=GONE)
 
     assert render_status(view, 2.0, terminal)[1:3] == [
         "  no controller is alive; its nodes have stopped the workers by now (on_controller_loss.stop_after 15 s)",
@@ -100,10 +100,10 @@ def test_status_tells_it_with_the_way_to_adopt_the_run() -> None:
 @pytest.mark.parametrize("width", [40, 80])
 def test_the_command_that_adopts_a_run_stands_below_the_table_whole(width: int) -> None:
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=width)
-    view = RunView(state=replace(RUNNING, world_size=4), attended=False, unattended=GONE)
+    view = RunSnapshot(state=replace(RUNNING, world_size=4), has_controller=False, unattended_run=GONE)
     (row,) = render_ps([view], 40.0, terminal, header=False)
 
     assert "unattended: stopped" in row
     assert adoption_hints([view]) == ["hint: `clusterctl attach --adopt p3-dhs7` takes over"]
     assert adoption_hints([view, view]) == ["hint: `clusterctl attach --adopt RUN` takes over"]
-    assert adoption_hints([replace(view, attended=True)]) == []
+    assert adoption_hints([replace(view, has_controller=True)]) == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.render.stacks import summarize_stacks
+from clusterctl.render.stack_report import summarize_stacks
 
 NODES = {0: "gpu01", 2: "gpu03"}
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/autograd.py"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.logs.sanitize import strip_colours
-from clusterctl.render.wrapping import count_columns, wrap_line
+from clusterctl.render.line_wrapping import count_columns, wrap_line
 
 if TYPE_CHECKING:
     from tests.unit.render.conftest import Screen
@@ -57,7 +57,7 @@ def test_nothing_is_lost_and_no_line_is_too_wide_but_for_a_single_word(line: str
 def test_what_is_told_is_broken_on_a_terminal_and_whole_in_a_pipe(new_screen: type[Screen]) -> None:
     narrow, pipe = new_screen(width=20), new_screen()
     for screen in (narrow, pipe):
-        screen.terminal.prose(["a worker failed: stopping the others"])
+        screen.terminal.write_wrapped(["a worker failed: stopping the others"])
 
     assert narrow.text == "a worker failed:\n  stopping the\n  others\n"
     assert pipe.text == "a worker failed: stopping the others\n"

@@ -12,14 +12,14 @@ from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
 from clusterctl.render.console import Terminal
-from clusterctl.render.end_report import render_report
-from clusterctl.render.status import RunView, render_status, status_json
+from clusterctl.render.end_report import render_end_report
+from clusterctl.render.status_report import RunSnapshot, render_status, status_json
 from clusterctl.run.rules import controller_events, next_action
 from clusterctl.run.rules.outcome import determine_outcome
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.run.rules.why_input import build_why_evidence
-from clusterctl.why.judge import judge_run
-from clusterctl.why.verdict import Class, Confidence, format_verdict_lines
+from clusterctl.why.run_verdict import judge_run
+from clusterctl.why.verdict import Confidence, ProblemClass, format_verdict_lines
 from tests.unit.run.told import RUNNING, attempt, exited, started, told, wrote
 
 ERROR = {"message": "RuntimeError: boom", "traceback": "Traceback (most recent call last):\nRuntimeError: boom"}
@@ -35,14 +35,14 @@ def test_a_rank_whose_python_failed_below_a_shell_that_ended_with_0_has_failed()
 
 def test_status_says_that_its_command_ended_with_0() -> None:
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
-    text = "\n".join(render_status(RunView(state=FAILED_INSIDE, attended=True), 200.0, terminal))
+    text = "\n".join(render_status(RunSnapshot(state=FAILED_INSIDE, has_controller=True), 200.0, terminal))
     assert "rank 1 on n0, its Python failed, although its command ended with 0: RuntimeError: boom" in text
     assert "exit 0, its Python failed" in text
 
 
 def test_why_names_the_rank_and_what_it_raised() -> None:
     verdict = judge_run(build_why_evidence(FAILED_INSIDE, {}))
-    assert (verdict.cls, verdict.confidence) == (Class.EXCEPTION, Confidence.CERTAIN)
+    assert (verdict.cls, verdict.confidence) == (ProblemClass.EXCEPTION, Confidence.CERTAIN)
     assert [culprit.rank for culprit in verdict.culprits] == [1]
     assert "although its command ended with 0" in verdict.summary
 
@@ -77,7 +77,7 @@ def test_why_names_what_ended_the_program_below_a_launcher_and_not_the_table_of_
     }
     state = wrote(RUNNING, "n0", exited(0, exit_code=0), exited(1, exit_code=0, error=error, tail=LAUNCHED))
     verdict = judge_run(build_why_evidence(state, {}))
-    assert verdict.cls is Class.OUT_OF_MEMORY
+    assert verdict.cls is ProblemClass.OUT_OF_MEMORY
     assert "RuntimeError: CUDA out of memory" in verdict.summary
     assert "train.py:15" in str(list(format_verdict_lines(verdict)))
 
@@ -121,7 +121,7 @@ def test_a_run_that_left_its_work_is_not_tried_again_and_says_why() -> None:
     assert state.cause is not None
     assert state.cause.message == "`python3 train.py` (pid 9, 3 s old) was still at work, and was ended"
     verdict = judge_run(build_why_evidence(told(state, controller_events.Ended(state="failed", exit_code=100)), {}))
-    assert verdict.cls is Class.EXITED_EARLY
+    assert verdict.cls is ProblemClass.EXITED_EARLY
     assert "python3 train.py" in verdict.summary
 
 
@@ -135,10 +135,13 @@ def test_a_run_that_left_its_work_is_not_tried_again_and_says_why() -> None:
 def test_status_report_and_why_name_what_was_ended(state: RunState, words: str) -> None:
     over = told(state, controller_events.Ended(state="succeeded", exit_code=0))
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
-    shown = [render_status(RunView(state=over, attended=True), 200.0, terminal), render_report(over, terminal)]
+    shown = [
+        render_status(RunSnapshot(state=over, has_controller=True), 200.0, terminal),
+        render_end_report(over, terminal),
+    ]
     shown += [
         [judge_run(build_why_evidence(over, {})).summary],
-        status_json(RunView(state=over, attended=True))["warnings"],
+        status_json(RunSnapshot(state=over, has_controller=True))["warnings"],
     ]
     assert [words in "\n".join(lines) for lines in shown] == [True] * 4
 
@@ -179,10 +182,13 @@ def test_a_rank_that_ended_with_0_behind_a_traceback_is_warned_of_and_has_not_fa
     assert determine_outcome(state) == (RunPhase.SUCCEEDED, ExitCode.OK)
     over = told(state, controller_events.Ended(state="succeeded", exit_code=0))
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
-    shown = [render_status(RunView(state=over, attended=True), 200.0, terminal), render_report(over, terminal)]
+    shown = [
+        render_status(RunSnapshot(state=over, has_controller=True), 200.0, terminal),
+        render_end_report(over, terminal),
+    ]
     shown += [
         [judge_run(build_why_evidence(over, {})).summary],
-        status_json(RunView(state=over, attended=True))["warnings"],
+        status_json(RunSnapshot(state=over, has_controller=True))["warnings"],
     ]
     assert [all(word in "\n".join(lines) for word in words) for lines in shown] == [True] * 4
     assert len(shown[3]) == len(words)
@@ -231,7 +237,7 @@ def test_ranks_that_ended_with_0_for_a_signal_of_somebody_else_are_warned_of(
 ) -> None:
     over = told(ended_for(*signals), controller_events.Ended(state="succeeded", exit_code=0))
     assert determine_outcome(over) == (RunPhase.SUCCEEDED, ExitCode.OK)
-    assert status_json(RunView(state=over, attended=True))["warnings"] == words
+    assert status_json(RunSnapshot(state=over, has_controller=True))["warnings"] == words
 
 
 # --- ranks that leave their peers, or were about to fail when they were stopped with them
@@ -254,7 +260,7 @@ def shown_of(state: RunState) -> tuple[str, str]:
     over = told(state, controller_events.Ended(state="failed", exit_code=100))
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
     verdict = judge_run(build_why_evidence(over, {}, outputs={w.rank: w.tail for w in over.workers.values()}))
-    return "\n".join(render_report(over, terminal)), "\n".join(text for _, text in format_verdict_lines(verdict))
+    return "\n".join(render_end_report(over, terminal)), "\n".join(text for _, text in format_verdict_lines(verdict))
 
 
 DECIDED = controller_events.EndDecided(attempt=0, reason="peer_failed", message="a worker failed")
@@ -343,7 +349,7 @@ def test_workers_that_did_not_meet_those_of_other_nodes_are_told_of(
     state = RUNNING
     for node, (ranks, size) in groups.items():
         state = wrote(state, node, node_events.Grouped(0, ranks, size))
-    said = status_json(RunView(state=state, attended=True))["warnings"]
+    said = status_json(RunSnapshot(state=state, has_controller=True))["warnings"]
     assert said == [] if words is None else words in said[0]
 
 
@@ -356,7 +362,10 @@ def ended_as(*how: dict[str, Any], groups: dict[str, tuple[list[int], int]] | No
     state = wrote(wrote(state, "n0", *ends[:2]), "n1", *ends[2:])
     assert determine_outcome(state) == (RunPhase.SUCCEEDED, ExitCode.OK)
     over = told(state, controller_events.Ended(state="succeeded", exit_code=0))
-    assert list(build_why_evidence(over, {}).warnings) == status_json(RunView(state=over, attended=True))["warnings"]
+    assert (
+        list(build_why_evidence(over, {}).warnings)
+        == status_json(RunSnapshot(state=over, has_controller=True))["warnings"]
+    )
     return list(build_why_evidence(over, {}).warnings)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.render.console import Terminal
-from clusterctl.render.end_report import ReportContext, render_report
+from clusterctl.render.end_report import ReportContext, render_end_report
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_memory_before_kill
 from clusterctl.run.rules import controller_events
@@ -50,5 +50,7 @@ def test_what_was_measured_last_before_a_kill_is_known(
 def test_the_report_says_how_full_the_memory_was() -> None:
     over = told(KILLED, controller_events.Ended(state="failed", exit_code=100))
 
-    assert "  memory of n1 was 97% full 5 s before" in render_report(over, PIPE, ReportContext(memory=(97.4, 5.0)))
-    assert "memory of" not in "".join(render_report(over, PIPE))
+    assert "  memory of n1 was 97% full 5 s before" in render_end_report(
+        over, PIPE, ReportContext(node_memory=(97.4, 5.0))
+    )
+    assert "memory of" not in "".join(render_end_report(over, PIPE))

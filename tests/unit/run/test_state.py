@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.render.run_list import ps_json
-from clusterctl.render.status import RunView
+from clusterctl.render.status_report import RunSnapshot
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import NodePhase, RunPhase, RunState, WorkerPhase
 from clusterctl.run.rules.state_updates import apply_node_event
@@ -31,7 +31,7 @@ from tests.unit.run.told import (
 
 def test_of_a_run_of_which_nothing_is_known_nothing_is_shown() -> None:
     assert shown(RunState()) == {"run": "", **NOTHING_YET}
-    (row,) = ps_json([RunView(state=RunState(), attended=False)])
+    (row,) = ps_json([RunSnapshot(state=RunState(), has_controller=False)])
     assert (row["nodes"], row["world_size"], row["started"]) == (0, 0, None)
     assert (RunState().causes, RunState().reason_text, RunState().ended) == ((), "", None)
 
@@ -41,7 +41,7 @@ def test_an_attempt_that_begins_is_shown_with_its_nodes_and_ranks() -> None:
         **NOTHING_YET, "run": "r-1", "name": "r", "attempt": 0, "nodes": [node(0, "waiting"), node(1, "waiting")],
         "workers": [worker(rank) for rank in range(4)],
     }  # fmt: skip
-    (row,) = ps_json([RunView(state=BEGUN, attended=True)])
+    (row,) = ps_json([RunSnapshot(state=BEGUN, has_controller=True)])
     assert (row["nodes"], row["world_size"], row["started"]) == (2, 4, "1970-01-01T00:01:00.000Z")
     assert BEGUN.path == "/c.yaml"
 

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.agent.protocol.run_files import INDEX_RECORD, format_index_path
 from clusterctl.render.console import Terminal
-from clusterctl.render.status import describe_slow_start, render_timings, timings_json
+from clusterctl.render.status_report import describe_slow_start, render_timings, timings_json
 from clusterctl.run.nodes.fan_out import Progress
 from clusterctl.run.record import rundir
 from clusterctl.run.record.run_facts import StartTimes, StepTime, read_start_times

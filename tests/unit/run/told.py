@@ -6,7 +6,7 @@ import json
 from typing import Any, cast
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.render.status import RunView, status_json
+from clusterctl.render.status_report import RunSnapshot, status_json
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunState
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
@@ -52,12 +52,12 @@ RUNNING = wrote(wrote(PREPARED, "n0", started(0), started(1)), "n1", started(2),
 
 def shown(state: RunState) -> dict[str, Any]:
     """What `status --json` says of it, but for its times, its origin, and its attempts (`attempts_of`)."""
-    value = cast("dict[str, Any]", json.loads(json.dumps(status_json(RunView(state=state, attended=True)))))
+    value = cast("dict[str, Any]", json.loads(json.dumps(status_json(RunSnapshot(state=state, has_controller=True)))))
     return {key: said for key, said in value.items() if key not in ("attempts", "started", "ended", "origin", "start")}
 
 
 def attempts_of(state: RunState) -> list[dict[str, Any]]:
-    return cast("list[dict[str, Any]]", status_json(RunView(state=state, attended=True))["attempts"])
+    return cast("list[dict[str, Any]]", status_json(RunSnapshot(state=state, has_controller=True))["attempts"])
 
 
 NOTHING_YET = {

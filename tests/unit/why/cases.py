@@ -67,5 +67,5 @@ def case(*ranks: RankExit | RankSnapshot | None, per_node: int = 2, **more: Any)
         for number, it in enumerate(ranks)
     )
     nodes = {rank.node: Node(node=rank.node, addresses=(f"10.0.0.{int(rank.node[-2:])}",)) for rank in made}
-    given = {"run": "demo-abcd", "over": False, "reason": None, "ranks": made, "nodes": nodes}
+    given = {"run": "demo-abcd", "has_ended": False, "reason": None, "ranks": made, "nodes": nodes}
     return replace(Evidence(**given), **more)

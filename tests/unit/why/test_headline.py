@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.why.headline import find_closing_traceback, find_headline, parse_missing_command
+from clusterctl.why.headline import find_final_traceback, find_headline, parse_missing_command
 
 TABLE = Path(__file__).with_name("last_words.txt")
 
@@ -121,7 +121,7 @@ RuntimeError: step failed
     ],
 )
 def test_the_traceback_is_found_with_which_an_output_ends(output: str) -> None:
-    found = find_closing_traceback(output)
+    found = find_final_traceback(output)
     assert found is not None
     assert "IndexError: list index out of range" in found.text
 
@@ -141,7 +141,7 @@ def test_the_traceback_is_found_with_which_an_output_ends(output: str) -> None:
     ],
 )
 def test_a_traceback_behind_which_a_program_went_on_is_not_the_end_of_its_output(behind: str) -> None:
-    assert find_closing_traceback(RAISED + behind) is None
+    assert find_final_traceback(RAISED + behind) is None
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ def test_a_traceback_behind_which_a_program_went_on_is_not_the_end_of_its_output
     ],
 )
 def test_an_output_that_tells_of_no_failure_of_its_own_ends_with_no_traceback(output: str) -> None:
-    assert find_closing_traceback(output) is None
+    assert find_final_traceback(output) is None

@@ -14,8 +14,8 @@ from clusterctl.run.record.sample_files import read_newest_activity
 from clusterctl.run.record.state_reader import load_visible_state
 from clusterctl.run.rules.rank_time_shares import find_idle_ranks, read_counts_before
 from clusterctl.why.evidence_types import IdleRank
-from clusterctl.why.judge import judge_run
-from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
+from clusterctl.why.run_verdict import judge_run
+from clusterctl.why.verdict import Confidence, ProblemClass, ProblemKind, Verdict
 from tests.unit.why.cases import case, elsewhere, waiting
 
 KINDS = Path(__file__).parent / "kinds"
@@ -36,7 +36,7 @@ def named(verdict: Verdict) -> list[int | None]:
 def test_the_rank_that_goes_on_with_something_while_all_others_wait_is_named_with_what_it_does() -> None:
     verdict = of(OUT, IN, IN, IN)
 
-    assert (verdict.kind, verdict.cls, verdict.confidence) == (Kind.SLOW, Class.SLOW, Confidence.LIKELY)
+    assert (verdict.kind, verdict.cls, verdict.confidence) == (ProblemKind.SLOW, ProblemClass.SLOW, Confidence.LIKELY)
     assert named(verdict) == [0]
     assert verdict.summary == (
         "ranks 1-3 have waited in a collective for 90 s for rank 0 on gpu01: it writes 12 MiB a second"
@@ -63,11 +63,11 @@ def test_all_ranks_of_one_node_are_likely_and_ranks_of_two_are_not() -> None:
     ],
 )
 def test_otherwise_nobody_is_named(each: tuple[IdleRank, ...]) -> None:
-    assert of(*each).kind is Kind.NONE
+    assert of(*each).kind is ProblemKind.NONE
 
 
 def test_where_one_is_not_counted_nobody_is_named() -> None:
-    assert judge_run(case(None, None, None, idle_ranks={0: OUT, 1: IN})).kind is Kind.NONE
+    assert judge_run(case(None, None, None, idle_ranks={0: OUT, 1: IN})).kind is ProblemKind.NONE
 
 
 def seen(m: float, begun: int, ended: int, since: float | None = 90.0, **more: Any) -> bytes:
@@ -126,10 +126,12 @@ def test_the_counters_are_those_of_the_newest_look_before_the_moment_and_not_of_
 def test_status_marks_it_with_what_it_does() -> None:
     with open_bundle(KINDS / "rank_0_saves_for_ever-0.tar.gz") as run:
         state, attended = load_visible_state(run)
-        view = add_stragglers(run, build_run_view(run, state, attended=attended), read_newest_activity(run, state))
+        view = add_stragglers(
+            run, build_run_view(run, state, has_controller=attended), read_newest_activity(run, state)
+        )
 
-    assert list(view.slow) == [0]
-    assert view.slow[0].startswith("it writes ")
+    assert list(view.slow_ranks) == [0]
+    assert view.slow_ranks[0].startswith("it writes ")
 
 
 @pytest.mark.parametrize("inside", [None, {}, {"step": 7}, {"seq": None}, {"seq": {"0": [3, 2]}}], ids=str)

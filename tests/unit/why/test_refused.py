@@ -7,8 +7,8 @@ from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.state import RunState
 from clusterctl.run.rules.state_updates import apply_controller_event
 from clusterctl.run.rules.why_input import build_why_evidence
-from clusterctl.why.judge import judge_run
-from clusterctl.why.verdict import Class, Confidence, Verdict
+from clusterctl.why.run_verdict import judge_run
+from clusterctl.why.verdict import Confidence, ProblemClass, Verdict
 
 
 def finding(node: str | None, check: str = "host.disk", message: str = "0 bytes free") -> Finding:
@@ -22,14 +22,14 @@ def refused(error: UnhealthyError | NodesError | ConnectError) -> Verdict:
 
 def test_a_check_that_failed_alike_on_several_nodes_is_told_once_with_all_of_them() -> None:
     told = refused(UnhealthyError("2 checks failed", [finding("gpu01"), finding("gpu02")]))
-    assert (told.cls, told.confidence) == (Class.REFUSED, Confidence.CERTAIN)
+    assert (told.cls, told.confidence) == (ProblemClass.REFUSED, Confidence.CERTAIN)
     assert told.summary == "nothing was started: host.disk on gpu[01-02]: 0 bytes free"
     assert [(c.rank, c.node) for c in told.culprits] == [(None, "gpu01"), (None, "gpu02")]
 
 
 def test_what_helps_stands_before_how_to_go_on_all_the_same() -> None:
     told = refused(UnhealthyError("1 check failed", [finding("gpu01")], hint="`--no-health` skips all checks"))
-    assert told.next == ("make room", "clusterctl health --nodes gpu01", "`--no-health` skips all checks")
+    assert told.next_commands == ("make room", "clusterctl health --nodes gpu01", "`--no-health` skips all checks")
 
 
 def test_of_several_reasons_each_is_named_beside_its_node() -> None:
@@ -41,7 +41,7 @@ def test_of_several_reasons_each_is_named_beside_its_node() -> None:
 def test_nodes_that_could_not_be_reached_are_named_without_a_check() -> None:
     told = refused(NodesError([ConnectError("gpu07", "no route to host", hint="ping gpu07")]))
     assert told.summary == "nothing was started: gpu07: no route to host"
-    assert told.next[0] == "ping gpu07"
+    assert told.next_commands[0] == "ping gpu07"
 
 
 def test_a_finding_about_all_nodes_blames_none() -> None:

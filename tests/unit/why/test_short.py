@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.why.evidence_types import Evidence, RankExit
-from clusterctl.why.judge import judge_run
+from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.verdict import format_brief_lines
 from tests.unit.why.cases import case, elsewhere, ended, entry, lost_peer, raised, waiting
 
@@ -34,7 +34,7 @@ def test_a_hang_is_told_with_who_where_the_others_wait_and_what_to_type() -> Non
 
 def test_beside_the_report_of_an_end_it_does_not_say_again_what_to_type() -> None:
     told = format_brief_lines(
-        judge_run(case(lost_peer(), raised("ValueError: bad batch"), over=True)), "demo-abcd", steps=False
+        judge_run(case(lost_peer(), raised("ValueError: bad batch"), has_ended=True)), "demo-abcd", steps=False
     )
 
     assert told == [
@@ -47,7 +47,7 @@ def test_beside_the_report_of_an_end_it_does_not_say_again_what_to_type() -> Non
 
 @pytest.mark.parametrize("error", ["ValueError: bad batch", "ValueError: " + "bad " * 99])
 def test_an_error_that_stands_beside_it_is_not_said_again(error: str) -> None:
-    failed = case(lost_peer(), raised(error), over=True)
+    failed = case(lost_peer(), raised(error), has_ended=True)
 
     assert (
         format_brief_lines(judge_run(failed), "demo-abcd", said=error)[0]
@@ -64,7 +64,7 @@ def test_an_error_that_stands_beside_it_is_not_said_again(error: str) -> None:
 )
 def test_a_crash_that_is_told_beside_it_gets_one_line(failed: list[RankExit]) -> None:
     told = format_brief_lines(
-        judge_run(case(*failed, over=True)), "demo-abcd", steps=False, said="ValueError: bad batch"
+        judge_run(case(*failed, has_ended=True)), "demo-abcd", steps=False, said="ValueError: bad batch"
     )
 
     assert told == ["why: EXCEPTION, certain, at train.py:7 in load; `clusterctl why demo-abcd` tells more"]
@@ -73,7 +73,7 @@ def test_a_crash_that_is_told_beside_it_gets_one_line(failed: list[RankExit]) ->
 def test_what_the_error_beside_it_does_not_say_stands_in_that_line() -> None:
     error = "KeyError: 'SLURM_PROCID'"
     told = format_brief_lines(
-        judge_run(case(raised(error), raised(error), over=True)), "demo-abcd", steps=False, said=error
+        judge_run(case(raised(error), raised(error), has_ended=True)), "demo-abcd", steps=False, said=error
     )
 
     (line,) = told
@@ -82,8 +82,8 @@ def test_what_the_error_beside_it_does_not_say_stands_in_that_line() -> None:
 
 
 def test_stacks_of_a_run_that_has_ended_are_not_recommended() -> None:
-    assert [step for step in judge_run(HUNG).next if "stacks" in step]
-    assert not [step for step in judge_run(replace(HUNG, over=True)).next if "stacks" in step]
+    assert [step for step in judge_run(HUNG).next_commands if "stacks" in step]
+    assert not [step for step in judge_run(replace(HUNG, has_ended=True)).next_commands if "stacks" in step]
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_it_never_has_more_than_five_lines(given: Evidence) -> None:
 
 
 def test_where_nothing_went_wrong_there_is_none() -> None:
-    assert format_brief_lines(judge_run(case(ended(0), ended(0), over=True)), "demo-abcd") == []
+    assert format_brief_lines(judge_run(case(ended(0), ended(0), has_ended=True)), "demo-abcd") == []

@@ -10,9 +10,9 @@ import pytest
 
 from clusterctl.run.rules.rank_time_shares import has_no_progress_yet, measure_rank_timings
 from clusterctl.why.evidence_types import RankSnapshot, RankTiming, StackFrame
-from clusterctl.why.judge import judge_run
+from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.slowness import describe_reason, find_slow_ranks
-from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
+from clusterctl.why.verdict import Confidence, ProblemClass, ProblemKind, Verdict
 from tests.unit.why.cases import USER, case, elsewhere
 
 POLL = "it polls"
@@ -42,7 +42,7 @@ def named(verdict: Verdict) -> list[int | None]:
 def test_the_rank_that_hardly_waits_while_all_others_do_is_slow() -> None:
     verdict = of(pace(0.7), pace(0.68), pace(0.02), pace(0.72))
 
-    assert (verdict.kind, verdict.cls, verdict.confidence) == (Kind.SLOW, Class.SLOW, Confidence.LIKELY)
+    assert (verdict.kind, verdict.cls, verdict.confidence) == (ProblemKind.SLOW, ProblemClass.SLOW, Confidence.LIKELY)
     assert named(verdict) == [2]
     assert "wait for it 70% of the time" in verdict.summary
 
@@ -62,7 +62,7 @@ def test_the_rank_that_hardly_waits_while_all_others_do_is_slow() -> None:
 )
 def test_a_healthy_run_has_no_slow_rank(paces: tuple[RankTiming, ...]) -> None:
     assert find_slow_ranks(dict(enumerate(paces))) == ()
-    assert of(*paces).kind is Kind.NONE
+    assert of(*paces).kind is ProblemKind.NONE
 
 
 def test_a_node_all_of_whose_ranks_are_slow_is_likely_and_ranks_of_two_nodes_are_not() -> None:
@@ -76,17 +76,19 @@ def test_a_node_all_of_whose_ranks_are_slow_is_likely_and_ranks_of_two_nodes_are
 @pytest.mark.parametrize(
     ("own", "troubles", "words"),
     [
-        pytest.param(pace(0.0, starved=0.5), (), "no CPU for 50%", id="starved"),
-        pytest.param(pace(0.0, faults=200.0), (), "memory that was read from a disk", id="swap"),
+        pytest.param(pace(0.0, cpu_starved_share=0.5), (), "no CPU for 50%", id="starved"),
+        pytest.param(pace(0.0, disk_faults_per_s=200.0), (), "memory that was read from a disk", id="swap"),
         pytest.param(pace(0.0, gpu_clock_mhz=900.0), (), "900 MHz", id="clock"),
         pytest.param(pace(0.0, other_waits={POLL: 0.6}), (), POLL, id="data"),
-        pytest.param(pace(0.0, cpu=1.0), (), "computes", id="work"),
-        pytest.param(pace(0.0, starved=0.5), ("GPU 3 is slowed down by heat",), "heat", id="what health says"),
+        pytest.param(pace(0.0, cpu_cores=1.0), (), "computes", id="work"),
+        pytest.param(
+            pace(0.0, cpu_starved_share=0.5), ("GPU 3 is slowed down by heat",), "heat", id="what health says"
+        ),
         pytest.param(pace(0.0), (), "", id="nothing known"),
     ],
 )
 def test_why_a_rank_is_slow_is_told_by_what_differs(own: RankTiming, troubles: tuple[str, ...], words: str) -> None:
-    usual = pace(0.7, starved=0.05, faults=0.1, gpu_clock_mhz=1800.0)
+    usual = pace(0.7, cpu_starved_share=0.05, disk_faults_per_s=0.1, gpu_clock_mhz=1800.0)
     said = describe_reason({0: usual, 1: own, 2: usual}, 1, troubles)
 
     assert words in said
@@ -94,15 +96,15 @@ def test_why_a_rank_is_slow_is_told_by_what_differs(own: RankTiming, troubles: t
 
 
 def test_where_all_ranks_lack_processors_nobody_is_named() -> None:
-    verdict = of(pace(0.1, starved=0.8), pace(0.1, starved=0.7))
+    verdict = of(pace(0.1, cpu_starved_share=0.8), pace(0.1, cpu_starved_share=0.7))
 
-    assert (verdict.kind, verdict.confidence, verdict.culprits) == (Kind.SLOW, Confidence.AMBIGUOUS, ())
+    assert (verdict.kind, verdict.confidence, verdict.culprits) == (ProblemKind.SLOW, Confidence.AMBIGUOUS, ())
 
 
 def test_what_a_run_that_moves_spends_its_time_with_is_said() -> None:
-    verdict = of(pace(0.3, cpu=0.9), pace(0.3, cpu=1.1))
+    verdict = of(pace(0.3, cpu_cores=0.9), pace(0.3, cpu=1.1))
 
-    assert verdict.kind is Kind.NONE
+    assert verdict.kind is ProblemKind.NONE
     assert "30% in collectives" in verdict.summary
 
 
@@ -116,7 +118,7 @@ def starting(*frames: tuple[StackFrame, ...], no_progress_s: float = 90.0) -> Ve
 def test_a_rank_that_still_imports_while_the_others_meet_is_named_with_its_line() -> None:
     verdict = starting(SET_UP, SET_UP, IMPORTS, SET_UP)
 
-    assert (verdict.kind, verdict.cls, verdict.confidence) == (Kind.START, Class.SLOW, Confidence.LIKELY)
+    assert (verdict.kind, verdict.cls, verdict.confidence) == (ProblemKind.START, ProblemClass.SLOW, Confidence.LIKELY)
     assert (named(verdict), verdict.culprits[0].where) == ([2], "train.py:3")
     assert "imports modules" in verdict.summary
 
@@ -124,7 +126,7 @@ def test_a_rank_that_still_imports_while_the_others_meet_is_named_with_its_line(
 def test_a_storm_of_imports_names_nobody() -> None:
     verdict = starting(IMPORTS, IMPORTS)
 
-    assert (verdict.kind, verdict.cls, named(verdict)) == (Kind.START, Class.SLOW, [])
+    assert (verdict.kind, verdict.cls, named(verdict)) == (ProblemKind.START, ProblemClass.SLOW, [])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_a_storm_of_imports_names_nobody() -> None:
     ],
 )
 def test_a_start_that_is_only_long_is_not_called_slow(frames: tuple[Any, ...], no_progress_s: float) -> None:
-    assert starting(*frames, no_progress_s=no_progress_s).kind is Kind.NONE
+    assert starting(*frames, no_progress_s=no_progress_s).kind is ProblemKind.NONE
 
 
 def sampled(m: float, looks: int, held: int, begun: int, **more: Any) -> bytes:
@@ -150,7 +152,7 @@ def test_shares_are_those_of_each_third_of_the_newest_samples() -> None:
     found = measure_rank_timings({"gpu02": lines}, 0)[3]
 
     assert found.wait_shares == (0.5, 0.25, 0.0)
-    assert (found.seconds, found.cpu, found.starved) == (120.0, 1.0, 0.25)
+    assert (found.seconds, found.cpu_cores, found.cpu_starved_share) == (120.0, 1.0, 0.25)
 
 
 @pytest.mark.parametrize(

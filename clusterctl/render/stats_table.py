@@ -89,7 +89,7 @@ def render_stats(nodes: Sequence[NodeStats], terminal: Terminal, *, header: bool
     return render_table(columns, rows, terminal, header=header)
 
 
-def describe_gaps(nodes: Sequence[NodeStats], now: float) -> list[str]:
+def describe_missing_values(nodes: Sequence[NodeStats], now: float) -> list[str]:
     """Return notes to the table: missing and old values."""
     reasons = group_pairs((n.reason, n.node) for n in nodes if n.reason and n.status not in ("ok", "absent"))
     lines = [f"{safe(fold_hosts(names))}: {safe(reason)}" for reason, names in reasons.items()]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from clusterctl.formatting import format_duration, name_ranks, plural
 from clusterctl.render.console import DIM, Glyphs, Terminal, fit
+from clusterctl.render.line_wrapping import count_columns
 from clusterctl.render.live_view import LiveView
 from clusterctl.render.run_messages import format_step
-from clusterctl.render.wrapping import count_columns
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import read_latest_activity
 from clusterctl.run.rules.state import RunState
@@ -28,15 +28,15 @@ class FooterContent:
 
     Attributes:
         ranks: Whose output is shown; `None` for all.
-        written: Something of it was shown.
-        owns: Ctrl-C ends the run, it does not only leave it.
+        has_output: Something of it was shown.
+        stops_run: Ctrl-C ends the run, it does not only leave it.
         keys: Keys are heard.
     """
 
     ranks: frozenset[int] | None
-    written: bool
-    owns: bool
-    keys: bool
+    has_output: bool
+    stops_run: bool
+    accepts_keys: bool
 
 
 class StepRate:
@@ -54,30 +54,30 @@ class StepRate:
         while len(self._steps) > 2 and moment - self._steps[0][0] > _WINDOW:
             self._steps.popleft()
 
-    def texts(self, attempt: int = 0) -> list[str]:
+    def format(self, attempt: int = 0) -> list[str]:
         """Return `step 412` (of an attempt) and `3.1 it/s`, if they are known."""
         if not self._steps:
             return []
         (began, first), (last, step) = self._steps[0], self._steps[-1]
         if last <= began or step == first:
             return [f"step {format_step(step, attempt)}"]
-        return [f"step {format_step(step, attempt)}", speed_text((step - first) / (last - began))]
+        return [f"step {format_step(step, attempt)}", format_step_rate((step - first) / (last - began))]
 
 
-def speed_text(speed: float) -> str:
+def format_step_rate(speed: float) -> str:
     """Return steps a second (more than 0) as people say them: `3.1 it/s`, `20 s/it`."""
     return f"{speed:.1f} it/s" if speed >= 0.1 else f"{1 / speed:.0f} s/it"
 
 
-def footer_line(
-    state: RunState, watched: FooterContent, pace: StepRate, now: float, glyphs: Glyphs, width: int | None = None
+def format_footer(
+    state: RunState, content: FooterContent, step_rate: StepRate, now: float, glyphs: Glyphs, width: int | None = None
 ) -> str:
     """Return the footer, empty without content; if it is too long, the keys remain.
 
     Args:
         state: The run.
-        watched: What of it is shown.
-        pace: How far it is.
+        content: What of it is shown.
+        step_rate: How far it is.
         now: The head's wall clock.
         glyphs: The signs that the terminal can show.
         width: Columns that it may take.
@@ -85,18 +85,18 @@ def footer_line(
     if state.attempt < 0 or state.over:
         return ""
     up = sum(worker.pid is not None for worker in state.workers.values())
-    if state.phase.value == "running" and not watched.written:
+    if state.phase.value == "running" and not content.has_output:
         parts = [f"importing{glyphs.ellipsis} ({up} of {plural(len(state.workers), 'worker')} up, no output yet)"]
     elif state.phase.value in ("running", "stalled"):
-        which = sorted(state.workers if watched.ranks is None else watched.ranks)
-        shown = "all" if watched.ranks is None else f"{name_ranks(which)} of"
-        whom = f"{shown} {len(state.workers)}" + (" ranks" if watched.ranks is None else "")
-        parts = [f"following {whom}", *pace.texts(state.attempt)]
+        which = sorted(state.workers if content.ranks is None else content.ranks)
+        shown = "all" if content.ranks is None else f"{name_ranks(which)} of"
+        whom = f"{shown} {len(state.workers)}" + (" ranks" if content.ranks is None else "")
+        parts = [f"following {whom}", *step_rate.format(state.attempt)]
     else:
         parts = [state.phase.value]
     if state.created is not None:
         parts.append(format_duration(now - state.created))
-    keys = ["d detach", "^C stop" if watched.owns else "^C leave"] if watched.keys else []
+    keys = ["d detach", "^C stop" if content.stops_run else "^C leave"] if content.accepts_keys else []
     return _joined(parts, keys, glyphs, width)
 
 
@@ -122,16 +122,16 @@ class Footer:
 
     def __init__(self, run: RunDir, live: LiveView, terminal: Terminal) -> None:
         self._run, self._live, self._terminal = run, live, terminal
-        self._pace = StepRate()
+        self._step_rate = StepRate()
         self._drawn = self._looked = self._bar = float("-inf")
         self._written = False
 
-    def wrote(self, *, bar: bool) -> None:
+    def note_output(self, *, bar: bool) -> None:
         """Take note that output was shown; a progress bar has the last line for itself."""
         self._written, self._drawn = True, float("-inf")
         self._bar = time.monotonic() if bar else float("-inf")
 
-    def draw(self, state: RunState, ranks: frozenset[int] | None, *, owns: bool, keys: bool) -> None:
+    def draw(self, state: RunState, ranks: frozenset[int] | None, *, stops_run: bool, accepts_keys: bool) -> None:
         """Show the line as it is now, unless that was a moment ago."""
         now = time.monotonic()
         if now - self._drawn < _EVERY or now - self._bar < _BAR_STAYS:
@@ -140,9 +140,9 @@ class Footer:
         if now - self._looked >= _LOOK_EVERY:
             self._looked = now
             self._look(state)
-        watched = FooterContent(ranks=ranks, written=self._written, owns=owns, keys=keys)
+        content = FooterContent(ranks=ranks, has_output=self._written, stops_run=stops_run, accepts_keys=accepts_keys)
         width = None if self._terminal.width is None else self._terminal.width - 1
-        line = footer_line(state, watched, self._pace, time.time(), self._terminal.glyphs, width)
+        line = format_footer(state, content, self._step_rate, time.time(), self._terminal.glyphs, width)
         if line:
             self._live.draw(self._terminal.style(fit(line, width, self._terminal.glyphs), DIM))
 
@@ -156,4 +156,4 @@ class Footer:
         inside = rank.get("inside") if rank is not None else None
         step = inside.get("step") if inside is not None else None
         if step is not None and sample.get("m") is not None:
-            self._pace.add(float(sample["m"]), step)
+            self._step_rate.add(float(sample["m"]), step)

@@ -175,7 +175,7 @@ class AttemptSeparators:
         self._last_attempt = (attempt or 0) - 1 if first or attempt is not None else None
         self._ended: set[int] = set()
 
-    def before(
+    def insert_separators(
         self, lines: Sequence[LogLine | FoldedLine], state: RunState
     ) -> Iterator[str | Sequence[LogLine | FoldedLine]]:
         """Yield lines in pieces, with separators between the attempts."""
@@ -189,7 +189,7 @@ class AttemptSeparators:
         if start < len(lines):
             yield lines[start:]
 
-    def rest(self, state: RunState) -> Iterator[str]:
+    def list_remaining_separators(self, state: RunState) -> Iterator[str]:
         """Yield the separators after the last line."""
         if self._only is None and state.past_attempts:
             yield from self._up_to(state.attempt, state)

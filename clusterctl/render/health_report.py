@@ -12,8 +12,8 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import fold_ranks, group_pairs, plural
 from clusterctl.health.model import Finding, Status
 from clusterctl.render.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Terminal, fit, pad, safe
-from clusterctl.render.sanitize import json_line
-from clusterctl.render.wrapping import count_columns
+from clusterctl.render.line_wrapping import count_columns
+from clusterctl.render.terminal_sanitizer import json_line
 
 WORST_FIRST = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS, Status.SKIP)
 STYLES = {
@@ -43,7 +43,7 @@ class NodeHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthView:
+class HealthReport:
     """What `health` shows. Nodes come in the order of node rank; `cluster` holds what concerns no single node."""
 
     verdict: Status
@@ -65,7 +65,7 @@ def finding_from_json(value: Mapping[str, Any]) -> Finding:
 # --- for people
 
 
-def render_health(view: HealthView, terminal: Terminal, *, verbose: bool = False) -> list[str]:
+def render_health(view: HealthReport, terminal: Terminal, *, verbose: bool = False) -> list[str]:
     """Return a line for each group of equal nodes, then the problems.
 
     Args:
@@ -75,7 +75,7 @@ def render_health(view: HealthView, terminal: Terminal, *, verbose: bool = False
     """
     lines = _node_lines(view.nodes, terminal)
     groups = [
-        *problems_by_check(view.findings, terminal, statuses=_ADVERSE),
+        *render_findings_by_check(view.findings, terminal, statuses=_ADVERSE),
         *_list_root_checks(view.findings, terminal),
     ]
     if verbose:
@@ -85,7 +85,7 @@ def render_health(view: HealthView, terminal: Terminal, *, verbose: bool = False
     return [*lines, "", _verdict_line(view, terminal)]
 
 
-def problems_by_check(
+def render_findings_by_check(
     findings: Iterable[Finding | Mapping[str, Any]],
     terminal: Terminal,
     *,
@@ -212,7 +212,7 @@ def _node_line(name: str, verdict: Status, parts: Sequence[str], widest: int, te
     )
 
 
-def _verdict_line(view: HealthView, terminal: Terminal) -> str:
+def _verdict_line(view: HealthReport, terminal: Terminal) -> str:
     counts = Counter(node.verdict for node in view.nodes)
     parts = [f"{counts[status]} {status.value}" for status in WORST_FIRST if counts[status]]
     verdict = terminal.style(view.verdict.value, *STYLES[view.verdict])
@@ -229,7 +229,7 @@ def status_sign(status: Status, terminal: Terminal) -> str:
 # --- for machines
 
 
-def format_health_json(view: HealthView) -> dict[str, Any]:
+def format_health_json(view: HealthReport) -> dict[str, Any]:
     """Return `health --json`."""
     return {
         "verdict": view.verdict.value,
@@ -246,12 +246,12 @@ def format_health_json(view: HealthView) -> dict[str, Any]:
     }
 
 
-def format_health_ndjson(view: HealthView) -> list[str]:
+def format_health_ndjson(view: HealthReport) -> list[str]:
     """Return one finding a line."""
     return [json_line(finding.to_json()) for finding in view.findings]
 
 
-def health_prometheus(view: HealthView) -> list[str]:
+def format_health_prometheus(view: HealthReport) -> list[str]:
     """Return the text exposition format: 1 for the status that each check has, and for each node's verdict."""
     lines = [
         "# HELP clusterctl_health_finding What a check says of a node or a GPU; 1 for the status that holds.",
@@ -285,7 +285,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 _WORDS = {Status.PASS: "ok", Status.WARN: "warn", Status.FAIL: "fail", Status.SKIP: "-", Status.UNKNOWN: "unknown"}
 
 
-def render_head(findings: Sequence[Finding], verdict: Status, terminal: Terminal) -> list[str]:
+def render_head_checks(findings: Sequence[Finding], verdict: Status, terminal: Terminal) -> list[str]:
     """Return a line for each finding, with its remedy below it, and last whether this head is fit."""
     widest = max((count_columns(finding.check) for finding in findings), default=0)
     lines = []

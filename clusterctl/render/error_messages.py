@@ -17,8 +17,8 @@ from clusterctl.errors import (
     UnhealthyError,
 )
 from clusterctl.render.console import BOLD, CYAN, PEER_LIMIT, RED, YELLOW, Console, Terminal, safe
-from clusterctl.render.health import problems_by_check
-from clusterctl.render.wrapping import count_columns
+from clusterctl.render.health_report import render_findings_by_check
+from clusterctl.render.line_wrapping import count_columns
 
 _ADDRESS = re.compile(r"(?:-p \d+ )?[\w.\\-]+@[\w.:%@\[\]-]+")
 """What a hint gives to ssh to reach its node (`SshOptions.address`): the one thing in which those of nodes differ."""
@@ -29,8 +29,8 @@ _MOST_LINES = 60
 
 def print_error(error: ClusterctlError, console: Console | None = None) -> None:
     """Write an error to stderr; a run that failed has its report already, so only its one line."""
-    console = console or Console.standard()
-    console.narrate(*render_error(error, console.err))
+    console = console or Console.for_standard_streams()
+    console.write_stderr(*render_error(error, console.err))
 
 
 def render_error(error: ClusterctlError, terminal: Terminal) -> list[str]:
@@ -45,7 +45,7 @@ def render_error(error: ClusterctlError, terminal: Terminal) -> list[str]:
         case UnhealthyError() if error.findings:
             return _unhealthy(str(error), error.findings, error.hint, terminal)
         case TeardownError():
-            lines = [error_line(str(error), terminal), *remaining_lines(error.remaining, terminal)]
+            lines = [error_line(str(error), terminal), *render_remaining_processes(error.remaining, terminal)]
             return [*lines, *hint_lines(error.hint, terminal)]
         case _:
             return [error_line(str(error), terminal), *hint_lines(error.hint, terminal)]
@@ -61,7 +61,7 @@ def hint_lines(hint: str | None, terminal: Terminal) -> list[str]:
     return [f"{terminal.style('hint', CYAN)}: {_text(hint)}"] if hint else []
 
 
-def start_failed_lines(error: Mapping[str, Any], terminal: Terminal) -> list[str]:
+def render_start_error(error: Mapping[str, Any], terminal: Terminal) -> list[str]:
     """Return a start's failure as the controller wrote it down (`StartFailed.error`)."""
     nodes = error.get("nodes")
     if nodes:
@@ -74,7 +74,7 @@ def start_failed_lines(error: Mapping[str, Any], terminal: Terminal) -> list[str
     return [error_line(message, terminal), *hint_lines(hint, terminal)]
 
 
-def remaining_lines(remaining: Iterable[Mapping[str, Any]], terminal: Terminal) -> list[str]:
+def render_remaining_processes(remaining: Iterable[Mapping[str, Any]], terminal: Terminal) -> list[str]:
     """Return one line for each process that may still be there."""
     entries = list(remaining)
     lines = [_remaining(entry, terminal) for entry in entries[:_MOST_REMAINING]]
@@ -83,7 +83,7 @@ def remaining_lines(remaining: Iterable[Mapping[str, Any]], terminal: Terminal) 
 
 
 def _unhealthy(message: str, findings: Sequence[Any], hint: str | None, terminal: Terminal) -> list[str]:
-    return [*problems_by_check(findings, terminal), error_line(message, terminal), *hint_lines(hint, terminal)]
+    return [*render_findings_by_check(findings, terminal), error_line(message, terminal), *hint_lines(hint, terminal)]
 
 
 def _remaining(entry: Mapping[str, Any], terminal: Terminal) -> str:

@@ -40,7 +40,7 @@ def _place(frame: Mapping[str, Any]) -> str:
     return f"{safe(frame['file'])}:{frame['line']}"
 
 
-def render_remarks(ranks: Mapping[str, Mapping[str, Any]], terminal: Terminal) -> list[str]:
+def render_stack_notes(ranks: Mapping[str, Mapping[str, Any]], terminal: Terminal) -> list[str]:
     """Return notes to the stacks: why a rank has none, and its child processes that do not run (data loaders).
 
     Args:

@@ -8,20 +8,29 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import collectives, crash, hang, slowness
 from clusterctl.why.evidence_types import Evidence, Rank, RunError
-from clusterctl.why.hang import format_wait
+from clusterctl.why.hang import format_waiting
 from clusterctl.why.headline import SENT_FROM_OUTSIDE
 from clusterctl.why.stack_position import UNKNOWN_POSITION, is_waiting_for_peers, locate_rank, name_culprits
-from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, format_ranks
+from clusterctl.why.verdict import (
+    MAX_NAMED,
+    Confidence,
+    Culprit,
+    ProblemClass,
+    ProblemKind,
+    Verdict,
+    Waiting,
+    format_ranks,
+)
 
 _KINDS = {
-    "node_lost": (Kind.CRASH, Class.NODE_LOST, "clusterctl health --nodes {node}"),
-    "port_taken": (Kind.CRASH, Class.PORT_TAKEN, "clusterctl exec --nodes {node} -- ss -ltnp"),
-    "unhealthy": (Kind.CRASH, Class.UNHEALTHY, "clusterctl health --nodes {node}"),
-    "time_limit": (Kind.SLOW, Class.TIME_LIMIT, "clusterctl status {run}"),
-    "start_failed": (Kind.START, Class.NOT_STARTED, "clusterctl status {run}"),
-    "refused": (Kind.REFUSED, Class.REFUSED, "clusterctl health"),
-    "left_work": (Kind.CRASH, Class.EXITED_EARLY, "clusterctl logs {run}"),
-    "cancelled": (Kind.NONE, Class.CANCELLED, "clusterctl logs {run}"),
+    "node_lost": (ProblemKind.CRASH, ProblemClass.NODE_LOST, "clusterctl health --nodes {node}"),
+    "port_taken": (ProblemKind.CRASH, ProblemClass.PORT_TAKEN, "clusterctl exec --nodes {node} -- ss -ltnp"),
+    "unhealthy": (ProblemKind.CRASH, ProblemClass.UNHEALTHY, "clusterctl health --nodes {node}"),
+    "time_limit": (ProblemKind.SLOW, ProblemClass.TIME_LIMIT, "clusterctl status {run}"),
+    "start_failed": (ProblemKind.START, ProblemClass.NOT_STARTED, "clusterctl status {run}"),
+    "refused": (ProblemKind.REFUSED, ProblemClass.REFUSED, "clusterctl health"),
+    "left_work": (ProblemKind.CRASH, ProblemClass.EXITED_EARLY, "clusterctl logs {run}"),
+    "cancelled": (ProblemKind.NONE, ProblemClass.CANCELLED, "clusterctl logs {run}"),
 }
 
 
@@ -29,17 +38,19 @@ def judge_run(evidence: Evidence) -> Verdict:
     """Return what went wrong with a run, and which ranks or nodes are to blame."""
     verdict = _find_verdict(evidence)
     # The ranks of a run that has ended have no stacks.
-    commands = tuple(text for text in verdict.next if not (evidence.over and text.startswith("clusterctl stacks")))
-    return replace(verdict, next=commands, bundle=evidence.evidence_folder or evidence.folder)
+    commands = tuple(
+        text for text in verdict.next_commands if not (evidence.has_ended and text.startswith("clusterctl stacks"))
+    )
+    return replace(verdict, next_commands=commands, evidence_folder=evidence.evidence_folder or evidence.run_folder)
 
 
 def _find_verdict(evidence: Evidence) -> Verdict:
     crashed = None if evidence.reason == "stalled" else crash.judge_crash(evidence)
     if crashed is not None and evidence.evidence_folder is not None:
-        if crashed.cls is Class.PEER_LOST:
+        if crashed.cls is ProblemClass.PEER_LOST:
             # The time limits of the process groups ended a stall: the positions before that tell more.
             return hang.judge_hang(evidence) or crashed
-        if crashed.cls in (Class.SIGNAL, Class.KILLED):
+        if crashed.cls in (ProblemClass.SIGNAL, ProblemClass.KILLED):
             return _judge_killed_stall(evidence) or crashed
     if crashed is not None:
         return crashed
@@ -53,12 +64,12 @@ def _find_verdict(evidence: Evidence) -> Verdict:
     alive = [rank for rank in evidence.ranks if rank.end is None]
     if evidence.stalled or evidence.reason == "stalled":
         return hang.judge_hang(evidence) or Verdict(
-            kind=Kind.HANG,
-            cls=Class.NONE,
+            kind=ProblemKind.HANG,
+            cls=ProblemClass.NONE,
             confidence=Confidence.UNKNOWN,
             summary="nothing moves, and nobody could look at the ranks",
-            missing=tuple(f"rank {rank.rank}: {rank.snapshot_error}" for rank in alive[:MAX_NAMED]),
-            next=(f"clusterctl stacks {evidence.run}",),
+            missing_evidence=tuple(f"rank {rank.rank}: {rank.snapshot_error}" for rank in alive[:MAX_NAMED]),
+            next_commands=(f"clusterctl stacks {evidence.run}",),
         )
     if error is not None:
         return _judge_run_error(evidence, error)
@@ -104,8 +115,8 @@ def _judge_early_exits(evidence: Evidence) -> Verdict | None:
             return None  # the snapshots are of an earlier stall
         # A snapshot of a run that moves: the ranks that ended may belong to a group that is not used any more.
         return Verdict(
-            kind=Kind.HANG,
-            cls=Class.EXITED_EARLY,
+            kind=ProblemKind.HANG,
+            cls=ProblemClass.EXITED_EARLY,
             confidence=Confidence.AMBIGUOUS,
             summary=f"{ended}, and {format_ranks(numbers)} may wait for their peers",
             culprits=both,
@@ -123,13 +134,13 @@ def _judge_early_exits(evidence: Evidence) -> Verdict | None:
         elif len(waiting) == len(alive) and len(early) < len(waiting):
             confidence = Confidence.CERTAIN
     return Verdict(
-        kind=Kind.HANG,
-        cls=Class.EXITED_EARLY,
+        kind=ProblemKind.HANG,
+        cls=ProblemClass.EXITED_EARLY,
         confidence=confidence,
-        summary=f"{ended} while {format_wait(numbers)} for their peers",
+        summary=f"{ended} while {format_waiting(numbers)} for their peers",
         culprits=_name_early_culprits(early) if len(early) <= len(waiting) else both,
         waiting=(Waiting(ranks=fold_ranks(numbers), where=None, op="wait for their peers"),),
-        next=crash.list_next_commands(Class.EXITED_EARLY, evidence.run, early[0].rank, None),
+        next_commands=crash.list_next_commands(ProblemClass.EXITED_EARLY, evidence.run, early[0].rank, None),
     )
 
 
@@ -143,8 +154,8 @@ def _name_early_culprits(ranks: list[Rank]) -> tuple[Culprit, ...]:
 
 def _judge_run_error(evidence: Evidence, error: RunError) -> Verdict:
     """Judge what ended the run without an exit of a worker."""
-    kind, cls, command = _KINDS.get(error.kind, (Kind.CRASH, Class.UNKNOWN, "clusterctl status {run}"))
-    reason = "; ".join((error.message, *evidence.troubles.get(error.node or "", ())))
+    kind, cls, command = _KINDS.get(error.kind, (ProblemKind.CRASH, ProblemClass.UNKNOWN, "clusterctl status {run}"))
+    reason = "; ".join((error.message, *evidence.health_problems.get(error.node or "", ())))
     next_command = command.format(node=error.node or "NODE", run=evidence.run)
     return Verdict(
         kind=kind,
@@ -152,7 +163,7 @@ def _judge_run_error(evidence: Evidence, error: RunError) -> Verdict:
         confidence=Confidence.CERTAIN,
         summary="; ".join((error.message, *evidence.warnings)),
         culprits=() if error.node is None else (Culprit(rank=None, node=error.node, evidence=reason),),
-        next=tuple(text for text in (error.hint, next_command) if text),
+        next_commands=tuple(text for text in (error.hint, next_command) if text),
     )
 
 
@@ -171,8 +182,8 @@ def _describe_refusals(error: RunError) -> Verdict:
     has_check = named and any(reason.check for reason in error.reasons)
     health = f"clusterctl health --nodes {fold_hosts(named)}" if has_check else ""
     return Verdict(
-        kind=Kind.REFUSED,
-        cls=Class.REFUSED,
+        kind=ProblemKind.REFUSED,
+        cls=ProblemClass.REFUSED,
         confidence=Confidence.CERTAIN,
         summary=f"nothing was started: {texts[0]}{more}",
         culprits=tuple(
@@ -180,7 +191,7 @@ def _describe_refusals(error: RunError) -> Verdict:
             for (check, message), names in nodes.items()
             for name in names
         ),
-        next=tuple(text for text in (*hints, health, error.hint) if text),
+        next_commands=tuple(text for text in (*hints, health, error.hint) if text),
     )
 
 
@@ -189,6 +200,6 @@ def _judge_healthy(evidence: Evidence) -> Verdict:
     more = f"; {timings}" if timings else ", or may still be at their first step"
     ended = "; ".join(("all ranks ended with 0" if evidence.warnings else "it ended well", *evidence.warnings))
     # Without timings no rank reports its state.
-    known = Confidence.CERTAIN if evidence.over or timings else Confidence.LIKELY
-    summary = ended if evidence.over else f"nothing is wrong: ranks make progress{more}"
-    return Verdict(kind=Kind.NONE, cls=Class.NONE, confidence=known, summary=summary)
+    known = Confidence.CERTAIN if evidence.has_ended or timings else Confidence.LIKELY
+    summary = ended if evidence.has_ended else f"nothing is wrong: ranks make progress{more}"
+    return Verdict(kind=ProblemKind.NONE, cls=ProblemClass.NONE, confidence=known, summary=summary)

@@ -17,12 +17,12 @@ from clusterctl.formatting import (
     plural,
     signal_name,
 )
-from clusterctl.render.attempts import attempts_json, describe_next_attempt, render_attempts
+from clusterctl.render.attempt_table import attempts_json, describe_next_attempt, render_attempts
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, Terminal, safe
-from clusterctl.render.errors import remaining_lines
+from clusterctl.render.error_messages import render_remaining_processes
 from clusterctl.render.log_output import format_local_time, format_rfc3339
 from clusterctl.render.run_messages import (
-    Unattended,
+    UnattendedRun,
     cause_json,
     describe_worker,
     failure_line,
@@ -66,29 +66,29 @@ class WorkerActivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
+class RunSnapshot:
     """A run as `ps` and `status` show it.
 
     Attributes:
-        attended: A controller is alive.
+        has_controller: A controller is alive.
         activity: By rank; may lack ranks.
         verdict: What `why` said of a stall that goes on, as JSON, or `None`.
         origin: Where it comes from, or `None`.
-        where: Where the ranks of a stalled run are, in a few lines.
-        start: Where the time of its start went; only looked for where it is shown.
-        unattended: What becomes of it while no controller is alive.
-        slow: Ranks for which the others wait again and again, and the likely reason of each, "" where it is not known.
+        stall_positions: Where the ranks of a stalled run are, in a few lines.
+        start_times: Where the time of its start went; only looked for where it is shown.
+        unattended_run: What becomes of it while no controller is alive.
+        slow_ranks: Ranks for which the others wait again and again, each with the likely reason; "" if unknown.
     """
 
     state: RunState
-    attended: bool
+    has_controller: bool
     activity: Mapping[int, WorkerActivity] = field(default_factory=dict)
     verdict: Any = None
     origin: Origin | None = None
-    where: Sequence[str] = ()
-    start: StartTimes | None = None
-    slow: Mapping[int, str] = field(default_factory=dict)
-    unattended: Unattended = field(default_factory=Unattended)
+    stall_positions: Sequence[str] = ()
+    start_times: StartTimes | None = None
+    slow_ranks: Mapping[int, str] = field(default_factory=dict)
+    unattended_run: UnattendedRun = field(default_factory=UnattendedRun)
 
     @property
     def step(self) -> int | None:
@@ -118,12 +118,12 @@ def activity_from_sample(sample: Mapping[str, Any], age_s: float) -> dict[int, W
     return out
 
 
-def render_status(view: RunView, now: float, terminal: Terminal, *, every: bool = False) -> list[str]:
+def render_status(view: RunSnapshot, now: float, terminal: Terminal, *, every: bool = False) -> list[str]:
     """Return what `status` shows: the run in a line, what is wrong, then nodes, then workers.
 
     Many workers are folded by what they do; with `every` each has a row.
     """
-    headline, *wrong = render_summary(view, now, terminal)
+    headline, *wrong = render_run_summary(view, now, terminal)
     lines = [headline, *render_origin(view.state, view.origin, now, terminal), *wrong]
     if attempts := render_attempts(view.state, view.step, now, terminal):
         lines += ["", *attempts]
@@ -132,12 +132,12 @@ def render_status(view: RunView, now: float, terminal: Terminal, *, every: bool 
     return lines
 
 
-def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
+def render_run_summary(view: RunSnapshot, now: float, terminal: Terminal) -> list[str]:
     """Return a headline of the run, and its problems."""
     state = view.state
     lines = [_headline(view, now, terminal)]
-    if not view.attended and not state.over:
-        lines.append(f"  no controller is alive; {view.unattended.message}")
+    if not view.has_controller and not state.over:
+        lines.append(f"  no controller is alive; {view.unattended_run.message}")
         lines.append(f"  hint: clusterctl attach --adopt {state.run}")
     if state.phase is RunPhase.RESTARTING and state.restart_at is not None:
         lines.append(f"  {describe_next_attempt(state, now)}")
@@ -145,23 +145,25 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
         lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
     if state.stall is not None:
         hints = [] if state.over else stall_hints(state.run, state.stall.phase)
-        lines += [f"  {line}" for line in (stall_line(state.stall), *(f"  {line}" for line in view.where), *hints)]
+        lines += [
+            f"  {line}" for line in (stall_line(state.stall), *(f"  {line}" for line in view.stall_positions), *hints)
+        ]
     if state.results is not None:
         lines += [f"  {line}" for line in result_messages(state.results)]
     lines += [f"  warn: {safe(text)}" for text in list_end_warnings(state)]
     if not state.over:
         lines += [f"  {health_message(event)}" for event in state.troubles.values()]
-        lines += [f"  {line}" for line in describe_slow_ranks(state, view.slow)]
+        lines += [f"  {line}" for line in describe_slow_ranks(state, view.slow_ranks)]
     if state.remaining:
         lines.append("  may still be there:")
-        lines += [f"  {line}" for line in remaining_lines(state.remaining, terminal)]
+        lines += [f"  {line}" for line in render_remaining_processes(state.remaining, terminal)]
         lines.append(f"  hint: clusterctl down {state.run}")
     return lines
 
 
-def describe_slow_ranks(state: RunState, slow: Mapping[int, str]) -> list[str]:
+def describe_slow_ranks(state: RunState, slow_ranks: Mapping[int, str]) -> list[str]:
     """Return lines about slow ranks: ranks of one node with the same reason share a line."""
-    alike = group_pairs(((state.workers[rank].node, reason), rank) for rank, reason in slow.items())
+    alike = group_pairs(((state.workers[rank].node, reason), rank) for rank, reason in slow_ranks.items())
     return [
         f"slow: {name_ranks(ranks)} on {safe(node)}, for which the others wait"
         + (f": {safe(reason)}" if reason else "")
@@ -169,7 +171,7 @@ def describe_slow_ranks(state: RunState, slow: Mapping[int, str]) -> list[str]:
     ]
 
 
-def _headline(view: RunView, now: float, terminal: Terminal) -> str:
+def _headline(view: RunSnapshot, now: float, terminal: Terminal) -> str:
     state = view.state
     dot = f" {terminal.glyphs.dot} "
     parts = [terminal.style(state.phase.value, *STATE_STYLES.get(state.phase.value, ()))]
@@ -186,7 +188,7 @@ def _headline(view: RunView, now: float, terminal: Terminal) -> str:
     return f"{terminal.style(state.run, BOLD)}  {dot.join(parts)}"
 
 
-def _node_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
+def _node_table(view: RunSnapshot, terminal: Terminal, *, every: bool) -> list[str]:
     """Return a row for each node; of many nodes, a row for those in the same state."""
     if len(view.state.nodes) > _MOST_NODES and not every:
         return _folded_nodes(view, terminal)
@@ -205,7 +207,7 @@ def _node_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
     return render_table(columns, rows, terminal)
 
 
-def _folded_nodes(view: RunView, terminal: Terminal) -> list[str]:
+def _folded_nodes(view: RunSnapshot, terminal: Terminal) -> list[str]:
     nodes = sorted(view.state.nodes.values(), key=lambda n: n.node_rank)
     groups = group_pairs((view.state.find_node_phase(node.node).value, node.node) for node in nodes)
     columns = make_columns(">NODES", "STATE", "~NAMES")
@@ -220,7 +222,7 @@ def has_row_per_rank(state: RunState, *, every: bool) -> bool:
     return every or len(state.workers) <= _MOST_WORKERS
 
 
-def _worker_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
+def _worker_table(view: RunSnapshot, terminal: Terminal, *, every: bool) -> list[str]:
     """Return a row for each rank; of many ranks, a row for those that do the same."""
     workers = [view.state.workers[rank] for rank in sorted(view.state.workers)]
     if not has_row_per_rank(view.state, every=every):
@@ -240,7 +242,7 @@ def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _folded_workers(workers: Sequence[WorkerState], view: RunView, terminal: Terminal) -> list[str]:
+def _folded_workers(workers: Sequence[WorkerState], view: RunSnapshot, terminal: Terminal) -> list[str]:
     groups = group_pairs((describe_worker(worker), worker) for worker in workers)
     columns = make_columns("~RANKS", "STATE", ">STEP", "~NODES")
     rows: list[list[Cell | str]] = []
@@ -268,7 +270,7 @@ def state_cell(state: str, word: str | None = None) -> Cell:
     return Cell(word or state, STATE_STYLES.get(state, ()))
 
 
-def run_json(view: RunView) -> dict[str, Any]:
+def run_json(view: RunSnapshot) -> dict[str, Any]:
     """Return the fields that `ps --json` and `status --json` share."""
     state, stall = view.state, view.state.stall
     stall_keys = ("since_s", "limit_s", "phase")
@@ -276,7 +278,7 @@ def run_json(view: RunView) -> dict[str, Any]:
         "run": state.run,
         "name": state.name,
         "state": state.phase.value,
-        "attended": view.attended,
+        "attended": view.has_controller,
         "attempt": state.attempt,
         "exit_code": state.exit_code,
         "cause": cause_json(find_final_cause(state)),
@@ -289,7 +291,7 @@ def run_json(view: RunView) -> dict[str, Any]:
     }
 
 
-def status_json(view: RunView) -> dict[str, Any]:
+def status_json(view: RunSnapshot) -> dict[str, Any]:
     """Return `status --json`."""
     state, results = view.state, view.state.results
     health_keys = ("node", "gpu", "check", "status", "message", "action")
@@ -301,7 +303,7 @@ def status_json(view: RunView) -> dict[str, Any]:
         if results is None
         else {"to": results.to, "files": results.files, "bytes": results.bytes, "lacking": list(results.missing)},
         "origin": origin_json(view.origin),
-        "start": timings_json(view.start),
+        "start": timings_json(view.start_times),
         "attempts": attempts_json(state, view.step),
         "nodes": [
             {key: getattr(node, key) for key in ("node", "node_rank", "address")}
@@ -312,7 +314,7 @@ def status_json(view: RunView) -> dict[str, Any]:
     }
 
 
-def _worker_json(worker: WorkerState, view: RunView) -> dict[str, Any]:
+def _worker_json(worker: WorkerState, view: RunSnapshot) -> dict[str, Any]:
     activity = view.activity.get(worker.rank, WorkerActivity())
     return {key: getattr(worker, key) for key in ("rank", "local_rank", "node", "pid")} | {
         "state": worker.phase.value,
@@ -321,7 +323,7 @@ def _worker_json(worker: WorkerState, view: RunView) -> dict[str, Any]:
         "stopped": worker.stopped,
         "step": activity.step,
         "last_output_s": round_seconds(activity.last_output_s),
-        "slow": view.slow.get(worker.rank),
+        "slow": view.slow_ranks.get(worker.rank),
     }
 
 
