@@ -267,12 +267,18 @@ class StallSpec:
     Attributes:
         timeout: Time without activity after which a run is stalled.
         startup_timeout: The same, before the first step.
+        busy_timeout: Time without progress after which a run is stalled although some ranks print or compute, if
+            others wait for them in a collective.
         action: Reaction to a stalled run.
         watch: Globs of files whose growth is activity, relative to the workdir.
     """
 
     timeout: Annotated[DurationOrAuto, KeyDocs("15m", "auto", unset_text="`auto`, 8m with NCCL and 25m else")] = None
     startup_timeout: Annotated[PositiveDuration, KeyDocs("40m")] = 1500.0
+    busy_timeout: Annotated[
+        DurationOrAuto,
+        KeyDocs("1h", "auto", unset_text="`auto`, 3 × `timeout`, at most its default or `timeout` itself"),
+    ] = None
     action: Annotated[StallAction, KeyDocs("restart")] = StallAction.REPORT
     watch: Annotated[Texts, KeyDocs(["ckpt/**"])] = ()
 

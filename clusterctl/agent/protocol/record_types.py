@@ -88,7 +88,8 @@ class RankActivity(TypedDict, total=False):
     """A rank at one moment. Bytes are those of its whole process tree, `None` if they cannot be read.
 
     For the main thread of the rank: `starved_s` are the seconds in which it could run and got no CPU, `faults` counts
-    its waits for memory that had to be read from a disk.
+    its waits for memory that had to be read from a disk. `printed_steps`: how many rising step numbers the end of its
+    output shows, and the last one.
     """
 
     alive: bool
@@ -100,6 +101,7 @@ class RankActivity(TypedDict, total=False):
     read: wire_types.Count | None
     written: wire_types.Count | None
     output: wire_types.Count | None
+    printed_steps: tuple[wire_types.Count, wire_types.Measured] | None
     starved_s: wire_types.Measured | None
     faults: wire_types.Count | None
     inside: WorkerStatusSample | None

@@ -10,6 +10,7 @@ import contextlib
 import glob
 import itertools
 import os
+import re
 import threading
 import time
 from dataclasses import dataclass
@@ -27,6 +28,17 @@ if TYPE_CHECKING:
 
 _SCAN_INTERVAL_S = 15.0
 _MAX_WATCHED = 200
+_TAIL_BYTES = 8192
+_NAMED_STEPS = 3
+"""A rank that reports so many steps itself needs no reading of its output."""
+_STEP_WORDS = rb"(?:global[_ ]?)?(?:step|iter|iteration|epoch|batch|update|round|episode)s?"
+_NUMBER = rb"(\d{1,12}(?:\.\d{1,6})?)"
+_PRINTED_STEP = re.compile(
+    rb"\b" + _STEP_WORDS + rb"\b[\W_]{0,4}" + _NUMBER + rb"\b"
+    rb"|^[ \t]*(?:(?:train(?:ing)?|" + _STEP_WORDS + rb")\b[^%|]{0,40})?\d{1,3}%\|[^|]*\| *" + _NUMBER + rb"/\d",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""`step 24`, `Epoch [2/10]`, `iter: 7`, and progress bars without another label, such as that of a download."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ class ActivitySampler:
         self._status_dir = status_dir
         self._gpus = gpus
         self._trees: dict[int, list[ProcessIdentity]] = {}
+        self._printed: dict[int, tuple[int, tuple[int, float] | None]] = {}
         self._scanned: float | None = None
 
     def sample(self, now: float | None = None) -> record_types.ActivitySample:
@@ -68,8 +81,8 @@ class ActivitySampler:
 
         Returns:
             `{m, gpus, ranks: {"R": {...}}}`. For each rank: alive, pid (of the process that is the rank), state, wchan,
-            procs, cpu_s, read, written, output (bytes of the whole process tree; `None` if unreadable), starved_s,
-            faults and `inside` (`WorkerStatusSample`).
+            procs, cpu_s, read, written, output (bytes of the whole process tree; `None` if unreadable), printed_steps
+            (while the rank reports no steps itself), starved_s, faults and `inside` (`WorkerStatusSample`).
         """
         now = time.monotonic() if now is None else now
         if self._scanned is None or now - self._scanned >= _SCAN_INTERVAL_S:
@@ -101,6 +114,8 @@ class ActivitySampler:
         starved_s = proc.read_run_delay(subject.pid) if subject else None
         # The agent has caused the bytes of stack dumps.
         dumped = _read_size(os.path.join(self._status_dir, f"rank-{rank}.stacks")) or 0
+        output = _read_size(worker.output) if worker else None
+        reports_steps = status is not None and status["beats"] >= _NAMED_STEPS
         return {
             "alive": root is not None and root.state not in "ZX",
             "pid": subject.pid if subject else worker.identity.pid if worker else None,
@@ -110,11 +125,22 @@ class ActivitySampler:
             "cpu_s": round(sum(each.ticks for each in members) / proc.TICKS_PER_SECOND, 2),
             "read": sum(read for read, _ in transfers) if transfers else None,
             "written": sum(written for _, written in transfers) - dumped if transfers else None,
-            "output": _read_size(worker.output) if worker else None,
+            "output": output,
+            "printed_steps": self._find_printed_steps(worker, output)
+            if worker and output and not reports_steps
+            else None,
             "starved_s": None if starved_s is None else round(starved_s, 2),
             "faults": subject.faults if subject else None,
             "inside": status,
         }
+
+    def _find_printed_steps(self, worker: WatchedWorker, size: int) -> tuple[int, float] | None:
+        """Return what `find_printed_steps` finds at the end of the output, which is read again only if it has grown."""
+        known_size, found = self._printed.get(worker.rank, (0, None))
+        if size != known_size:
+            found = find_printed_steps(_read_tail(worker.output, size))
+            self._printed[worker.rank] = (size, found)
+        return found
 
     def _read_members(self, worker: WatchedWorker) -> list[proc.ProcessStat]:
         identities = self._trees.get(worker.rank) or [worker.identity]
@@ -161,6 +187,27 @@ class FileWatch:
                 with contextlib.suppress(OSError):
                     status = os.stat(path)
                     yield path, [status.st_mtime_ns, status.st_size]
+
+
+def find_printed_steps(tail: bytes) -> tuple[int, float] | None:
+    """Return how many printed step numbers are higher than all before them, and the last one; `None` without any.
+
+    Args:
+        tail: The last lines of an output. A carriage return ends a line too.
+    """
+    numbers = [float(a or b) for a, b in _PRINTED_STEP.findall(tail.replace(b"\r", b"\n"))]
+    if not numbers:
+        return None
+    return sum(high > low for low, high in zip([-1.0, *itertools.accumulate(numbers, max)], numbers)), numbers[-1]
+
+
+def _read_tail(path: str, size: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES)
+    except OSError:
+        return b""
 
 
 def _read_transfers(pid: int) -> tuple[int, int] | None:

@@ -3,10 +3,11 @@
 A stall is suspected if nothing has moved for as long as the limit, and confirmed if a second judgement agrees. What
 moves:
 
-* **Progress** of a worker (steps, collectives, `clusterctl.progress`) always counts.
+* **Progress** of a worker (steps, collectives, `clusterctl.progress`, the numbers of its printed steps) always counts.
 * A **declared phase** stops the clock until its limit is used up.
-* **Activity** (output, transfers, watched files, CPU time of *all* ranks) stops the clock. After the first progress it
-  does so only for a limited time, because a library that keeps printing must not hide a stall for ever.
+* **Activity** (output, transfers, watched files, CPU time of *all* ranks) stops the clock. It does so only for a
+  limited time after the first progress, and while a rank waits in a collective: a rank that retries and prints for ever
+  must not hide that the group stands still.
 
 Times are the head's monotonic clock and come in as arguments. A run is judged at the last moment at which *every* live
 rank had a sample, so a controller without samples neither suspects nor confirms anything.
@@ -56,6 +57,10 @@ class RankView:
     backend: str | None = None
     group_timeout_s: float | None = None
     collectives: int = 0
+    ended_collectives: int = 0
+    is_in_collective: bool = False
+    printed_steps: int = 0
+    printed_step: float | None = None
 
 
 def update_rank_view(
@@ -90,7 +95,10 @@ def update_rank_view(
     if main_age is not None and file_age is not None and max(main_age, file_age) <= FRESH_S:
         fresh_from = now if before is None or before.fresh_from is None else before.fresh_from
         fresh_at = now if now - fresh_from >= FRESH_FOR_S else fresh_at
-    phase = status.get("phase")
+    phase, sequences = status.get("phase"), (status.get("seq") or {}).values()
+    printed_steps, printed_step = activity.get("printed_steps") or (0, None)
+    if before is not None and before.printed_step not in (None, printed_step) and not status.get("beats"):
+        progress_at = now
     return RankView(
         node=node,
         seen_at=now,
@@ -111,7 +119,11 @@ def update_rank_view(
         has_framework=bool(status.get("frameworks")),
         backend=status.get("backend"),
         group_timeout_s=status.get("timeout_s"),
-        collectives=sum(begun for begun, _ in (status.get("seq") or {}).values()),
+        collectives=sum(begun for begun, _ in sequences),
+        ended_collectives=sum(ended for _, ended in sequences),
+        is_in_collective=any(begun > ended for begun, ended in sequences),
+        printed_steps=printed_steps,
+        printed_step=printed_step,
     )
 
 
@@ -132,17 +144,21 @@ SHARE_OF_GROUP_TIMEOUT = 0.8
 """Evidence must be saved before the timeout of the process group ends the ranks."""
 FIRST_STEPS, FIRST_ADVANCES = 3, 10
 """A run has started if one rank has done so many steps, or the run has made progress so often."""
-FIRST_COLLECTIVES, FIRST_INTERVALS, AFTER_COLLECTIVES_S = 16, 2, 120.0
-"""If a run reports no steps, so many collectives over several intervals are more than a set-up. A further set-up may
-follow, so the limit is longer.
+FIRST_COLLECTIVES, FIRST_INTERVALS, FIRST_PRINTED_STEPS = 16, 2, 3
+"""If a run reports no steps, so many collectives over several intervals are more than a set-up, and so are so many
+steps that several ranks have printed.
 """
+INDIRECT_LIMIT_S = 120.0
+"""The least limit if steps are visible as collectives or printed numbers alone: a further set-up may follow."""
+BUSY_FACTOR = 3.0
+"""Activity of some ranks lengthens the limit by this factor while other ranks wait in a collective."""
 CONFIRM_MIN_S, CONFIRM_MAX_S, CONFIRM_SHARE = 15.0, 60.0, 0.2
 SAME_ADVANCE_S = 1.0
 """Ranks report one step at slightly different times. Progress within this time is one advance."""
 MAX_UNSEEN_S, MAX_UNSEEN_STEADY_S = 5.0, 2.0
 """The most time without a sample that counts. While all ranks move, nodes look more often than they write samples."""
 
-_NO_STEP_REPORTED = "step seen in any process (printed lines do not count)"
+_NO_STEP_REPORTED = "no step reported by any process"
 HINT = (
     "work of one rank alone looks like this from outside; declare it by"
     ' `with clusterctl.phase("checkpoint", limit="15m")`, `clusterctl.progress()`, or its files under `stall.watch`'
@@ -193,6 +209,7 @@ class StallWatch:
     progress_at: float | None = None
     phase_changed_at: float | None = None
     activity_at: float | None = None
+    watched_at: float | None = None
     recorded_at: float | None = None
     advances: int = 0
     intervals: tuple[float, ...] = ()
@@ -243,7 +260,7 @@ def add_samples(watch: StallWatch, samples: Iterable[tuple[ActivitySample, str, 
         watched = sample.get("watched")
         if watched is not None:
             if watch.watched_files.get(node, watched) != watched:
-                watch.activity_at = now
+                watch.activity_at = watch.watched_at = now
             watch.watched_files[node] = watched
     # CPU time counts if every rank spends it. With GPUs, waiting spins, so main threads that compute count instead.
     live = list(watch.live_ranks.values())
@@ -344,34 +361,61 @@ def _add_progress(watch: StallWatch, moment: float, seen_at: float, now: float, 
             watch.intervals = (*watch.intervals, interval)[-MAX_INTERVALS:]
 
 
+def find_busy_limit_s(watch: StallWatch, limits: StallSpec) -> float:
+    """Return the longest time without progress for a group in which some ranks wait and others show activity."""
+    top = find_max_limit_s(watch, limits)
+    return limits.busy_timeout or min(BUSY_FACTOR * top, max(top, _default_max_limit_s(watch)))
+
+
 def _has_started(watch: StallWatch) -> bool:
     return len(watch.intervals) >= FIRST_ADVANCES or any(view.beats >= FIRST_STEPS for view in watch.ranks.values())
+
+
+def _describe_indirect_start(watch: StallWatch) -> str | None:
+    """Return what shows that the first steps are over although no rank reports steps; `None` if nothing does."""
+    live = list(watch.live_ranks.values())
+    collectives = max((view.collectives for view in watch.ranks.values()), default=0)
+    # If every rank is in a collective and some have ended before, no rank can still prepare its first step.
+    all_wait = bool(live) and all(view.is_in_collective and view.ended_collectives for view in live)
+    if all_wait or (collectives >= FIRST_COLLECTIVES and len(watch.intervals) >= FIRST_INTERVALS):
+        return f"{collectives} collectives"
+    printing = [view.printed_steps for view in live if view.printed_steps >= FIRST_PRINTED_STEPS]
+    return f"{max(printing)} printed steps" if printing and len(printing) >= min(2, len(live)) else None
 
 
 def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tuple[float, float, str]:
     """Return for how long nothing has moved, the limit of that time, and what is missing."""
     progressed_at = max(watch.began_at, watch.progress_at or watch.began_at, watch.phase_changed_at or watch.began_at)
     active_at = max(progressed_at, watch.activity_at or progressed_at)
-    views, phases = watch.ranks.values(), [view.phase for view in watch.live_ranks.values() if view.phase is not None]
-    top, what = find_max_limit_s(watch, limits), "progress"
+    live = list(watch.live_ranks.values())
+    phases = [view.phase for view in live if view.phase is not None]
+    top, reason = find_max_limit_s(watch, limits), "no progress"
     interval_limit = INTERVAL_FACTOR * max(watch.intervals, default=0.0)
-    collectives = max((view.collectives for view in views), default=0)
-    if _has_started(watch):
+    if has_started := _has_started(watch):
         limit = min(max(interval_limit, MIN_LIMIT_S), top)
-    elif collectives >= FIRST_COLLECTIVES and len(watch.intervals) >= FIRST_INTERVALS:
-        limit = min(max(interval_limit, AFTER_COLLECTIVES_S), top)
-    elif watch.activity_at is not None and watch.advances == 0 and not any(view.has_framework for view in views):
-        limit, what = top, "activity"  # without a framework no steps will be visible
+    elif (seen := _describe_indirect_start(watch)) is not None:
+        limit, reason = min(max(interval_limit, INDIRECT_LIMIT_S), top), f"{seen}, then none"
+    elif (
+        watch.activity_at is not None and watch.advances == 0 and not any(v.has_framework for v in watch.ranks.values())
+    ):
+        limit, reason = top, "no activity"  # without a framework no steps will be visible
     else:
         limit = limits.startup_timeout
-        what = "progress" if watch.advances else _NO_STEP_REPORTED if watch.activity_at is not None else "first step"
+        if not watch.advances:
+            reason = "no first step" if watch.activity_at is None else _NO_STEP_REPORTED
     limit = max([limit, *(phase[2] for phase in phases)])
-    since, patience = view_time - active_at, max(limit, top, _default_max_limit_s(watch))
-    if _has_started(watch) and view_time - progressed_at >= patience:
-        since, limit = view_time - progressed_at, patience
+    since = view_time - active_at
+    if any(view.is_in_collective for view in live):
+        # A rank that saves a checkpoint under `stall.watch` is not one that retries.
+        idle_s, patience = view_time - max(progressed_at, watch.watched_at or 0.0), find_busy_limit_s(watch, limits)
+    else:
+        idle_s, patience = view_time - progressed_at, max(top, _default_max_limit_s(watch))
+        patience = patience if has_started else float("inf")
+    if idle_s >= max(limit, patience):
+        since, limit = idle_s, max(limit, patience)
     names = sorted({f"`{phase[0]}`" for phase in phases})
     during = f" in phase {', '.join(names)}" if names else ""
-    return max(0.0, since), limit, f"no {what}{during}"
+    return max(0.0, since), limit, f"{reason}{during}"
 
 
 def _record_suspicion(watch: StallWatch, suspected: bool, view_time: float, limit: float) -> StallWatch:

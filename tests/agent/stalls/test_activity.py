@@ -5,9 +5,11 @@ import os
 import signal
 import time
 
+import pytest
+
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.watch import evidence_collector
-from clusterctl.agent.watch.activity import ActivitySampler, FileWatch, WatchedWorker
+from clusterctl.agent.watch.activity import ActivitySampler, FileWatch, WatchedWorker, find_printed_steps
 
 
 def sampler(bench, *workers, **options):
@@ -151,3 +153,38 @@ def test_sampling_eight_ranks_every_two_seconds_costs_under_half_a_percent_of_a_
     for tick in range(40):
         look.sample(now=time.monotonic() + 2.0 * tick)
     assert (time.process_time() - begun) / (40 * 2.0 * len(workers)) < 0.005
+
+
+@pytest.mark.parametrize(
+    ("tail", "found"),
+    [
+        pytest.param("step 1\nstep 2\nstep 3 loss 2\n", (3, 3.0), id="words"),
+        pytest.param("Epoch [1/10]\nEpoch [2/10], step [1/100]", (2, 1.0), id="brackets"),
+        pytest.param("{'loss': 1.2, 'epoch': 0.01}\n{'loss': 1.1, 'epoch': 0.02}", (2, 0.02), id="parts of an epoch"),
+        pytest.param("  1%|#  | 24/1000 [00:10<, 2it/s]\r  1%|#  | 25/1000 [", (2, 25.0), id="a bar without a label"),
+        pytest.param("Training:  3%|# | 7/300", (1, 7.0), id="a bar of training"),
+        pytest.param("global_step=41 lr=1e-4", (1, 41.0), id="an assignment"),
+        pytest.param("Map:  10%|##| 100/1000\rMap: 20%|##| 200/1000", None, id="a bar of data preparation"),
+        pytest.param("Downloading shards: 100%|###| 4/4", None, id="a bar of a download"),
+        pytest.param("still retrying 17\nusing batch size 32", None, id="other numbers"),
+        pytest.param("step 9\nstep 9\nstep 9", (1, 9.0), id="one step again and again"),
+        pytest.param("", None, id="nothing"),
+    ],
+)
+def test_steps_are_found_in_the_last_lines_of_an_output(tail, found):
+    assert find_printed_steps(tail.encode()) == found
+
+
+def test_printed_steps_are_part_of_a_sample_until_the_rank_reports_steps_itself(bench, until):
+    go = bench.tmp_path / "go"
+    worker = bench.start(
+        "import clusterctl, os, time\n"
+        "for step in range(5): print('step', step, flush=True)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.1)\n"
+        "for step in range(5): clusterctl.progress(step=step)\n"
+        "time.sleep(100)\n"
+    )
+    look = sampler(bench, worker)
+    assert until(lambda: look.sample()["ranks"]["0"]["printed_steps"] == (5, 4.0))
+    go.touch()
+    assert until(lambda: look.sample()["ranks"]["0"]["printed_steps"] is None)

@@ -33,12 +33,15 @@ class Rank:
     timeout_s: float | None = None
     injected: bool = True
     unseen: Callable[[float], bool] = lambda t: False
+    seq: Callable[[float], tuple[int, int] | None] = lambda t: None
+    printed: Callable[[float], tuple[int, float] | None] = lambda t: None
     node: str = "a"
 
     def sample(self, t: float) -> dict[str, Any]:
         return {
             "alive": self.alive(t),
             "output": self.output(t),
+            "printed_steps": self.printed(t),
             "read": 0,
             "written": self.written(t),
             "cpu_s": self.cpu(t),
@@ -52,7 +55,7 @@ class Rank:
         return {
             "pid": 7,
             "beats": steps,
-            "seq": {},
+            "seq": {} if (seq := self.seq(t)) is None else {"0": seq},
             "age_s": 0.5,
             "progress_age_s": t - self._last(t, steps) if steps else None,
             "main_age_s": self.main_age(t),

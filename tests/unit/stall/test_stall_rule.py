@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,98 @@ def test_chatter_of_a_stalled_run_hides_it_only_until_the_ceiling():
     seen = watch(ranks, 700)
     assert FREEZE + 480 <= seen.suspected <= FREEZE + 490
     assert seen.confirmed <= FREEZE + 550
+
+
+STILL = {"step": steps(0.5, FREEZE), "seq": lambda t: (9, 8) if t > FREEZE else (8, 8)}
+"""Ranks that wait in a collective from the freeze on."""
+SHORT = StallSpec(timeout=10.0, startup_timeout=75.0)
+
+
+@pytest.mark.parametrize(
+    ("culprit", "limits", "limit_s"),
+    [
+        pytest.param({"output": int}, SHORT, 30.0, id="prints a line a second"),
+        pytest.param({"written": lambda t: int(t * 1e6)}, SHORT, 30.0, id="goes on sending metrics"),
+        pytest.param(
+            {"output": int}, StallSpec(timeout=10.0, busy_timeout=50.0), 50.0, id="a limit that the file sets"
+        ),
+        pytest.param({"output": int}, StallSpec(), 1500.0, id="the default of gloo"),
+        pytest.param({"output": int, "backend": "nccl"}, StallSpec(), 480.0, id="the default of NCCL"),
+        pytest.param({"output": int}, StallSpec(timeout=1800.0), 1800.0, id="a long limit of the file"),
+    ],
+)
+def test_signs_of_life_of_one_rank_lengthen_the_limit_of_a_group_that_waits_and_never_suspend_it(
+    culprit, limits, limit_s
+):
+    ranks = two(**STILL, **({"backend": "nccl"} if "backend" in culprit else {}))
+    ranks[1] = Rank(step=steps(0.5, FREEZE), node="b", **culprit)
+    seen = watch(ranks, FREEZE + limit_s + 70, limits)
+    assert FREEZE + limit_s - 3 <= seen.suspected <= FREEZE + limit_s + 5
+    assert seen.confirmed is not None
+
+
+def test_signs_of_life_before_the_first_step_do_not_hide_ranks_that_wait_longer_than_the_start_may_take():
+    ranks = two(seq=lambda t: (1, 0))
+    ranks[1] = Rank(output=int, node="b")
+    assert 74 <= watch(ranks, 150, SHORT).suspected <= 80
+    assert watch(ranks, 70, SHORT).suspected is None
+
+
+def test_a_rank_that_saves_watched_files_is_not_one_that_retries():
+    ranks = {0: Rank(step=steps(0.5, FREEZE), node="a"), 1: Rank(**STILL, node="b")}
+    seen = watch(ranks, FREEZE + 200, SHORT, watched=lambda t: {"x": [int(t), int(t)]})
+    assert seen.suspected is None
+
+
+def test_a_declared_phase_of_the_rank_that_others_wait_for_lasts_as_long_as_it_says():
+    ranks = two(**STILL)
+    ranks[1] = Rank(
+        step=steps(0.5, FREEZE), output=int, node="b", phase=lambda t: ("eval", FREEZE, 120.0) if t > FREEZE else None
+    )
+    seen = watch(ranks, FREEZE + 200, SHORT)
+    assert FREEZE + 118 <= seen.suspected <= FREEZE + 126
+
+
+def test_collectives_in_which_all_ranks_stand_still_end_the_start():
+    ranks = two(seq=lambda t: (25, 24) if t > 3 else (1, 0))
+    seen = watch(ranks, 200, StallSpec())
+    assert 120 <= seen.suspected <= 130
+    assert seen.last.reason == "25 collectives, then none"
+    assert watch(ranks, 100, SHORT).suspected <= 20
+
+
+def test_a_first_collective_that_takes_its_time_is_part_of_the_start():
+    assert watch(two(seq=lambda t: (1, 0)), 300, StallSpec()).suspected is None
+
+
+def test_a_rank_that_prepares_data_while_others_wait_is_part_of_the_start():
+    ranks = two(seq=lambda t: (25, 24))
+    ranks[1].seq = lambda t: (24, 24)
+    assert watch(ranks, 300, StallSpec()).suspected is None
+
+
+def printing(period: float, until: float) -> Callable[[float], tuple[int, float] | None]:
+    """Numbered lines, one each `period` seconds."""
+    return lambda t: (min(int(min(t, until) / period), 40), float(int(min(t, until) / period))) if t > period else None
+
+
+def test_numbered_lines_of_several_ranks_end_the_start():
+    ranks = two(printed=printing(0.05, 2.0))
+    seen = watch(ranks, 200, StallSpec())
+    assert 120 <= seen.suspected <= 130
+    assert seen.last.reason == "40 printed steps, then none"
+
+
+def test_numbered_lines_of_one_rank_among_several_do_not():
+    ranks = two()
+    ranks[0].printed = printing(0.05, 2.0)
+    assert watch(ranks, 300, StallSpec()).suspected is None
+
+
+def test_the_limit_grows_with_the_time_between_numbered_lines():
+    ranks = two(printed=printing(60.0, 390.0))
+    seen = watch(ranks, 1200, StallSpec())
+    assert 360 + 350 <= seen.suspected <= 360 + 370
 
 
 def test_the_limit_grows_with_slow_steps():
