@@ -18,7 +18,7 @@ from benchmarks.measures import Measure, spread, timed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.session.controller_inbox import Item
+    from clusterctl.session.controller_inbox import InboxItem
 
 NODES = 32
 
@@ -70,7 +70,7 @@ def connect(path: str) -> dict[str, float]:
     spec = load_cluster_file([path], environ={}).spec
     importlib.import_module("clusterctl.transport.ssh.ssh")  # which is done once, however many nodes there are
     load_agent_archive()
-    inbox: SimpleQueue[Item] = SimpleQueue()
+    inbox: SimpleQueue[InboxItem] = SimpleQueue()
     own, below = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
     cpu, children, began = _cpu(own), _cpu(below), time.perf_counter()
     sessions, errors = open_sessions(Transports(spec.ssh), spec.hosts, inbox)

@@ -24,13 +24,13 @@ from clusterctl.session.connect import open_session
 from clusterctl.session.controller_inbox import (
     ClockMeasured,
     EventReceived,
-    Item,
+    InboxItem,
     OutputReceived,
     SessionLost,
     StreamReceived,
 )
-from clusterctl.session.requests import StaleEpochError
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import StaleEpochError
+from clusterctl.session.node_session import Session
 from clusterctl.transport.agent_archive import AgentArchive, pack_files
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def standin_bundle(salt: bytes = b"") -> AgentArchive:
     )
 
 
-def next_of(inbox: queue.SimpleQueue[Item], kind: type[Any]) -> Any:
+def next_of(inbox: queue.SimpleQueue[InboxItem], kind: type[Any]) -> Any:
     """The next item of that kind; others are passed over."""
     while True:
         item = inbox.get(timeout=DEADLINE)
@@ -75,11 +75,11 @@ def next_of(inbox: queue.SimpleQueue[Item], kind: type[Any]) -> Any:
 
 class SessionContract:
     @pytest.fixture
-    def inbox(self) -> queue.SimpleQueue[Item]:
+    def inbox(self) -> queue.SimpleQueue[InboxItem]:
         return queue.SimpleQueue()
 
     @pytest.fixture
-    def opened(self, reach: Reach, inbox: queue.SimpleQueue[Item]) -> Iterator[Open]:
+    def opened(self, reach: Reach, inbox: queue.SimpleQueue[InboxItem]) -> Iterator[Open]:
         sessions: list[Session] = []
 
         def make(**options: Any) -> Session:
@@ -119,15 +119,17 @@ class SessionContract:
     def test_a_stream_from_the_node_arrives_whole_and_in_order(self, opened: Open) -> None:
         session = opened()
         parts: list[tuple[int, bytes]] = []
-        stream = session.new_stream(lambda data: parts.append((data.offset, data.payload)))
+        stream = session.allocate_streams(lambda data: parts.append((data.offset, data.payload)))
         answer = session.call(Command.FETCH, {"stream": stream, "bytes": 5_000_001})
         data = b"".join(payload for _, payload in parts)
         assert [offset for offset, _ in parts] == list(range(0, 5_000_001, 65536))
         assert answer["sha256"] == hashlib.sha256(data).hexdigest()
 
-    def test_a_stream_nobody_listens_to_goes_into_the_inbox(self, opened: Open, inbox: queue.SimpleQueue[Item]) -> None:
+    def test_a_stream_nobody_listens_to_goes_into_the_inbox(
+        self, opened: Open, inbox: queue.SimpleQueue[InboxItem]
+    ) -> None:
         session = opened()
-        stream = session.new_stream(count=2)
+        stream = session.allocate_streams(count=2)
         session.call(Command.FETCH, {"stream": stream + 1, "bytes": 3})
         item = next_of(inbox, StreamReceived)
         assert (item.node, item.stream, item.offset, len(item.payload)) == (session.node, stream + 1, 0, 3)
@@ -135,14 +137,14 @@ class SessionContract:
     def test_a_stream_to_the_node_arrives_whole_and_in_order(self, opened: Open) -> None:
         session = opened()
         data = bytes(range(256)) * 20_000
-        stream = session.new_stream()
+        stream = session.allocate_streams()
         session.call(Command.RECEIVE, {"stream": stream})
         session.send_data(stream, 0, data)
         answer = session.call(Command.MANIFEST, {"stream": stream})
         assert answer == {"need": [], "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
     def test_what_the_agent_says_by_itself_goes_into_the_inbox(
-        self, opened: Open, inbox: queue.SimpleQueue[Item]
+        self, opened: Open, inbox: queue.SimpleQueue[InboxItem]
     ) -> None:
         session = opened()
         session.call(Command.FOLLOW)
@@ -157,7 +159,7 @@ class SessionContract:
         session.grant_credit(24)
         assert session.call(Command.RUNS)["credits"] == 1024
 
-    def test_beats_measure_the_clocks_of_the_node(self, opened: Open, inbox: queue.SimpleQueue[Item]) -> None:
+    def test_beats_measure_the_clocks_of_the_node(self, opened: Open, inbox: queue.SimpleQueue[InboxItem]) -> None:
         opened()
         beat = next_of(inbox, ClockMeasured)
         assert abs(beat.mono_offset_s - 50) <= beat.error_s + 0.01
@@ -186,7 +188,7 @@ class SessionContract:
         assert session.call(Command.RUNS)["echo"] == {}
 
     def test_an_agent_that_dies_is_quoted_and_fails_whoever_waits(
-        self, opened: Open, inbox: queue.SimpleQueue[Item]
+        self, opened: Open, inbox: queue.SimpleQueue[InboxItem]
     ) -> None:
         session = opened()
         waiting = session.call_async(Command.STATUS)
@@ -199,7 +201,7 @@ class SessionContract:
             session.call(Command.RUNS)
 
     def test_noise_among_frames_ends_the_session_and_is_quoted(
-        self, opened: Open, inbox: queue.SimpleQueue[Item]
+        self, opened: Open, inbox: queue.SimpleQueue[InboxItem]
     ) -> None:
         opened().post(Command.PROBE)
         lost = next_of(inbox, SessionLost)
@@ -207,7 +209,9 @@ class SessionContract:
         assert "garbled answer" in str(lost.error)
         assert "Segmentation fault" in str(lost.error)
 
-    def test_closing_fails_whoever_waits_and_is_not_a_loss(self, opened: Open, inbox: queue.SimpleQueue[Item]) -> None:
+    def test_closing_fails_whoever_waits_and_is_not_a_loss(
+        self, opened: Open, inbox: queue.SimpleQueue[InboxItem]
+    ) -> None:
         session = opened()
         waiting = session.call_async(Command.STATUS)
         session.close()

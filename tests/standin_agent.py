@@ -72,7 +72,7 @@ class Agent:
         self.answer(frame, need=[], size=size, sha256=digest.hexdigest())
 
     def clean(self, frame: dict[str, Any], arguments: dict[str, Any]) -> None:
-        say(wire.RequestError(wire.ErrorKind(arguments["kind"]), "it says no", "do this").answer(frame["id"]))
+        say(wire.RequestError(wire.ErrorKind(arguments["kind"]), "it says no", "do this").make_answer(frame["id"]))
 
     def follow(self, frame: dict[str, Any], _: dict[str, Any]) -> None:
         self.answer(frame)

@@ -18,7 +18,7 @@ from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes import uploads
 from clusterctl.run.nodes.downloads import FetchOptions, pull
 from clusterctl.run.nodes.fan_out import call_all, raise_first
-from clusterctl.session.session import Session
+from clusterctl.session.node_session import Session
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console

@@ -17,7 +17,7 @@ from clusterctl.errors import ConfigError, NodeError
 from clusterctl.render.live_view import WaitingLine
 from clusterctl.run.nodes.fan_out import raise_first
 from clusterctl.session.connect import Transports, open_sessions
-from clusterctl.session.session import Session
+from clusterctl.session.node_session import Session
 from clusterctl.transport.openssh import has_askpass
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def open_reachable_sessions(
     names, limit = [host.name for host in hosts], spec.ssh.connect_timeout
     with WaitingLine(names, limit, progress_terminal, meanwhile=on_update) as waiting:
         sessions, errors = open_sessions(
-            transports, hosts, inbox, parallel=spec.ssh.parallel, joined=on_connected, progress=waiting.set_stage
+            transports, hosts, inbox, parallel=spec.ssh.parallel, on_open=on_connected, progress=waiting.set_stage
         )
     try:
         yield sessions, errors

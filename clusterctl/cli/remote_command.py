@@ -18,8 +18,8 @@ from clusterctl.agent.protocol.command_payload_types import ExecAnswer
 from clusterctl.agent.protocol.frames import StreamData
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError, RefusedError
 from clusterctl.render.exec_output import CommandResult, make_command_result, sanitize_output
-from clusterctl.session.requests import EXEC
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import EXEC
+from clusterctl.session.node_session import Session
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
@@ -116,7 +116,7 @@ class RemoteCommand:
         self.last_answer_at = time.monotonic()
 
     def _run(self, session: Session, collector: OutputCollector) -> ExecAnswer:
-        collector.first_stream = session.new_stream(collector.add_data, count=2)
+        collector.first_stream = session.allocate_streams(collector.add_data, count=2)
         base_program = self._base_programs.get(session.node, {})
         asked: command_payload_types.ExecArguments = {
             **base_program,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clusterctl.agent.protocol import requests
+from clusterctl.agent.protocol import run_requests
 from clusterctl.agent.protocol.command_payload_types import ProgramArguments
 from clusterctl.config.field_types import StartMethod
 from clusterctl.config.sections.shell_text_analysis import analyze_shell_variables
@@ -287,14 +287,14 @@ def describe_refused_fork(job: JobSpec) -> str | None:
 def build_fork_request(
     spec: ClusterSpec, identity: RunIdentity, layout: NodeLayout, info: NodeInfo | None
 ) -> dict[str, Any] | None:
-    """Return the wire form of `requests.ForkPlan` for a node; `None` if every worker starts as a new process."""
+    """Return the wire form of `run_requests.ForkPlan` for a node; `None` if every worker starts as a new process."""
     job = get_job(spec)
     if job.start_method is StartMethod.SPAWN or find_fork_obstacle(job) is not None:
         return None
     # `None` means torch, or numpy without torch.
     preload = {Framework.TORCH: ["torch"], Framework.KERAS: ["keras"]}.get(job.framework)
     return asdict(
-        requests.ForkPlan(
+        run_requests.ForkPlan(
             argv=list(build_job_argv(job)),
             env=dict(build_shared_environment(spec, identity, layout, info)),
             preload=preload if job.preload is None else list(job.preload),

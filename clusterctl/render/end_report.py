@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import describe_duration, format_duration, group_pairs, name_ranks, plural
 from clusterctl.logs.failure_tails import select_cause_lines

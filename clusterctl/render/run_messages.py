@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import describe_duration, fold_ranks, format_size, plural, signal_name
 from clusterctl.render.console import BOLD, RED, Terminal, safe
@@ -185,7 +185,7 @@ EVENTS_WITHOUT_MESSAGE = (
     node_events.Prepared,
     node_events.Started,
     node_events.Exited,
-    node_events.Grouped,
+    node_events.ProcessGroupJoined,
     node_events.Swept,
 )
 """The most frequent events of nodes, for which `node_event_messages` returns nothing."""
@@ -197,9 +197,9 @@ def node_event_messages(node: str, stamp: node_events.Stamp, event: node_events.
         case node_events.Alarm():
             where = f"{node} GPU {event.gpu}" if event.gpu is not None else node
             return [f"{event.severity}: {where}: {event.message}"]
-        case node_events.Dropped() if event.lost:
+        case node_events.OutputDropped() if event.lost:
             return [f"warning: {node} r{event.rank}: {event.lost} bytes of output were dropped ({event.why})"]
-        case node_events.Adopted():
+        case node_events.RunAdopted():
             return [f"{node}: {_adoption(node, stamp, state)}"]
         case _:
             return []

@@ -1,4 +1,4 @@
-"""Opens sessions with many nodes in parallel and reports the stage of each."""
+"""Opens sessions with many nodes in parallel and reports the stage that each has reached."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Protocol, TypeVar, cast
 from clusterctl.agent.protocol.command_messages import PROTOCOL_VERSION
 from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefusedError, RefusedError
-from clusterctl.session.controller_inbox import ItemQueue
-from clusterctl.session.requests import HELLO
-from clusterctl.session.session import Session
+from clusterctl.session.controller_inbox import InboxItemQueue
+from clusterctl.session.node_requests import HELLO
+from clusterctl.session.node_session import Session
 from clusterctl.transport.agent_archive import AgentArchive, load_agent_archive
 from clusterctl.transport.base import Channel, Transport
 from clusterctl.transport.bootstrap import Preamble, start_agent
@@ -28,48 +28,48 @@ from clusterctl.transport.ssh.underlying_stream import PreDialer
 E = TypeVar("E", bound=ClusterctlError)
 
 AGENT_START_TIMEOUT_S = 20.0
-"""How long a shell may take to start the agent: login scripts and cold disks are slow."""
+"""The time limit for a shell to start the agent: login scripts and cold disks are slow."""
 
 
-class Progress(Protocol):
-    """Receives the stage of a node ("connected, looking for Python"). Called on any thread."""
+class StageReporter(Protocol):
+    """A callback for the connection stage of a node ("connected, looking for Python"). Any thread may call it."""
 
     def __call__(self, node: str, stage: str) -> None:
-        """Record that `node` is in `stage` now."""
+        """Report that `node` has reached `stage`."""
 
 
 class Transports:
-    """The transports of a command, created on first use: importing SSH takes longer than most commands.
+    """The transports of a command, created on first use: the import of the SSH client takes longer than most commands.
 
     Args:
-        ssh: How connections are opened.
+        ssh: The section `ssh` of the cluster file.
     """
 
     def __init__(self, ssh: SshSpec | None = None) -> None:
         self._ssh_spec = ssh or SshSpec()
         self._lock = threading.Lock()
-        self._made: dict[TransportKind, Transport] = {}
+        self._transports: dict[TransportKind, Transport] = {}
         self._predialer = PreDialer()
 
     def get_transport(self, host: HostSpec) -> Transport:
         """Return the transport for `host`."""
         built_in = host.transport is TransportKind.SSH and self._ssh_spec.client != "openssh"
-        if built_in and TransportKind.SSH not in self._made:
-            # While one thread imports, the others dial.
+        if built_in and TransportKind.SSH not in self._transports:
+            # One thread imports the SSH client. Meanwhile the others open TCP connections.
             self._predialer.prefetch(host, self._ssh_spec.connect_timeout)
         with self._lock:
-            # A command of the user is a child process, as a local shell is.
+            # The local transport also runs `transport: {command: …}`, which is a child process like a local shell.
             kind = host.transport if isinstance(host.transport, TransportKind) else TransportKind.LOCAL
-            if kind not in self._made:
-                self._made[kind] = self._make(kind)
-            return self._made[kind]
+            if kind not in self._transports:
+                self._transports[kind] = self._make(kind)
+            return self._transports[kind]
 
     def close(self) -> None:
-        """Close what connections share. Open sessions go on unless they pass through a jump host."""
+        """Close the resources that connections share. An open session continues unless it uses a jump host."""
         with self._lock:
-            made = list(self._made.values())
+            transports = list(self._transports.values())
         self._predialer.close()
-        for transport in made:
+        for transport in transports:
             transport.close()
 
     def _make(self, kind: TransportKind) -> Transport:
@@ -78,8 +78,8 @@ class Transports:
         openssh = OpenSshTransport(self._ssh_spec, self._predialer)
         if self._ssh_spec.client == "openssh":
             return openssh
-        # paramiko's own ssh_config reader, which we do not use, imports `invoke` for `Match exec`: a third of the
-        # import time.
+        # paramiko imports `invoke` for its own ssh_config reader, which clusterctl does not use. This import takes a
+        # third of paramiko's import time.
         with _hide_module("invoke"):
             from clusterctl.transport.ssh.ssh import SshTransport
 
@@ -89,7 +89,7 @@ class Transports:
 
 @contextlib.contextmanager
 def _hide_module(module: str) -> Iterator[None]:
-    """Make an optional module look as if it were not installed."""
+    """Let every import of an optional module fail."""
     modules = cast("dict[str, ModuleType | None]", sys.modules)
     absent = modules.setdefault(module, None) is None
     try:
@@ -102,17 +102,17 @@ def _hide_module(module: str) -> Iterator[None]:
 def open_session(
     transport: Transport,
     host: HostSpec,
-    inbox: ItemQueue,
+    inbox: InboxItemQueue,
     *,
     bundle: AgentArchive | None = None,
     epoch: int | None = None,
     answer_timeout: float = AGENT_START_TIMEOUT_S,
     progress: Callable[[str], None] = lambda _stage: None,
 ) -> Session:
-    """Reach `host`, start the agent there and exchange the handshake.
+    """Connect to `host`, start the agent there and exchange the handshake.
 
     Raises:
-        NodeError: The host cannot be reached, trusted, logged in to or used.
+        NodeError: The connection, the check of the host key, the login or the start of the agent fails.
     """
     began = time.monotonic()
     try:
@@ -154,17 +154,17 @@ def _start_agent(
 
 
 def _handshake(session: Session, timeout: float) -> None:
-    """Ask the node for its facts and check its protocol version.
+    """Ask the agent for the facts of its node and check its protocol version.
 
     Raises:
-        NodeError: The node does not answer, or speaks another protocol.
+        NodeError: The agent does not answer, or uses another protocol version.
     """
     node = session.node
     try:
         session.hello = HELLO.call(session, {}, timeout=timeout)
         spoken = session.hello.get("protocol", PROTOCOL_VERSION)
         if spoken != PROTOCOL_VERSION:
-            text = f"its agent speaks protocol {spoken}, this is {PROTOCOL_VERSION}"
+            text = f"its agent uses protocol {spoken}, this clusterctl uses protocol {PROTOCOL_VERSION}"
             raise AgentError(node, text, hint="use one version of clusterctl for all commands on a run")
     except RefusedError as error:
         raise NodeRefusedError(node, str(error).removeprefix(f"{node}: "), hint=error.hint) from error
@@ -177,19 +177,19 @@ def _handshake(session: Session, timeout: float) -> None:
 def open_sessions(
     transports: Transports,
     hosts: Iterable[HostSpec],
-    inbox: ItemQueue,
+    inbox: InboxItemQueue,
     *,
     bundle: AgentArchive | None = None,
     epoch: int | None = None,
     parallel: int = 64,
     answer_timeout: float = AGENT_START_TIMEOUT_S,
-    progress: Progress = lambda _node, _stage: None,
-    joined: Callable[[Session], None] = lambda _session: None,
+    progress: StageReporter = lambda _node, _stage: None,
+    on_open: Callable[[Session], None] = lambda _session: None,
 ) -> tuple[dict[str, Session], dict[str, NodeError]]:
-    """Open a session with every host, `parallel` at a time. Return the sessions and the errors of the others.
+    """Open a session with every host, `parallel` at a time. Return the sessions, and the errors of all other hosts.
 
-    Both are by node, in the order of `hosts`. `joined` gets each session as soon as it is open, on a pool thread.
-    Ctrl-C closes every session that was opened.
+    Sessions and errors are by node, in the order of `hosts`. A pool thread calls `on_open` with each session as soon as
+    the session is open. Ctrl-C closes every open session.
     """
 
     def attempt(host: HostSpec) -> Session:
@@ -204,7 +204,7 @@ def open_sessions(
             progress=lambda stage: progress(host.name, stage),
         )
         try:
-            joined(session)
+            on_open(session)
         except BaseException:
             session.close()
             raise
@@ -214,24 +214,24 @@ def open_sessions(
 
 
 def open_in_parallel(
-    hosts: Iterable[HostSpec], open_one: Callable[[HostSpec], Session], parallel: int, expected: type[E]
+    hosts: Iterable[HostSpec], open_one: Callable[[HostSpec], Session], parallel: int, error_type: type[E]
 ) -> tuple[dict[str, Session], dict[str, E]]:
-    """Open a session with every host, `parallel` at a time. Return the sessions and the errors of the others.
+    """Open a session with every host. Return the sessions, and the errors of all other hosts.
 
-    Both are by node, in the order of `hosts`. Any other exception (Ctrl-C) closes all sessions; a session that is still
-    being opened is closed as soon as it is open.
+    Sessions and errors are by node, in the order of `hosts`. An exception of another type (Ctrl-C) closes all sessions.
+    It also closes each session that another thread is still opening, as soon as that session is open.
 
     Args:
         hosts: The hosts to connect to.
         open_one: Opens one session; called on a pool thread.
-        parallel: How many at a time.
-        expected: The error type that concerns its node alone.
+        parallel: The maximum number of sessions that are opened at the same time.
+        error_type: The type of the errors that concern one node only.
     """
 
     def attempt(host: HostSpec) -> Session | E:
         try:
             return open_one(host)
-        except expected as error:
+        except error_type as error:
             return error
 
     wanted = list(hosts)
@@ -246,7 +246,7 @@ def open_in_parallel(
         raise
     finally:
         pool.shutdown(wait=False)
-    errors = {node: outcome for node, outcome in outcomes.items() if isinstance(outcome, expected)}
+    errors = {node: outcome for node, outcome in outcomes.items() if isinstance(outcome, error_type)}
     return {node: outcome for node, outcome in outcomes.items() if not isinstance(outcome, ClusterctlError)}, errors
 
 

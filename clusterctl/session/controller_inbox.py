@@ -1,7 +1,7 @@
-"""The queue from all sessions to the loop of a controller, and the items in it.
+"""The queue through which all sessions pass received data to the loop of a controller, and the types of its items.
 
-The queue has a limit per node. If a node's share is full, the reader thread of its session waits, and TCP holds back
-that node alone.
+The queue limits the items of each node. At the limit, the reader thread of that node's session waits, and TCP slows
+down that node only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clusterctl.errors import (
 
 @dataclass(frozen=True, slots=True)
 class EventReceived:
-    """A line of a journal. `record` is the line as an object, with fields that only a newer agent knows."""
+    """A line of a journal. `record` is the decoded JSON object, including fields that this version does not know."""
 
     node: str
     run: str
@@ -30,7 +30,7 @@ class EventReceived:
 
 @dataclass(frozen=True, slots=True)
 class OutputReceived:
-    """Bytes of a file of a run from `offset` on. They used credit: grant it again once they are on disk."""
+    """Bytes of a file of a run from `offset` on. The receiver grants as much new credit once the bytes are on disk."""
 
     node: str
     run: str
@@ -41,7 +41,7 @@ class OutputReceived:
 
 @dataclass(frozen=True, slots=True)
 class AttemptsReplicated:
-    """The head has everything that the node holds of attempts below `before`."""
+    """The node has sent all its data of the attempts with a number below `before`."""
 
     node: str
     run: str
@@ -50,7 +50,7 @@ class AttemptsReplicated:
 
 @dataclass(frozen=True, slots=True)
 class StreamReceived:
-    """Bytes of a stream that our request named and that has no listener."""
+    """Bytes of a stream that a request of the head has allocated without a listener."""
 
     node: str
     stream: int
@@ -63,9 +63,9 @@ class ClockMeasured:
     """The clock offsets of a node, measured by a heartbeat.
 
     Attributes:
-        wall_offset_s: Node's wall clock minus ours.
-        mono_offset_s: Node's monotonic clock minus ours.
-        error_s: Error bound of both: half the round trip.
+        wall_offset_s: The node's wall clock minus the head's.
+        mono_offset_s: The node's monotonic clock minus the head's.
+        error_s: The maximum error of both offsets: half the round-trip time.
         boot: Boot id of the node.
     """
 
@@ -78,7 +78,7 @@ class ClockMeasured:
 
 @dataclass(frozen=True, slots=True)
 class SessionLost:
-    """The session ended, and not by `close`. This is the last item of a session."""
+    """The session ended without a call of `close`. This is the last item of a session."""
 
     node: str
     error: NodeError
@@ -86,12 +86,12 @@ class SessionLost:
 
 @dataclass(frozen=True, slots=True)
 class ControllerSuperseded:
-    """The node obeys a later controller of this run: this one must stop acting."""
+    """The node obeys a later controller of this run, so this controller must stop."""
 
     node: str
 
 
-Item = (
+InboxItem = (
     EventReceived
     | OutputReceived
     | AttemptsReplicated
@@ -102,15 +102,17 @@ Item = (
 )
 
 
-class ItemQueue(Protocol):
-    """The queue that a session fills. A full queue makes the session wait."""
+class InboxItemQueue(Protocol):
+    """A queue to which a session adds items. The session waits while the queue is full."""
 
-    def put(self, item: Item) -> None:
+    def put(self, item: InboxItem) -> None:
         """Add an item."""
 
 
 MAX_ITEMS_PER_NODE = {EventReceived: 64, OutputReceived: 1024, AttemptsReplicated: 64}
-"""How many items of one node may wait. Credit bounds the bytes of output, and the line limit those of events."""
+"""The maximum number of items of one node in the queue. The credit limits the bytes of output, and the maximum line
+length limits the bytes of events.
+"""
 _RECHECK_S = 1.0
 
 
@@ -120,48 +122,48 @@ class Inbox:
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._removed = threading.Condition()
-        self._count: dict[tuple[type, str], int] = {}
+        self._counts: dict[tuple[type, str], int] = {}
         self._waiting = 0
         self._closed = False
 
     def put(self, item: Any) -> None:
-        """Add an item; wait while too many of that node are in the queue."""
-        most = MAX_ITEMS_PER_NODE.get(type(item))
-        if most is not None:
+        """Add an item; wait while the queue holds the maximum number of items of its node."""
+        limit = MAX_ITEMS_PER_NODE.get(type(item))
+        if limit is not None:
             key = (type(item), item.node)
             with self._removed:
-                while self._count.get(key, 0) >= most and not self._closed:
+                while self._counts.get(key, 0) >= limit and not self._closed:
                     self._waiting += 1
                     self._removed.wait(_RECHECK_S)
                     self._waiting -= 1
-                self._count[key] = self._count.get(key, 0) + 1
+                self._counts[key] = self._counts.get(key, 0) + 1
         self._items.put(item)
 
     def get(self, timeout: float | None = None) -> Any:
         """Remove and return an item.
 
         Raises:
-            queue.Empty: No item came within `timeout` seconds.
+            queue.Empty: No item arrived within `timeout` seconds.
         """
-        return self._taken(self._items.get(timeout=timeout))
+        return self._count_removed(self._items.get(timeout=timeout))
 
     def get_nowait(self) -> Any:
         """Remove and return an item without waiting.
 
         Raises:
-            queue.Empty: There is none.
+            queue.Empty: The queue is empty.
         """
-        return self._taken(self._items.get_nowait())
+        return self._count_removed(self._items.get_nowait())
 
     def close(self) -> None:
-        """Release every thread that waits in `put`: the loop has ended."""
+        """Wake every thread that waits in `put`, because the controller's loop has ended."""
         self._closed = True
 
-    def _taken(self, item: Any) -> Any:
+    def _count_removed(self, item: Any) -> Any:
         if type(item) in MAX_ITEMS_PER_NODE:
             with self._removed:
-                self._count[type(item), item.node] -= 1
-                # Rare: only a node that sends more than its share makes a thread wait.
+                self._counts[type(item), item.node] -= 1
+                # Usually no thread waits: a thread waits only if its node sends more than the limit.
                 if self._waiting:
                     self._removed.notify_all()
         return item

@@ -1,4 +1,4 @@
-"""Heartbeats: one timer thread for all sessions, and the clock offset that the replies measure."""
+"""The timer thread that sends the heartbeats of all sessions, and the measurement of clock offsets by heartbeats."""
 
 from __future__ import annotations
 
@@ -12,42 +12,44 @@ from clusterctl.agent.protocol.frames import encode_message
 from clusterctl.session.controller_inbox import ClockMeasured
 
 
-class ClockSync:
-    """The heartbeats of one session. The sender thread creates them, the reader thread gets the replies.
+class ClockOffsetMeter:
+    """Measures the clock offset of one node by its answers to heartbeats.
+
+    The sender thread creates the heartbeats. The reader thread receives the answers.
 
     Attributes:
-        best: The node's wall clock minus ours and the error bound (seconds), from the reply with the smallest error so
-            far; `None` before the first reply.
-        last: Monotonic time of the newest heartbeat.
+        best_offset: The node's wall clock minus the head's, and the maximum error of this difference (seconds). The
+            value comes from the answer with the smallest error; it is `None` before the first answer.
+        last_sent_s: The monotonic time of the newest heartbeat.
     """
 
     def __init__(self, node: str) -> None:
         self._node = node
         self._lock = threading.Lock()
         self._sent: dict[int, tuple[float, float]] = {}
-        self.best: tuple[float, float] | None = None
-        self.last = time.monotonic()
+        self.best_offset: tuple[float, float] | None = None
+        self.last_sent_s = time.monotonic()
 
     def make_heartbeat_frame(self, number: int) -> bytes:
-        """Return the frame of a heartbeat that is sent now."""
+        """Return the frame of a new heartbeat and store the time. The caller sends the frame at once."""
         with self._lock:
             self._sent[number] = (time.time(), time.monotonic())
-        self.last = time.monotonic()
+        self.last_sent_s = time.monotonic()
         return encode_message(make_heartbeat(number))
 
     def measure_offset(self, answer: dict[str, Any]) -> ClockMeasured | None:
-        """Return the clock offset that a reply measures; `None` for a reply to no heartbeat of ours."""
+        """Return the clock offset by an answer to a heartbeat; `None` if the head did not send this heartbeat."""
         now_wall, now_mono = time.time(), time.monotonic()
         with self._lock:
             sent = self._sent.pop(answer["beat"], None)
-            # Replies come in order: an older one will never come.
+            # Answers arrive in order, so older heartbeats will get no answer.
             self._sent = {number: times for number, times in self._sent.items() if number > answer["beat"]}
         if sent is None:
             return None
         sent_wall, sent_mono = sent
         wall_offset_s, error_s = answer["wall"] - (sent_wall + now_wall) / 2, (now_mono - sent_mono) / 2
-        if self.best is None or error_s <= self.best[1]:
-            self.best = (wall_offset_s, error_s)
+        if self.best_offset is None or error_s <= self.best_offset[1]:
+            self.best_offset = (wall_offset_s, error_s)
         return ClockMeasured(
             self._node,
             wall_offset_s=wall_offset_s,
@@ -60,31 +62,31 @@ class ClockSync:
 _TICK_SECONDS = 1.0
 
 
-class Ticking(Protocol):
-    """An object that wants a call once a second."""
+class Tickable(Protocol):
+    """An object whose method `tick` the timer calls once a second."""
 
-    def tick(self, *, stopped_s: float) -> None:
-        """Do what is due. This process itself did not run for `stopped_s` seconds."""
+    def tick(self, *, suspended_s: float) -> None:
+        """Do the periodic work. This process itself was suspended for `suspended_s` seconds before the call."""
 
 
 class HeartbeatTimer:
-    """Calls sessions once a second, on one daemon thread that runs only while there are sessions."""
+    """Calls `tick` of all sessions once a second. Its daemon thread runs only while at least one session is open."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sessions: WeakSet[Ticking] = WeakSet()
+        self._sessions: WeakSet[Tickable] = WeakSet()
         self._running = False
 
-    def add(self, session: Ticking) -> None:
-        """Start calling a session."""
+    def add(self, session: Tickable) -> None:
+        """Call `tick` of this session from now on."""
         with self._lock:
             self._sessions.add(session)
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._run, name="sessions-pulse", daemon=True).start()
 
-    def remove(self, session: Ticking) -> None:
-        """Stop calling a session."""
+    def remove(self, session: Tickable) -> None:
+        """Do not call `tick` of this session any more."""
         with self._lock:
             self._sessions.discard(session)
 
@@ -100,7 +102,7 @@ class HeartbeatTimer:
                     self._running = False
                     return
             for session in sessions:
-                session.tick(stopped_s=stopped)
+                session.tick(suspended_s=stopped)
 
 
 HEARTBEAT_TIMER = HeartbeatTimer()

@@ -1,6 +1,6 @@
-"""Sends frames over one connection, in order, on a thread of its own.
+"""A thread that sends the frames of one connection in order.
 
-Requests, heartbeats and credit never wait for a slow node; only bulk data does.
+A caller that sends a request, a heartbeat or credit never waits for a slow node. A caller that sends bulk data does.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ from collections.abc import Callable
 from clusterctl.transport.base import Channel
 
 _BULK_QUEUE_BYTES = 256 * 1024
-"""How much bulk data may wait: enough to keep a fast link busy, little enough that a request does not wait for long."""
+"""The maximum size of the queue of bulk data. A larger queue would delay requests; a smaller one would slow down a fast
+link.
+"""
 
 
 class Sender:
-    """Writes frames to a channel until `close`, which drops every frame that the channel does not have yet.
+    """Writes frames to a channel until `close`, which drops all frames that are still in the queue.
 
     Args:
         channel: The connection.
-        beat: Creates a heartbeat; called on the sender thread right before it is sent.
-        broken: Called once on the sender thread if the channel breaks.
+        make_heartbeat: Creates a heartbeat; called on the sender thread immediately before the heartbeat is sent.
+        on_broken: Called once on the sender thread if the channel breaks.
     """
 
-    def __init__(self, channel: Channel, beat: Callable[[], bytes], broken: Callable[[OSError], None]) -> None:
+    def __init__(
+        self, channel: Channel, make_heartbeat: Callable[[], bytes], on_broken: Callable[[OSError], None]
+    ) -> None:
         self._channel = channel
-        self._make_beat = beat
-        self._broken = broken
+        self._make_heartbeat = make_heartbeat
+        self._on_broken = on_broken
         self._changed = threading.Condition()
         self._frames: deque[bytes] = deque()
         self._queued = 0
@@ -39,12 +43,12 @@ class Sender:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def put(self, frame: bytes) -> None:
-        """Queue `frame`; return at once."""
+        """Add `frame` to the queue without waiting."""
         with self._changed:
             self._add(frame)
 
     def put_bulk(self, frame: bytes) -> None:
-        """Queue `frame`; return once it has a place in the queue, or after `close`."""
+        """Wait until the queue has room, then add `frame`. After `close`, return at once and drop the frame."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._queued < _BULK_QUEUE_BYTES)
             self._add(frame)
@@ -56,7 +60,7 @@ class Sender:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Drop all queued frames and end the thread as soon as the channel returns."""
+        """Drop all queued frames. The thread ends as soon as its current call of the channel returns."""
         with self._changed:
             self._closed = True
             self._frames.clear()
@@ -73,7 +77,7 @@ class Sender:
             while (frame := self._next()) is not None:
                 self._channel.send(frame)
         except OSError as error:
-            self._broken(error)
+            self._on_broken(error)
 
     def _next(self) -> bytes | None:
         with self._changed:
@@ -86,4 +90,4 @@ class Sender:
                 self._changed.notify_all()
                 return frame
             self._beat_due = False
-        return self._make_beat()
+        return self._make_heartbeat()

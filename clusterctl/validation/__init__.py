@@ -1,5 +1,5 @@
-"""Validation of what nodes send: each field of each message has a type with bounds, and the package declares them all.
+"""Validation of the data that nodes send. Each field of each message has a type with bounds.
 
-A value that does not fit raises `FrameError`, which names the field. In a live session the error ends the session; a
-reader of the run's files skips the line and names it.
+An invalid value raises `FrameError`, which names the field. In an open session this error ends the session. A reader of
+the run's files skips an invalid line and reports it.
 """

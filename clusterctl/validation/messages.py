@@ -1,4 +1,4 @@
-"""Validators of what a node sends on its own, of its errors, and of stored evidence."""
+"""Validators of pushed messages, heartbeat answers, the preamble, error answers and stored evidence."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.record_types import RankEvidence
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.agent.protocol.validators import ValidationError
-from clusterctl.validation.derivation import derive_object
+from clusterctl.validation.derived_validators import derive_object_validator
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_messages import Command
 
-HEARTBEAT_ANSWER = derive_object(command_payload_types.HeartbeatAnswer)
-EVENT_PUSH = derive_object(command_payload_types.EventPush)
-STREAM_PUSH = derive_object(command_payload_types.StreamPush)
-ATTEMPTS_REPLICATED_PUSH = derive_object(command_payload_types.AttemptsReplicatedPush)
-PREAMBLE = derive_object(command_payload_types.Preamble)
-_ERROR = derive_object(command_payload_types.ErrorAnswer)
-_EVIDENCE = derive_object(RankEvidence)
+HEARTBEAT_ANSWER = derive_object_validator(command_payload_types.HeartbeatAnswer)
+EVENT_PUSH = derive_object_validator(command_payload_types.EventPush)
+STREAM_PUSH = derive_object_validator(command_payload_types.StreamPush)
+ATTEMPTS_REPLICATED_PUSH = derive_object_validator(command_payload_types.AttemptsReplicatedPush)
+PREAMBLE = derive_object_validator(command_payload_types.Preamble)
+_ERROR = derive_object_validator(command_payload_types.ErrorAnswer)
+_EVIDENCE = derive_object_validator(RankEvidence)
 _MAX_MESSAGE_CHARS = 8192
 _STREAM_FILE = re.compile(r"attempt-(0|[1-9][0-9]{0,6})/rank-(0|[1-9][0-9]{0,6})\.(?:log|idx)")
 
 
 def validate_rank_evidence(value: Any) -> RankEvidence:
-    """Return stored evidence of a rank, if it fits.
+    """Return the stored evidence of a rank, if all its fields are valid.
 
     Raises:
-        FrameError: The evidence does not fit.
+        FrameError: A field of the evidence is missing or invalid.
     """
     try:
         _EVIDENCE(value)
@@ -42,10 +42,10 @@ def validate_rank_evidence(value: Any) -> RankEvidence:
 
 
 def validate_error_answer(command: Command, value: Any) -> dict[str, Any]:
-    """Return the error with which a node refused a command; the texts are cut to a readable length.
+    """Return the error answer of a node to a command, with its texts cut to `_MAX_MESSAGE_CHARS`.
 
     Raises:
-        FrameError: The value is not such an error.
+        FrameError: The value is not an error answer.
     """
     try:
         _ERROR(value)
@@ -56,15 +56,15 @@ def validate_error_answer(command: Command, value: Any) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=4096)
-def parse_stream_file(file: str) -> tuple[int, int] | None:
-    """Return attempt and rank from the file name of a stream; `None` for the file of samples.
+def parse_stream_file_name(file: str) -> tuple[int, int] | None:
+    """Return the attempt and rank in the file name of a stream; `None` for the file of samples.
 
     Raises:
-        FrameError: A run has no file of this name.
+        FrameError: A node sends no file of this name.
     """
     if file == SAMPLES_FILE:
         return None
     match = _STREAM_FILE.fullmatch(file)
     if match is None:
-        raise FrameError(f"it names a file that no run has: {file[:80]!a}")
+        raise FrameError(f"it names a file that does not belong to a run: {file[:80]!a}")
     return int(match[1]), int(match[2])

@@ -1,4 +1,4 @@
-"""Limits of what a node may send in one session. Pure; docs/protocol.md lists all limits."""
+"""Limits on the amount of data that a node may send in one session; docs/protocol.md lists all limits. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from clusterctl.agent.protocol.command_messages import FIRST_AGENT_STREAM, Comma
 from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""Maximum of each message, except for the answers to `_LARGE_ANSWER_COMMANDS`."""
+"""The maximum size of a message. While an answer to one of `_LARGE_ANSWER_COMMANDS` is due, the frame limit applies."""
 _LARGE_ANSWER_COMMANDS = frozenset(
     {
         Command.EVIDENCE,
@@ -20,23 +20,26 @@ _LARGE_ANSWER_COMMANDS = frozenset(
         Command.RUNS,
     }
 )
-"""Commands whose answer may fill a frame."""
+"""The commands whose answer may be as large as a frame."""
 MAX_STREAMS = 65536
-"""Files that one session may send: more than tens of thousands of workers write in many attempts."""
+"""The maximum number of files in one session: more than a large run with many attempts has."""
 EVENT_BURST_BYTES, EVENT_RATE_BYTES_PER_S = 16 << 20, 64 << 10
-"""Events of one session: the bytes that may have gathered without a reader, and the rate that is allowed for long. If
-the head ends a session for this, the next one continues behind the last event received.
+"""The limits on the events of one session: the bytes at once, and the bytes per second in the long term. If the head
+ends a session because of these limits, the next session continues after the last event that the head received.
 """
 MAX_UNSUBSCRIBED_BYTES = 16 << 20
-"""Bytes in our streams that have no listener."""
+"""The maximum number of bytes in streams of the head without a listener."""
 MAX_FILE_BYTES = 1 << 44
-"""Size of a file of a run: the limit of common file systems. Offsets count deleted bytes, so they may be far ahead."""
+"""The maximum size of a file of a run, which is the limit of common file systems. Offsets also count deleted bytes."""
 MAX_JOURNAL_BYTES = 1 << 30
-"""Bytes of a node's journal that the head keeps."""
+"""The maximum size of a node's journal on the head."""
 
 
 class SessionQuota:
-    """What a node may still send in a session. Every method raises `FrameError` if the node sends more."""
+    """The amount of data that a node may still send in a session.
+
+    Every method that counts data of the node raises `FrameError` if the node has sent more than the limit.
+    """
 
     def __init__(self) -> None:
         self._credit = 0
@@ -58,41 +61,41 @@ class SessionQuota:
             self.add_credit(_parse_count(arguments.get("bytes")))
 
     def end_request(self, number: object) -> None:
-        """Count an answer, even if its request has timed out."""
+        """Count the answer to a request, even if the request has timed out."""
         if isinstance(number, int):
             self._large_requests.discard(number)
 
     def add_credit(self, count: int) -> None:
-        """Allow `count` more bytes of output."""
+        """Allow the node to send `count` more bytes of output."""
         self._credit += count
 
-    def max_message_bytes(self, frame_bytes: int) -> int:
-        """Return the current maximum of a message; `frame_bytes` is the maximum of a frame."""
+    def get_max_message_bytes(self, frame_bytes: int) -> int:
+        """Return the current maximum size of a message. `frame_bytes` is the maximum size of a frame."""
         return frame_bytes if self._large_requests else MAX_MESSAGE_BYTES
 
-    # --- what the node sends
+    # --- data of the node
 
     def count_output(self, count: int) -> None:
-        """Count bytes of a file of the run, which need credit."""
+        """Count bytes of a file of the run. They use up credit."""
         self._credit -= count
         if self._credit < 0 or count == 0:
             raise FrameError(f"{-self._credit} bytes of output beyond its credit")
 
-    def count_unsubscribed(self, count: int) -> None:
-        """Count bytes of one of our streams that has no listener."""
+    def count_bytes_without_listener(self, count: int) -> None:
+        """Count bytes of a stream of the head that has no listener."""
         self._unsubscribed_bytes += count
         if self._unsubscribed_bytes > MAX_UNSUBSCRIBED_BYTES:
             raise FrameError(f"over {MAX_UNSUBSCRIBED_BYTES >> 20} MiB in streams without a listener")
 
-    def count_stream(self, number: int, files: int) -> None:
-        """Count a stream that the node announces, after `files` earlier ones."""
+    def count_stream(self, number: int, open_files: int) -> None:
+        """Count a stream that the node announces while `open_files` other files may still grow."""
         if not self._followed:
             raise FrameError("it announces a stream before the head follows it")
-        if files >= MAX_STREAMS or number < FIRST_AGENT_STREAM:
+        if open_files >= MAX_STREAMS or number < FIRST_AGENT_STREAM:
             raise FrameError(f"over {MAX_STREAMS} streams in one session")
 
     def count_event(self, size: int, now: float) -> None:
-        """Count the bytes of an event; `now` is monotonic time in seconds."""
+        """Count the bytes of an event. `now` is the monotonic time in seconds."""
         if not self._followed:
             raise FrameError("it sends an event before the head follows it")
         more = (now - (self._filled_at or now)) * EVENT_RATE_BYTES_PER_S

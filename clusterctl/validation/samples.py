@@ -1,8 +1,7 @@
-"""Types and bounds of a node's samples: measurements of its ranks (`activity`) and of the machine (`health`).
+"""Parses and validates a node's samples: measurements of its ranks (`activity`) and of the machine (`health`).
 
-`parse_steps` and `parse_host_usage` serve charts, which need thousands of lines. They read only the values that a chart
-shows: to validate a whole sample costs more than to decode it, and to decode a sample of ranks costs more than to
-search it for the steps.
+A chart needs thousands of samples. For charts, `parse_rank_steps` and `parse_host_usage` read only the values that a
+chart shows, because this is much faster than decoding and validating whole samples.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.record_types import ActivitySample, HealthSample
 from clusterctl.agent.protocol.validators import any_json
-from clusterctl.validation.derivation import derive_object
+from clusterctl.validation.derived_validators import derive_object_validator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 SampleKind = Literal["activity", "health"]
 MAX_LINE_BYTES = 1 << 20
-_VALIDATORS = {"activity": derive_object(ActivitySample), "health": derive_object(HealthSample)}
+_VALIDATORS = {"activity": derive_object_validator(ActivitySample), "health": derive_object_validator(HealthSample)}
 _KIND_SUFFIXES = {kind: f'"kind":"{kind}"}}'.encode() for kind in _VALIDATORS}
 _KIND_MARKS = {
     kind: (f'"{kind}"'.encode(), end, tuple(_KIND_SUFFIXES.values())) for kind, end in _KIND_SUFFIXES.items()
@@ -34,7 +33,7 @@ def parse_sample(line: bytes) -> dict[str, Any]:
     """Return a sample of any kind.
 
     Raises:
-        FrameError: The line is torn, or a field does not fit.
+        FrameError: The line is incomplete, or a field is invalid.
     """
     if len(line) > MAX_LINE_BYTES:
         raise FrameError(f"a sample of {len(line)} bytes; the maximum is {MAX_LINE_BYTES}")
@@ -53,7 +52,7 @@ def parse_samples(lines: Iterable[bytes], kind: Literal["activity"], *required: 
 @overload
 def parse_samples(lines: Iterable[bytes], kind: Literal["health"], *required: str) -> Iterator[HealthSample]: ...
 def parse_samples(lines: Iterable[bytes], kind: SampleKind, *required: str) -> Iterator[Any]:
-    """Yield the samples of one kind that have the required fields; skip all lines that are not valid samples."""
+    """Yield the samples of one kind that have the required fields; skip all other lines and invalid samples."""
     for line in lines:
         if may_be_sample(line, kind):
             try:
@@ -67,30 +66,27 @@ def parse_samples(lines: Iterable[bytes], kind: SampleKind, *required: str) -> I
 def may_be_sample(line: bytes, kind: SampleKind) -> bool:
     """Return whether a line may be a sample of this kind, without decoding it.
 
-    Nodes write the kind last, so the end of the line decides nearly always; other lines are searched as a whole.
+    Nodes write the kind at the end of the line. Only if the line does not end with a kind, the whole line is searched.
     """
     mark, end, ends = _KIND_MARKS[kind]
     return line.endswith(end) or (not line.endswith(ends) and mark in line)
 
 
 def _ends_with_kind(line: bytes, kind: SampleKind) -> bool:
-    """Return whether a line ends as nodes end a sample of this kind."""
+    """Return whether a line ends with this kind, as every sample that a node writes does."""
     return line.endswith(_KIND_SUFFIXES[kind])
 
 
 class SampleLineSplitter:
-    """Splits the bytes of the nodes' samples into lines, once for all readers.
-
-    It keeps the incomplete last line of each node.
-    """
+    """Splits received bytes of samples into lines, and stores the incomplete last line of each node."""
 
     def __init__(self) -> None:
         self._incomplete: dict[str, bytes] = {}
 
     def split(self, node: str, payload: bytes) -> list[bytes]:
-        """Return the lines that are now complete, in the order in which the node wrote them.
+        """Return the lines that `payload` completes, in the order of the file.
 
-        An incomplete line that is longer than `MAX_LINE_BYTES` is dropped.
+        An incomplete line of more than `MAX_LINE_BYTES` is dropped.
         """
         *lines, last = (self._incomplete.pop(node, b"") + payload).split(b"\n")
         if last and len(last) <= MAX_LINE_BYTES:
@@ -99,24 +95,24 @@ class SampleLineSplitter:
 
 
 _SAMPLE_TIME = re.compile(rb'\{"t":(\d{1,15}(?:\.\d{1,9})?),')
-# JSON escapes a quote inside a text with a backslash, so no text can look like one of these keys.
+# JSON puts a backslash before a quote inside a text, so no text can match one of these keys.
 _INSIDE_KEY = b'"inside":{'
 _RANK_STEP = re.compile(
     rb'"(\d{1,9})":\{"alive":(?:true|false),[^{}]*"inside":\{"pid":\d{1,10},"step":(?:(-?\d{1,18})|null),'
 )
 _MAX_TIME_S = 1e15
 _VALUE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""Errors that an unexpected value may raise in the arithmetic."""
+"""The errors that arithmetic with an unexpected value may raise."""
 
 
-def parse_steps(line: bytes) -> tuple[float, Sequence[tuple[int, float]]] | None:
-    """Return time and `(rank, step)` pairs of a sample of ranks; `None` for any other line."""
+def parse_rank_steps(line: bytes) -> tuple[float, Sequence[tuple[int, float]]] | None:
+    """Return the time and the `(rank, step)` pairs of an activity sample; `None` for any other line."""
     begin = _SAMPLE_TIME.match(line)
     if begin is not None and len(line) <= MAX_LINE_BYTES and _ends_with_kind(line, "activity"):
         found = _RANK_STEP.findall(line)
         if len(found) == line.count(_INSIDE_KEY):
             return float(begin[1]), [(int(rank), float(step)) for rank, step in found if step]
-    # Not written as nodes write it: decode and validate the whole line.
+    # The line differs from the form in which nodes write samples, so decode and validate the whole line.
     sample = next(parse_samples([line], "activity", "t", "ranks"), None)
     if sample is None:
         return None
@@ -126,9 +122,10 @@ def parse_steps(line: bytes) -> tuple[float, Sequence[tuple[int, float]]] | None
 
 
 def parse_host_usage(line: bytes) -> tuple[float, Mapping[str, float]] | None:
-    """Return time and values of a sample of a machine; `None` for any other line.
+    """Return the time and the values of a health sample; `None` for any other line.
 
-    Of the GPUs: `gpu` is the mean use, `gpu memory` the fullest, `temperature` the hottest, `power` the sum.
+    Over all GPUs, `gpu` is the mean utilisation, `gpu memory` and `temperature` are the maximum, and `power` is the
+    sum.
     """
     if len(line) > MAX_LINE_BYTES:
         return None

@@ -33,8 +33,8 @@ from tests.lab.waiting import wait_for
 if TYPE_CHECKING:
     from clusterctl.run.nodes.preflight import Preflight
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.controller_inbox import ItemQueue
-    from clusterctl.session.session import Session
+    from clusterctl.session.controller_inbox import InboxItemQueue
+    from clusterctl.session.node_session import Session
     from clusterctl.transport.local import LocalChannel
 
 _LAST_EPOCH = 1_000_000
@@ -126,7 +126,7 @@ class Nodes:
     def close(self) -> None:
         pass
 
-    def for_inbox(self, inbox: ItemQueue) -> Callable[[HostSpec, Callable[[str], None]], Session]:
+    def for_inbox(self, inbox: InboxItemQueue) -> Callable[[HostSpec, Callable[[str], None]], Session]:
         def dial(host: HostSpec, progress: Callable[[str], None]) -> Session:
             count = self._dialed[host.name]
             self._dialed[host.name] += 1

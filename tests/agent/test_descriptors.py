@@ -15,7 +15,7 @@ from clusterctl.agent.linux.event_loop import EventLoop, FolderWatcher
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.protocol.events import Event, Exited, Prepared, Stamp, Started, Swept, encode_event
-from clusterctl.agent.protocol.requests import Follow
+from clusterctl.agent.protocol.run_requests import FollowArguments
 from clusterctl.agent.serve.run_follower import RunFollower
 from tests.agent.conftest import Node
 from tests.agent.talk import REPOSITORY
@@ -82,10 +82,10 @@ def test_output_that_cannot_be_opened_for_want_of_descriptors_is_not_taken_for_n
     streams = iter(range(1, 1000))
     follower = RunFollower(
         run,
-        Follow("r", "n", 0),
+        FollowArguments("r", "n", 0),
         send=lambda _: None,
         send_data=lambda stream, offset, data: sent.update({stream: data}),
-        new_stream=lambda: next(streams),
+        allocate_stream=lambda: next(streams),
         notifier=FolderWatcher(EventLoop(), lambda: None),
     )
     follower.send_events()

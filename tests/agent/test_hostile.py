@@ -24,14 +24,14 @@ from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, TransportKind
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.record import rundir
 from clusterctl.run.record.state_reader import load_state
-from clusterctl.session.session import Session
+from clusterctl.session.node_session import Session
 from clusterctl.transport.bootstrap import Preamble
 from tests.hostile_agent import BORNE, LIES, Agent, Lie
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.controller_inbox import ItemQueue
+    from clusterctl.session.controller_inbox import InboxItemQueue
 
 LIAR, HONEST = "liar", "honest"
 GRACE = 1.0
@@ -96,7 +96,7 @@ class Played:
     def _work(self) -> None:
         self.code = self.controller.start()
 
-    def _for_inbox(self, inbox: ItemQueue) -> Callable[[HostSpec, Callable[[str], None]], Session]:
+    def _for_inbox(self, inbox: InboxItemQueue) -> Callable[[HostSpec, Callable[[str], None]], Session]:
         def dial(host: HostSpec, _: Callable[[str], None]) -> Session:
             here, there = socket.socketpair()
             before, lie = self.agents.get(host.name), self.lie if host.name == LIAR else None

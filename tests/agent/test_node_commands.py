@@ -23,7 +23,7 @@ import pytest
 from clusterctl.agent.linux import proc
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.node_state.run_dir import RunDir
-from clusterctl.agent.protocol import requests
+from clusterctl.agent.protocol import file_list
 from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.protocol.frames import MAX_FRAME_BYTES
 from clusterctl.run.nodes.code_manifest import CodeManifest
@@ -274,7 +274,7 @@ class Code:
         self._offered, self._names = 0, list[str]()
 
     def ask_to_compare(self, files: dict[str, list[Any]], run: str | None = "") -> int:
-        data = requests.encode_file_list((path, *entry) for path, entry in files.items())
+        data = file_list.encode_file_list((path, *entry) for path, entry in files.items())
         self._offered, self._names = next(self._streams), list(files)
         whose = {"workdir": str(self.workdir), "run": self.run if run == "" else run}
         number = self.talk.post(Command.MANIFEST, **whose, stream=self._offered, size=len(data))
@@ -289,7 +289,7 @@ class Code:
 
     def look(self, files: dict[str, list[Any]], run: str | None = None) -> dict[str, Any]:
         """Ask what a sync of these files would do."""
-        data = requests.encode_file_list((path, *entry) for path, entry in files.items())
+        data = file_list.encode_file_list((path, *entry) for path, entry in files.items())
         stream, names = next(self._streams), list(files)
         whose = {"workdir": str(self.workdir), "run": run, "look": True}
         number = self.talk.post(Command.MANIFEST, **whose, stream=stream, size=len(data))
@@ -379,7 +379,7 @@ def test_a_link_becomes_a_folder_and_a_folder_a_link_again(code: Code) -> None:
         paths = sorted(path for path in code.workdir.rglob("*") if path.is_symlink() or path.is_file())
         return {str(p.relative_to(code.workdir)): os.readlink(p) if p.is_symlink() else "file" for p in paths}
 
-    files, linked = {"src/m.py": b"1", "pkg": b"src"}, {"pkg": requests.LINK_MODE}
+    files, linked = {"src/m.py": b"1", "pkg": b"src"}, {"pkg": file_list.LINK_MODE}
     assert sorted(code.send(files, linked)) == ["pkg", "src/m.py"]
     assert found() == {"src/m.py": "file", "pkg": "src"}
     assert code.send(files, linked) == []
@@ -395,7 +395,7 @@ def test_a_link_becomes_a_folder_and_a_folder_a_link_again(code: Code) -> None:
 
 
 def test_an_empty_folder_is_made_and_may_be_filled_and_left_out_again(code: Code) -> None:
-    files, folders = {"a.py": b"1", "logs/step": b""}, {"logs/step": requests.FOLDER_MODE}
+    files, folders = {"a.py": b"1", "logs/step": b""}, {"logs/step": file_list.FOLDER_MODE}
     assert code.send(files, folders) == ["logs/step"] or code.send(files, folders) == []
     assert (code.workdir / "logs/step").is_dir()
     (code.workdir / "logs/step/own.log").touch()
@@ -407,7 +407,7 @@ def test_an_empty_folder_is_made_and_may_be_filled_and_left_out_again(code: Code
 
 @pytest.mark.parametrize("target", [b"/etc", b"../x", b"a/../../x", b"a/../.."])
 def test_a_link_that_leads_outside_is_refused(code: Code, target: bytes) -> None:
-    code.compare({"a": entry(target, requests.LINK_MODE)})
+    code.compare({"a": entry(target, file_list.LINK_MODE)})
     with pytest.raises(Refused, match="leads out of the workdir"):
         code.bring(target)
     assert list(code.workdir.iterdir()) == []
@@ -578,7 +578,7 @@ def test_a_file_that_goes_while_others_are_fetched_is_left_out(code: Code) -> No
 def test_a_copy_that_goes_on_changes_no_code_of_a_run_that_began_meanwhile(code: Code, node: Node, target: str) -> None:
     path = f"{target}/train.py".lstrip("/")
     other = Code(node, node.talk())
-    data = requests.encode_file_list([("train.py", *entry(b"copied")), ("data.bin", *entry(b"data"))])
+    data = file_list.encode_file_list([("train.py", *entry(b"copied")), ("data.bin", *entry(b"data"))])
     where = {"folder": str(code.workdir), "target": target, "inside": True}
     number = other.talk.post(Command.COPY, **where, stream=1000, size=len(data))
     other._send_data(1000, data)

@@ -49,7 +49,7 @@ def aside_of_serve(error: Exception, _place: Path) -> dict[str, Any]:
 
     outcome = helper_process.parse_result(helper_process.run_in_helper(fail, 10.0))
     assert isinstance(outcome, command_messages.RequestError)
-    answer: dict[str, Any] = outcome.answer(1)["error"]
+    answer: dict[str, Any] = outcome.make_answer(1)["error"]
     return answer
 
 

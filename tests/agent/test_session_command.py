@@ -16,7 +16,7 @@ from clusterctl.config.sections import hostfiles_and_slurm
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError, NodeError
 from clusterctl.session.connect import Transports, open_session
-from clusterctl.session.controller_inbox import Item, SessionLost
+from clusterctl.session.controller_inbox import InboxItem, SessionLost
 from clusterctl.transport.local import LocalTransport, build_command_argv
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, next_of, standin_bundle
 from tests.lab.waiting import wait_for
@@ -56,7 +56,7 @@ class TestNamespace(SessionContract):
 
 def test_an_agent_that_ends_in_a_step_that_stays_is_missed_at_once() -> None:
     *_, stay = hostfiles_and_slurm.build_srun_command(1)
-    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
     host = host_of("/bin/sh", "-c", f"{stay}; exec sleep 600")
     session = open_session(LocalTransport(), host, inbox, bundle=standin_bundle())
     session.post(Command.EVIDENCE)

@@ -15,7 +15,7 @@ from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.record_types import WorkerStatusSample
 from clusterctl.agent.supervisor.exit_status import read_error_file
 from clusterctl.run.rules import blame
-from clusterctl.validation.derivation import derive_object
+from clusterctl.validation.derived_validators import derive_object_validator
 from tests.agent.controlling import run_on
 
 GOOD: dict[str, Any] = {
@@ -83,7 +83,7 @@ def test_facts_that_do_not_fit_are_left_out_and_nothing_else(tmp_path: Path) -> 
 
     assert found is not None
     assert (found["step"], found["facts"], found["degraded"], found["frameworks"]) == (3, {}, {}, [])
-    derive_object(WorkerStatusSample)(found)
+    derive_object_validator(WorkerStatusSample)(found)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"pid": 1e999}', '{"pid":' + "1" * 5000 + "}", "\0"])

@@ -13,8 +13,8 @@ from clusterctl.config.spec import HostSpec, SshSpec, SyncSpec
 from clusterctl.run.nodes.code_manifest import ContentStore, build_manifest
 from clusterctl.run.nodes.uploads import build_code_upload, sync_files
 from clusterctl.session.connect import open_session
-from clusterctl.session.controller_inbox import Item, SessionLost
-from clusterctl.session.session import Session
+from clusterctl.session.controller_inbox import InboxItem, SessionLost
+from clusterctl.session.node_session import Session
 from clusterctl.transport.ssh.ssh import SshTransport
 from tests.contract_sessions import DEADLINE, next_of
 from tests.relay import Relay
@@ -70,7 +70,7 @@ def test_a_link_that_stalls_is_noticed_although_our_kernel_still_takes_what_we_s
     nodes: NodeFactory, dial: Open
 ) -> None:
     (node,) = nodes()
-    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
     with Relay((node.address, 22), delay=DELAY) as link:
         session = dial(link, inbox)
         link.stall()

@@ -15,8 +15,8 @@ from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
 from clusterctl.errors import AgentError, AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.session.connect import Transports, open_session, open_sessions
-from clusterctl.session.controller_inbox import Item, SessionLost
-from clusterctl.session.session import Session
+from clusterctl.session.controller_inbox import InboxItem, SessionLost
+from clusterctl.session.node_session import Session
 from clusterctl.transport.ssh.host_keys import add_to_known_hosts, fetch_keys
 from clusterctl.transport.ssh.known_hosts import HostKeyVerdict
 from clusterctl.transport.ssh.login_errors import LoginRefusedError
@@ -480,7 +480,7 @@ def test_a_busy_sshd_is_asked_again_after_a_pause(nodes: NodeFactory) -> None:
 
 def test_a_cut_link_is_noticed_although_the_connection_looks_alive(nodes: NodeFactory, dial: Open) -> None:
     (node,) = nodes()
-    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
     session = dial(host_of(node), inbox)
     node.cut()
     waiting = session.call_async(Command.RUNS)
@@ -496,7 +496,7 @@ def test_a_cut_link_is_noticed_although_the_connection_looks_alive(nodes: NodeFa
 
 def test_a_node_that_dies_is_lost_at_once_or_by_silence(nodes: NodeFactory, dial: Open) -> None:
     (node,) = nodes()
-    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
     dial(host_of(node), inbox)
     node.kill_sshd()
     assert isinstance(next_of(inbox, SessionLost).error, NodeError)

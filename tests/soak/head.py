@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clusterctl.config.spec import HostSpec
-    from clusterctl.session.session import Session
+    from clusterctl.session.node_session import Session
     from clusterctl.transport.local import LocalChannel
 
 CONNECTIONS = "connections"

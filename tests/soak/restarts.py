@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusterctl.agent.protocol import command_messages as wire
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol import frames, requests
+from clusterctl.agent.protocol import frames, run_requests
 from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.run.record.rundir import RunDir
@@ -174,5 +174,7 @@ class _Head:
     def request(self) -> bytes:
         """Return what the node is asked for when it is there again."""
         cursors = self.writer.list_cursors(NODE, self._whole)
-        follow = requests.Follow(run="r", node=NODE, seq=self._seq, cursors=cursors, complete_before=self._whole)
+        follow = run_requests.FollowArguments(
+            run="r", node=NODE, seq=self._seq, cursors=cursors, complete_before=self._whole
+        )
         return frames.encode_message(wire.make_request(1, Command.FOLLOW, asdict(follow), 1))

@@ -37,11 +37,11 @@ from clusterctl.run.rules.health_observer import HealthObserver
 from clusterctl.run.rules.stall_detection import StallObserver
 from clusterctl.run.rules.state import RunState
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
-from clusterctl.session.requests import REQUESTS
+from clusterctl.session.node_requests import REQUESTS
 from clusterctl.transport.bootstrap import PreambleParser
 from clusterctl.transport.ssh import config, known_hosts
-from clusterctl.validation import journal, messages, quota, samples
-from clusterctl.validation.derivation import derive_object
+from clusterctl.validation import journal_lines, messages, quota, samples
+from clusterctl.validation.derived_validators import derive_object_validator
 from tests.unit.config.conftest import _parse as parse_config
 from tests.unit.config.hostile import PIECES
 
@@ -94,8 +94,8 @@ EVENTS = [
         node_events.Stopping(0, "cancelled", 1.0, [0]),
         node_events.Swept(0, 1, [{"pid": 1, "start_time": 2, "command": "c", "why": "w"}]),
         node_events.Finished("failed", 1),
-        node_events.Adopted(0, 7),
-        node_events.Dropped(0, 0, 1, 2, "why"),
+        node_events.RunAdopted(0, 7),
+        node_events.OutputDropped(0, 0, 1, 2, "why"),
         node_events.Alarm(0, node_events.GPU_MEMORY, "m", gpu=0),
     )
 ]
@@ -218,7 +218,7 @@ def folded(records: list[Any]) -> None:
     state = BEGUN
     for seq, record in enumerate(records, 1):
         with contextlib.suppress(FrameError):
-            told = journal.parse_record({**record, "seq": seq} if isinstance(record, dict) else record)
+            told = journal_lines.parse_event_record({**record, "seq": seq} if isinstance(record, dict) else record)
             if told is not None:
                 state = apply_node_event(state, "n", *told)
     assert state.cause is None or state.causes
@@ -250,7 +250,7 @@ def sampled(values: list[Any]) -> None:
 
 def status_file(value: Any) -> None:
     told = shim_files.sanitize_status(value)
-    derive_object(WorkerStatusSample)(shim_files._convert_times(told, 5.0))
+    derive_object_validator(WorkerStatusSample)(shim_files._convert_times(told, 5.0))
 
 
 def answered(pair: tuple[Command, Any]) -> None:
@@ -329,13 +329,13 @@ def raw(body: bytes) -> bytes:
 
 
 def pictured(line: bytes) -> object:
-    return samples.parse_steps(line), samples.parse_host_usage(line)
+    return samples.parse_rank_steps(line), samples.parse_host_usage(line)
 
 
 READERS: dict[str, Reader] = {
     "frames": Reader(FRAMES, frames, (FrameError,), 10),
     "a line of a journal": Reader(
-        mutated(EVENTS).map(line_of) | st.binary(max_size=200), journal.parse_line, (FrameError,), 10
+        mutated(EVENTS).map(line_of) | st.binary(max_size=200), journal_lines.parse_event_line, (FrameError,), 10
     ),
     "the fold of a journal": Reader(st.lists(mutated(EVENTS), max_size=6), folded, (), 11),
     "a line of samples": Reader(

@@ -87,7 +87,7 @@ def _run_task(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
         try:
             out.send_message({"result": task(out)})
         except Exception as error:
-            out.send_message({"error": command_messages.convert_to_request_error(error).answer(0)["error"]})
+            out.send_message({"error": command_messages.convert_to_request_error(error).make_answer(0)["error"]})
     finally:
         os._exit(0)
 

@@ -84,7 +84,7 @@ def apply_event(state: NodeState, stamp: events.Stamp, event: events.Event) -> N
         state.swept = event
     elif isinstance(event, events.Finished):
         state.finished, state.ended = event, stamp.wall
-    elif isinstance(event, events.Dropped):
+    elif isinstance(event, events.OutputDropped):
         key = (event.attempt, event.rank)
         first_valid, lost = state.dropped.get(key, (0, 0))
         state.dropped[key] = (max(first_valid, event.first_valid), lost + event.lost)

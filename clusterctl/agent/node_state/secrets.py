@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from typing import Callable
 
     from clusterctl.agent.node_state.run_dir import RunDir
-    from clusterctl.agent.protocol.requests import Start
+    from clusterctl.agent.protocol.run_requests import StartArguments
 
 _NAMES_FILE = "secrets.names"
 """File in the run directory with the names of the workers' secrets."""
 
 
-def store_or_restore_secrets(run: RunDir, start: Start, report: Callable[[str], None]) -> Start:
+def store_or_restore_secrets(run: RunDir, start: StartArguments, report: Callable[[str], None]) -> StartArguments:
     """Store the secrets of a start for later attempts; fill in the stored ones if the start brings none.
 
     Args:

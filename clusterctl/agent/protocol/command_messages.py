@@ -1,8 +1,8 @@
-"""The commands that a controller sends to a node, and the messages and errors that answer them. No I/O, no clock.
+"""The commands of a controller to a node, and the messages of requests, answers, errors and heartbeats. Pure.
 
-A request carries the epoch of the controller and gets one answer with its id. `command_payload_types` has the arguments
-and the answer of each command; docs/protocol.md describes streams and pushes. A peer ignores fields that it does not
-know, so either side may add some.
+A request contains the epoch of the controller and gets one answer with its id. `command_payload_types` has the
+arguments and the answer of each command; docs/protocol.md describes streams and pushes. A peer ignores unknown fields,
+so either side may add fields.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Command(str, Enum):
     BYE = "bye"
 
 
-# Stream numbers from here on belong to the agent (files of FOLLOW), those below to the controller.
+# The agent allocates stream numbers from FIRST_AGENT_STREAM on (files of FOLLOW); the controller allocates lower ones.
 
 FIRST_AGENT_STREAM = 1 << 31
 
@@ -68,7 +68,7 @@ def make_heartbeat(number: int) -> Message:
 
 
 def make_heartbeat_answer(number: int, wall: float, mono: float, boot: str) -> Message:
-    """Return the agent's answer to a heartbeat: its wall and monotonic clocks (seconds) and its boot id."""
+    """Return the agent's answer to a heartbeat: the node's wall and monotonic clocks (seconds) and its boot id."""
     return {"beat": number, "wall": wall, "mono": mono, "boot": boot}
 
 
@@ -76,7 +76,7 @@ COMMANDS_WITHOUT_ANSWER = frozenset({Command.CREDIT, Command.REPLICATED, Command
 
 
 class ErrorKind(str, Enum):
-    """Why a node did not carry out a request."""
+    """The reason why a node did not execute a request."""
 
     BAD_REQUEST = "bad_request"
     STALE_EPOCH = "stale_epoch"
@@ -86,7 +86,7 @@ class ErrorKind(str, Enum):
 
 
 def make_request(identity: int, command: Command, arguments: Mapping[str, object], epoch: int | None) -> Message:
-    """Return a request; `epoch` is `None` only if the run has none yet."""
+    """Return a request. `epoch` is `None` only if the run has no epoch yet."""
     return {"id": identity, "cmd": command.value, "args": arguments, "epoch": epoch}
 
 
@@ -96,11 +96,11 @@ def make_answer(identity: int, result: Mapping[str, object]) -> Message:
 
 
 class RequestError(Exception):
-    """A request that is not carried out.
+    """The node does not execute the request, or the request failed.
 
     Attributes:
         kind: The kind of the error.
-        hint: A remedy for the reader, or `None`.
+        hint: A remedy for the user, or `None`.
     """
 
     def __init__(self, kind: ErrorKind, message: str, hint: str | None = None) -> None:
@@ -108,23 +108,23 @@ class RequestError(Exception):
         self.kind = kind
         self.hint = hint
 
-    def answer(self, identity: int) -> Message:
-        """Return the message that answers the request."""
+    def make_answer(self, identity: int) -> Message:
+        """Return the message that answers the request with this error."""
         return {"id": identity, "error": {"kind": self.kind.value, "message": str(self), "hint": self.hint}}
 
 
 def make_refused_error(message: str, hint: str | None = None) -> RequestError:
-    """Return the error for a valid request that must not be carried out now."""
+    """Return the error for a valid request that the node must not execute now."""
     return RequestError(ErrorKind.REFUSED, message, hint)
 
 
 def make_failed_error(message: str, hint: str | None = None) -> RequestError:
-    """Return the error for a request that was tried and failed."""
+    """Return the error for a request that the node has executed without success."""
     return RequestError(ErrorKind.FAILED, message, hint)
 
 
 def convert_to_request_error(error: Exception) -> RequestError:
-    """Return the request error for any exception, with the same words in every process of the agent."""
+    """Return the request error for any exception. All processes of the agent use the same text for an exception."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, FrameTooLargeError):
@@ -132,7 +132,7 @@ def convert_to_request_error(error: Exception) -> RequestError:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return make_failed_error(f"{where}{error.strerror or error}")
-    # Requests are parsed where they are used, so these errors are mistakes in a request rather than in the agent.
+    # Each handler parses its own arguments, so these errors are usually caused by the request and not by the agent.
     if isinstance(error, (KeyError, TypeError, ValueError)):
         lacking = "missing " if isinstance(error, KeyError) else ""
         return RequestError(ErrorKind.BAD_REQUEST, f"{lacking}{error}")
@@ -140,11 +140,11 @@ def convert_to_request_error(error: Exception) -> RequestError:
 
 
 EXPECTED_ERRORS = (RequestError, OSError, KeyError, TypeError, ValueError)
-"""For any other exception the agent also prints the traceback."""
+"""The exceptions whose traceback the agent does not print."""
 
 
 NETWORK_INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-"""The variables that choose the network of a rank, one per library."""
+"""The variables that choose the network interface of a rank, one per library."""
 
 LOGIN_VARIABLES = (
     *NETWORK_INTERFACE_VARIABLES,
@@ -156,4 +156,4 @@ LOGIN_VARIABLES = (
 )
 
 MAX_LOGIN_VALUE_CHARS = 1024
-"""The longest value that a node reports; a longer one is cut, which still shows that it is not ours."""
+"""The maximum length of a reported value. A cut value still differs from the value that clusterctl would set."""

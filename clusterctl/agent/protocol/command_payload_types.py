@@ -1,7 +1,7 @@
-"""JSON types of the commands of `commands.Command`: the arguments of each, and the answer of the node with its bounds.
+"""JSON types of the commands in `command_messages.Command`: the arguments, and the answer of the node with its bounds.
 
-The head derives the validators of answers from these classes; an agent never imports them. An older agent may leave out
-the keys that are not required. The larger requests of a run are dataclasses (`requests`).
+The head derives the validators of answers from these classes; an agent never imports them at run time. An older agent
+may omit the keys that are not required. `run_requests` has the arguments of PREPARE, START, STOP and FOLLOW.
 """
 
 from typing import Annotated
@@ -15,7 +15,7 @@ from clusterctl.agent.protocol.validators import MaxItems, integer, string
 
 
 class GpuCount(TypedDict, total=False):
-    """The GPUs of a machine as the kernel shows them: `count` is `None` if they cannot be counted."""
+    """The GPUs of a machine that the kernel shows. `count` is `None` if they cannot be counted."""
 
     count: Annotated[int, integer(0, wire_types.MAX_DEVICES)] | None
     indices: Annotated[list[wire_types.GpuIndex], MaxItems(wire_types.MAX_DEVICES)]
@@ -24,7 +24,7 @@ class GpuCount(TypedDict, total=False):
 
 
 class NetworkAddress(TypedDict, total=False):
-    """One address of one interface."""
+    """An IP address of a network interface."""
 
     interface: Required[wire_types.ShortText]
     address: Required[wire_types.Address]
@@ -34,21 +34,24 @@ class NetworkAddress(TypedDict, total=False):
 
 
 class Route(TypedDict):
-    """The source address and interface of packets to a peer."""
+    """The source address and the interface of packets to a peer."""
 
     source: wire_types.Address
     interface: wire_types.ShortText | None
 
 
 class LogindSettings(TypedDict, total=False):
-    """Whether logind ends the processes of a user who logs out."""
+    """The settings by which logind ends or keeps the processes of a user who logs out."""
 
     linger: bool
     kill_user_processes: bool
 
 
 class HelloAnswer(TypedDict, total=False):
-    """The facts of a machine and its user at the first contact. Memory is in bytes, clocks are in seconds."""
+    """The facts about a machine and its user in the handshake.
+
+    `memory` is in bytes, `mono` and `wall` are in seconds.
+    """
 
     protocol: Annotated[int, integer(0, 1 << 20)]
     version: wire_types.Word
@@ -81,31 +84,34 @@ class HelloAnswer(TypedDict, total=False):
 
 
 class Preamble(TypedDict):
-    """What the bootstrap script reports before the first frame."""
+    """The Python that the bootstrap script reports before the first frame."""
 
     python: wire_types.Path
     version: wire_types.ShortText
 
 
 class NoArguments(TypedDict):
-    """No arguments."""
+    """The arguments of a command that needs none."""
 
 
 class RunArguments(TypedDict):
-    """A run, and the name that this node has in it."""
+    """The id of a run, and the name of this node in the run."""
 
     run: str
     node: str
 
 
 class RoutesArguments(TypedDict):
-    """Ask for the routes to these addresses or names."""
+    """Find the route to each of these addresses or host names."""
 
     targets: list[str]
 
 
 class FactsRequest(TypedDict, total=False):
-    """The facts to collect (`groups`; default all), and what the collectors must know. Deadlines are in seconds."""
+    """The groups of facts to collect (`groups`; by default all), and the parameters of the collectors.
+
+    Deadlines are in seconds.
+    """
 
     groups: list[str] | None
     deadline: float
@@ -124,7 +130,7 @@ class FactsRequest(TypedDict, total=False):
 
 
 class ProbeArguments(TypedDict):
-    """Collect health facts in the environment of a worker; `request` says which (`FactsRequest`)."""
+    """Collect the facts that `request` names, in the environment of a worker."""
 
     python: str | None
     python_hint: NotRequired[str]
@@ -135,7 +141,7 @@ class ProbeArguments(TypedDict):
 
 
 class ListenArguments(TypedDict):
-    """Wait `seconds` for `enough` peers that know the nonce; each gets `payload` bytes back."""
+    """Listen for `seconds`, or until `enough` peers have sent the nonce. Send `payload` bytes to each of them."""
 
     port: int
     nonce: str
@@ -145,13 +151,13 @@ class ListenArguments(TypedDict):
 
 
 class UnlistenArguments(TypedDict):
-    """Free the port of the LISTEN with this nonce."""
+    """End the LISTEN that has this nonce, and free its port."""
 
     nonce: str
 
 
 class ConnectArguments(TypedDict):
-    """Connect to a peer that listens and send `payload` bytes. `timeout` is in seconds."""
+    """Connect to a peer that listens, and send `payload` bytes. `timeout` is in seconds."""
 
     address: str
     port: int
@@ -161,7 +167,10 @@ class ConnectArguments(TypedDict):
 
 
 class ManifestArguments(TypedDict):
-    """Compare a workdir with the listing of `size` bytes that comes in `stream`; `look` changes nothing."""
+    """Compare a workdir with the file list of `size` bytes that follows in `stream`.
+
+    With `look` the node only reports the differences; it neither reserves nor changes anything.
+    """
 
     workdir: str
     run: str | None
@@ -171,10 +180,10 @@ class ManifestArguments(TypedDict):
 
 
 class CopyArguments(TypedDict):
-    """Copy the files of the listing of `size` bytes in `stream` to `target`, a path relative to `folder`.
+    """Copy the files in the file list of `size` bytes in `stream` to `target`, a path relative to `folder`.
 
-    If `target` is a folder, or should become one (`inside`), the files go into it. Otherwise it is the new name for the
-    first part of their paths.
+    If `target` is a folder, or `inside` asks for a folder, the files are written into it. Otherwise `target` replaces
+    the first part of their paths.
     """
 
     folder: str
@@ -185,16 +194,16 @@ class CopyArguments(TypedDict):
 
 
 class ReceiveArguments(TypedDict):
-    """Receive from `stream` the files that the MANIFEST or COPY with the stream `manifest` needs."""
+    """Receive in `stream` the files that the node needs after the MANIFEST or COPY whose stream is `manifest`."""
 
     manifest: int
     stream: int
 
 
 class FetchArguments(TypedDict):
-    """Send the matching files in `stream`; `links`: also the targets of links.
+    """Send the files that match `pattern` in `stream`. With `links` also send the targets of symbolic links.
 
-    `of` is a run: files that have not changed since its start on this node are left out.
+    With the run `of`, send only the files that have changed since the run started on this node.
     """
 
     workdir: str
@@ -205,9 +214,9 @@ class FetchArguments(TypedDict):
 
 
 class CheckpointsArguments(TypedDict):
-    """Find the complete checkpoints that match; `versions`: with time and size of every file.
+    """Find the complete checkpoints that match `pattern`. With `versions` also list time and size of every file.
 
-    With `files` only the files of that checkpoint are listed, complete or not; `hashes`: with their SHA-256.
+    With `files` list only the files of this checkpoint, even of an incomplete one. With `hashes` add their SHA-256.
     """
 
     workdir: str
@@ -218,13 +227,13 @@ class CheckpointsArguments(TypedDict):
 
 
 class CodeArguments(TypedDict):
-    """Hash the code that syncs wrote to a workdir."""
+    """Hash the files that syncs have written to a workdir."""
 
     workdir: str
 
 
 class ReadArguments(RunArguments):
-    """Read `length` bytes of a file of the run from `offset` on."""
+    """Read `length` bytes of a file of the run, from `offset` on."""
 
     file: str
     offset: int
@@ -232,19 +241,22 @@ class ReadArguments(RunArguments):
 
 
 class ReplicatedArguments(RunArguments):
-    """Report how many bytes of each file the head has stored safely."""
+    """Report the number of bytes of each file that the head has stored on disk."""
 
     offsets: dict[str, int]
 
 
 class CreditArguments(TypedDict):
-    """Allow so many more bytes of output."""
+    """Allow the node to send `bytes` more bytes of output."""
 
     bytes: int
 
 
 class EvidenceArguments(RunArguments):
-    """Collect evidence of some or all ranks within `deadline` seconds; the node stores it under `name`."""
+    """Collect the evidence of the ranks in `ranks` (`None`: of all ranks) within `deadline` seconds.
+
+    The node stores the evidence in a folder called `name`.
+    """
 
     name: str
     ranks: list[int] | None
@@ -252,7 +264,7 @@ class EvidenceArguments(RunArguments):
 
 
 class FinishArguments(RunArguments):
-    """Tell the node that the run has ended."""
+    """End the run on the node, and store its final state and exit code."""
 
     state: str
     exit_code: int
@@ -261,7 +273,7 @@ class FinishArguments(RunArguments):
 class ProgramArguments(TypedDict):
     """A program: `argv`, or `command` for a shell. Bytes of `stdin` that are not UTF-8 are escaped as surrogates.
 
-    With `python_hint`, the folder of the job's Python comes first on PATH (see `Prepare`).
+    With `python_hint`, the folder of the job's Python comes first on PATH (see `PrepareArguments`).
     """
 
     argv: NotRequired[list[str]]
@@ -275,7 +287,7 @@ class ProgramArguments(TypedDict):
 
 
 class ExecArguments(ProgramArguments):
-    """Run a program. Its output comes in `stream`, its errors in `stream` + 1; after `timeout` seconds it is ended."""
+    """Run a program, and end it after `timeout` seconds. `stream` carries its stdout, and `stream` + 1 its stderr."""
 
     timeout: NotRequired[float | None]
     stream: int
@@ -288,16 +300,17 @@ class RankArguments(RunArguments):
 
 
 class ShellScriptArguments(ProgramArguments):
-    """Write a script for a terminal, with folder and environment of the program; without `argv` the user's shell.
+    """Write a script that runs the program in a terminal, in its folder and with its environment.
 
-    With `rank`, folder and environment are those of that rank, without the marks of the run.
+    Without `argv` the script runs the user's shell. With `rank` it uses the folder and the environment of this rank,
+    without the marks of the run.
     """
 
     rank: NotRequired[RankArguments | None]
 
 
 class ShellScriptAnswer(TypedDict):
-    """The script on the node. It removes itself."""
+    """The path of the script on the node. The script removes itself when it runs."""
 
     path: wire_types.WatchedPath
 
@@ -309,7 +322,7 @@ class CancelArguments(TypedDict):
 
 
 class WorkerState(TypedDict):
-    """A worker of the newest attempt, and whether it lives."""
+    """A worker of the newest attempt. `alive`: its process still runs."""
 
     rank: wire_types.Rank
     local_rank: NotRequired[wire_types.Rank]
@@ -319,7 +332,10 @@ class WorkerState(TypedDict):
 
 
 class StatusAnswer(TypedDict):
-    """The state of a run on a node: `state` from its journal, `remaining` the processes that could not be ended."""
+    """The state of a run on a node.
+
+    `state` comes from the journal. The node could not end the processes `remaining`.
+    """
 
     supervisor: bool
     epoch: wire_types.Epoch | None
@@ -331,7 +347,10 @@ class StatusAnswer(TypedDict):
 
 
 class RunSummary(TypedDict, total=False):
-    """A run with files or processes on a node. Times are the node's wall clock (seconds), `grace` is in seconds."""
+    """A run that has files or processes on a node.
+
+    Times are on the node's wall clock (seconds), and `grace` is in seconds.
+    """
 
     run: Required[wire_types.Name]
     node: wire_types.Name
@@ -350,21 +369,22 @@ class RunSummary(TypedDict, total=False):
 
 
 class RunsAnswer(TypedDict):
-    """All runs of a node."""
+    """All runs that have files or processes on a node."""
 
     runs: Annotated[list[RunSummary], MaxItems(100_000)]
 
 
 class RoutesAnswer(TypedDict):
-    """The route to each requested address; `None` if there is none."""
+    """The route to each requested address, or `None` if the node has no route to it."""
 
     routes: Annotated[dict[Annotated[str, string(256)], Route | None], MaxItems(65536)]
 
 
 class FactGroup(TypedDict, total=False):
-    """One group of facts: `data`, the `status` of its collection, the `reason` of a failure, and the duration `ms`.
+    """The facts of one group (`data`), the status of the collection, the reason of a failure, and the duration `ms`.
 
-    If the collector hung, also its process: pid, state, kernel function, and whether even SIGKILL did not end it.
+    If the collector hung, `pid`, `state` and `wchan` (kernel function) describe its process. `abandoned`: SIGKILL did
+    not end this process.
     """
 
     status: Required[wire_types.Word]
@@ -378,7 +398,7 @@ class FactGroup(TypedDict, total=False):
 
 
 class StuckProcess(TypedDict, total=False):
-    """A process of the probe that cannot be ended."""
+    """A process of the probe that hangs and that SIGKILL did not end."""
 
     group: wire_types.Word
     pid: wire_types.Pid
@@ -387,7 +407,7 @@ class StuckProcess(TypedDict, total=False):
 
 
 class Facts(TypedDict, total=False):
-    """All groups of facts, and the processes that hang; `time` is the wall clock (seconds), `ms` the duration."""
+    """All groups of facts, and the processes that hang. `time` is the wall clock (seconds), `ms` the duration."""
 
     schema: int
     ms: float
@@ -397,13 +417,16 @@ class Facts(TypedDict, total=False):
 
 
 class ListenAnswer(TypedDict):
-    """The port on which the node now listens."""
+    """The port on which the node listens."""
 
     port: wire_types.Port
 
 
 class ConnectAnswer(TypedDict, total=False):
-    """Whether a peer was reached, the bytes that went through, and the seconds without progress (`still`)."""
+    """The result of a connection to a peer: success, duration, the bytes sent and received.
+
+    `still` are the seconds without progress before the end of the transfer.
+    """
 
     ok: Required[bool | None]
     ms: float | None
@@ -416,10 +439,11 @@ class ConnectAnswer(TypedDict, total=False):
 
 
 class ManifestAnswer(TypedDict):
-    """The numbers of the files in the manifest that the node needs.
+    """The indices of the files in the file list that the node needs.
 
-    With `look` also how many files a sync would remove (`going`), the first of them (`gone`), and the live run that
-    uses the workdir (`user`). Without it the first needed files that something on the node has changed (`edited`).
+    With `look`, `going` is the number of files that a sync would remove, `gone` the first of these files, and `user`
+    the live run that uses the workdir. Without `look`, `edited` has the first files that have changed on the node since
+    the last sync and that this sync overwrites.
     """
 
     need: Annotated[list[wire_types.FileNumber], MaxItems(1 << 22)]
@@ -430,7 +454,7 @@ class ManifestAnswer(TypedDict):
 
 
 class CopyAnswer(TypedDict):
-    """The numbers of the files in the listing that the node needs, and the folder that gets them.
+    """The indices of the files in the file list that the node needs, and the folder into which it writes them.
 
     If `name` is given, it replaces the first part of each path.
     """
@@ -441,14 +465,14 @@ class CopyAnswer(TypedDict):
 
 
 class ReceiveAnswer(TypedDict, total=False):
-    """The bytes that the node has written, and the hash of all the code that is there now."""
+    """The number of bytes that the node has written, and the hash of all synced code after the transfer."""
 
     written: int
     hash: wire_types.Digest | None
 
 
 class FetchAnswer(TypedDict):
-    """Path, size (bytes) and mode of each file that was sent."""
+    """The path, size (bytes) and mode of each file that the node has sent."""
 
     files: Annotated[
         list[tuple[wire_types.Path, wire_types.Bytes, Annotated[int, integer(0, 1 << 16)]]], MaxItems(1 << 20)
@@ -456,7 +480,7 @@ class FetchAnswer(TypedDict):
 
 
 class Checkpoint(TypedDict):
-    """A complete checkpoint: `mtime` and `size` (bytes) are those of its newest file."""
+    """A complete checkpoint, with the modification time and the size (bytes) of its newest file."""
 
     path: wire_types.Path
     mtime: float
@@ -464,7 +488,7 @@ class Checkpoint(TypedDict):
 
 
 class CheckpointFile(TypedDict):
-    """A file of a checkpoint, relative to the folder that holds the checkpoint; `sha256` is empty if not requested."""
+    """A file of a checkpoint. `name` is relative to the parent folder; `sha256` is empty if it was not requested."""
 
     name: wire_types.Path
     mtime: float
@@ -473,10 +497,10 @@ class CheckpointFile(TypedDict):
 
 
 class CheckpointsAnswer(TypedDict, total=False):
-    """The complete checkpoints, the newest first; `versions` are time and size of every file.
+    """The complete checkpoints with the newest first, and in `versions` the time and size of every file.
 
-    `network` says whether other machines may see the files, judged by the file system. `files` are those of the one
-    checkpoint that was requested.
+    `network`: the files lie on a network file system, so other machines may see them. `files` has the files of the one
+    requested checkpoint.
     """
 
     found: Required[Annotated[list[Checkpoint], MaxItems(5000)]]
@@ -486,14 +510,14 @@ class CheckpointsAnswer(TypedDict, total=False):
 
 
 class CodeAnswer(TypedDict, total=False):
-    """The hash of the synced code, or the hash of each source file."""
+    """The hash of the synced code; without a sync, the hash of each source file."""
 
     hash: wire_types.Digest | None
     files: Annotated[dict[wire_types.Path, wire_types.Digest], MaxItems(1 << 18)]
 
 
 class PrepareAnswer(TypedDict, total=False):
-    """The resources of a prepared attempt."""
+    """The ports, the run directory and the interpreter of a prepared attempt."""
 
     ports: Required[Annotated[list[wire_types.Port], MaxItems(1024)]]
     run_dir: wire_types.Path
@@ -501,7 +525,7 @@ class PrepareAnswer(TypedDict, total=False):
 
 
 class ReadAnswer(TypedDict):
-    """A piece of a file (`data` in base64), and the size of the file."""
+    """A part of a file (`data` in base64), and the size of the file."""
 
     offset: wire_types.Bytes
     size: wire_types.Bytes
@@ -510,25 +534,25 @@ class ReadAnswer(TypedDict):
 
 
 class CleanAnswer(TypedDict):
-    """The bytes that were freed."""
+    """The number of bytes on disk that the node has freed."""
 
     bytes: wire_types.Bytes
 
 
 class ExecAnswer(TypedDict):
-    """The exit of a program, and whether its time was over."""
+    """The exit code or the signal of a program. `timed_out`: the program was ended by the time limit."""
 
     exit_code: wire_types.ProgramExitCode | None
     signal: wire_types.Signal | None
     timed_out: NotRequired[bool]
 
 
-class NoAnswer(TypedDict):
-    """An answer without values."""
+class EmptyAnswer(TypedDict):
+    """An answer without fields."""
 
 
 class ErrorAnswer(TypedDict):
-    """The error with which a node refuses a command."""
+    """The error that a node sends instead of an answer."""
 
     kind: wire_types.Word
     message: Annotated[str, string(1 << 20)]
@@ -536,7 +560,7 @@ class ErrorAnswer(TypedDict):
 
 
 class HeartbeatAnswer(TypedDict):
-    """The clocks of a node (seconds) and its boot id, for the heartbeat of this number."""
+    """The clocks of a node (seconds) and its boot id, in the answer to heartbeat number `beat`."""
 
     beat: int
     wall: float
@@ -545,14 +569,14 @@ class HeartbeatAnswer(TypedDict):
 
 
 class EventPush(TypedDict):
-    """An event of a run's journal; `events` has its types."""
+    """An event of a run's journal; the module `events` has the types of events."""
 
     run: wire_types.Name
-    event: NoAnswer
+    event: EmptyAnswer
 
 
 class StreamPush(TypedDict):
-    """The file of a run that a stream of the agent carries."""
+    """The announcement of a stream of the agent, and the file of a run that it carries."""
 
     run: wire_types.Name
     file: wire_types.ShortText
@@ -560,7 +584,7 @@ class StreamPush(TypedDict):
 
 
 class AttemptsReplicatedPush(TypedDict):
-    """The head has everything of the attempts below `before`."""
+    """The announcement that the node has sent all its data of the attempts below `before`."""
 
     run: wire_types.Name
     before: Annotated[int, integer(0, 1 << 31)]

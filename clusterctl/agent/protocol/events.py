@@ -1,6 +1,6 @@
-"""The events of a node's journal, as dataclasses, and their JSON lines.
+"""The events of a node's journal as dataclasses, and their conversion to and from JSON lines.
 
-The head derives validators from the annotations. Fields with a default may be missing in a line.
+The head derives validators from the annotations. A journal line may lack the fields that have a default.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args
 
 from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.agent.protocol.requests import parse_dataclass
+from clusterctl.agent.protocol.run_requests import parse_dataclass
 
 if TYPE_CHECKING:
     from typing import Annotated
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stamp:
-    """Number, time and boot of an event.
+    """The sequence number, the time and the boot id of an event.
 
     Attributes:
-        seq: Rises by one in each journal, also over restarts of the supervisor.
-        wall: Wall clock of the node, seconds.
-        mono: Monotonic clock of the node, seconds; comparable only within one boot.
-        boot: Boot id of the node.
+        seq: The number of the event in its journal. It rises by one, and a new supervisor continues the sequence.
+        wall: The node's wall clock in seconds.
+        mono: The node's monotonic clock in seconds; comparable only within one boot.
+        boot: The boot id of the node.
     """
 
     seq: wire_types.Seq
@@ -54,7 +54,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Started:
-    """A worker was started. `start_time` is in clock ticks since boot (`/proc/PID/stat`, field 22)."""
+    """A worker has started. `start_time` is in clock ticks since boot (`/proc/PID/stat`, field 22)."""
 
     KIND: ClassVar[str] = "started"
     attempt: wire_types.Attempt
@@ -69,25 +69,26 @@ class Exited:
     """A worker has ended.
 
     Attributes:
-        exit_code: The exit status, or `None` after a signal or if it is unknown.
-        signal: The number of the signal that ended it, or `None`.
-        stopped: We ended it; it did not fail by itself.
-        earliest: Monotonic clock of the node when it was last known to be alive.
-        latest: Monotonic clock of the node when it was found to have ended.
-        oom: The evidence that the kernel killed it for memory: `cgroup`, `kernel log`, `probably`, or `None`.
-        error: Its `TORCHELASTIC_ERROR_FILE`, or `None`. With exit code 0: the failure of a Python below a shell that
-            ended with 0 all the same.
-        tail: The end of its output (at most 8 KiB). Of one that ended well without a traceback at most 1 KiB; of one
-            that was stopped what it had written before that, and only with a traceback.
-        outside_signal: With exit code 0: the last SIGTERM or SIGINT that it handled and that we did not send, or
+        exit_code: The exit code; `None` if a signal ended the worker or the exit status is unknown.
+        signal: The number of the signal that ended the worker, or `None`.
+        stopped: Whether clusterctl ended the worker, so it did not fail by itself.
+        earliest: The last time at which the worker was known to be alive, on the node's monotonic clock.
+        latest: The time at which the supervisor or waiter noticed the exit, on the node's monotonic clock.
+        oom: The evidence that the kernel killed the worker because of memory: `cgroup`, `kernel log`, `probably`, or
             `None`.
-        worked_alone: It ended well, had torch, and was never in a process group with others.
-        failed_child: The first process of `multiprocessing`, or script that its Python started, that failed; `None`
-            if it was stopped.
-        shell_error: What a shell below it said of a command that it could not run or that died, although it ended well.
-        output_failure: A line of its output, although it ended well: a framework trained nothing, or a Python that our
-            shim did not watch had an exception.
-        lacks_python: It ended well, its command names a Python, and none has begun in it.
+        error: The content of the worker's `TORCHELASTIC_ERROR_FILE`, or `None`. With exit code 0, the failure of a
+            Python whose parent shell ended with 0.
+        tail: The end of the worker's output (at most 8 KiB; at most 1 KiB after exit code 0 without a traceback). For a
+            stopped worker, a traceback that it wrote before the stop, if any.
+        outside_signal: With exit code 0, the last SIGTERM or SIGINT that the worker handled and clusterctl did not
+            send, or `None`.
+        worked_alone: Whether the worker ended with 0, used torch, and never joined a process group with other ranks.
+        failed_child: The first failed child process of the worker's Python, if the child was started by
+            `multiprocessing` or is a script; `None` if the worker was stopped.
+        shell_error: With exit code 0, the message of a shell of the worker about a command that could not run or died.
+        output_failure: With exit code 0, an output line which shows a failure: a framework trained nothing, or a Python
+            without clusterctl's shim had an exception.
+        lacks_python: Whether the worker ended with 0 and no Python ran in it, although its command names a Python.
     """
 
     KIND: ClassVar[str] = "exited"
@@ -110,8 +111,11 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class Grouped:
-    """Workers of the node have formed or joined a process group: `ranks` of them, in a group of `size`."""
+class ProcessGroupJoined:
+    """Workers of the node have joined a process group of `size` members.
+
+    `ranks` are the ranks of these workers there.
+    """
 
     KIND: ClassVar[str] = "grouped"
     attempt: wire_types.Attempt
@@ -125,7 +129,7 @@ class Stopping:
 
     Attributes:
         reason: A `StopReason`.
-        exiting_ranks: Ranks that were already ending by themselves, although no exit was known yet.
+        exiting_ranks: The ranks that were already ending by themselves, although no exit was recorded yet.
     """
 
     KIND: ClassVar[str] = "stopping"
@@ -137,13 +141,13 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Swept:
-    """No process of the attempt is left except `remaining`. `killed` counts the processes that had to be killed.
+    """All processes of the attempt have ended, except `remaining`. `killed` counts the processes that were killed.
 
-    If some remained, a second event without them follows when they are gone.
+    If processes remained, a second event follows when they have ended.
 
     Attributes:
-        leftovers: Processes that still worked when all workers of the node had ended by themselves with 0.
-        past_grace: Processes that had not ended when the grace of a stop was over, and were killed.
+        leftovers: The processes that still ran when all workers of the node had ended by themselves with 0.
+        past_grace: The processes that still ran at the end of the grace of a stop, and were then killed.
     """
 
     KIND: ClassVar[str] = "swept"
@@ -164,8 +168,11 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Adopted:
-    """A new supervisor continues the run after the last one died. `attempt` is -1 before the first attempt."""
+class RunAdopted:
+    """A new supervisor continues the run after the previous supervisor died.
+
+    Before the first attempt `attempt` is -1.
+    """
 
     KIND: ClassVar[str] = "adopted"
     attempt: wire_types.Attempt
@@ -173,13 +180,14 @@ class Adopted:
 
 
 @dataclass(frozen=True)
-class Dropped:
-    """The node has discarded output before `first_valid` (bytes).
+class OutputDropped:
+    """The node has discarded the output of a rank before the offset `first_valid` (bytes).
 
-    Written now and then, and at the end of an attempt. The offset files of the node have the exact state at any moment.
+    The supervisor writes this event from time to time, and at the end of an attempt. The offset files of the node are
+    always exact.
 
     Attributes:
-        lost: Bytes since the last such event that no head had received when they were discarded.
+        lost: The bytes that the node has discarded since the previous such event before the head received them.
     """
 
     KIND: ClassVar[str] = "dropped"
@@ -191,16 +199,16 @@ class Dropped:
 
 
 GPU_MEMORY = "gpu_memory"
-"""Code of the alarm that GPU memory is still in use after the attempt that used it."""
+"""The code of the alarm that GPU memory is still in use after the end of an attempt."""
 FORKED, NOT_FORKED = "forked", "not_forked"
-"""Codes of the notes about forked ranks: the time that forking saved, or why ranks were not forked."""
+"""The codes of two notes: the time that forking saved, and the reason why ranks were not forked."""
 PORT_TAKEN = "port_taken"
-"""Code of the alarm that another user listens on a port of the workers; it ends the attempt."""
+"""The code of the alarm that another user listens on a port of the workers. This alarm ends the attempt."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A note for people: a health change, a full disk, a dead sampler. The log view shows it once."""
+    """A message for the user: a health change, a full disk, a dead sampler. `clusterctl logs` shows it once."""
 
     KIND: ClassVar[str] = "alarm"
     attempt: wire_types.Attempt
@@ -211,9 +219,11 @@ class Alarm:
     rank: wire_types.Rank | None = None
 
 
-Event = Union[Prepared, Started, Exited, Grouped, Stopping, Swept, Finished, Adopted, Dropped, Alarm]
+Event = Union[
+    Prepared, Started, Exited, ProcessGroupJoined, Stopping, Swept, Finished, RunAdopted, OutputDropped, Alarm
+]
 EVENT_CLASSES: dict[str, type[Any]] = {event.KIND: event for event in get_args(Event)}
-"""Kind of an event to its class. A newer agent may write other kinds, which every reader ignores."""
+"""The class of each kind of event. A newer agent may write other kinds, which every reader ignores."""
 
 
 def encode_event(stamp: Stamp, event: Event) -> str:
@@ -223,20 +233,20 @@ def encode_event(stamp: Stamp, event: Event) -> str:
 
 
 def decode_event(line: str | bytes) -> tuple[Stamp, Event] | None:
-    """Return the event of a journal line, or `None` if only a newer agent knows its kind.
+    """Return the event of a journal line, or `None` if its kind is unknown to this version.
 
     Raises:
-        FrameError: The line is incomplete or not ours.
+        FrameError: The line is incomplete, or is not an event.
     """
     try:
         record = json.loads(line)
     except ValueError as error:
         raise FrameError(f"not an event: {line[:80]!r}") from error
-    return decode_record(record)
+    return decode_event_record(record)
 
 
-def decode_record(record: Any) -> tuple[Stamp, Event] | None:
-    """Return the event of a parsed journal line (see `decode_event`)."""
+def decode_event_record(record: Any) -> tuple[Stamp, Event] | None:
+    """Return the event of a journal line whose JSON is already decoded (see `decode_event`)."""
     if not isinstance(record, dict) or "kind" not in record:
         raise FrameError(f"not an event: {str(record)[:80]!r}")
     cls = EVENT_CLASSES.get(record["kind"])

@@ -1,7 +1,7 @@
 """Frames, the units of every connection between head and node.
 
-A frame is a header of 5 bytes (length of the body, kind) and a body. A message is one JSON object. Data has a stream
-number, an offset and raw bytes.
+A frame has a header of 5 bytes (length of the body, kind of the frame) and a body. The body of a message is one JSON
+object. The body of data is a stream number, an offset and raw bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Union
 
     Message = dict[str, Any]
-    """A JSON object in a message; `command_payload_types` has its types."""
+    """The JSON object of a message; `command_payload_types` has the types of the messages."""
     Frame = Union[Message, "StreamData"]
 
 
@@ -26,7 +26,7 @@ INITIAL_CREDIT_BYTES = 512 * 1024
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 MAX_MESSAGE_VALUES = 1 << 21
-"""The most values that one message may hold: each takes many times its size in memory."""
+"""The maximum number of JSON values in one message. In memory a value takes many times its size in the message."""
 
 CHUNK_BYTES = 64 * 1024
 
@@ -53,14 +53,14 @@ class FrameError(ValueError):
 
 
 class FrameTooLargeError(ValueError):
-    """A message is too large for a frame; the peer would refuse it."""
+    """The message is larger than a frame may be, so the peer would refuse it."""
 
 
 def encode_message(message: Mapping[str, object]) -> bytes:
     """Return the frame of a JSON message.
 
     Raises:
-        FrameTooLargeError: Its body is larger than `MAX_FRAME_BYTES`.
+        FrameTooLargeError: The body of the frame would be larger than `MAX_FRAME_BYTES`.
     """
     body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape")
     if len(body) > MAX_FRAME_BYTES:
@@ -71,7 +71,7 @@ def encode_message(message: Mapping[str, object]) -> bytes:
 
 
 def encode_data(stream: int, offset: int, payload: bytes) -> bytes:
-    """Return the frame of bytes of a stream."""
+    """Return the frame with bytes of a stream, which begin at `offset`."""
     return _HEADER.pack(_DATA.size + len(payload), _DATA_KIND) + _DATA.pack(stream, offset) + payload
 
 
@@ -79,22 +79,22 @@ class FrameDecoder:
     """Splits a byte stream into frames.
 
     Args:
-        largest: Returns the present limit for a message in bytes; by default the limit of a frame.
+        max_message_bytes: Returns the present limit for a message in bytes; by default the limit of a frame.
 
     Attributes:
-        size: The body size of the last frame.
+        last_frame_bytes: The body size of the last frame.
     """
 
-    def __init__(self, largest: Callable[[], int] | None = None) -> None:
+    def __init__(self, max_message_bytes: Callable[[], int] | None = None) -> None:
         self._buffer = bytearray()
-        self._largest = largest
-        self.size = 0
+        self._max_message_bytes = max_message_bytes
+        self.last_frame_bytes = 0
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Add `data` to the buffer; yield each frame that is complete.
+        """Add `data` to the buffer, and yield each complete frame.
 
         Raises:
-            FrameError: The bytes are not frames (noise after the preamble), or a frame is too large.
+            FrameError: The bytes are not frames (foreign output after the preamble), or a frame is too large.
         """
         self._buffer += data
         position = 0
@@ -102,14 +102,14 @@ class FrameDecoder:
             length, kind = _HEADER.unpack_from(self._buffer, position)
             if kind not in (_MESSAGE_KIND, _DATA_KIND) or length > MAX_FRAME_BYTES:
                 raise FrameError(f"not a frame: {bytes(self._buffer[position : position + 80])!r}")
-            if self._largest is not None and kind == _MESSAGE_KIND and length > self._largest():
-                raise FrameError(f"a message of {length} bytes, and {self._largest()} are the most now")
+            if self._max_message_bytes is not None and kind == _MESSAGE_KIND and length > self._max_message_bytes():
+                raise FrameError(f"a message of {length} bytes, and {self._max_message_bytes()} are the most now")
             end = position + _HEADER.size + length
             if end > len(self._buffer):
                 break
             body = bytes(memoryview(self._buffer)[position + _HEADER.size : end])
             position = end
-            self.size = length
+            self.last_frame_bytes = length
             yield _decode(kind, body)
         del self._buffer[:position]
 

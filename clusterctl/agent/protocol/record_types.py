@@ -1,6 +1,6 @@
-"""JSON types of what a node records, with their bounds: status of workers, samples, exits, evidence of ranks.
+"""JSON types of the data that a node records, with bounds: worker status, samples, exits and evidence of ranks.
 
-The head derives validators from these classes; an agent never imports them.
+The head derives validators from these classes. An agent never imports this module at run time.
 """
 
 from typing import Annotated
@@ -27,7 +27,7 @@ class _WorkerReport(TypedDict, total=False):
 
 
 class Phase(TypedDict):
-    """The phase of a worker since a moment of the node's monotonic clock (seconds), and its limit (seconds)."""
+    """The phase of a worker. `since` is its start on the node's monotonic clock; both times are in seconds."""
 
     name: wire_types.Word
     since: float
@@ -35,7 +35,7 @@ class Phase(TypedDict):
 
 
 class PhaseAge(TypedDict):
-    """The phase of a worker, and for how many seconds it has lasted."""
+    """The phase of a worker, its age and its time limit (seconds)."""
 
     name: wire_types.Word
     age_s: float
@@ -43,7 +43,10 @@ class PhaseAge(TypedDict):
 
 
 class WorkerStatus(_WorkerReport):
-    """The status file of a worker. Times are the node's monotonic clock (seconds); `start_time` is in clock ticks."""
+    """The status file of a worker.
+
+    Times are on the node's monotonic clock (seconds); `start_time` is in clock ticks.
+    """
 
     start_time: wire_types.Count
     tid: wire_types.Pid
@@ -54,7 +57,10 @@ class WorkerStatus(_WorkerReport):
 
 
 class WorkerStatusSample(_WorkerReport, total=False):
-    """The status of a worker in a sample, with ages in seconds. `unseen`: no process is left that updates it."""
+    """The status of a worker in a sample, with ages in seconds.
+
+    `unseen`: the process that updates the status is gone.
+    """
 
     age_s: float
     progress_age_s: float | None
@@ -64,7 +70,7 @@ class WorkerStatusSample(_WorkerReport, total=False):
 
 
 class StackDumpOffer(TypedDict):
-    """What a shim offers for stack dumps: its process, the signal that dumps, and the open file that gets the dump."""
+    """The process of a shim that can dump stacks, the signal that requests a dump, and the file that gets the dump."""
 
     pid: int
     start_time: int
@@ -76,7 +82,7 @@ class StackDumpOffer(TypedDict):
 
 
 class SampleTime(TypedDict, total=False):
-    """The time of a sample: wall clock `t`, monotonic clock `m` (seconds), and its attempt."""
+    """The time and the attempt of a sample. `t` is the wall clock and `m` the monotonic clock, in seconds."""
 
     kind: wire_types.Word
     t: float
@@ -85,11 +91,11 @@ class SampleTime(TypedDict, total=False):
 
 
 class RankActivity(TypedDict, total=False):
-    """A rank at one moment. Bytes are those of its whole process tree, `None` if they cannot be read.
+    """The activity of a rank at one moment. Byte counts cover its process tree; `None` if they cannot be read.
 
-    For the main thread of the rank: `starved_s` are the seconds in which it could run and got no CPU, `faults` counts
-    its waits for memory that had to be read from a disk. `printed_steps`: how many rising step numbers the end of its
-    output shows, and the last one.
+    `starved_s` are the seconds in which the main thread was ready to run and got no CPU. `faults` counts the major page
+    faults of the main thread. `printed_steps` are the number of rising step numbers at the end of the output, and the
+    last of these step numbers.
     """
 
     alive: bool
@@ -108,9 +114,10 @@ class RankActivity(TypedDict, total=False):
 
 
 class ActivitySample(SampleTime, total=False):
-    """All ranks of a node at one moment, by rank.
+    """The activity of all ranks of a node at one moment, by rank.
 
-    `watched` are the watched files: time (nanoseconds) and size (bytes) of each. `steady`: they have not changed.
+    `watched` has the time (nanoseconds) and size (bytes) of each watched file. `steady`: these files have not changed
+    since the previous sample.
     """
 
     gpus: bool
@@ -120,7 +127,10 @@ class ActivitySample(SampleTime, total=False):
 
 
 class GpuSample(TypedDict, total=False):
-    """A GPU at one moment: percent, bytes, degrees Celsius, watts, MHz. `err` and `codes` explain missing values."""
+    """The state of a GPU at one moment, in percent, bytes, degrees Celsius, watts and MHz.
+
+    `err` and `codes` have the reasons for missing values, by field.
+    """
 
     gpu: Required[wire_types.GpuIndex]
     vendor: wire_types.ShortText | None
@@ -146,7 +156,7 @@ class GpuSample(TypedDict, total=False):
 
 
 class DiskSpace(TypedDict):
-    """Space in a file system, in bytes."""
+    """The space of a file system, in bytes."""
 
     path: wire_types.WatchedPath
     free: wire_types.Count
@@ -154,14 +164,14 @@ class DiskSpace(TypedDict):
 
 
 class XidError(TypedDict):
-    """An error that the GPU driver has reported; `gpu` is `None` if it belongs to no known index."""
+    """An XID error of the NVIDIA driver. `gpu` is `None` if the index of the GPU is unknown."""
 
     gpu: wire_types.GpuIndex | None
     xid: wire_types.Count
 
 
 class MachineSample(TypedDict, total=False):
-    """CPU and memory in percent and bytes, load, and the disks."""
+    """The CPU use and memory of a machine in percent and bytes, its load, and the space of its disks."""
 
     cpu: wire_types.Measured | None
     mem: wire_types.Measured | None
@@ -172,7 +182,11 @@ class MachineSample(TypedDict, total=False):
 
 
 class GpuSamples(TypedDict, total=False):
-    """The GPU samples of the driver, or why there are none: it has hung for `stuck_s` seconds in this state."""
+    """The samples of all GPUs, or the reason why they are missing.
+
+    If the process that reads the GPUs hangs, `stuck_s` are the seconds since then, and `state` and `wchan` are its
+    state and kernel function.
+    """
 
     status: wire_types.ShortText | None
     reason: wire_types.Text | None
@@ -190,7 +204,10 @@ class HealthSample(SampleTime, MachineSample, GpuSamples, total=False):
 
 
 class SpawnRecord(TypedDict, total=False):
-    """The record that a waiter writes before its worker runs. Start times are in clock ticks since boot."""
+    """The identities of a waiter and its worker. The waiter writes this record before the worker runs.
+
+    Start times are in clock ticks since boot.
+    """
 
     pid: int
     start_time: int
@@ -201,9 +218,9 @@ class SpawnRecord(TypedDict, total=False):
 
 
 class ExitRecord(TypedDict, total=False):
-    """The exit of a worker: `exit_code` or `signal`; neither if its status is unknown.
+    """The exit of a worker. Both `exit_code` and `signal` are `None` if the exit status is unknown.
 
-    The worker was alive at `earliest` and gone at `mono`, on the node's monotonic clock (seconds).
+    The worker was still alive at `earliest` and had ended by `mono` (node's monotonic clock, seconds).
     """
 
     exit_code: int | None
@@ -229,8 +246,8 @@ class LeftoverProcess(TypedDict):
     """A process that outlived its attempt and was ended.
 
     Attributes:
-        rank: The rank that started it, or `None` if that is unknown.
-        age_s: Seconds since its start.
+        rank: The rank that started the process, or `None` if the rank is unknown.
+        age_s: The seconds since the start of the process.
     """
 
     pid: wire_types.Pid
@@ -243,7 +260,7 @@ LeftoverProcesses = Annotated[list[LeftoverProcess], MaxItems(256)]
 
 
 class ChildFailure(TypedDict):
-    """A child process that failed: its exception, its exit code (`exit code 3`) or the signal that ended it."""
+    """A failed child process. `message` is its exception, its exit code (`exit code 3`) or the signal that ended it."""
 
     pid: wire_types.Pid
     message: wire_types.Text
@@ -257,14 +274,14 @@ class WorkerError(TypedDict, total=False):
 
 
 class OutsideSignal(TypedDict):
-    """A signal that a worker handled and that we did not send, so many seconds before its end."""
+    """A signal that a worker handled and that clusterctl did not send. The worker ended `before_s` seconds later."""
 
     signal: wire_types.SignalSent
     before_s: wire_types.NonNegative
 
 
 class RemainingProcess(TypedDict):
-    """A process of a run that may still live on a node; the fields are `None` if no process is known."""
+    """A process of a run that may still live on a node. Fields are `None` if the node cannot name a process."""
 
     node: str
     pid: int | None
@@ -274,7 +291,7 @@ class RemainingProcess(TypedDict):
 
 
 class ProcessState(TypedDict):
-    """A process; `cpu` is its share of one core over a quarter of a second."""
+    """The state of a process. `cpu` is its use of one core during a quarter of a second (1.0: one full core)."""
 
     pid: wire_types.Pid
     state: wire_types.ProcessFlags | None
@@ -294,7 +311,10 @@ class RankProcess(TypedDict):
 
 
 class FlightRecorderEntry(TypedDict):
-    """An entry of torch's flight recorder: a collective or message, by number and group; `done`: it has ended."""
+    """An entry of torch's flight recorder: a collective or a point-to-point message.
+
+    `done`: the operation has ended.
+    """
 
     group: wire_types.Name
     number: wire_types.Count
@@ -308,8 +328,9 @@ class FlightRecorderEntry(TypedDict):
 class TcpConnection(TypedDict):
     """A TCP connection of a rank.
 
-    `unacked` and `unread` are bytes in flight and bytes to read. `lost` counts unanswered retransmissions of the newest
-    segment. `awaited`: the main thread waits to read from the connection.
+    `unacked` are sent bytes without acknowledgement, `unread` are received bytes that the process has not read. `lost`
+    counts the retransmissions since the last acknowledgement. `awaited`: the main thread waits for data on this
+    connection.
     """
 
     address: wire_types.ShortText
@@ -324,10 +345,11 @@ class TcpConnection(TypedDict):
 
 
 class RankEvidence(ProcessState):
-    """Evidence of one rank.
+    """The evidence of one rank.
 
-    `source` is the origin of the stacks (`signal`, `py-spy`, `proc`), `why` the reasons against better origins,
-    `stacks` the raw dump, `tail` the last lines of output. `error` explains missing evidence. The head adds `node`.
+    `source` is the source of the stacks (`signal`, `py-spy`, `proc`). `why` has the reasons why better sources could
+    not be used. `stacks` is the raw dump, and `tail` the last lines of output. `error` explains missing evidence. The
+    head adds `node`.
     """
 
     rank: wire_types.Rank
@@ -346,7 +368,7 @@ class RankEvidence(ProcessState):
 
 
 class EvidenceAnswer(TypedDict, total=False):
-    """Evidence of the ranks of a node, by rank; `took_s` is the duration in seconds."""
+    """The evidence of the ranks of a node, by rank. The collection took `took_s` seconds."""
 
     took_s: float
     ranks: Required[Annotated[dict[wire_types.Digits, RankEvidence], MaxItems(4096)]]

@@ -1,4 +1,4 @@
-"""The names of a run's files, equal on the node and in the replica on the head, and what their sizes imply."""
+"""The names of a run's files on the node and in the replica on the head, and the first byte of a shortened file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JOURNAL_FILE = "journal.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 
 MAX_SAMPLES_BYTES = 64 * 1024 * 1024
-"""The most bytes of samples that a node keeps (see `find_first_kept_byte`)."""
+"""The maximum size of the samples that a node keeps (see `find_first_kept_byte`)."""
 
 INDEX_SUFFIX = ".idx"
 
@@ -28,30 +28,33 @@ def format_output_path(attempt: int, rank: int) -> str:
 
 
 def format_index_path(attempt: int, rank: int) -> str:
-    """Return the path of the time index of that output, a sequence of `INDEX_RECORD`."""
+    """Return the path of the time index of a worker's output. The file is a sequence of `INDEX_RECORD`."""
     return f"attempt-{attempt}/rank-{rank}{INDEX_SUFFIX}"
 
 
-def parse_attempt_and_rank(name: str, form: Callable[[int, int], str] = format_output_path) -> tuple[int, int] | None:
-    """Return attempt and rank of a file whose name has this form, or `None` for any other file."""
+def parse_attempt_and_rank(
+    name: str, format_path: Callable[[int, int], str] = format_output_path
+) -> tuple[int, int] | None:
+    """Return the attempt and rank in a path that `format_path` has made, or `None` for any other path."""
     folder, _, file = name.partition("/")
     numbers = folder[len("attempt-") :], file[len("rank-") :].partition(".")[0]
     if not all(number.isascii() and number.isdecimal() for number in numbers):
         return None
     attempt, rank = map(int, numbers)
-    return (attempt, rank) if name == form(attempt, rank) else None
+    return (attempt, rank) if name == format_path(attempt, rank) else None
 
 
 def parse_attempt(name: str) -> int:
-    """Return the attempt in whose folder a file of a run lies; -1 for any other file."""
+    """Return the attempt to whose folder a file belongs; -1 for a file outside the attempts' folders."""
     number = name.partition("/")[0][len("attempt-") :]
     return int(number) if name.startswith("attempt-") and number.isascii() and number.isdecimal() else -1
 
 
 def find_first_kept_byte(size: int, max_bytes: int) -> int:
-    """Return the first byte that is kept of a file of `size` bytes that discards its front.
+    """Return the offset of the first byte that a node keeps of a file to which it has written `size` bytes.
 
-    At least half of `max_bytes` stays. The result depends on the size only, so a reader of the file can compute it.
+    A node keeps at least half of `max_bytes`. The result depends on the size only, so a reader of the file can compute
+    it.
     """
     half = max_bytes // 2
     return max(0, size // half - 1) * half

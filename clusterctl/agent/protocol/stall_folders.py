@@ -1,4 +1,4 @@
-"""The files that show the evidence of a stall to people, and the folders that hold them."""
+"""The folders with the evidence of stalls, and the content of the files in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STALL = re.compile(r"stall-([1-9]\d*)")
 
 
 def list_stall_folders(folder: str) -> list[str]:
-    """Return the names of the folders with evidence of stalls in `folder`, oldest first."""
+    """Return the names of the stall folders (`stall-1`, …) in `folder`, oldest first."""
     try:
         matches = [match for match in map(_STALL.fullmatch, os.listdir(folder)) if match]
     except OSError:
@@ -24,7 +24,7 @@ def list_stall_folders(folder: str) -> list[str]:
 
 
 def format_rank_files(evidence: RankEvidence) -> dict[str, str]:
-    """Return the evidence files of one rank: content by file name suffix."""
+    """Return the content of the evidence files of one rank, by the suffix of the file name."""
     contents = {".json": json.dumps(evidence, indent=1) + "\n", ".txt": _format_text(evidence)}
     return {**contents, ".stacks": evidence["stacks"]} if evidence["stacks"] else contents
 
@@ -52,10 +52,10 @@ def _format_process(process: ProcessState) -> str:
 
 
 _FIRST_STALLS, _LAST_STALLS = 2, 8
-"""The evidence of so many stalls is kept: the first ones, and the last ones."""
+"""The number of stalls whose evidence is kept at the beginning and at the end of a run."""
 
 
-def remove_middle_stalls(folder: str) -> None:
-    """Remove the evidence of stalls that are neither among the first nor among the last ones."""
+def remove_middle_stall_folders(folder: str) -> None:
+    """Remove the evidence of all stalls except the first `_FIRST_STALLS` and the last `_LAST_STALLS`."""
     for name in list_stall_folders(folder)[_FIRST_STALLS:-_LAST_STALLS]:
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)

@@ -1,7 +1,6 @@
-"""Validators for JSON values of a peer: types with bounds. A validator takes a value and raises if it does not fit.
+"""Validators for received JSON values: types with bounds. A validator raises `ValidationError` for an invalid value.
 
-They need the standard library only: a node validates the status files of its workers with them, and the head validates
-the answers of the nodes.
+This module needs the standard library only, because a node also validates the status files of its workers with it.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class MaxItems(int):
-    """The most items of a list, or names of an object, in the annotation of its type."""
+    """In an annotation: the maximum number of items of a list, or of keys of a JSON object."""
 
 
 FIRST_INEXACT_INTEGER = 1 << 53
-"""The first whole number that some JSON readers cannot represent exactly."""
+"""The smallest positive integer that JSON readers with double precision cannot represent exactly."""
 _MAX_SHOWN_CHARS = 40
 _VALIDATOR_WITHOUT_NULL: dict[Validator, Validator] = {}
-"""The validator inside each `optional`. `object_of` tests for null itself, since most fields may be null."""
+"""The inner validator of each `optional`. `object_of` tests for null itself, because most fields may be null."""
 
 
 class ValidationError(FrameError):
@@ -39,11 +38,11 @@ class ValidationError(FrameError):
         self.place, self._expected, self._value = place, expected, value
 
     def __str__(self) -> str:  # type: ignore[explicit-override]  # the mark would have to be imported
-        # Built only when it is read: `any_of` raises and drops many of these.
+        # The text is built only if it is read, because `any_of` raises and drops many of these errors.
         return f"{self.place or 'it'} is {_describe_value(self._value)}, and must be {self._expected}"
 
     def add_place(self, name: object) -> ValidationError:
-        """Return the same error for the object that holds the value under `name`."""
+        """Return the same error with a longer path: `name` is the key or index of the value in its parent."""
         place = f"{str(name)[:_MAX_SHOWN_CHARS]}.{self.place}" if self.place else str(name)[:_MAX_SHOWN_CHARS]
         return ValidationError(self._expected, self._value, place)
 
@@ -59,7 +58,7 @@ def _describe_value(value: object) -> str:
 
 
 def integer(low: int = 0, high: int = FIRST_INEXACT_INTEGER - 1) -> Validator:
-    """A whole number from `low` to `high`."""
+    """Return a validator of an integer from `low` to `high`."""
     expected = f"a whole number from {low} to {high}"
 
     def check(value: Any) -> None:
@@ -70,7 +69,7 @@ def integer(low: int = 0, high: int = FIRST_INEXACT_INTEGER - 1) -> Validator:
 
 
 def number(low: float = -1e15, high: float = 1e15) -> Validator:
-    """A finite number from `low` to `high`."""
+    """Return a validator of a finite number from `low` to `high`."""
     expected = f"a number from {low:g} to {high:g}"
 
     def check(value: Any) -> None:
@@ -80,25 +79,25 @@ def number(low: float = -1e15, high: float = 1e15) -> Validator:
     return check
 
 
-def string(max_items: int) -> Validator:
-    """A text of at most so many characters."""
-    expected = f"text of at most {max_items} characters"
+def string(max_chars: int) -> Validator:
+    """Return a validator of a text of at most `max_chars` characters."""
+    expected = f"text of at most {max_chars} characters"
 
     def check(value: Any) -> None:
-        if not isinstance(value, str) or len(value) > max_items:
+        if not isinstance(value, str) or len(value) > max_chars:
             raise ValidationError(expected, value)
 
     return check
 
 
 def boolean(value: Any) -> None:
-    """True or false."""
+    """Raise `ValidationError` if the value is not a boolean."""
     if not isinstance(value, bool):
         raise ValidationError("true or false", value)
 
 
 def optional(validator: Validator) -> Validator:
-    """A value that fits, or null."""
+    """Return a validator that accepts null and the values that `validator` accepts."""
 
     def check(value: Any) -> None:
         if value is not None:
@@ -109,7 +108,7 @@ def optional(validator: Validator) -> Validator:
 
 
 def any_of(*validators: Validator) -> Validator:
-    """A value that fits one of several validators; the error is that of the last one."""
+    """Return a validator that accepts a value if one of `validators` does. The error comes from the last one."""
 
     def check(value: Any) -> None:
         for validator in validators[:-1]:
@@ -124,7 +123,7 @@ def any_of(*validators: Validator) -> Validator:
 
 
 def list_of(validator: Validator, max_items: int) -> Validator:
-    """A list of at most so many items."""
+    """Return a validator of a list of at most `max_items` items, each of which `validator` accepts."""
     expected = f"a list of at most {max_items}"
 
     def check(value: Any) -> None:
@@ -140,7 +139,7 @@ def list_of(validator: Validator, max_items: int) -> Validator:
 
 
 def tuple_of(*validators: Validator) -> Validator:
-    """A list with one value for each validator, in this order."""
+    """Return a validator of a list with one value for each of `validators`, in this order."""
     expected = f"a list of {len(validators)}"
 
     def check(value: Any) -> None:
@@ -156,7 +155,7 @@ def tuple_of(*validators: Validator) -> Validator:
 
 
 def mapping_of(key: Validator, validator: Validator, max_items: int) -> Validator:
-    """An object with at most so many names, whose values all fit one validator."""
+    """Return a validator of a JSON object with at most `max_items` keys, whose values `validator` accepts."""
     expected = f"an object with at most {max_items} names"
 
     def check(value: Any) -> None:
@@ -172,16 +171,16 @@ def mapping_of(key: Validator, validator: Validator, max_items: int) -> Validato
     return check
 
 
-def object_of(needed: Mapping[str, Validator], optional: Mapping[str, Validator] | None = None) -> Validator:
-    """An object with these fields; other fields are ignored, so that either side may add some."""
-    allowed = {**needed, **(optional or {})}
+def object_of(required: Mapping[str, Validator], optional: Mapping[str, Validator] | None = None) -> Validator:
+    """Return a validator of a JSON object with these fields. It ignores other fields, so either side may add fields."""
+    allowed = {**required, **(optional or {})}
     may_be_null = frozenset(name for name, validator in allowed.items() if validator in _VALIDATOR_WITHOUT_NULL)
     shape_of = {name: _VALIDATOR_WITHOUT_NULL.get(validator, validator) for name, validator in allowed.items()}.get
 
     def check(value: Any) -> None:
         if not isinstance(value, dict):
             raise ValidationError("an object", value)
-        for name in needed:
+        for name in required:
             if name not in value:
                 raise ValidationError(f"an object with `{name}`", value)
         for name, item in value.items():
@@ -196,16 +195,16 @@ def object_of(needed: Mapping[str, Validator], optional: Mapping[str, Validator]
     return check
 
 
-def any_json(depth: int, max_items: int, longest: int) -> Validator:
-    """Any JSON with finite numbers, limited in depth, items per level and characters per text."""
+def any_json(max_depth: int, max_items: int, max_chars: int) -> Validator:
+    """Return a validator of any JSON with finite numbers and limited depth, items per level and characters per text."""
     scalar = any_of(boolean, integer(-(1 << 64), 1 << 64), number(-1e300, 1e300))
-    words = string(longest)
+    words = string(max_chars)
 
     def at(level: int) -> Validator:
         if level == 0:
             return optional(any_of(scalar, words))
         inner = at(level - 1)
-        lists, objects = list_of(inner, max_items), mapping_of(string(longest), inner, max_items)
+        lists, objects = list_of(inner, max_items), mapping_of(string(max_chars), inner, max_items)
 
         def check(value: Any) -> None:
             if isinstance(value, str):
@@ -219,15 +218,15 @@ def any_json(depth: int, max_items: int, longest: int) -> Validator:
 
         return check
 
-    return at(depth)
+    return at(max_depth)
 
 
-def digits(most_digits: int = 9) -> Validator:
-    """A text of decimal digits, such as the rank as a name in JSON."""
-    expected = f"a number of at most {most_digits} digits"
+def digits(max_digits: int = 9) -> Validator:
+    """Return a validator of a text of decimal digits, such as a rank that is a JSON key."""
+    expected = f"a number of at most {max_digits} digits"
 
     def check(value: Any) -> None:
-        if not isinstance(value, str) or not 0 < len(value) <= most_digits or not (value.isascii() and value.isdigit()):
+        if not isinstance(value, str) or not 0 < len(value) <= max_digits or not (value.isascii() and value.isdigit()):
             raise ValidationError(expected, value)
 
     return check

@@ -1,6 +1,6 @@
-"""Types of the fields that travel, each with its bounds. The head derives its validators from them.
+"""The types of message fields, each with its bounds. The head derives its validators from these types.
 
-An agent never imports this module: there the annotations are read by the type checker alone.
+An agent never imports this module, because on the node only the type checker reads the annotations.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from clusterctl.agent.protocol.validators import COUNT, PID, any_json, any_of, digits, integer, number, string
 
 MAX_DEVICES = 1024
-"""GPUs of a node: as many as a cluster file may name."""
+"""The maximum number of GPUs of a node, as in the cluster file."""
 
 Pid = Annotated[int, PID]
 Count = Annotated[int, COUNT]
@@ -31,7 +31,7 @@ SignalSent = Annotated[int, integer(1, 127)]
 NonNegative = Annotated[float, number(0.0)]
 Measured = Annotated[float, number(-1e20, 1e20)]
 ProcessFlags = Annotated[str, string(8)]
-"""State and flags of a process as `ps` shows them."""
+"""The state and flags of a process, as in the column STAT of `ps`."""
 ShortText = Annotated[str, string(64)]
 Address = Annotated[str, string(128)]
 Digest = Address
@@ -46,14 +46,14 @@ Reason = Annotated[str, string(65536)]
 CommandLine = Annotated[str, string(1 << 20)]
 FileData = Annotated[str, string(16 << 20)]
 Digits = Annotated[str, digits()]
-"""A number as the name of a value."""
+"""A number that is the key of a JSON object."""
 Data = Annotated[Any, any_json(12, 100_000, 1 << 20)]
 DisplayedFact = Annotated[Any, any_json(3, 256, 200)]
 _COUNT_OR_TEXT = any_of(COUNT, string(200))
 
 
 def _check_setting(value: Any) -> None:
-    """Accept a boolean, a count or a text; the boolean first, to spare an exception for each GPU."""
+    """Accept a boolean, a count or a text. Booleans are frequent, so they are tested first, without an exception."""
     if not isinstance(value, bool):
         _COUNT_OR_TEXT(value)
 

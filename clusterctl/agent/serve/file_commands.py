@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.facts import storage
 from clusterctl.agent.node_state import run_dir
-from clusterctl.agent.protocol import command_messages, frames, requests
+from clusterctl.agent.protocol import command_messages, file_list, frames
 from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.serve.run_summary import summarize_run
 from clusterctl.agent.workdir import file_tree, synced_code
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
     from clusterctl.agent.linux.helper_process import HelperOutput, Task, TaskResult
-    from clusterctl.agent.protocol import command_payload_types
+    from clusterctl.agent.protocol import command_payload_types, file_list
     from clusterctl.agent.protocol.frames import Message
     from clusterctl.agent.serve.run_commands import RunCommands
     from clusterctl.agent.serve.session import Handler, Session
@@ -150,7 +150,7 @@ def _describe_sync(
     place: synced_code.SyncedWorkdir, run: str | None, data: bytes
 ) -> command_payload_types.ManifestAnswer:
     """Return what a sync would change, and the live run that uses the workdir."""
-    entries = requests.decode_file_list(data)
+    entries = file_list.decode_file_list(data)
     found = place.diff({path: entry for path, *entry in entries})
     return {
         **_list_needed(entries, found.differing_files),
@@ -192,7 +192,7 @@ class _FileCommands:
 
             def prepare_sync(_out: HelperOutput) -> command_payload_types.ManifestAnswer:
                 starting = lock.wait_for_lock()
-                entries = requests.decode_file_list(data)
+                entries = file_list.decode_file_list(data)
                 user = _find_live_run(place.folder, place.root, run) or starting
                 found = place.prepare_sync({path: entry for path, *entry in entries}, user, run)
                 edited: command_payload_types.ManifestAnswer = {"need": [], "edited": found.edited[:_MAX_REMOVED_NAMES]}
@@ -200,7 +200,7 @@ class _FileCommands:
 
             def plan_transfer(outcome: Message) -> _PendingTransfer:
                 def make_receiver() -> file_tree.FileReceiver:
-                    entries = requests.decode_file_list(data)
+                    entries = file_list.decode_file_list(data)
                     return place.make_receiver([entries[number] for number in outcome["need"]])
 
                 return _PendingTransfer(make_receiver, lambda: locks.downgrade(place))
@@ -263,10 +263,10 @@ class _FileCommands:
 
         def compare(data: bytes) -> None:
             def list_missing(_out: HelperOutput) -> command_payload_types.CopyAnswer:
-                return list_missing_files(arguments, requests.decode_file_list(data), root)
+                return list_missing_files(arguments, file_list.decode_file_list(data), root)
 
             def plan_transfer(outcome: Message) -> _PendingTransfer:
-                entries = rename_first_part(requests.decode_file_list(data), outcome["name"])
+                entries = rename_first_part(file_list.decode_file_list(data), outcome["name"])
                 files, tree = [entries[number] for number in outcome["need"]], file_tree.FileTree(outcome["folder"])
 
                 def make_receiver() -> file_tree.FileReceiver:

@@ -12,7 +12,7 @@ from clusterctl.agent.serve.run_follower import RunFollower
 if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import EventLoop, FrameChannel, Timer
     from clusterctl.agent.node_state.run_dir import RunDir
-    from clusterctl.agent.protocol.requests import Follow
+    from clusterctl.agent.protocol.run_requests import FollowArguments
 
 _MAX_QUEUED_BYTES = 256 * 1024
 """If so many bytes wait for the connection, no more are added."""
@@ -39,12 +39,12 @@ class FollowSender:
         """Return whether the controller follows a run."""
         return key in self._followers
 
-    def follow(self, run: RunDir, follow: Follow) -> None:
+    def follow(self, run: RunDir, follow: FollowArguments) -> None:
         """Send everything of a run after the cursors; replaces an earlier request for the same run."""
         key = (run.run, run.node)
         self.unfollow(key)
         send, send_data = self._channel.send, self._channel.send_data
-        self._followers[key] = RunFollower(run, follow, send, send_data, self._new_stream, self._notifier)
+        self._followers[key] = RunFollower(run, follow, send, send_data, self._allocate_stream, self._notifier)
         self._credit, self._pace_s = follow.credit, follow.pace
         self._send_now()
 
@@ -63,7 +63,7 @@ class FollowSender:
         """Look for new events and output before the loop waits again."""
         self._dirty = True
 
-    def _new_stream(self) -> int:
+    def _allocate_stream(self) -> int:
         self._stream += 1
         return self._stream
 

@@ -17,7 +17,7 @@ from clusterctl.agent.node_state.journal import JournalCache
 from clusterctl.agent.node_state.output_offsets import OffsetTable
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.processes import run_processes
-from clusterctl.agent.protocol import command_messages, requests, run_files, stall_folders
+from clusterctl.agent.protocol import command_messages, run_files, run_requests, stall_folders
 from clusterctl.agent.protocol.command_messages import Command, ErrorKind
 from clusterctl.agent.serve import workdirs
 from clusterctl.agent.serve.follow_sender import FollowSender
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.node_state.journal import NodeState
-    from clusterctl.agent.protocol import command_payload_types
+    from clusterctl.agent.protocol import command_payload_types, run_requests
     from clusterctl.agent.protocol.frames import Message
     from clusterctl.agent.protocol.record_types import RankProcess
     from clusterctl.agent.serve.session import Handler, Result, Session
@@ -202,7 +202,7 @@ class RunCommands:
     # --- following
 
     def _follow(self, _identity: int, arguments: Any, epoch: int | None) -> Result:
-        follow = requests.parse_dataclass(requests.Follow, arguments)
+        follow = run_requests.parse_dataclass(run_requests.FollowArguments, arguments)
         run = self.find_run(arguments)
         self.check_epoch(run, epoch)
         if not os.path.exists(run.journal):
@@ -297,7 +297,7 @@ class RunCommands:
             collected = evidence_collector.collect_evidence(
                 workers, run.status_dir(state.attempt), folder, end, chosen=wanted_ranks is not None
             )
-            stall_folders.remove_middle_stalls(run.file("evidence"))
+            stall_folders.remove_middle_stall_folders(run.file("evidence"))
             return collected
 
         self._session.run_task(request_id, collect)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.node_state import journal, output_offsets
 from clusterctl.agent.node_state.output_offsets import OffsetTable
-from clusterctl.agent.protocol import events, frames, requests
+from clusterctl.agent.protocol import events, frames, run_requests
 from clusterctl.agent.protocol import run_files as protocol_files
 
 if TYPE_CHECKING:
@@ -48,16 +48,16 @@ class RunFollower:
     def __init__(
         self,
         run: RunDir,
-        request: requests.Follow,
+        request: run_requests.FollowArguments,
         send: Callable[[dict[str, Any]], None],
         send_data: Callable[[int, int, bytes], None],
-        new_stream: Callable[[], int],
+        allocate_stream: Callable[[], int],
         notifier: FolderWatcher,
     ) -> None:
         self.run = run
         self.state = journal.NodeState()
         self._request = request
-        self._send, self._send_data, self._new_stream, self._notifier = send, send_data, new_stream, notifier
+        self._send, self._send_data, self._allocate_stream, self._notifier = send, send_data, allocate_stream, notifier
         self._complete_before = request.complete_before
         self._journal = journal.JournalReader(run.journal)
         self._files: dict[str, _FollowedFile] = {}
@@ -80,7 +80,7 @@ class RunFollower:
     def _send_event_line(self, line: bytes) -> None:
         try:
             record = json.loads(line)
-            entry = events.decode_record(record)
+            entry = events.decode_event_record(record)
         except ValueError:
             return
         if entry is not None:
@@ -161,7 +161,7 @@ class RunFollower:
 
     def _announce_stream(self, file: _FollowedFile) -> None:
         if not file.stream:
-            file.stream = self._new_stream()
+            file.stream = self._allocate_stream()
             run_keys = {"run": self.run.run, "node": self.run.node, "file": file.name}
             self._send({"push": "stream", "stream": file.stream, **run_keys})
 

@@ -102,7 +102,7 @@ class Session:
         if not isinstance(error, command_messages.EXPECTED_ERRORS):
             # `traceback` would do the same, after an import.
             sys.excepthook(type(error), error, error.__traceback__)
-        self.channel.send(command_messages.convert_to_request_error(error).answer(request_id))
+        self.channel.send(command_messages.convert_to_request_error(error).make_answer(request_id))
 
     def run_task(self, request_id: int, task: Task) -> None:
         """Run a task in a fork and answer the request with its result."""

@@ -151,7 +151,7 @@ class SupervisorLink:
                 pending.answer_once(
                     command_messages.make_failed_error(
                         f"the supervisor ended {_MAX_TRIES} times{self._read_last_log_line()}"
-                    ).answer(0)
+                    ).make_answer(0)
                 )
         self._queue[:0] = [pending for pending in resent if not pending.is_answered]
         if not self._closed and (self._queue or self._is_needed()):
@@ -198,7 +198,7 @@ class SupervisorLink:
                 command_messages.make_failed_error(
                     stuck,
                     "it ends when the file server or device that it waits for answers; otherwise restart the machine",
-                ).answer(0)
+                ).make_answer(0)
             )
 
     # --- starting one
@@ -237,4 +237,4 @@ class SupervisorLink:
         queue, self._queue = self._queue, []
         for pending in queue:
             with contextlib.suppress(OSError):
-                pending.answer_once(command_messages.make_failed_error(message).answer(0))
+                pending.answer_once(command_messages.make_failed_error(message).make_answer(0))

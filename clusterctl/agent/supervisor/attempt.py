@@ -15,7 +15,7 @@ from clusterctl.agent.linux import cgroup, ports, proc, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.node_state import fencing
 from clusterctl.agent.processes import run_processes, termination
-from clusterctl.agent.protocol import command_messages, events, requests
+from clusterctl.agent.protocol import command_messages, events, run_requests
 from clusterctl.agent.supervisor import exit_status, gpu_claims, shell_errors, waiter, workers
 from clusterctl.agent.supervisor.output_files import OutputFiles
 
@@ -47,7 +47,7 @@ class Attempt:
         loop: EventLoop,
         run: RunDir,
         markers: RunMarkers,
-        prepare: requests.Prepare,
+        prepare: run_requests.PrepareArguments,
         record: Record,
         claims: gpu_claims.GpuClaims,
         reserved_ports: ports.ReservedPorts,
@@ -111,7 +111,7 @@ class Attempt:
 
     # --- start
 
-    def start(self, start: requests.Start) -> None:
+    def start(self, start: run_requests.StartArguments) -> None:
         """Start the workers that have not been started yet.
 
         Raises:
@@ -129,7 +129,7 @@ class Attempt:
             raise command_messages.make_refused_error(str(error)) from error
         if start.inject and not workers.install_shim(self._run):
             start = dataclasses.replace(start, inject=False)
-        planned = [requests.parse_dataclass(requests.WorkerStart, one) for one in start.workers]
+        planned = [run_requests.parse_dataclass(run_requests.WorkerStart, one) for one in start.workers]
         self.started = True
         self.watch_ports(self.ports.numbers)
         if self.known_processes.cgroup is None:
@@ -149,7 +149,9 @@ class Attempt:
             self.watch_worker(worker)
             self._record_started(worker)
 
-    def _make_waiter_config(self, start: requests.Start, one: requests.WorkerStart) -> waiter.WaiterConfig:
+    def _make_waiter_config(
+        self, start: run_requests.StartArguments, one: run_requests.WorkerStart
+    ) -> waiter.WaiterConfig:
         if one.rank not in self.outputs:
             self.outputs.open(one.rank)
         return waiter.WaiterConfig(
@@ -215,14 +217,14 @@ class Attempt:
         intruder = self._watched_ports.find_intruder(now)
         if intruder is not None:
             self.alarm(events.PORT_TAKEN, intruder)
-            self.shutdown.stop(self.prepare.grace, requests.StopReason.PORT_TAKEN.value)
+            self.shutdown.stop(self.prepare.grace, run_requests.StopReason.PORT_TAKEN.value)
 
     def record_process_groups(self) -> None:
         """Journal the process groups (torch.distributed) of the node's workers once they have joined one."""
         places = shim_files.read_group_ranks(self._run.status_dir(self.number)) if self.started else {}
         if places and places != self._groups:
             self._groups = places
-            self.record(events.Grouped(self.number, sorted(places)[:4096], max(places.values())))
+            self.record(events.ProcessGroupJoined(self.number, sorted(places)[:4096], max(places.values())))
 
     def _list_user_ids(self) -> set[int | None]:
         seen = dataclasses.replace(self.known_processes, processes=set(self.known_processes.processes))
@@ -269,7 +271,7 @@ class Attempt:
 
     def _record_exit(self, worker: Worker, exit_record: ExitRecord) -> None:
         if (since := fencing.read_fence_time(self._run.fence(self.number), exit_record)) is not None:
-            self.shutdown.record_fence(since, requests.StopReason.FENCE.value, self.prepare.grace)
+            self.shutdown.record_fence(since, run_requests.StopReason.FENCE.value, self.prepare.grace)
         self._untrack(worker)
         event = self._make_exit_event(worker, exit_record)
         self.record(event)
@@ -279,7 +281,7 @@ class Attempt:
             # Check the ports first: a worker that fails with EADDRINUSE cannot say which process has the port.
             self.check_ports()
         if failed and not event.stopped and self.living_workers and self.shutdown.stopped_at is None:
-            self.shutdown.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
+            self.shutdown.stop(self.prepare.grace, run_requests.StopReason.PEER_FAILED.value)
 
     def _untrack(self, worker: Worker) -> None:
         """Stop watching a worker that has ended."""

@@ -74,7 +74,7 @@ class ControlServer:
             # `serve` has validated the request, so a missing key here is a bug of ours.
             if not isinstance(error, (command_messages.RequestError, frames.FrameError, OSError)):
                 self._log(traceback.format_exc())
-            message = command_messages.convert_to_request_error(error).answer(identity)
+            message = command_messages.convert_to_request_error(error).make_answer(identity)
         else:
             if isinstance(result, DeferredReply):
                 result.resolve = lambda action: self._reply(channel, identity, action)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, cast
 
 from clusterctl.agent import inject
 from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
-from clusterctl.agent.protocol import command_messages, events, requests
+from clusterctl.agent.protocol import command_messages, events, run_requests
 from clusterctl.agent.supervisor import workers
 from clusterctl.agent.supervisor.control_server import DeferredReply
 
@@ -108,7 +108,7 @@ class ForkServer:
     """
 
     def __init__(
-        self, loop: EventLoop, request: requests.ForkPlan, program: spawn.Program, shim: str, on_change: Action
+        self, loop: EventLoop, request: run_requests.ForkPlan, program: spawn.Program, shim: str, on_change: Action
     ) -> None:
         """Start the forkserver.
 
@@ -151,12 +151,12 @@ class ForkServer:
         self._send(b"s", [file])
         os.close(file)
 
-    def matches(self, request: requests.ForkPlan, program: spawn.Program) -> bool:
+    def matches(self, request: run_requests.ForkPlan, program: spawn.Program) -> bool:
         """Return whether a new forkserver for this request would have the same program, environment and imports."""
         same = dataclasses.replace(request, keep=self.request.keep, demanded=self.request.demanded)
         return same == self.request and _select_stable_variables(program) == _select_stable_variables(self._program)
 
-    def reuse(self, request: requests.ForkPlan, program: spawn.Program) -> None:
+    def reuse(self, request: run_requests.ForkPlan, program: spawn.Program) -> None:
         """Use it for another attempt. It is busy until it has checked that the imported files are unchanged."""
         self.request, self._program = request, program
         if self.stage is Stage.READY:
@@ -296,7 +296,7 @@ class ForkServerManager:
         self._loop, self._run, self._markers, self._record = loop, run, markers, record
         self._server: ForkServer | None = None
         self._attempt: Attempt | None = None
-        self._request: requests.ForkPlan | None = None
+        self._request: run_requests.ForkPlan | None = None
         self._waiting_starts: list[tuple[Action, Action, DeferredReply]] = []
         self._warned_reasons: set[str] = set()
 
@@ -306,7 +306,7 @@ class ForkServerManager:
         """Provide a forkserver for an attempt that requests one; the one of the last attempt may serve again."""
         wanted = attempt.prepare.forked
         self._attempt, self._warned_reasons = attempt, set()
-        self._request = None if wanted is None else requests.parse_dataclass(requests.ForkPlan, wanted)
+        self._request = None if wanted is None else run_requests.parse_dataclass(run_requests.ForkPlan, wanted)
         if self._request is None:
             self.close()
             return
@@ -319,13 +319,13 @@ class ForkServerManager:
             self.close()
             self._start(attempt, self._request, program)
 
-    def _build_program(self, attempt: Attempt, request: requests.ForkPlan) -> spawn.Program:
-        one = requests.WorkerStart(rank=0, local_rank=0, argv=request.argv, env=request.env)
+    def _build_program(self, attempt: Attempt, request: run_requests.ForkPlan) -> spawn.Program:
+        one = run_requests.WorkerStart(rank=0, local_rank=0, argv=request.argv, env=request.env)
         # The number of the attempt does not matter: variables that depend on it are left out later.
-        start = requests.Start(self._run.run, self._run.node, 0, [], inject=request.inject)
+        start = run_requests.StartArguments(self._run.run, self._run.node, 0, [], inject=request.inject)
         return workers.build_worker_program(self._run, self._markers, attempt.prepare, start, one, attempt.python)
 
-    def _start(self, attempt: Attempt, request: requests.ForkPlan, program: spawn.Program) -> None:
+    def _start(self, attempt: Attempt, request: run_requests.ForkPlan, program: spawn.Program) -> None:
         try:
             if not workers.install_shim(self._run):
                 raise OSError(0, "cannot write the modules of the forkserver")
@@ -415,7 +415,7 @@ class ForkServerManager:
         self._warn_not_forked(reason)
         return None
 
-    def _read_forked_worker(self, server: ForkServer, one: requests.WorkerStart, report: int) -> Worker | None:
+    def _read_forked_worker(self, server: ForkServer, one: run_requests.WorkerStart, report: int) -> Worker | None:
         """Return the forked worker, or `None` if there is none and nothing was started."""
         try:
             answer = workers.read_waiter_report(report)

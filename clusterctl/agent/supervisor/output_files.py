@@ -466,7 +466,7 @@ class OutputFiles:
         late = now - one.journalled_at >= _JOURNAL_EVERY_S and (lost > 0 or one.why != _LIMIT)
         if last or late or gone >= _JOURNAL_EVERY_BYTES:
             one.journalled_at = now
-            self._record(events.Dropped(one.attempt, one.rank, one.offsets.first_valid, lost, one.why))
+            self._record(events.OutputDropped(one.attempt, one.rank, one.offsets.first_valid, lost, one.why))
 
     def _alarm(self, code: str, message: str, rank: int | None = None) -> None:
         if code not in self._alarmed:

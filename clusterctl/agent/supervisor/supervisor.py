@@ -20,7 +20,7 @@ from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.node_state import fencing, fsync_queue, journal, secrets, supervisor_lock, tmpfiles_protection
 from clusterctl.agent.node_state.journal import apply_event, fold_journal
 from clusterctl.agent.processes import run_processes
-from clusterctl.agent.protocol import command_messages, events, requests
+from clusterctl.agent.protocol import command_messages, events, run_requests
 from clusterctl.agent.supervisor import control_server, forkserver, gpu_claims, sampling, workers
 from clusterctl.agent.supervisor.attempt import Attempt
 
@@ -105,7 +105,7 @@ class Supervisor:
 
     def _record(self, event: events.Event) -> events.Stamp:
         stamp = self._journal.append(event)
-        if isinstance(event, events.Stopping) and event.reason == requests.StopReason.FENCE.value:
+        if isinstance(event, events.Stopping) and event.reason == run_requests.StopReason.FENCE.value:
             # Perhaps no controller ever comes back, so the secrets must not wait for one.
             secrets.remove_secrets(self._run)
             self._forking.close()
@@ -136,7 +136,7 @@ class Supervisor:
         state = self._state
         if state.seq == 0 or state.finished is not None:
             return
-        self._record(events.Adopted(state.attempt, os.getpid()))
+        self._record(events.RunAdopted(state.attempt, os.getpid()))
         if state.attempt < 0:
             return
         prepare, python = workers.read_prepare(self._run, state)
@@ -167,7 +167,7 @@ class Supervisor:
             if worker is not None:
                 attempt.adopt_worker(worker, self._state)
 
-    def _new_attempt(self, prepare: requests.Prepare) -> Attempt:
+    def _new_attempt(self, prepare: run_requests.PrepareArguments) -> Attempt:
         resources = (self._claims, self._ports)
         return Attempt(self._loop, self._run, self._markers, prepare, self._record, *resources, self._state.dropped)
 
@@ -227,7 +227,7 @@ class Supervisor:
         if active is not None and active.shutdown.stopped_at is None:
             limit = active.prepare.stop_after
             if limit is not None and age > limit:
-                active.shutdown.stop(active.prepare.grace, requests.StopReason.FENCE.value)
+                active.shutdown.stop(active.prepare.grace, run_requests.StopReason.FENCE.value)
         busy = active is not None and active.started
         # Without an attempt nothing is lost: the client that requested one has gone, or its request was refused.
         if (
@@ -285,7 +285,7 @@ class Supervisor:
     # --- commands
 
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        prepare = requests.parse_dataclass(requests.Prepare, arguments)
+        prepare = run_requests.parse_dataclass(run_requests.PrepareArguments, arguments)
         if self._state.finished is not None:
             raise command_messages.make_refused_error(f"run {self._run.run} is finished on this node")
         attempt = self._attempt
@@ -312,7 +312,7 @@ class Supervisor:
         return {"ports": list(self._state.ports), "run_dir": self._run.path, "python": attempt.python}
 
     def _start(self, arguments: dict[str, Any]) -> control_server.Reply:
-        start = requests.parse_dataclass(requests.Start, arguments)
+        start = run_requests.parse_dataclass(run_requests.StartArguments, arguments)
         attempt = self._attempt
         if attempt is None or attempt.number != start.attempt:
             raise command_messages.make_refused_error(
@@ -323,7 +323,7 @@ class Supervisor:
         return self._forking.run_when_ready(functools.partial(attempt.start, start), started)
 
     def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        stop = requests.parse_dataclass(requests.Stop, arguments)
+        stop = run_requests.parse_dataclass(run_requests.StopArguments, arguments)
         if self._attempt is not None:
             self._attempt.shutdown.stop(stop.grace, stop.reason)
             self._forking.run_waiting_starts()

@@ -16,7 +16,7 @@ from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.linux.spawn import encode_peer_text
 from clusterctl.agent.node_state import run_dir
-from clusterctl.agent.protocol import command_messages, frames, requests
+from clusterctl.agent.protocol import command_messages, frames, run_requests
 from clusterctl.agent.supervisor import shell_errors, waiter
 from clusterctl.agent.workdir import file_tree, synced_code
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.processes.run_processes import RunMarkers
     from clusterctl.agent.protocol.record_types import SpawnRecord
 
-    WorkerToStart = tuple[requests.WorkerStart, waiter.WaiterConfig]
+    WorkerToStart = tuple[run_requests.WorkerStart, waiter.WaiterConfig]
     StartWorkers = Callable[[Sequence[WorkerToStart]], Iterator["Worker"]]
 
 _REPORT_TIMEOUT_S = 20.0
@@ -116,7 +116,7 @@ def find_cwd_and_python(
     return {"python": resolve_python(cwd, python, hint), "cwd": cwd}
 
 
-def prepare_workdir(run: RunDir, prepare: requests.Prepare) -> str:
+def prepare_workdir(run: RunDir, prepare: run_requests.PrepareArguments) -> str:
     """Make the code folder; return the interpreter. Children do it, because a mount may hang.
 
     Raises:
@@ -176,9 +176,9 @@ def _find_executable(name: str, workdir: str) -> str | None:
 def build_worker_program(
     run: RunDir,
     markers: RunMarkers,
-    prepare: requests.Prepare,
-    start: requests.Start,
-    one: requests.WorkerStart,
+    prepare: run_requests.PrepareArguments,
+    start: run_requests.StartArguments,
+    one: run_requests.WorkerStart,
     python: str,
 ) -> spawn.Program:
     """Return the program of a worker."""
@@ -199,7 +199,11 @@ def build_worker_program(
 
 
 def _build_environment(
-    run: RunDir, markers: RunMarkers, prepare: requests.Prepare, start: requests.Start, one: requests.WorkerStart
+    run: RunDir,
+    markers: RunMarkers,
+    prepare: run_requests.PrepareArguments,
+    start: run_requests.StartArguments,
+    one: run_requests.WorkerStart,
 ) -> dict[bytes, bytes]:
     env = spawn.build_base_environment()
     env.pop(b"OLDPWD", None)
@@ -337,16 +341,16 @@ def close_pidfd(worker: Worker) -> None:
 # A power loss or a clean-up may have removed these files. The journal alone is enough to end an attempt.
 
 
-def read_prepare(run: RunDir, state: NodeState) -> tuple[requests.Prepare, str]:
+def read_prepare(run: RunDir, state: NodeState) -> tuple[run_requests.PrepareArguments, str]:
     """Return the `Prepare` of the newest attempt and its interpreter.
 
     The interpreter is "" if the record of this attempt is lost; then no worker can start.
     """
     stored = syscalls.read_json(run.prepare_file) or {}
     try:
-        prepare = requests.parse_dataclass(requests.Prepare, stored)
+        prepare = run_requests.parse_dataclass(run_requests.PrepareArguments, stored)
     except frames.FrameError:
-        prepare = requests.Prepare(run.run, run.node, -1, workdir="/", health_seconds=0.0)
+        prepare = run_requests.PrepareArguments(run.run, run.node, -1, workdir="/", health_seconds=0.0)
     if prepare.attempt == state.attempt:
         return prepare, str(stored.get("interpreter", ""))
     return replace(prepare, attempt=state.attempt, ranks=sorted(state.started)), ""

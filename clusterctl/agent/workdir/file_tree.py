@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.protocol import command_messages
 from clusterctl.agent.protocol.command_messages import ErrorKind
-from clusterctl.agent.protocol.requests import FOLDER_MODE, LINK_MODE
+from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

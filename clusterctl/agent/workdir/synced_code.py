@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.protocol import command_messages
-from clusterctl.agent.protocol.requests import FOLDER_MODE
+from clusterctl.agent.protocol.file_list import FOLDER_MODE
 from clusterctl.agent.workdir.file_tree import (
     FileReceiver,
     FileTree,

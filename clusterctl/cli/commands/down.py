@@ -32,8 +32,8 @@ from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.state import RunState
-from clusterctl.session.requests import RUNS
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import RUNS
+from clusterctl.session.node_session import Session
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console, Terminal

@@ -29,7 +29,7 @@ from clusterctl.run.nodes.uploads import (
     sync_files,
 )
 from clusterctl.run.record.rundir import find_runs_root
-from clusterctl.session.session import Session
+from clusterctl.session.node_session import Session
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console

@@ -19,8 +19,8 @@ from clusterctl.run.nodes.attempt_start import StartFailure
 from clusterctl.run.nodes.fan_out import Progress, call_all
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
-from clusterctl.session.requests import STATUS
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import STATUS
+from clusterctl.session.node_session import Session
 
 _CONNECT_GRACE_S = 20.0
 """How long the connected nodes wait for the others."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from clusterctl import rlimits
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, HostSpec, Role, dump_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
@@ -27,7 +27,7 @@ from clusterctl.run.rules import controller_events, logout_check, next_action, o
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import RunPhase, cause_to_json
-from clusterctl.session.session import Session
+from clusterctl.session.node_session import Session
 
 _KILL_PATIENCE_S = 10.0
 """How long a killed start waits for nodes that do not answer."""

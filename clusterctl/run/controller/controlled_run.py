@@ -14,9 +14,9 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from typing_extensions import override
 
-from clusterctl.agent.protocol import command_payload_types, requests
+from clusterctl.agent.protocol import command_payload_types, run_requests
 from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.errors import ClusterctlError
 from clusterctl.formatting import plural
@@ -36,10 +36,10 @@ from clusterctl.run.rules.next_action import StopTimers, build_limits
 from clusterctl.run.rules.state import NodeState, RankIndex
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 from clusterctl.session.connect import open_in_parallel
-from clusterctl.session.controller_inbox import EventReceived, Inbox, ItemQueue
-from clusterctl.session.requests import FINISH, STOP
-from clusterctl.session.session import Session
-from clusterctl.validation import journal
+from clusterctl.session.controller_inbox import EventReceived, Inbox, InboxItemQueue
+from clusterctl.session.node_requests import FINISH, STOP
+from clusterctl.session.node_session import Session
+from clusterctl.validation import journal_lines
 
 Post = Callable[[controller_events.ControllerEvent], None]
 Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]
@@ -71,7 +71,7 @@ class ControlledRun(ThreadOwnedState):
         stopping: The nodes that got a stop request, and when.
     """
 
-    def __init__(self, folder: RunDir, spec: ClusterSpec, dial: Callable[[ItemQueue], Dial]) -> None:
+    def __init__(self, folder: RunDir, spec: ClusterSpec, dial: Callable[[InboxItemQueue], Dial]) -> None:
         self.folder, self.spec = folder, spec
         self.inbox = Inbox()
         self.executor = LoopExecutor(self.inbox.put)
@@ -151,7 +151,9 @@ class ControlledRun(ThreadOwnedState):
             raise FrameError(f"it speaks of the run {item.run[:80]!a}")
         attempt = getattr(item.event, "attempt", self.state.attempt)
         placed = self.ranks_on(item.node, attempt)
-        strange = [rank for rank in journal.list_event_ranks(item.event) if placed is not None and rank not in placed]
+        strange = [
+            rank for rank in journal_lines.list_event_ranks(item.event) if placed is not None and rank not in placed
+        ]
         if strange:
             raise FrameError(f"its event `{item.event.KIND}` is about rank {strange[0]}, which is not on it")
 
@@ -239,7 +241,7 @@ class ControlledRun(ThreadOwnedState):
         if session is None:
             return
         self.stopping.start(node)
-        request = requests.Stop(run=self.folder.run, node=node, grace=self.grace, reason=reason)
+        request = run_requests.StopArguments(run=self.folder.run, node=node, grace=self.grace, reason=reason)
 
         def send() -> None:
             # A slow node has received the request; the policy limits how long it may take.

@@ -14,7 +14,7 @@ from clusterctl.run.nodes import downloads, run_cleanup
 from clusterctl.run.nodes.fan_out import call_all, raise_first, read_all
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events, next_action
-from clusterctl.session.session import Session
+from clusterctl.session.node_session import Session
 
 _WITHOUT_PROGRESS = 15.0
 """How long a connected node may take without sending missing output or the sizes of its files."""

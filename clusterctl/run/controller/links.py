@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from clusterctl.agent.protocol.requests import Follow
+from clusterctl.agent.protocol.run_requests import FollowArguments
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import AuthError
 from clusterctl.run.controller.executor import LoopExecutor
@@ -14,8 +14,8 @@ from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.run.record.ownership import ThreadOwned
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules.state import NodeState
-from clusterctl.session.requests import FOLLOW
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import FOLLOW
+from clusterctl.session.node_session import Session
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 15.0
 _AFTER_AUTH_ERROR_S = 60.0
@@ -203,12 +203,14 @@ class Subscriptions(ThreadOwned):
         self._subscribed: dict[str, Session] = {}
         self._replicated_before: dict[str, int] = {}
 
-    def build_request(self, node: str) -> Follow:
+    def build_request(self, node: str) -> FollowArguments:
         """Return the request for all journal events and output of a node after the cursors."""
         before = self._replicated_before.get(node, 0)
         known, cursors = self._find_node(node), self._writer.list_cursors(node, before)
         seq = known.seq if known else 0
-        return Follow(run=self._run, node=node, seq=seq, cursors=cursors, complete_before=before, pace=self.pace_s)
+        return FollowArguments(
+            run=self._run, node=node, seq=seq, cursors=cursors, complete_before=before, pace=self.pace_s
+        )
 
     def subscribe_all(self, nodes: Iterable[str]) -> None:
         """Subscribe to all nodes whose sessions are not subscribed yet, at once. For launch threads.
@@ -217,7 +219,7 @@ class Subscriptions(ThreadOwned):
             ClusterctlError: A node did not answer.
         """
 
-        def build_requests() -> dict[str, tuple[Session, Follow]]:
+        def build_requests() -> dict[str, tuple[Session, FollowArguments]]:
             sessions = {node: session for node in nodes if (session := self._links.sessions.get(node)) is not None}
             return {n: (s, self.build_request(n)) for n, s in sessions.items() if self._subscribed.get(n) is not s}
 

@@ -38,7 +38,7 @@ from clusterctl.session.controller_inbox import (
     ClockMeasured,
     ControllerSuperseded,
     EventReceived,
-    ItemQueue,
+    InboxItemQueue,
     OutputReceived,
     SessionLost,
 )
@@ -66,7 +66,7 @@ class Controller:
         self,
         folder: RunDir,
         spec: ClusterSpec,
-        dial: Callable[[ItemQueue], Dial],
+        dial: Callable[[InboxItemQueue], Dial],
         preflight: Preflight | None = None,
     ) -> None:
         self._run = run = ControlledRun(folder, spec, dial)

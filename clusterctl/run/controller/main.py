@@ -19,8 +19,8 @@ from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.rules.logout_check import describe_head_warning
 from clusterctl.session.connect import Transports, open_session
-from clusterctl.session.controller_inbox import ItemQueue
-from clusterctl.session.session import Session
+from clusterctl.session.controller_inbox import InboxItemQueue
+from clusterctl.session.node_session import Session
 
 _MIN_SWITCH_INTERVAL_S = 0.05
 """Shortest switch interval of the interpreter. Each waiting thread requests the interpreter once per interval.
@@ -36,11 +36,11 @@ def choose_switch_interval_s(nodes: int) -> float:
     return max(_MIN_SWITCH_INTERVAL_S, nodes / _MAX_REQUESTS_PER_S)
 
 
-def build_dialer(spec: ClusterSpec) -> Callable[[ItemQueue], Dial]:
+def build_dialer(spec: ClusterSpec) -> Callable[[InboxItemQueue], Dial]:
     """Return a function that returns, for an inbox, the function that opens a session to a host."""
     transports = Transports(spec.ssh)
 
-    def for_inbox(inbox: ItemQueue) -> Dial:
+    def for_inbox(inbox: InboxItemQueue) -> Dial:
         def dial(host: HostSpec, progress: Callable[[str], None]) -> Session:
             return open_session(transports.get_transport(host), host, inbox, progress=progress)
 

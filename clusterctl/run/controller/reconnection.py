@@ -7,11 +7,11 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from clusterctl.agent.protocol import requests
+from clusterctl.agent.protocol import run_requests
 from clusterctl.agent.protocol.command_payload_types import StatusAnswer
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.record_types import RemainingProcess
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import (
     AgentError,
@@ -30,8 +30,8 @@ from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.next_action import ViolationCounter
 from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase
 from clusterctl.session.controller_inbox import ClockMeasured, SessionLost
-from clusterctl.session.requests import FOLLOW, STATUS, ProtocolError, StaleEpochError
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import FOLLOW, STATUS, ProtocolError, StaleEpochError
+from clusterctl.session.node_session import Session
 
 SILENT_AFTER_S = 6.5
 _QUOTED = 300
@@ -195,7 +195,7 @@ class Reconnection(ThreadOwnedState):
         status = STATUS.call(session, {"run": run.folder.run, "node": name}) if pending else None
         return _Resumption(has_files=True, status=status)
 
-    def _build_follow(self, node: str, session: Session, differing: list[str]) -> requests.Follow:
+    def _build_follow(self, node: str, session: Session, differing: list[str]) -> run_requests.FollowArguments:
         """Return the subscription request for a node; files that differ are sent from their start."""
         if self._run.links.sessions.get(node) is not session:
             raise ConnectError(node, "the connection was lost")

@@ -20,9 +20,9 @@ from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.writer import Writer
 from clusterctl.session.controller_inbox import AttemptsReplicated, OutputReceived
-from clusterctl.session.requests import REPLICATED
-from clusterctl.session.session import Session
-from clusterctl.validation.messages import parse_stream_file
+from clusterctl.session.node_requests import REPLICATED
+from clusterctl.session.node_session import Session
+from clusterctl.validation.messages import parse_stream_file_name
 from clusterctl.validation.quota import MAX_FILE_BYTES
 
 _CREDIT_AT_ONCE = INITIAL_CREDIT_BYTES // 8
@@ -68,7 +68,7 @@ class Replication(ThreadOwnedState):
         self._intake.take(item)
 
     def _validate_owner(self, item: OutputReceived) -> None:
-        place = parse_stream_file(item.file)
+        place = parse_stream_file_name(item.file)
         ranks = None if place is None else self._run.ranks_on(item.node, place[0])
         if item.run != self._run.folder.run or (place is not None and ranks is not None and place[1] not in ranks):
             raise FrameError(f"it sends {item.file} of run {item.run[:80]!a}, a file of another run or another node")

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from clusterctl.agent.protocol import requests
+from clusterctl.agent.protocol import run_requests
 from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.config.field_types import StartMethod
 from clusterctl.config.host_ranges import fold_hosts
@@ -31,8 +31,8 @@ from clusterctl.run.nodes.uploads import build_code_upload, describe_replaced_fi
 from clusterctl.run.record.disk_files import ignore_shortage, write_atomically
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events
-from clusterctl.session.requests import PREPARE, START
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import PREPARE, START
+from clusterctl.session.node_session import Session
 
 _IMPORT_TIMEOUT_S = 150.0
 """How long a node may take for imports: after 120 s it gives up and starts every worker as a new process."""
@@ -253,12 +253,12 @@ class Launcher:
 
         def start(node: str, session: Session) -> None:
             workers = [
-                asdict(requests.WorkerStart(w.rank, w.local_rank, list(w.argv), dict(w.env), prologue))
+                asdict(run_requests.WorkerStart(w.rank, w.local_rank, list(w.argv), dict(w.env), prologue))
                 for w in by_name[node].workers
             ]
             ranks = by_name[node].ranks
             step.set_waiting(node, f"starting {plural(len(ranks), 'worker')}")
-            request = requests.Start(
+            request = run_requests.StartArguments(
                 run=plan.run,
                 node=node,
                 attempt=plan.attempt,
@@ -288,11 +288,11 @@ def build_prepare_request(
     entry: layout.NodeLayout,
     code_hash: str | None,
     answer: NodeInfo | None = None,
-) -> requests.Prepare:
+) -> run_requests.PrepareArguments:
     """Return the request that prepares a node; `code_hash` is the hash of the synced code, for remote nodes."""
     host, job = entry.host, spec.job
     assert job is not None, "a run has a job"
-    return requests.Prepare(
+    return run_requests.PrepareArguments(
         run=run,
         node=host.name,
         attempt=number,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from clusterctl.agent.protocol import requests
+from clusterctl.agent.protocol import file_list
 from clusterctl.agent.protocol.command_payload_types import CheckpointsAnswer, CheckpointsArguments
 from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.config.field_types import ResumePolicy
@@ -50,8 +50,8 @@ from clusterctl.run.rules.checkpoint_files import (
     find_nodes_with_lost_files,
     resolve_copies,
 )
-from clusterctl.session.requests import CHECKPOINTS
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import CHECKPOINTS
+from clusterctl.session.node_session import Session
 
 CheckpointsByNode = dict[str, dict[str, Version]]
 """By node: its complete checkpoints by path; the version is that of the newest file."""
@@ -254,7 +254,7 @@ class CheckpointCopy:
                         yield chunk
 
             place = Destination(self.workdirs[node], posixpath.dirname(self.path.rstrip("/")) or ".", is_folder=True)
-            listing = requests.encode_file_list([entry for _, entry in contents[node]])
+            listing = file_list.encode_file_list([entry for _, entry in contents[node]])
             copy_entries(session, place, listing, read)
 
         raise_first(call_all({node: self.sessions[node] for node in contents}, send)[1])

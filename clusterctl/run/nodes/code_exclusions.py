@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from clusterctl.agent.protocol.requests import FOLDER_MODE, LINK_MODE
+from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
 from clusterctl.config.default_workdir import rename_default_workdir
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, SyncSpec, TransportKind, load_spec

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clusterctl.agent.protocol.requests import FOLDER_MODE, LINK_MODE
+from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
 from clusterctl.config import path_safety
 from clusterctl.config.spec import SyncSpec
 from clusterctl.errors import ConfigError, Problem, RefusedError

@@ -27,8 +27,8 @@ from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes.fan_out import CancelledError, call_all
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase, RunState
-from clusterctl.session.requests import FETCH
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import FETCH
+from clusterctl.session.node_session import Session
 
 _ANY_DEPTH = "**"
 
@@ -169,7 +169,7 @@ def fetch_to_spool(
         except (OSError, ValueError) as error:  # ValueError: the caller has given up and closed the spool
             failed.append(error if isinstance(error, OSError) else OSError(str(error)))
 
-    stream = session.new_stream(take)
+    stream = session.allocate_streams(take)
     links = how.follow_links
     request: command_payload_types.FetchArguments = {
         "workdir": workdir,

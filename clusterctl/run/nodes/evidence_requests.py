@@ -11,8 +11,8 @@ from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import stack_dumps
-from clusterctl.session.requests import EVIDENCE
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import EVIDENCE
+from clusterctl.session.node_session import Session
 
 _DEADLINE_S = 4.0
 
@@ -93,7 +93,7 @@ def collect_stall_evidence(run: RunDir, number: int, sessions: Mapping[str, Sess
     name = f"stall-{number}"
     try:
         save_evidence(run, name, request_evidence(run.run, name, sessions))
-        stall_folders.remove_middle_stalls(str(run.path))
+        stall_folders.remove_middle_stall_folders(str(run.path))
     except OSError:
         return False
     return True

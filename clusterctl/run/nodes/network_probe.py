@@ -25,8 +25,8 @@ from clusterctl.plan import rendezvous
 from clusterctl.plan.environment import choose_interface_variables
 from clusterctl.plan.layout import NodeLayout
 from clusterctl.run.nodes.fan_out import call_all, raise_first
-from clusterctl.session.requests import CONNECT, LISTEN, ROUTES, UNLISTEN
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import CONNECT, LISTEN, ROUTES, UNLISTEN
+from clusterctl.session.node_session import Session
 
 _PORT_TIMEOUT_S = 2.0
 """How long a node may take to reach a port; after this time a firewall must be dropping the packets."""

@@ -29,8 +29,8 @@ from clusterctl.run.record.health_history import KnownFindings, describe_new_fin
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import is_over, list_runs
 from clusterctl.run.rules.controller_events import ControllerEvent, Note
-from clusterctl.session.requests import CODE, PROBE, RUNS, ProtocolError
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import CODE, PROBE, RUNS, ProtocolError
+from clusterctl.session.node_session import Session
 
 AFTER_SYNC = ("version.code",)
 """Checks of `up` after the sync."""

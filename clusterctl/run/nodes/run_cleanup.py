@@ -7,10 +7,10 @@ import contextlib
 import time
 from collections.abc import Iterable, Mapping
 
-from clusterctl.agent.protocol import requests, run_files
+from clusterctl.agent.protocol import run_files, run_requests
 from clusterctl.agent.protocol.command_payload_types import StatusAnswer
 from clusterctl.agent.protocol.record_types import RemainingProcess
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record.clock import read_head_time
@@ -19,8 +19,8 @@ from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events, outcome
 from clusterctl.run.rules.state import RunPhase, RunState
-from clusterctl.session.requests import FINISH, READ, STATUS, STOP
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import FINISH, READ, STATUS, STOP
+from clusterctl.session.node_session import Session
 
 _AFTER_GRACE_S = 30.0
 """How long a node may take beyond the grace: for SIGKILL, the sweep and the kernel."""
@@ -36,7 +36,7 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[Rem
     Raises:
         ClusterctlError: The node did not answer in time.
     """
-    stop = requests.Stop(run=run, node=node, grace=grace, reason=StopReason.CANCELLED.value)
+    stop = run_requests.StopArguments(run=run, node=node, grace=grace, reason=StopReason.CANCELLED.value)
     deadline = time.monotonic() + grace + _AFTER_GRACE_S
     pause = _FIRST_PAUSE_S
     STOP.call(session, stop)

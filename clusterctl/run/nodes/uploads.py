@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.agent.protocol import command_payload_types, requests
+from clusterctl.agent.protocol import command_payload_types, file_list
 from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.errors import AgentError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.run.nodes.code_manifest import CodeManifest, ContentStore
-from clusterctl.session.requests import COPY, MANIFEST, RECEIVE
-from clusterctl.session.session import Session
+from clusterctl.session.node_requests import COPY, MANIFEST, RECEIVE
+from clusterctl.session.node_session import Session
 
 _SYNC_TIMEOUT_S = 1800.0
 _MIN_BYTES_PER_S = 16 * 1024
@@ -48,7 +48,7 @@ class Upload:
     listing: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.listing = requests.encode_file_list(self.entries)
+        self.listing = file_list.encode_file_list(self.entries)
 
     @property
     def size(self) -> int:
@@ -92,13 +92,13 @@ def send_missing(
         RefusedError: The node refuses the files.
         NodeError: The node could not store them, was too slow, or was lost.
     """
-    listed = session.new_stream()
+    listed = session.allocate_streams()
     compared = compare(listed)
     session.send_data(listed, 0, listing)
     found = _wait_for_answer(session.node, compared)
     if not found["need"]:
         return found
-    stream = session.new_stream()
+    stream = session.allocate_streams()
     answer = RECEIVE.call_async(session, {"manifest": listed, "stream": stream})
     offset, deadline = 0, time.monotonic() + _SYNC_TIMEOUT_S
     for chunk in read(found["need"]):
@@ -196,7 +196,7 @@ def preview_sync(session: Session, workdir: str, code: Upload) -> SyncPreview:
     Raises:
         NodeError: The node could not compare the files, or was lost.
     """
-    stream = session.new_stream()
+    stream = session.allocate_streams()
     size = len(code.listing)
     compared = MANIFEST.call_async(
         session, {"workdir": workdir, "run": None, "stream": stream, "size": size, "look": True}

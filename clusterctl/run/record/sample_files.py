@@ -189,7 +189,7 @@ def read_curves(run: RunDir, nodes: Mapping[str, float]) -> Curves:
     max_count = min(MAX_POINTS, max(_MIN_POINTS, budget // max(1, len(nodes))))
     for place, (node, ahead) in enumerate(nodes.items()):
         lines = _choose_lines(run.node(node) / SAMPLES_FILE, max_count, place / len(nodes))
-        for moment, reached in filter(None, map(samples.parse_steps, lines["activity"])):
+        for moment, reached in filter(None, map(samples.parse_rank_steps, lines["activity"])):
             for rank, step in reached:
                 steps.setdefault(rank, []).append((moment - ahead, step))
         for moment, measured in filter(None, map(samples.parse_host_usage, lines["health"])):

@@ -21,7 +21,7 @@ from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, cause_from_json, cause_to_json
 from clusterctl.run.rules.state_updates import StateBuilder
 from clusterctl.suggestion import find_similar, suggest_similar_file
-from clusterctl.validation import journal
+from clusterctl.validation import journal_lines
 
 NodeNews = tuple[str, events.Stamp, events.Event]
 ControllerNews = tuple[float, head.ControllerEvent]
@@ -109,7 +109,7 @@ class StateReader:
         for node, end in ends.items():
             for line in self._nodes[node].read(end):
                 try:
-                    entry = journal.parse_line(line)
+                    entry = journal_lines.parse_event_line(line)
                     if entry is not None:
                         builder.add_node_event(node, *entry)
                         self.state = builder.state

@@ -30,7 +30,7 @@ from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_latest_step
 from clusterctl.run.record.state_reader import LineTail, load_state
 from clusterctl.run.rules import controller_events as head
-from clusterctl.validation.journal import MAX_LINE_BYTES
+from clusterctl.validation.journal_lines import MAX_LINE_BYTES
 from clusterctl.validation.quota import MAX_JOURNAL_BYTES
 
 _DURABLE = (head.Attempt, head.EndDecided, head.Restarting, head.Ended)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_args
 
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.record_types import RemainingProcess
-from clusterctl.agent.protocol.requests import parse_dataclass
+from clusterctl.agent.protocol.run_requests import parse_dataclass
 from clusterctl.errors import ClusterctlError, NodesError, UnhealthyError
 
 

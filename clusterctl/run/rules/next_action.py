@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from clusterctl.agent.protocol.record_types import RemainingProcess
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.config.field_types import StallAction
 from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec
 from clusterctl.errors import ExitCode

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingProcess
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import describe_duration, fold_ranks, name_ranks, plural, signal_name
 from clusterctl.run.rules.blame import Cause, describe_leftover, is_peer_loss

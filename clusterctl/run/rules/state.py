@@ -13,7 +13,7 @@ from typing import Any
 
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingProcess
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.formatting import describe_duration
 from clusterctl.run.rules import controller_events as head
 from clusterctl.run.rules.blame import (

@@ -98,7 +98,7 @@ def _apply_current(state: RunState, node: NodeState, stamp: events.Stamp, event:
             return _started(state, node, event, stamp.mono)
         case events.Exited():
             return _exited(state, node, event)
-        case events.Grouped():
+        case events.ProcessGroupJoined():
             return _with_node(state, replace(node, group=(tuple(event.ranks), event.size)))
         case events.Stopping():
             return _with_node(state, replace(node, stop_reason=event.reason, grace_s=event.grace))
@@ -113,7 +113,7 @@ def _apply_current(state: RunState, node: NodeState, stamp: events.Stamp, event:
             return _with_node(state, replace(node, gpu_memory_held=f"{where}{event.message}"))
         case events.Alarm() if event.code == events.PORT_TAKEN:
             return _with_node(state, replace(node, port_conflict=event.message))
-        case events.Adopted() | events.Alarm() | events.Dropped():
+        case events.RunAdopted() | events.Alarm() | events.OutputDropped():
             return state
         case _:
             assert_never(event)

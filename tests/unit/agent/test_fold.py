@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.agent.node_state.journal import fold_journal
-from clusterctl.agent.protocol.events import Dropped, Event, Exited, Finished, Prepared, Stamp, Started, Stopping, Swept
+from clusterctl.agent.protocol.events import (
+    Event,
+    Exited,
+    Finished,
+    OutputDropped,
+    Prepared,
+    Stamp,
+    Started,
+    Stopping,
+    Swept,
+)
 
 STARTED = [Prepared(0), Started(0, 0, 0, 7, 1), Started(0, 1, 1, 8, 1)]
 EXITED = [Exited(0, 0, exit_code=0), Exited(0, 1, exit_code=0)]
@@ -36,7 +46,7 @@ def test_a_run_began_when_it_was_prepared_first() -> None:
 
 
 def test_what_was_given_up_adds_up_for_each_attempt_and_rank() -> None:
-    dropped = [Dropped(0, 0, 100, 10, ""), Dropped(0, 0, 300, 5, ""), Dropped(1, 0, 50, 1, "")]
+    dropped = [OutputDropped(0, 0, 100, 10, ""), OutputDropped(0, 0, 300, 5, ""), OutputDropped(1, 0, 50, 1, "")]
     state = fold_journal((Stamp(seq, 0.0, 0.0, "b"), event) for seq, event in enumerate(dropped, 1))
 
     assert state.dropped == {(0, 0): (300, 15), (1, 0): (50, 1)}

@@ -11,7 +11,7 @@ from clusterctl.agent.linux.event_loop import EventLoop, FolderWatcher
 from clusterctl.agent.node_state import journal
 from clusterctl.agent.node_state.output_offsets import OffsetTable, OutputOffsets
 from clusterctl.agent.node_state.run_dir import RunDir
-from clusterctl.agent.protocol import events, requests
+from clusterctl.agent.protocol import events, run_requests
 from clusterctl.agent.serve.run_follower import RunFollower
 
 BLOCK = 4096
@@ -31,7 +31,7 @@ class Followed:
     def followed(self, whole: int = 0) -> RunFollower:
         return RunFollower(
             self.dir,
-            requests.Follow(run="r", node="n", seq=0, complete_before=whole),
+            run_requests.FollowArguments(run="r", node="n", seq=0, complete_before=whole),
             self.told.append,
             lambda _stream, offset, data: self.data.append((offset, data)),
             lambda: 1,

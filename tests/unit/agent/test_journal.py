@@ -13,7 +13,7 @@ import pytest
 from clusterctl.agent.linux.event_loop import EventLoop, FolderWatcher
 from clusterctl.agent.node_state import journal
 from clusterctl.agent.node_state.run_dir import RunDir
-from clusterctl.agent.protocol import events, requests
+from clusterctl.agent.protocol import events, run_requests
 from clusterctl.agent.serve.run_follower import RunFollower
 
 EVENTS = 40_000
@@ -60,7 +60,7 @@ def test_what_is_not_taken_is_read_again_and_a_torn_line_once_it_is_whole(run: R
 def test_a_follower_tells_no_more_events_at_once_than_there_is_room_for(run: RunDir) -> None:
     Path(run.journal).write_text("".join(map(line, range(1, 8))))
     told: list[dict[str, Any]] = []
-    follow = requests.Follow(run="r", node="n", seq=0)
+    follow = run_requests.FollowArguments(run="r", node="n", seq=0)
     follower = RunFollower(
         run, follow, told.append, lambda *_: None, lambda: 1, FolderWatcher(EventLoop(), lambda: None)
     )

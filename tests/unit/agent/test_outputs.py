@@ -11,7 +11,7 @@ import pytest
 from clusterctl.agent.node_state.journal import NodeState, apply_event
 from clusterctl.agent.node_state.output_offsets import OffsetTable
 from clusterctl.agent.node_state.run_dir import RunDir
-from clusterctl.agent.protocol.events import Alarm, Dropped, Event, Stamp
+from clusterctl.agent.protocol.events import Alarm, Event, OutputDropped, Stamp
 from clusterctl.agent.protocol.run_files import INDEX_RECORD
 from clusterctl.agent.supervisor.output_files import OpenOutputFile, OutputFiles
 
@@ -36,8 +36,8 @@ class Run:
         outputs.make([0])
         return outputs
 
-    def dropped(self) -> list[Dropped]:
-        return [event for event in self.events if isinstance(event, Dropped)]
+    def dropped(self) -> list[OutputDropped]:
+        return [event for event in self.events if isinstance(event, OutputDropped)]
 
     def log(self, attempt: int = 0) -> Path:
         return Path(self.dir.of_rank(attempt, 0, "log"))
@@ -255,7 +255,7 @@ def test_a_file_that_was_emptied_goes_on_behind_what_was_sent(run: Run, reserve:
         "rank 0 has emptied its own output, as `> /dev/stderr` and `open('/dev/stdout', 'w')` do:"
         " what had not been sent is lost; `>&2`, `>> /dev/stderr` and mode 'a' keep it"
     )
-    assert [type(event) for event in run.events] == [Alarm, Dropped]
+    assert [type(event) for event in run.events] == [Alarm, OutputDropped]
 
 
 def test_a_file_that_is_emptied_again_and_again_is_told_of_once_a_minute(run: Run) -> None:
@@ -267,7 +267,7 @@ def test_a_file_that_is_emptied_again_and_again_is_told_of_once_a_minute(run: Ru
         os.truncate(run.log(), 0)
         outputs.update()
     outputs.close()
-    assert [type(event) for event in run.events] == [Alarm, Dropped, Dropped]
+    assert [type(event) for event in run.events] == [Alarm, OutputDropped, OutputDropped]
     assert run.dropped()[-1].first_valid == 300
     assert OffsetTable(run.dir.attempt(0)).read_offsets(0).file_start == 300
 

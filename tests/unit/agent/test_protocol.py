@@ -140,11 +140,11 @@ def test_requests_and_answers_have_their_shapes() -> None:
         "epoch": 3,
     }
     assert command_messages.make_answer(7, {"ports": []}) == {"id": 7, "result": {"ports": []}}
-    assert command_messages.make_refused_error("no", "so").answer(7) == {
+    assert command_messages.make_refused_error("no", "so").make_answer(7) == {
         "id": 7,
         "error": {"kind": "refused", "message": "no", "hint": "so"},
     }
-    assert command_messages.make_failed_error("no").answer(7)["error"]["hint"] is None
+    assert command_messages.make_failed_error("no").make_answer(7)["error"]["hint"] is None
     assert command_messages.make_heartbeat(4) == {"beat": 4}
     assert command_messages.make_heartbeat_answer(4, 1.5, 2.5, "b") == {
         "beat": 4,
@@ -164,7 +164,7 @@ def test_the_commands_are_those_of_the_page() -> None:
 
 
 def test_what_is_not_answered_is_what_the_page_says() -> None:
-    (told,) = re.findall(r"exactly one reply with its id; (.*?) get none", section("Requests"))
+    (told,) = re.findall(r"exactly one answer with its id, except (.*?), which get no answer", section("Requests"))
 
     assert {command.value for command in command_messages.COMMANDS_WITHOUT_ANSWER} == set(
         re.findall("`([a-z]+)`", told)
@@ -172,7 +172,7 @@ def test_what_is_not_answered_is_what_the_page_says() -> None:
 
 
 def test_the_kinds_of_errors_are_those_of_the_page() -> None:
-    told = section("Requests").partition("Error kinds: ")[2].partition(".")[0]
+    told = section("Requests").partition("The kinds of errors are ")[2].partition(".")[0]
 
     assert re.findall("`([a-z_]+)`", told) == [kind.value for kind in ErrorKind]
 
@@ -180,7 +180,7 @@ def test_the_kinds_of_errors_are_those_of_the_page() -> None:
 def test_the_numbers_are_those_of_the_page() -> None:
     assert f"at most {frames_module.MAX_FRAME_BYTES // MIB} MiB" in section("Frames")
     assert f"every {command_messages.HEARTBEAT_INTERVAL_S:g} s" in section("Heartbeats")
-    assert f"hears nothing for {command_messages.IDLE_TIMEOUT_S:g} s" in section("Heartbeats")
+    assert f"receives nothing for {command_messages.IDLE_TIMEOUT_S:g} s" in section("Heartbeats")
     assert f"{frames_module.INITIAL_CREDIT_BYTES // 1024} KiB at first" in section("Pushes and streams")
     assert "streams from 2^31" in section("Pushes and streams")
     assert command_messages.FIRST_AGENT_STREAM == 2**31

@@ -14,7 +14,7 @@ from clusterctl.agent.linux import proc
 from clusterctl.agent.processes import run_processes
 from clusterctl.agent.processes.run_processes import KnownProcesses
 from clusterctl.agent.protocol import events
-from clusterctl.validation.journal import parse_line
+from clusterctl.validation.journal_lines import parse_event_line
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def test_thousands_that_cannot_be_ended_are_all_named_in_an_event_that_the_head_
 
     assert [one["pid"] for one in (said[0], said[-1])] == [first.pid, other.pid]
     assert (len(said[0]["command"]), said[-1]["command"]) == (200, f"[{other.comm}]")
-    assert parse_line(line.encode()) is not None
+    assert parse_event_line(line.encode()) is not None
 
 
 def test_what_is_known_is_looked_at_without_a_look_at_any_other(start: Callable[[], ProcessStat]) -> None:

@@ -12,12 +12,12 @@ from clusterctl.cli.remote_command import RemoteCommand
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
-    from clusterctl.session.session import Session
+    from clusterctl.session.node_session import Session
 
 
 def test_no_thread_waits_for_the_garbage_collector_once_a_command_has_ended() -> None:
     end: Future[dict[str, Any]] = Future()
-    session = SimpleNamespace(node="n1", new_stream=lambda *_, **__: 1, call_async=lambda *_: end)
+    session = SimpleNamespace(node="n1", allocate_streams=lambda *_, **__: 1, call_async=lambda *_: end)
     before = set(threading.enumerate())
     gc.disable()
     try:

@@ -76,7 +76,7 @@ def test_a_new_supervisor_is_told_with_what_it_means_for_the_workers(
     run = ended_run(tmp_path, b"done\n")
     lines = [
         (node_events.Stamp(1, 2.1, 2.1, "b0"), node_events.Prepared(0)),
-        (node_events.Stamp(2, 2.5, 0.5, boot), node_events.Adopted(0, 7)),
+        (node_events.Stamp(2, 2.5, 0.5, boot), node_events.RunAdopted(0, 7)),
     ]
     (run.node("gpu01") / run_files.JOURNAL_FILE).write_text(
         "".join(node_events.encode_event(*line) + "\n" for line in lines)

@@ -26,7 +26,7 @@ class Node:
     def __init__(self, files: dict[str, int]) -> None:
         self._files = files
 
-    def new_stream(self, take: Any) -> int:
+    def allocate_streams(self, take: Any) -> int:
         self._take = take
         return 1
 

@@ -125,7 +125,7 @@ def test_steps_are_found_however_a_line_is_written(
 ) -> None:
     line = json.dumps(sampled(**changes), separators=separators).encode()
 
-    assert samples.parse_steps(line) == (12.25, reached)
+    assert samples.parse_rank_steps(line) == (12.25, reached)
 
 
 @pytest.mark.parametrize(

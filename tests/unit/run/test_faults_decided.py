@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
 from clusterctl.run.rules import controller_events, next_action, outcome
@@ -173,7 +173,7 @@ def test_what_a_node_was_told_of_an_earlier_attempt_ends_no_later_one() -> None:
 
 
 def test_a_node_none_of_whose_workers_is_known_is_named_too() -> None:
-    state = journal(exited(stopping(), 1, None, stopped=True), 1, node_events.Adopted(0, 5))
+    state = journal(exited(stopping(), 1, None, stopped=True), 1, node_events.RunAdopted(0, 5))
 
     finish = next_action.decide_action(state, LIMITS, next_action.RunObservations(silent_s={}, kill_wait_s=MARGIN), NOW)
 

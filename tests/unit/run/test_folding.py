@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunState
 from clusterctl.run.rules.state_updates import StateBuilder, apply_controller_event, apply_node_event

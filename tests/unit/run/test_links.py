@@ -10,7 +10,7 @@ from typing import Any, cast
 from clusterctl.config.spec import HostSpec
 from clusterctl.run.controller.executor import LoopExecutor
 from clusterctl.run.controller.links import Links
-from clusterctl.session.session import Session
+from clusterctl.session.node_session import Session
 
 
 class Stub:

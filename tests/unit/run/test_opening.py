@@ -13,7 +13,7 @@ from clusterctl.errors import ClusterctlError, ConnectError, NodeError, RefusedE
 from clusterctl.session.connect import open_in_parallel
 
 if TYPE_CHECKING:
-    from clusterctl.session.session import Session
+    from clusterctl.session.node_session import Session
 
 HOSTS = [HostSpec(name=name, host=name) for name in ("a", "b", "c")]
 

@@ -49,7 +49,7 @@ class Node:
     def close(self) -> None:
         self.closed = True
 
-    def new_stream(self, take: Any) -> int:
+    def allocate_streams(self, take: Any) -> int:
         self._take = take
         return 0
 

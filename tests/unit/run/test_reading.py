@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> RunDir:
     with (run.node("n") / run_files.JOURNAL_FILE).open("w") as file:
         for number in range(1, EVENTS):
             stamp = node_events.Stamp(number, 0.0, 0.0, "boot")
-            file.write(node_events.encode_event(stamp, node_events.Dropped(0, 0, 4096 * number, 0, "why")) + "\n")
+            file.write(node_events.encode_event(stamp, node_events.OutputDropped(0, 0, 4096 * number, 0, "why")) + "\n")
     return run
 
 

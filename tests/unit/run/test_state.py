@@ -140,9 +140,9 @@ def test_what_nodes_say_of_ranks_that_are_not_there_is_passed_over() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        node_events.Adopted(0, 5),
+        node_events.RunAdopted(0, 5),
         node_events.Alarm(0, "disk_full", "full"),
-        node_events.Dropped(0, 0, 100, 0, "disk full"),
+        node_events.OutputDropped(0, 0, 100, 0, "disk full"),
     ],
 )
 def test_what_changes_nothing_for_the_run_moves_the_cursor(event: node_events.Event) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.config.field_types import StallAction
 from clusterctl.config.spec import RestartSpec
 from clusterctl.run.rules import controller_events, next_action, outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.agent.protocol.command_messages import Command
-from clusterctl.session.requests import REQUESTS
+from clusterctl.session.node_requests import REQUESTS
 
 
 @pytest.mark.parametrize(

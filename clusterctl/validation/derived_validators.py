@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.validators import Validator
 
 _NAMES = {"wire_types": wire_types, **vars(record_types)}
-"""What the annotations of dataclasses name: agents do not import it, so their modules lack it."""
+"""Names in the annotations of the dataclasses. The modules of the dataclasses import them for the type checker only."""
 _UNBOUNDED = {bool: validators.boolean, int: validators.integer(), float: validators.number()}
-"""Validators of types that need no bound of their own."""
+"""The validators of types that have a default bound."""
 
 
-def derive_object(*declarations: type) -> Validator:
-    """Return the validator of an object that has the fields of all declarations."""
-    needed: dict[str, Validator] = {}
-    other: dict[str, Validator] = {}
+def derive_object_validator(*declarations: type) -> Validator:
+    """Return the validator of a JSON object that has the fields of all declarations."""
+    required: dict[str, Validator] = {}
+    optional: dict[str, Validator] = {}
     for declaration in declarations:
         for name, annotation in get_type_hints(declaration, localns=_NAMES, include_extras=True).items():
             if name != "KIND":
-                (needed if _is_required(declaration, name) else other)[name] = derive_validator(annotation)
-    return validators.object_of(needed, other)
+                (required if _is_required(declaration, name) else optional)[name] = derive_validator(annotation)
+    return validators.object_of(required, optional)
 
 
 def _is_required(declaration: Any, name: str) -> bool:
@@ -40,10 +40,10 @@ def _is_required(declaration: Any, name: str) -> bool:
 
 @cache
 def derive_validator(annotation: Any, max_items: int = 0) -> Validator:
-    """Return the validator of a type. Texts, lists and objects with any names must have a bound.
+    """Return the validator of a type. An annotation must limit each text, list and mapping.
 
     Raises:
-        TypeError: The type has no bound, or none that can be derived.
+        TypeError: The type has no bound, or no rule exists for this type.
     """
     kind, parts = get_origin(annotation), get_args(annotation)
     if kind in (Required, NotRequired):
@@ -62,5 +62,5 @@ def derive_validator(annotation: Any, max_items: int = 0) -> Validator:
     if annotation in _UNBOUNDED:
         return _UNBOUNDED[annotation]
     if is_typeddict(annotation):
-        return derive_object(annotation)
+        return derive_object_validator(annotation)
     raise TypeError(f"no validator for {annotation}")
