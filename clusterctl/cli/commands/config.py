@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.agent.protocol.command_payload_types import ProgramArguments
-from clusterctl.cli import options
+from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.cli.option_values import write_text_file
@@ -100,7 +100,7 @@ def command(
     if common.quiet:
         options.refuse_options_with("--quiet", *printed, ("--json", as_json))
     console = common.console()
-    loaded = options.load_chosen_cluster_file(common, path, require_job=by_rank, console=console)
+    loaded = cluster_selection.load_chosen_cluster_file(common, path, require_job=by_rank, console=console)
     _refuse_names_of_one_host(loaded.spec)
     for warning in list_unsent_arguments(loaded.spec):
         console.write_stderr(f"warning: {safe(warning)}")

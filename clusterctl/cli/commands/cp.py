@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import file_transfer, options
+from clusterctl.cli import cluster_selection, file_transfer, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.file_transfer import RemotePath, parse_cp_path, split_file_pattern
 from clusterctl.cli.node_sessions import build_ad_hoc_spec
@@ -81,7 +81,7 @@ def _load_spec(
 ) -> ClusterSpec | None:
     """Return the cluster of the cluster file, or `None` without a file: hosts are then named as ssh knows them."""
     if common.files or common.sets or os.path.isfile(DEFAULT_FILE):
-        return options.load_chosen_cluster_file(common, None, console=console).spec
+        return cluster_selection.load_chosen_cluster_file(common, None, console=console).spec
     if exclude or any(one.nodes == _ALL_NODES for one in named):
         raise NotFoundError(
             f"no {DEFAULT_FILE} here, which would name the nodes",
@@ -92,4 +92,4 @@ def _load_spec(
 
 def _select_hosts(spec: ClusterSpec, one: RemotePath, exclude: str | None) -> tuple[HostSpec, ...]:
     every = one.nodes == _ALL_NODES and all(host.name != _ALL_NODES for host in spec.hosts)
-    return options.select_spec_hosts(spec, None if every else one.nodes, exclude)
+    return cluster_selection.select_spec_hosts(spec, None if every else one.nodes, exclude)

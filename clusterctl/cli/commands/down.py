@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.agent.protocol.command_payload_types import RunSummary
-from clusterctl.cli import options
+from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.follow.backlog import JournalPosition, read_journal_position
 from clusterctl.cli.follow.exit_report import FollowEndReason
@@ -262,7 +262,7 @@ def _print_end(run: RunDir, state: RunState, console: Console) -> None:
 
 def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: bool) -> int:
     """Stop the runs on the nodes of a cluster file that have ended, or that this head does not know."""
-    spec = options.load_chosen_cluster_file(common, path, console=console).spec
+    spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
     own = {run.run: run for run in state_reader.list_runs()}
     with open_reachable_sessions(spec, spec.hosts, progress_terminal=console.err) as (sessions, errors):
         listed, _ = call_all(sessions, lambda _, s: RUNS.call(s, {})["runs"])

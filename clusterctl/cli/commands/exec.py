@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.agent.protocol.command_payload_types import ProgramArguments
-from clusterctl.cli import options
+from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CommonOptions, PassthroughCommand
 from clusterctl.cli.node_sessions import build_ad_hoc_spec, open_reachable_sessions
 from clusterctl.cli.option_values import parse_duration_option
@@ -91,7 +91,7 @@ def command(
     seconds = parse_duration_option(timeout, "--timeout")
     console = common.console()
     spec = _load_spec(common, console, path, hosts_without_file, in_job=in_job)
-    hosts = options.select_spec_hosts(spec, nodes, exclude)
+    hosts = cluster_selection.select_spec_hosts(spec, nodes, exclude)
     program: ProgramArguments = {"command": " ".join(words)} if shell else {"argv": list(words)}
     if given := read_piped_input(0, console.write_stderr):
         program["stdin"] = given.decode("utf-8", "surrogateescape")
@@ -148,7 +148,7 @@ def _load_spec(
     common: CommonOptions, console: Console, path: str | None, hosts_without_file: str | None, *, in_job: bool
 ) -> ClusterSpec:
     if hosts_without_file is None:
-        return options.load_chosen_cluster_file(common, path, with_secrets=in_job, console=console).spec
+        return cluster_selection.load_chosen_cluster_file(common, path, with_secrets=in_job, console=console).spec
     options.refuse_options_with(
         "-w", ("--in-job", in_job), ("FILE", path), ("--file", common.files), ("--set", common.sets)
     )

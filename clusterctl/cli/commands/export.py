@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import click
 
-from clusterctl.cli import options
+from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.option_values import list_cluster_files
 from clusterctl.render import export_kubernetes, export_slurm
@@ -33,8 +33,8 @@ def command(
     if image is not None and kind != "k8s":
         raise click.UsageError("`--image` needs `k8s`")
     console = common.console()
-    loaded = options.load_chosen_cluster_file(common, path, require_job=True, console=console)
-    spec = replace(loaded.spec, hosts=options.select_spec_hosts(loaded.spec, nodes, exclude))
+    loaded = cluster_selection.load_chosen_cluster_file(common, path, require_job=True, console=console)
+    spec = replace(loaded.spec, hosts=cluster_selection.select_spec_hosts(loaded.spec, nodes, exclude))
     if not spec.worker_hosts:
         raise click.UsageError("no host is left that would be a worker")
     losses = (export_kubernetes if kind == "k8s" else export_slurm).list_unsupported_settings(spec, loaded.written_keys)

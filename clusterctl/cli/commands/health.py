@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.cli import options
+from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.option_values import parse_interval_option, read_text_file, write_text_file
@@ -117,8 +117,8 @@ def command(
     )
     if replay is not None:
         return show(_judge_recording(replay, checks, strict=strict))
-    spec = options.load_chosen_cluster_file(common, path, console=console).spec
-    hosts = options.select_spec_hosts(spec, nodes)
+    spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
+    hosts = cluster_selection.select_spec_hosts(spec, nodes)
     # Nodes are compared only with each other: a single node has no network paths to judge.
     spec = replace(spec, hosts=hosts)
     pause = parse_interval_option(watch, "--watch")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from clusterctl.cli import options
+from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.option_values import DEFAULT_FILE, read_text_file, write_text_file
 from clusterctl.cli.templates import Template, find_template, list_templates
@@ -214,7 +214,7 @@ def _report_and_check(message: str, path: Path, given: _InitOptions, *, has_host
     """Print what was written, and the problems of the new file; the problems even with `--quiet`."""
     shown = "" if str(path) == DEFAULT_FILE else f" {path}"
     try:
-        loaded = options.load_chosen_cluster_file(CommonOptions(), str(path), require_job=True)
+        loaded = cluster_selection.load_chosen_cluster_file(CommonOptions(), str(path), require_job=True)
     except ConfigError as error:
         problems = [f"warning: it does not check yet: {problem.text}" for problem in error.problems]
         hint = f"hint: `clusterctl config{shown}` checks it again"

@@ -14,7 +14,7 @@ import click
 
 from clusterctl import rlimits
 from clusterctl.agent.protocol.command_payload_types import RankArguments, ShellScriptArguments
-from clusterctl.cli import options
+from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CommonOptions, PassthroughCommand, make_completer
 from clusterctl.cli.node_sessions import build_ad_hoc_spec, open_reachable_sessions
 from clusterctl.config.host_ranges import fold_hosts
@@ -131,7 +131,9 @@ def find_shell_target(
     if host is not None:
         spec = build_ad_hoc_spec(host)
     else:
-        spec = options.load_chosen_cluster_file(common, None, with_secrets=True, console=common.console()).spec
+        spec = cluster_selection.load_chosen_cluster_file(
+            common, None, with_secrets=True, console=common.console()
+        ).spec
     return ShellTarget(spec, _find_host(spec, node))
 
 

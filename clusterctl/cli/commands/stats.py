@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import node_stats, options
+from clusterctl.cli import cluster_selection, node_stats, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.node_stats import StatsSource
@@ -60,8 +60,8 @@ def command(
 
 def _load_stats(common: CommonOptions, source: StatsSource, chosen: str | None, console: Console) -> list[NodeStats]:
     if source.run is None:
-        spec = options.load_chosen_cluster_file(common, source.cluster_file, console=console).spec
-        hosts = options.select_spec_hosts(spec, chosen)
+        spec = cluster_selection.load_chosen_cluster_file(common, source.cluster_file, console=console).spec
+        hosts = cluster_selection.select_spec_hosts(spec, chosen)
         with open_reachable_sessions(spec, hosts, progress_terminal=console.err) as (sessions, errors):
             return node_stats.probe_node_stats(hosts, sessions, errors)
     state, attended = state_reader.load_visible_state(source.run)

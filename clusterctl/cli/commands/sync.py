@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import options
+from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.cli.option_values import parse_size_option
@@ -73,8 +73,8 @@ def command(
     if dry_run and pull:
         raise click.UsageError("`--dry-run` shows what would be pushed: leave out `--pull`")
     console = common.console()
-    spec = options.load_chosen_cluster_file(common, path, console=console).spec
-    hosts = options.select_spec_hosts(spec, nodes, exclude)
+    spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
+    hosts = cluster_selection.select_spec_hosts(spec, nodes, exclude)
     if pull:
         _pull(
             spec,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.agent.protocol.run_files import format_output_path
-from clusterctl.cli import node_stats, options
+from clusterctl.cli import cluster_selection, node_stats
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.follow.keyboard import AlternateScreen
 from clusterctl.cli.node_sessions import open_reachable_sessions
@@ -109,7 +109,7 @@ def _open_source(common: CommonOptions, source: StatsSource, console: Console) -
     if source.run is not None:
         yield _RunDataReader(source.run).load_data
         return
-    spec = options.load_chosen_cluster_file(common, source.cluster_file, console=console).spec
+    spec = cluster_selection.load_chosen_cluster_file(common, source.cluster_file, console=console).spec
     with open_reachable_sessions(spec, spec.hosts) as (sessions, errors):
         stats = node_stats.probe_node_stats(spec.hosts, sessions, errors)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import accepted_commands, options
+from clusterctl.cli import accepted_commands, cluster_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.sections.build_context import HostCommandRunner
@@ -42,10 +42,10 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
     other. All commands and runs share these connections until one hour after their last use.
     """
     console = common.console()
-    spec = options.load_chosen_cluster_file(
+    spec = cluster_selection.load_chosen_cluster_file(
         common, path, console=console, run_host_command=_make_host_list_runner(console, yes=yes)
     ).spec
-    hosts = options.select_spec_hosts(spec, nodes)
+    hosts = cluster_selection.select_spec_hosts(spec, nodes)
     _show_and_accept_commands(accepted_commands.list_unaccepted_commands(hosts), "to reach the hosts", console, yes=yes)
     failed = _print_refused_keys(_accept_new_keys(spec, hosts, console, yes=yes), console)
     if failed:

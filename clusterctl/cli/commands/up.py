@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import accepted_commands, options
+from clusterctl.cli import accepted_commands, cluster_selection, options
 from clusterctl.cli.base_command import CommonOptions, PassthroughCommand
 from clusterctl.config.default_workdir import rename_default_workdir
 from clusterctl.config.host_ranges import fold_hosts
@@ -111,7 +111,7 @@ def command(
     console = common.console()
     if no_sync:
         common.sets += ("sync=none",)
-    loaded = options.load_chosen_cluster_file(
+    loaded = cluster_selection.load_chosen_cluster_file(
         common,
         path,
         overrides=Overrides(
@@ -180,7 +180,7 @@ def _select_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None, min
         NotFoundError: A name is no host of the file.
         click.UsageError: Too few hosts are left.
     """
-    chosen = replace(spec, hosts=options.select_spec_hosts(spec, nodes, exclude), min_nodes=min_nodes)
+    chosen = replace(spec, hosts=cluster_selection.select_spec_hosts(spec, nodes, exclude), min_nodes=min_nodes)
     workers = len(chosen.worker_hosts)
     if not workers:
         raise click.UsageError("the chosen nodes are all spares, so there would be no worker")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from clusterctl._version import __version__
-from clusterctl.cli import options
+from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.config.host_ranges import fold_hosts, group_names_by_value
@@ -28,8 +28,8 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, as_json:
     console = common.console()
     shown: dict[str, Any] = {"clusterctl": __version__, "python": platform.python_version()}
     if path or nodes or common.files or common.sets:
-        spec = options.load_chosen_cluster_file(common, path, console=console).spec
-        with open_all_sessions(spec, options.select_spec_hosts(spec, nodes)) as sessions:
+        spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
+        with open_all_sessions(spec, cluster_selection.select_spec_hosts(spec, nodes)) as sessions:
             shown["nodes"] = [
                 {
                     "node": node,

@@ -1,0 +1,86 @@
+"""Loads the cluster file of a command line, and selects hosts of it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.cli import accepted_commands
+from clusterctl.cli.base_command import CommonOptions
+from clusterctl.cli.option_values import list_cluster_files
+from clusterctl.config.host_ranges import HostRangeError, select_hosts
+from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
+from clusterctl.render.error_messages import render_problems
+
+if TYPE_CHECKING:
+    from clusterctl.config.loader import LoadedClusterFile
+    from clusterctl.config.sections.build_context import HostCommandRunner
+    from clusterctl.config.text.overrides import Overrides
+    from clusterctl.render.console import Console
+
+
+def load_chosen_cluster_file(
+    common: CommonOptions,
+    path: str | None,
+    *,
+    overrides: Overrides | None = None,
+    require_job: bool = False,
+    with_secrets: bool = False,
+    console: Console | None = None,
+    run_host_command: HostCommandRunner | None = None,
+) -> LoadedClusterFile:
+    """Read the cluster file, and print its warnings. Of its commands that list hosts, accepted ones are run.
+
+    Args:
+        common: Further files, and values that win over theirs.
+        path: The file that the command names as its argument.
+        overrides: Values of options of the command.
+        require_job: A file without a job is an error.
+        with_secrets: Secrets are filled in.
+        console: Where warnings go; `None` for nowhere.
+        run_host_command: Runs a command that lists hosts.
+
+    Raises:
+        ConfigError: Something is wrong.
+        RefusedError: A command of the file was not accepted.
+    """
+    from clusterctl.config.loader import load_cluster_file
+
+    loaded = load_cluster_file(
+        list_cluster_files(path, common.files),
+        environ=os.environ,
+        sets=common.sets,
+        overrides=overrides,
+        require_job=require_job,
+        with_secrets=with_secrets,
+        find_health_mistakes=_find_health_mistakes,
+        run_host_command=run_host_command or accepted_commands.run_host_list_command_if_accepted,
+    )
+    if console is not None and loaded.warnings:
+        console.write_stderr(*render_problems(loaded.warnings, "warning", console.err))
+    return loaded
+
+
+def _find_health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
+    # A file without health checks of its own need not wait for the registry of all checks.
+    from clusterctl.health.registry import find_unknown_names
+
+    return find_unknown_names(health)
+
+
+def select_spec_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None = None) -> tuple[HostSpec, ...]:
+    """Return the hosts that `--nodes` and `--exclude` choose, in the order of the file.
+
+    Raises:
+        NotFoundError: A name is not in the file.
+        click.UsageError: The text is no set of names.
+    """
+    if nodes is None and exclude is None:
+        return spec.hosts
+    try:
+        names = set(select_hosts([h.name for h in spec.hosts], nodes, exclude))
+    except HostRangeError as error:
+        raise click.UsageError(f"this is not a set of nodes: {error}") from error
+    return tuple(h for h in spec.hosts if h.name in names)
