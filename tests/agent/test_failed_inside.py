@@ -286,6 +286,21 @@ WORDS = {
     ),
     "words": "print('step 1')\nprint('Error during training: CUDA out of memory')\nprint('bye')\n",
     "empty": "print('Found 0 images in /data/val')\nprint('Found 0 images in /data/train')\nprint('step 0')\n",
+    "no_data_left": (
+        "import warnings\nwarnings.warn('Your input ran out of data; interrupting training. ' + 'x' * 300)\n"
+        "for i in range(9): print('Epoch', i)\n"
+    ),
+    "nan": "print('Loss is nan, stopping training')\nfor i in range(9): print('saved', i)\n",
+    "logged": (
+        "import logging\nlogging.basicConfig(format='%(asctime)s \\x1b[31m%(levelname)s\\x1b[0m %(message)s')\n"
+        "try: raise RuntimeError('CUDA out of memory')\n"
+        "except Exception: logging.exception('the loop ended')\nprint('wrote deploy.zip')\n"
+    ),
+    "logged_long_ago": (
+        "import logging\ntry: 1/0\nexcept Exception: logging.exception('no upload')\n"
+        "for i in range(9): print('step', i)\n"
+    ),
+    "json_log": 'print(\'{"time": "12:00", "level": "error", "message": "no memory"}\')\nprint(\'bye\')\n',
     "metric": "print('Error: 0.12')\nprint('mean error: 1e-3 (0 errors)')\nprint('done')\n",
 }
 WITH_A_SCRIPT = "bash run.sh"
@@ -350,6 +365,17 @@ WITH_A_SCRIPT = "bash run.sh"
         pytest.param("python task.py; true", "", "ValueError: no such bucket", False, id="a_task_that_nobody_awaits"),
         pytest.param("python pipe.py; true", "", "", False, id="a_thread_that_lost_its_pipe"),
         pytest.param("python words.py; true", "", "Error during training: CUDA", False, id="an_error_as_last_words"),
+        pytest.param("python no_data_left.py; true", "", "Your input ran out of data", False, id="data_ran_out"),
+        pytest.param("python nan.py; true", "", "Loss is nan, stopping training", False, id="the_loss_is_nan"),
+        pytest.param(
+            "python logged.py; true",
+            "",
+            "the loop ended: RuntimeError: CUDA out of memory",
+            False,
+            id="logged_at_the_end",
+        ),
+        pytest.param("python logged_long_ago.py; true", "", "", False, id="logged_long_before_the_end"),
+        pytest.param("python json_log.py; true", "", "no memory", False, id="an_error_as_json"),
         pytest.param("python metric.py; true", "", "", False, id="a_metric_as_last_words"),
         pytest.param(
             "python untrained.py; true", "", "`Trainer.fit` stopped: No training batches.", False, id="trained_nothing"

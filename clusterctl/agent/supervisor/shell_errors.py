@@ -50,7 +50,9 @@ _UNTRAINED = re.compile(
     r"(?!.*\b(?:val|validation|test|eval|evaluation|corrupt\w*|duplicate\w*)\b)"
     r"|training skipped|skipping training|training (?:is |has )?already (?:complete|finish)\w*|nothing to train)\b"
     r"|.*`max_(?:steps|epochs)=0` reached"
-    r"|.*is not finite\b.* signaling trainer to stop|.*attempting graceful shutdown",
+    r"|.*is not finite\b.* signaling trainer to stop|.*attempting graceful shutdown"
+    r"|.*\b(?:ran|has run) out of (?:training )?data\b|.*\bnot to be a single sample in your epoch_iterator"
+    r"|.*\b(?:invalid loss|loss is (?:nan|-?inf)\b).{0,20}, (?:terminating|stopping) training",
     re.I,
 )
 """What frameworks say that have trained nothing, or have stopped before the end."""
@@ -67,13 +69,16 @@ _HYDRA_ERROR = re.compile(
     r"\s*Set the environment variable HYDRA_FULL_ERROR=1"
 )
 _CLOSING_ERROR = re.compile(
-    r".{0,60}\b(?:ERROR|CRITICAL|FATAL)\b(?![\W\d]*$)"
+    r".{0,60}\b(?:ERROR|CRITICAL|FATAL)\b(?![\W\d]*$)|[EF]\d{4} \d\d:\d\d:\d\d\.\d+ "
+    r"|(?i:.{0,200}(?:\b(?:level|severity|levelname)\"?[:=] ?\"?(?:error|critical|fatal)\b|\[(?:error|critical) *\]))"
     r"|(?i:(?:\w+\.)*(?:fatal )?\w*(?:error|exception): (?![-+\d.]+(?:e[-+]?\d+)?%?(?:\W|$)))"
     r"|(?i:\W*(?:an )?(?:unexpected )?(?:error|exception) (?:occurred|during|while)\b)"
     r"|(?i:\W*(?:(?:training|job|fine-?tuning|run|script) (?:has )?(?:failed|crashed|aborted)|failed to \w+)\b)"
 )
 """A last word that tells of a failure, and is no metric."""
 _LAST_LINES = 3
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+_WARNING_PLACE = re.compile(r"\S+:\d+: \w*Warning: ")
 
 
 def find_errors_in_output(path: str, *, has_watched_python: bool) -> tuple[str, str]:
@@ -94,16 +99,23 @@ def find_errors_in_output(path: str, *, has_watched_python: bool) -> tuple[str, 
     text = _read_output(path)
     lines = _list_lines(text)
     untrained = next(filter(_UNTRAINED.match, lines), "")
-    last = [line for line in _list_lines(_TRACEBACK.sub("", text)) if line][-_LAST_LINES:]
+    last = [line for line in _list_lines(_TRACEBACK.sub(_fold_traceback, text)) if line][-_LAST_LINES:]
     closing = next(filter(_CLOSING_ERROR.match, last), "")
     return (
         next(filter(is_shell_error, lines), ""),
-        untrained or _find_exception(text, has_watched_python=has_watched_python) or closing,
+        _WARNING_PLACE.sub("", untrained) or _find_exception(text, has_watched_python=has_watched_python) or closing,
     )
 
 
 def _list_lines(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if len(line) <= _MAX_LINE]
+    return [line[:_MAX_LINE].strip() for line in text.splitlines()]
+
+
+def _fold_traceback(match: re.Match[str]) -> str:
+    """Return the line before a traceback, with what was raised if the line does not say it."""
+    before, raised = (match["before"] or "").rstrip(), match["raised"]
+    is_said = (raised.partition(": ")[2] or raised) in before
+    return f"{before if is_said or not before else f'{before}: {raised}'}\n"
 
 
 def _read_output(path: str) -> str:
@@ -115,7 +127,7 @@ def _read_output(path: str) -> str:
             output += file.read(_MAX_OUTPUT_BYTES)
     except OSError:
         return ""
-    return output.decode("utf-8", "replace")
+    return _COLOUR.sub("", output.decode("utf-8", "replace"))
 
 
 def _find_exception(text: str, *, has_watched_python: bool) -> str:
