@@ -34,7 +34,7 @@ from clusterctl.render.attempt_table import AttemptSeparators
 from clusterctl.render.error_messages import error_line, hint_lines
 from clusterctl.render.log_output import LogWriter, Timestamps, encode_raw_line, format_json_line
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.state_reader import NodeNews, StateReader, find_run, list_runs
+from clusterctl.run.record.state_reader import NodeNews, StateReader, find_run_to_read, list_runs
 from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def command(
         whole = (("--timestamps", timestamps), ("--no-prefix", no_prefix))
         options.refuse_options_with(f"--format {output_format}", *whole)
     options.refuse_combination(("--all-ranks", all_ranks), ("--rank", ranks))
-    run = find_run(reference)
+    run = find_run_to_read(reference)
     reader, worker_exits = StateReader(run), _WorkerExits()
     reader.apply_new_events(node_news=worker_exits.add_if_exit)
     state = reader.state
@@ -108,7 +108,7 @@ def command(
         raw=output_format == "raw",
     )
     console = common.console()
-    if reference is None and console.err.live and len(list_runs()) > 1:
+    if reference is None and output_format == "text" and len(list_runs()) > 1:
         console.write_stderr(f"{run.run}, {state.phase.value}:")
     warn_of_unreadable_lines(state, console)
     log_output = _LogOutput(

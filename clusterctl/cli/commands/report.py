@@ -25,7 +25,13 @@ from clusterctl.render.end_report import ReportContext, render_end_report, rende
 from clusterctl.render.report_page import FindingRow, ReportData, render_report_page
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_memory_before_kill, read_curves
-from clusterctl.run.record.state_reader import ControllerNews, NodeNews, StateReader, find_run, load_visible_state
+from clusterctl.run.record.state_reader import (
+    ControllerNews,
+    NodeNews,
+    StateReader,
+    find_run_to_read,
+    load_visible_state,
+)
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.why.verdict import ProblemKind
@@ -48,7 +54,7 @@ def command(common: CommonOptions, reference: str | None, output: str | None) ->
     the failure with its cause, and the last lines of output. It reads the records on this head and asks no node.
     """
     console = common.console()
-    run = find_run(reference)
+    run = find_run_to_read(reference)
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True)
     state, attended, events = _load_state_and_timeline(run, terminal)
     warn_of_unreadable_lines(state, console)

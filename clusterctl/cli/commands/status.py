@@ -13,7 +13,7 @@ from clusterctl.cli.run_views import add_stragglers, build_run_view, warn_of_unr
 from clusterctl.render.status_report import has_row_per_rank, render_status, status_json
 from clusterctl.run.record.run_facts import read_start_times
 from clusterctl.run.record.sample_files import read_newest_activity
-from clusterctl.run.record.state_reader import find_run, load_visible_state
+from clusterctl.run.record.state_reader import find_run_to_read, load_visible_state
 
 
 @click.command("status", cls=CliCommand)
@@ -25,7 +25,7 @@ def command(common: CommonOptions, reference: str | None, as_json: bool, verbose
     """Show the state of a run, its nodes and workers, and its first failure."""
     options.refuse_combination(("--json", as_json), ("--quiet", common.quiet), ("--verbose", verbose))
     console = common.console()
-    run = find_run(reference)
+    run = find_run_to_read(reference)
     state, has_controller = load_visible_state(run)
     newest = read_newest_activity(run, state)
     outputs = as_json or has_row_per_rank(state, every=verbose)

@@ -257,6 +257,12 @@ def find_run_of_folder(folder: Path, root: Path | None = None) -> RunDir | None:
     return here[-1] if here and len(runs) > 1 else None
 
 
+def find_run_to_read(reference: str | None, root: Path | None = None) -> RunDir:
+    """Return the run that a command shows: without a reference the newest one of the working directory, if any."""
+    of_folder = find_run_of_folder(Path(), root) if reference is None else None
+    return of_folder or find_run(reference, root)
+
+
 def _match_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
     path = Path(reference)
     real_path = os.path.realpath(path) if path.is_file() else None

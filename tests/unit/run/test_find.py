@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.errors import NotFoundError, RefusedError
-from clusterctl.run.record.state_reader import find_run, find_run_of_folder
+from clusterctl.run.record.state_reader import find_run, find_run_of_folder, find_run_to_read
 from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
@@ -98,3 +98,19 @@ def test_the_newest_run_of_a_folder_is_meant_there_and_none_in_another_folder(tm
     assert found is not None
     assert found.run == "digits-k3x9"
     assert find_run_of_folder(tmp_path, root) is None
+
+
+def test_a_command_that_shows_a_run_takes_that_of_the_folder_although_another_one_is_active(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, work = tmp_path / "runs", tmp_path / "work"
+    work.mkdir()
+    begun(root, "digits-k3x9", path=str(work / "cluster.yaml"))
+    begun(root, "crash-gq4d", path=str(tmp_path / "other" / "cluster.yaml"))
+    with (root / "digits-k3x9" / "events.jsonl").open("a") as journal:
+        journal.write(controller_events.encode(2, 2.0, controller_events.Ended(state="failed", exit_code=100)) + "\n")
+    monkeypatch.chdir(work)
+
+    assert find_run_to_read(None, root).run == "digits-k3x9"
+    assert find_run_to_read("crash", root).run == "crash-gq4d"
+    assert find_run(None, root).run == "crash-gq4d"
