@@ -265,7 +265,7 @@ def _evidence(rank: int, node: str, step: int) -> dict[str, Any]:
         "backend": "nccl", "timeout_s": 600.0, "frameworks": ["torch"], "facts": {}, "degraded": {},
         "age_s": 0.2, "progress_age_s": 46.0, "main_age_s": 46.0, "phase": None,
     }  # fmt: skip
-    entry = {"group": "0", "op": "all_reduce", "sizes": "[[1000]]", "dtypes": "Float", "p2p": False}
+    entry = {"group": "0", "op": "all_reduce", "sizes": "[[1000]]", "dtypes": "Float", "p2p": False, "peer": None}
     recorded = [{**entry, "number": n, "done": True} for n in range(step - 4, step + 1)]
     recorded += [{**entry, "number": step + 1, "done": False}] if waits else []
     stacks = f"Thread 0x00007faeecbcfb80 (most recent call first):\n{WAITS if waits else LOADS}{MAIN}"

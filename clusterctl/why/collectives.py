@@ -30,11 +30,16 @@ class LateRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Ranks of a group that have begun different operations with the same number."""
+    """Ranks of a group that have begun different operations with the same number.
+
+    Attributes:
+        contradicted: Ranks that wait for data of a rank, or have data for it, that names another source or destination.
+    """
 
     group: str
     number: int
     ranks_by_operation: Mapping[str, tuple[int, ...]]
+    contradicted: tuple[int, ...] = ()
 
     @property
     def minority_ranks(self) -> tuple[int, ...]:
@@ -99,7 +104,30 @@ def find_mismatches(snapshots: Mapping[int, RankSnapshot]) -> list[Mismatch]:
         operations = _group_by_operation(entries)
         if len(operations) > 1:
             found.append(Mismatch(group=group, number=number, ranks_by_operation=operations))
+        elif (differing := _find_differing_peers(group, number, entries)) is not None:
+            found.append(differing)
     return found
+
+
+def _find_differing_peers(group: str, number: int, entries: Mapping[int, FlightRecorderEntry]) -> Mismatch | None:
+    """Return ranks that have begun the same operation with different sources or destinations; `None` if none did."""
+    peers = {rank: peer for rank, entry in sorted(entries.items()) if (peer := entry["peer"]) is not None}
+    by_peer = {peer: tuple(rank for rank in peers if peers[rank] == peer) for peer in peers.values()}
+    if len(by_peer) < 2:
+        return None
+    op = next(entry["op"] for entry in entries.values())
+    # A rank that is itself the peer of its call agrees with itself, and so may the ranks that name it.
+    contradicted = tuple(
+        rank
+        for rank, peer in peers.items()
+        if peer in entries and (entries[peer]["done"] or peers.get(peer, peer) != peer)
+    )
+    return Mismatch(
+        group=group,
+        number=number,
+        ranks_by_operation={f"{op} with rank {peer}": ranks for peer, ranks in by_peer.items()},
+        contradicted=contradicted if len(contradicted) < len(peers) else (),
+    )
 
 
 def are_in_same_collective(snapshots: Mapping[int, RankSnapshot]) -> bool:

@@ -321,10 +321,14 @@ def _judge_mismatches(hang: HangAnalysis) -> Verdict | None:
         return None
     names = {rank: name for name, ranks in first.ranks_by_operation.items() for rank in ranks}
     begun = ", ".join(f"{format_ranks(ranks)} {name}" for name, ranks in first.ranks_by_operation.items())
-    odd = first.minority_ranks
+    odd = first.contradicted or first.minority_ranks
     return hang.build_verdict(
         ProblemClass.MISMATCH,
-        Confidence.CERTAIN if len(odd) == 1 else Confidence.LIKELY if odd else Confidence.AMBIGUOUS,
+        Confidence.CERTAIN
+        if len(odd) == 1 and odd == first.minority_ranks
+        else Confidence.LIKELY
+        if odd
+        else Confidence.AMBIGUOUS,
         f"ranks have begun different collectives as number {first.number}: {begun}",
         odd or names,
         lambda rank: f"began {names[rank]}",

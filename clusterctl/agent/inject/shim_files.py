@@ -284,6 +284,7 @@ def read_flight_record(status_dir: str, rank: int) -> list[FlightRecorderEntry] 
                 "dtypes": str(entry["dtypes"])[:_MAX_NAME_LENGTH],
                 "done": bool(entry["done"]),
                 "p2p": bool(entry["p2p"]),
+                "peer": None if entry["peer"] is None else int(entry["peer"]) % (1 << 31),
             }
             for entry in value["entries"][:_MAX_FLIGHT_RECORD_ENTRIES]
         ]

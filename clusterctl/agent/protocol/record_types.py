@@ -313,7 +313,8 @@ class RankProcess(TypedDict):
 class FlightRecorderEntry(TypedDict):
     """An entry of torch's flight recorder: a collective or a point-to-point message.
 
-    `done`: the operation has ended.
+    `done`: the operation has ended. `peer`: the source or destination in the call in which the main thread is; `None`
+    for every other operation.
     """
 
     group: wire_types.Name
@@ -323,6 +324,7 @@ class FlightRecorderEntry(TypedDict):
     dtypes: wire_types.Name
     done: bool
     p2p: bool
+    peer: wire_types.Count | None
 
 
 class TcpConnection(TypedDict):

@@ -19,6 +19,7 @@ STILL_LOOKS = 5
 _KEPT = 40
 _GROUPS = 32
 _DEFAULT = "0"
+_PEERS = frozenset({"src", "dst"})
 
 
 class CollectiveCounters:
@@ -83,8 +84,9 @@ def _newest_entries() -> list[dict[str, Any]]:
     import json
 
     entries = [entry for dump in _recorders() for entry in json.loads(dump(includeCollectives=True)).get("entries", [])]
+    call = _read_current_call()
     last = [entry for entry in entries[:-_KEPT] if not entry["retired"]][-_KEPT:] + entries[-_KEPT:]
-    return _unused_groups() + [
+    found = [
         {
             "group": str(entry["process_group"][0]),
             "number": int(entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]),
@@ -93,9 +95,32 @@ def _newest_entries() -> list[dict[str, Any]]:
             "dtypes": ",".join(map(str, entry["input_dtypes"])),
             "done": bool(entry["retired"]),
             "p2p": bool(entry["is_p2p"]),
+            "peer": None,
         }
         for entry in last
     ]
+    for entry in reversed(found):
+        if call is not None and not entry["done"] and entry["op"] == call[0]:
+            entry["peer"] = call[1]
+            break
+    return _unused_groups() + found
+
+
+def _read_current_call() -> tuple[str, int] | None:
+    """Return the function of `torch.distributed` in which the main thread is, and its source or destination.
+
+    The recorder does not know the source. It is a local variable of the call, as a rank of the default group.
+    """
+    frames = sys._current_frames()  # noqa: SLF001
+    frame = frames.get(sys.modules["threading"].main_thread().ident or 0)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.endswith("distributed_c10d.py") and not _PEERS.isdisjoint(code.co_varnames):
+            values = frame.f_locals
+            peer = next((values[name] for name in _PEERS if isinstance(values.get(name), int)), None)
+            return None if peer is None else (code.co_name, peer)
+        frame = frame.f_back
+    return None
 
 
 def _unused_groups() -> list[dict[str, Any]]:
@@ -104,7 +129,7 @@ def _unused_groups() -> list[dict[str, Any]]:
     The recorder does not know these groups, but the other ranks may wait for this rank in one of them.
     """
     world: Any = getattr(sys.modules.get(_C10D), "_world", None)
-    nothing = {"number": 0, "op": "", "sizes": "", "dtypes": "", "done": True, "p2p": False}
+    nothing = {"number": 0, "op": "", "sizes": "", "dtypes": "", "done": True, "p2p": False, "peer": None}
     names: list[str] = []
     with contextlib.suppress(AttributeError, RuntimeError, TypeError):
         names = [str(n) for group, n in world.pg_names.items() if group._get_sequence_number_for_group() == 0]  # noqa: SLF001

@@ -52,7 +52,17 @@ def entry(
     number: int, op: str = "all_reduce", *, group: str = "0", done: bool = False, **more: Any
 ) -> FlightRecorderEntry:
     """An entry of the flight recorder."""
-    return {"group": group, "number": number, "op": op, "sizes": "", "dtypes": "", "done": done, "p2p": False, **more}
+    return {
+        "group": group,
+        "number": number,
+        "op": op,
+        "sizes": "",
+        "dtypes": "",
+        "done": done,
+        "p2p": False,
+        "peer": None,
+        **more,
+    }
 
 
 def case(*ranks: RankExit | RankSnapshot | None, per_node: int = 2, **more: Any) -> Evidence:

@@ -43,7 +43,16 @@ def test_the_culprit_of_a_kept_run_is_named(name: str, expected: tuple[str, int,
 
 
 def test_what_a_rank_recorded_in_an_earlier_pause_does_not_count() -> None:
-    paused = {"group": "0", "number": 100, "op": "broadcast", "sizes": "", "dtypes": "", "done": False, "p2p": False}
+    paused = {
+        "group": "0",
+        "number": 100,
+        "op": "broadcast",
+        "sizes": "",
+        "dtypes": "",
+        "done": False,
+        "p2p": False,
+        "peer": None,
+    }
     with open_bundle(BUNDLES / "gil-3.tar.gz") as run:
         for path in run.path.glob("stall-*/rank-3.json"):
             path.write_text(json.dumps({**json.loads(path.read_text()), "recorded": [paused]}))

@@ -23,6 +23,26 @@ def named(verdict: Verdict) -> list[int | None]:
     return [culprit.rank for culprit in verdict.culprits]
 
 
+@pytest.mark.parametrize(
+    ("peers", "named_ranks", "confidence"),
+    [
+        pytest.param((0, 0, 1, 0), [2], Confidence.CERTAIN, id="one against three"),
+        pytest.param((0, "done", 1, "done"), [2], Confidence.LIKELY, id="the source that it names has gone on"),
+        pytest.param((0, 0, 2, 2), [0, 1, 2, 3], Confidence.AMBIGUOUS, id="two against two"),
+        pytest.param((1, 0, 0, 0), [0], Confidence.CERTAIN, id="the source itself"),
+    ],
+)
+def test_ranks_that_name_another_source_than_most_are_the_culprits(peers, named_ranks, confidence):
+    ranks = [
+        waiting(entries=(entry(7, "broadcast", done=True), entry(8)))
+        if peer == "done"
+        else waiting(entries=(entry(7, "broadcast", peer=peer),))
+        for peer in peers
+    ]
+    verdict = of(*ranks)
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.MISMATCH, confidence, named_ranks)
+
+
 def test_the_rank_that_did_not_join_is_named_with_its_line_and_what_it_does_there() -> None:
     verdict = of(waiting(seq=BEGUN), waiting(seq=BEGUN), elsewhere(seq=LATE), waiting(seq=BEGUN))
 

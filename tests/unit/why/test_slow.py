@@ -102,7 +102,7 @@ def test_where_all_ranks_lack_processors_nobody_is_named() -> None:
 
 
 def test_what_a_run_that_moves_spends_its_time_with_is_said() -> None:
-    verdict = of(pace(0.3, cpu_cores=0.9), pace(0.3, cpu=1.1))
+    verdict = of(pace(0.3, cpu_cores=0.9), pace(0.3, cpu_cores=1.1))
 
     assert verdict.kind is ProblemKind.NONE
     assert "30% in collectives" in verdict.summary
