@@ -24,7 +24,7 @@ from clusterctl.agent.linux.helper_process import START_SCRIPT
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.config.loader import load_cluster_file
 from clusterctl.run.nodes.fan_out import Progress
-from clusterctl.run.nodes.preflight import probe_all
+from clusterctl.run.nodes.preflight import probe_nodes
 from tests import fake_nvml
 from tests.lab.gpu_node import SCENE, gpu_node
 from tests.lab.waiting import wait_for
@@ -141,7 +141,7 @@ def _wall(bench: BenchLab, rounds: int) -> Measure:
     spec = load_cluster_file([str(bench.head.folder / "cluster.yaml")], environ=os.environ).spec
     with open_reachable_sessions(spec, spec.hosts) as (sessions, _):
         step = Progress("health", 1, lambda _: None)
-        walls = [timed(lambda: probe_all(spec, sessions, step)) for _ in range(rounds * 2)]
+        walls = [timed(lambda: probe_nodes(spec, sessions, step)) for _ in range(rounds * 2)]
     detail = f"{spread(walls)} ({GPUS} GPUs played)"
     return Measure(
         name="probe on a healthy lab node, wall", value=statistics.median(walls), unit="s", goal=0.4, detail=detail

@@ -169,7 +169,7 @@ def _start(nodes: Simulation, run: RunDir, process: psutil.Process, began: float
 
 
 def _started(nodes: Simulation, state: RunState, process: psutil.Process) -> bool:
-    if state.over or not process.is_running():
+    if state.is_over or not process.is_running():
         raise RuntimeError(f"the run has ended: {(nodes.folder / 'said').read_text()[-2000:]}")
     return len(state.workers) == nodes.count and state.phase.value == "running"
 

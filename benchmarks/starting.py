@@ -16,7 +16,7 @@ from benchmarks.measures import Measure, alternate, spread
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import run_files
 from clusterctl.run.record import rundir
-from clusterctl.run.record.writer import Writer
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ def large_run(root: Path, nodes: int) -> rundir.RunDir:
     """Write the run directory of a run that goes on, as its controller keeps it."""
     root.mkdir(parents=True)
     run = rundir.create_run_dir("large", root)
-    writer = Writer(run)
+    writer = RunDirWriter(run)
     places = [
         {"node": f"n{i}", "node_rank": i, "address": "10.0.0.1", "ranks": [*range(i * RANKS, (i + 1) * RANKS)]}
         for i in range(nodes)
     ]
-    writer.append(controller_events.Created(run=run.run, name="large", path="/cluster.yaml"), 1.0)
-    attempt = controller_events.Attempt(
+    writer.append(controller_events.RunCreated(run=run.run, name="large", path="/cluster.yaml"), 1.0)
+    attempt = controller_events.AttemptStarted(
         attempt=0, world_size=nodes * RANKS, master_addr="10.0.0.1", master_port=29500, nodes=places
     )
     writer.append(attempt, 2.0)
@@ -72,7 +72,7 @@ def large_run(root: Path, nodes: int) -> rundir.RunDir:
     return run
 
 
-def _node(writer: Writer, node: str, ranks: list[int]) -> None:
+def _node(writer: RunDirWriter, node: str, ranks: list[int]) -> None:
     told: list[node_events.Event] = [node_events.Prepared(0, [29500])]
     told += [node_events.Started(0, rank, local, 700 + rank, 8) for local, rank in enumerate(ranks)]
     for seq, event in enumerate(told, 1):

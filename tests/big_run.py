@@ -20,8 +20,8 @@ from clusterctl.config.loader import load_cluster_file
 from clusterctl.config.spec import dump_spec
 from clusterctl.run.nodes.evidence_requests import CollectedEvidence, save_evidence
 from clusterctl.run.record import run_facts
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir, create_run_dir
-from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events as of_head
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def made(state_home: Path, end: End, *, name: str = "big", shape: Shape | None =
     root = state_home / "clusterctl" / "runs"
     root.mkdir(parents=True, exist_ok=True)
     run = create_run_dir(name, root)
-    writer = Writer(run)
+    writer = RunDirWriter(run)
     try:
         _Story(run, writer, shape or Shape(), end).tell(name)
         if end is End.FAILED:
@@ -90,7 +90,7 @@ def made(state_home: Path, end: End, *, name: str = "big", shape: Shape | None =
 class _Story:
     """What happened, written down in its order."""
 
-    def __init__(self, run: RunDir, writer: Writer, shape: Shape, end: End) -> None:
+    def __init__(self, run: RunDir, writer: RunDirWriter, shape: Shape, end: End) -> None:
         self._run, self._writer, self._shape, self._end = run, writer, shape, end
         self._began = time.time() - shape.seconds - 2.0
         self._ended = self._began + shape.seconds
@@ -108,8 +108,8 @@ class _Story:
         for number in range(self._shape.nodes):
             self._node(number)
         if self._end is End.FAILED:
-            self._writer.append(of_head.EndDecided(attempt=0, reason="peer_failed"), self._ended + 1.0)
-            self._writer.append(of_head.Ended(state="failed", exit_code=100), self._ended + 2.0)
+            self._writer.append(of_head.AttemptEndDecided(attempt=0, reason="peer_failed"), self._ended + 1.0)
+            self._writer.append(of_head.RunEnded(state="failed", exit_code=100), self._ended + 2.0)
         if self._end is End.STALLED:
             self._stall()
 
@@ -120,15 +120,17 @@ class _Story:
             {"node": n, "node_rank": i, "address": f"10.1.{i // 200}.{i % 200 + 1}", "ranks": [*shape.ranks_of(i)]}
             for i, n in enumerate(names)
         ]
-        self._writer.append(of_head.Created(run=self._run.run, name=name, path=str(file)), began - 9.0)
+        self._writer.append(of_head.RunCreated(run=self._run.run, name=name, path=str(file)), began - 9.0)
         self._writer.append(of_head.TouchedNodes(nodes=names), began - 8.0)
-        attempt = of_head.Attempt(
+        attempt = of_head.AttemptStarted(
             attempt=0, world_size=shape.nodes * shape.ranks, master_addr="10.1.0.1", master_port=29500, nodes=nodes
         )
         self._writer.append(attempt, began - 1.0)
         for node in names:
-            self._writer.append(of_head.Link(node=node, link="connected"), began - 0.9)
-            self._writer.append(of_head.Clock(node=node, offset=began - 1000.0, error=0.001, boot=BOOT), began + 5.0)
+            self._writer.append(of_head.LinkChanged(node=node, link="connected"), began - 0.9)
+            self._writer.append(
+                of_head.ClockEstimated(node=node, offset=began - 1000.0, error=0.001, boot=BOOT), began + 5.0
+            )
 
     def _node(self, number: int) -> None:
         node, ranks = self._shape.node(number), self._shape.ranks_of(number)

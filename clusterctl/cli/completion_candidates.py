@@ -81,9 +81,9 @@ def _list_run_candidates(context: click.Context, incomplete: str, *, active: boo
     runs = [r for r in reversed(state_reader.list_runs()) if r.run.startswith(incomplete) and r.run not in named]
     items_of_runs = []
     for run in runs[:_MAX_RUNS]:
-        state, _ = state_reader.load_visible_state(run, state_reader.load_summary_or_state)
+        state, _ = state_reader.load_state_and_attendance(run, state_reader.load_summary_or_state)
         if state.may_run or not active:
-            items_of_runs.append((state.over, CompletionItem(run.run, help=state.phase.value)))
+            items_of_runs.append((state.is_over, CompletionItem(run.run, help=state.phase.value)))
     return [item for _, item in sorted(items_of_runs, key=lambda pair: pair[0])]
 
 
@@ -116,7 +116,7 @@ def _complete_ranks(context: click.Context, incomplete: str) -> list[CompletionI
     run = _find_named_run(context)
     if run is not None:
         return _complete_list(map(str, sorted(load_state(run).workers)), incomplete)
-    entries = layout.assign_ranks_if_known(_load_spec(context)) or ()
+    entries = layout.assign_ranks_from_file(_load_spec(context)) or ()
     return _complete_list((str(rank) for entry in entries for rank in entry.ranks), incomplete)
 
 

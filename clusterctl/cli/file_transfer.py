@@ -75,7 +75,7 @@ def copy_to_nodes(transfer: TransferSettings, sources: Sequence[str], hosts: Seq
     Raises:
         ClusterctlError: A source does not exist, or a node refused the files.
     """
-    load = uploads.collect_upload(sources, transfer.max_bytes)
+    load = uploads.build_file_upload(sources, transfer.max_bytes)
     for path in [] if transfer.quiet else load.excluded:
         transfer.console.write_stderr(f"left out: {path} is no file, and no link to one")
     inside = len(sources) > 1 or target.endswith("/") or target in ("", ".", "~")

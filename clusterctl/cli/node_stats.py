@@ -52,7 +52,7 @@ def find_stats_source(run_or_file: str | None) -> StatsSource:
         if not is_file:
             raise
         return StatsSource(cluster_file=path)
-    over = state_reader.is_over(run)
+    over = state_reader.has_run_ended(run)
     if over and run_or_file is None and not is_file:
         raise NotFoundError(
             f"no run is active, and there is no {option_values.DEFAULT_FILE} here",

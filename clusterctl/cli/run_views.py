@@ -21,7 +21,7 @@ from clusterctl.render.status_report import RunSnapshot, WorkerActivity, activit
 from clusterctl.run.record import run_facts, sample_files, state_reader
 from clusterctl.run.record.rundir import RunDir, read_saved_verdict
 from clusterctl.run.record.saved_verdict import read_evidence
-from clusterctl.run.rules import rank_time_shares, stack_dumps
+from clusterctl.run.rules import rank_timing, stack_dumps
 from clusterctl.run.rules.next_action import RunLimits
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.why import slowness
@@ -52,15 +52,15 @@ def add_stragglers(run: RunDir, view: RunSnapshot, newest_samples: Mapping[str, 
     state = view.state
     if state.phase is not RunPhase.RUNNING:
         return view
-    if not rank_time_shares.has_recent_progress(newest_samples.values(), state.attempt, LONG_WAIT_S) and (
+    if not rank_timing.has_recent_progress(newest_samples.values(), state.attempt, LONG_WAIT_S) and (
         slow := load_blocking_ranks(run, state)
     ):
         return replace(view, slow_ranks=slow)
-    if not rank_time_shares.have_all_wait_counts(newest_samples.values()):
+    if not rank_timing.have_all_ranks_wait_counts(newest_samples.values()):
         return view
     # One after the other: the ends of all of them together are tens of megabytes.
     ends = ((last, _read_recent_samples(run, node)) for node, last in newest_samples.items())
-    stragglers = find_stragglers(rank_time_shares.measure_wait_shares(ends, state.attempt))
+    stragglers = find_stragglers(rank_timing.measure_wait_shares(ends, state.attempt))
     return (
         replace(
             view,
@@ -77,15 +77,15 @@ def _read_recent_samples(run: RunDir, node: str) -> list[bytes]:
 
 def load_blocking_ranks(run: RunDir, state: RunState) -> dict[int, str]:
     """Return the ranks that block all others for long, with the activity of each."""
-    idle_ranks = rank_time_shares.find_idle_ranks(
-        sample_files.read_newest_lines(run, state, _MAX_SAMPLE_BYTES), state.attempt
+    idle_ranks = rank_timing.find_idle_ranks(
+        sample_files.read_sample_lines(run, state, _MAX_SAMPLE_BYTES), state.attempt
     )
     return {rank: idle_ranks[rank].activity for rank in slowness.find_blocking_ranks(idle_ranks, len(state.workers))}
 
 
 def _explain_stragglers(view: RunSnapshot, slow: Sequence[int], ends: Mapping[str, Sequence[bytes]]) -> dict[int, str]:
     state = view.state
-    known = rank_time_shares.measure_rank_timings(ends, state.attempt, max_lines=_MAX_SAMPLE_LINES)
+    known = rank_timing.measure_rank_timings(ends, state.attempt, max_lines=_MAX_SAMPLE_LINES)
     troubles = {node: tuple(t.message for (n, _, _), t in state.troubles.items() if n == node) for node in state.nodes}
     return {
         rank: slowness.describe_reason(known, rank, troubles[state.workers[rank].node]) if {rank} < known.keys() else ""
@@ -95,8 +95,8 @@ def _explain_stragglers(view: RunSnapshot, slow: Sequence[int], ends: Mapping[st
 
 def load_view_without_output(run: RunDir) -> RunSnapshot:
     """Return a view without the origin of the run, the output of its ranks, and their positions."""
-    state, has_controller = state_reader.load_visible_state(run)
-    seen = _make_sampled_activity(state, sample_files.read_newest_activity(run, state), time.time())
+    state, has_controller = state_reader.load_state_and_attendance(run)
+    seen = _make_sampled_activity(state, sample_files.read_latest_activities(run, state), time.time())
     return RunSnapshot(
         state=_update_stall_age(state),
         has_controller=has_controller,
@@ -157,7 +157,7 @@ def build_report_view(run: RunDir, state: RunState, *, has_controller: bool, ste
 
 def predict_run_without_controller(run: RunDir, state: RunState, *, has_controller: bool = False) -> UnattendedRun:
     """Return what will happen to a run without a controller, from its spec and the last write of a controller."""
-    if has_controller or state.over:
+    if has_controller or state.is_over:
         return UnattendedRun()
     # Without a readable spec the fate is unknown. Two values are enough: to validate all of it would import pydantic.
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
@@ -177,7 +177,7 @@ def _read_stall_verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
 
 def _update_stall_age(state: RunState) -> RunState:
     """Return the state with the current age of its stall; the journal has the age at the last change."""
-    if state.stall is None or state.reason is not None or state.over:
+    if state.stall is None or state.reason is not None or state.is_over:
         return state
     grown = state.stall.at_time(time.time())
     return replace(state, stall=replace(grown, since_s=round(grown.since_s, 1)))
@@ -188,7 +188,7 @@ def _load_activity(
 ) -> dict[int, WorkerActivity]:
     now = time.time()
     sampled = _make_sampled_activity(
-        state, sample_files.read_newest_activity(run, state) if newest_samples is None else newest_samples, now
+        state, sample_files.read_latest_activities(run, state) if newest_samples is None else newest_samples, now
     )
     if not with_output_times:
         return {rank: sampled.get(rank, _NO_ACTIVITY) for rank in state.workers}

@@ -51,10 +51,10 @@ def load_verdict_with_evidence(
         live: Look at living ranks if no evidence of a current stall is stored, and ask the node for a missing command.
     """
     if state is None:
-        state, _ = state_reader.load_visible_state(run)
+        state, _ = state_reader.load_state_and_attendance(run)
     if not live:
         return saved_verdict.judge_saved_run(run, state), {}
-    if state.over:
+    if state.is_over:
         return add_file_hints(run, add_login_path_hint(run, saved_verdict.judge_saved_run(run, state))), {}
     if saved_verdict.find_evidence_folder(state) is not None:
         verdict = saved_verdict.judge_saved_run(run, state)
@@ -70,7 +70,7 @@ def load_verdict_with_evidence(
         new_evidence = dict(collect_rank_evidence(run, state).ranks)
     if not new_evidence:
         # The controller may have stored evidence in the meantime.
-        state, _ = state_reader.load_visible_state(run)
+        state, _ = state_reader.load_state_and_attendance(run)
     return saved_verdict.judge_saved_run(run, state, new_evidence), new_evidence
 
 
@@ -183,7 +183,7 @@ def add_missing_code_hint(run: RunDir, verdict: Verdict) -> Verdict:
         following = ("clusterctl sync --dry-run -v", *verdict.next_commands[1:])
     is_remote = any(host.transport is not TransportKind.LOCAL for host in hosts)
     if reason is None and pythonpath is None and is_remote:
-        reason = code_exclusions.find_on_pythonpath(error_text, os.environ.get("PYTHONPATH", ""))
+        reason = code_exclusions.explain_module_on_pythonpath(error_text, os.environ.get("PYTHONPATH", ""))
         following = verdict.next_commands
     if reason is None:
         return verdict

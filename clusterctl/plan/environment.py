@@ -14,7 +14,7 @@ from clusterctl.agent.protocol.command_messages import NETWORK_INTERFACE_VARIABL
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec
 from clusterctl.config.worker_variables import select_interfaces
 from clusterctl.plan.layout import NodeLayout, get_job
-from clusterctl.plan.rendezvous import NodeInfo, Rendezvous, can_reach_other_hosts, is_link_local
+from clusterctl.plan.rendezvous import NodeFacts, Rendezvous, can_reach_other_hosts, is_link_local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,27 +65,27 @@ def format_endpoint(address: str, port: int) -> str:
 
 
 def build_worker_environment(
-    settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None, rank: int, local_rank: int
+    settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None, rank: int, local_rank: int
 ) -> Mapping[str, str]:
     """Return the variables of a worker; they override those of the login (docs/values.md has the order)."""
     env: dict[str, str] = {}
-    for _, part in list_environment_sources(settings, layout, info, rank, local_rank):
+    for _, part in list_environment_sources(settings, layout, facts, rank, local_rank):
         env |= part
     return env
 
 
 def list_environment_sources(
-    settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None, rank: int, local_rank: int
+    settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None, rank: int, local_rank: int
 ) -> list[tuple[str, Mapping[str, str]]]:
     """Return pairs of source and variables of a worker; later pairs override earlier ones.
 
     A source is a key of the cluster file, `default` or `clusterctl`.
     """
     return [
-        ("default", _default_variables(settings, layout, info)),
+        ("default", _default_variables(settings, layout, facts)),
         ("network.interface", settings.interfaces.get(layout.host.name, {})),
-        ("gpus", _gpu_variables(layout, info)),
-        ("job.framework", _framework_variables(settings, layout, info, rank, local_rank)),
+        ("gpus", _gpu_variables(layout, facts)),
+        ("job.framework", _framework_variables(settings, layout, facts, rank, local_rank)),
         ("env", settings.spec.env),
         ("hosts[].env", layout.host.env),
         ("clusterctl", _launcher_variables(settings, layout, rank, local_rank)),
@@ -93,17 +93,17 @@ def list_environment_sources(
 
 
 def describe_replaced_login_variables(
-    spec: ClusterSpec, layout: NodeLayout, info: NodeInfo | None, env: Mapping[str, str]
+    spec: ClusterSpec, layout: NodeLayout, facts: NodeFacts | None, env: Mapping[str, str]
 ) -> list[str]:
     """Return one sentence for each login variable that a worker gets with another value, unless the file sets it."""
-    login = {} if info is None else info.login_env
+    login = {} if facts is None else facts.login_env
     chosen = spec.env.keys() | layout.host.env.keys() | spec.secrets.keys()
     names = [name for name, value in login.items() if value and env.get(name, value) != value and name not in chosen]
     return [f"{name}={login[name]} of its login is replaced by {env[name]}" for name in names]
 
 
 def build_shared_environment(
-    spec: ClusterSpec, identity: RunIdentity, layout: NodeLayout, info: NodeInfo | None
+    spec: ClusterSpec, identity: RunIdentity, layout: NodeLayout, facts: NodeFacts | None
 ) -> Mapping[str, str]:
     """Return the variables that all workers of a node share, as far as they are known before the plan."""
     settings = AttemptSettings(
@@ -115,7 +115,7 @@ def build_shared_environment(
         master_port=None,
     )
     owned = _launcher_variables(settings, layout, 0, 0)
-    return {n: v for n, v in build_worker_environment(settings, layout, info, 0, 0).items() if n not in owned}
+    return {n: v for n, v in build_worker_environment(settings, layout, facts, 0, 0).items() if n not in owned}
 
 
 def _launcher_variables(settings: AttemptSettings, layout: NodeLayout, rank: int, local_rank: int) -> dict[str, str]:
@@ -147,45 +147,45 @@ def _launcher_variables(settings: AttemptSettings, layout: NodeLayout, rank: int
     return env
 
 
-def _default_variables(settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None) -> dict[str, str]:
+def _default_variables(settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None) -> dict[str, str]:
     env = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_FR_BUFFER_SIZE": "2000",
         "PYTHONUNBUFFERED": "1",
     }
-    if info is not None:
-        env["OMP_NUM_THREADS"] = str(max(1, info.cores // max(1, len(layout.ranks))))
-    return {name: value for name, value in env.items() if info is None or name not in info.login_env}
+    if facts is not None:
+        env["OMP_NUM_THREADS"] = str(max(1, facts.cores // max(1, len(layout.ranks))))
+    return {name: value for name, value in env.items() if facts is None or name not in facts.login_env}
 
 
-def _gpu_variables(layout: NodeLayout, info: NodeInfo | None) -> dict[str, str]:
+def _gpu_variables(layout: NodeLayout, facts: NodeFacts | None) -> dict[str, str]:
     env = {}
-    if layout.gpus and not _is_amd(info):
+    if layout.gpus and not _is_amd(facts):
         # The driver's order: health checks and claims use the same indices. CUDA's own order begins with the fastest
         # GPU.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if isinstance(layout.host.gpus, tuple):
-        env |= _visible_device_variables(info, layout.host.gpus)
+        env |= _visible_device_variables(facts, layout.host.gpus)
     return env
 
 
-def _visible_device_variables(info: NodeInfo | None, devices: Iterable[int]) -> dict[str, str]:
+def _visible_device_variables(facts: NodeFacts | None, devices: Iterable[int]) -> dict[str, str]:
     """Return the variable that limits a process to some devices; HIP counts AMD's GPUs in the order of their driver."""
-    name = "HIP_VISIBLE_DEVICES" if _is_amd(info) else "CUDA_VISIBLE_DEVICES"
+    name = "HIP_VISIBLE_DEVICES" if _is_amd(facts) else "CUDA_VISIBLE_DEVICES"
     return {name: ",".join(map(str, devices))}
 
 
-def _is_amd(info: NodeInfo | None) -> bool:
-    return info is not None and info.vendor == "amd"
+def _is_amd(facts: NodeFacts | None) -> bool:
+    return facts is not None and facts.vendor == "amd"
 
 
 def _framework_variables(
-    settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None, rank: int, local_rank: int
+    settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None, rank: int, local_rank: int
 ) -> dict[str, str]:
     framework = get_job(settings.spec).framework
     # Frameworks would take all devices, so each worker gets one; a lone worker gets all.
     devices = layout.gpus if len(layout.ranks) == 1 else layout.gpus[local_rank % max(1, len(layout.gpus)) :][:1]
-    one_device = _visible_device_variables(info, devices) if layout.gpus else {}
+    one_device = _visible_device_variables(facts, devices) if layout.gpus else {}
     if framework is Framework.TENSORFLOW and settings.tf_workers:
         task: dict[str, Any] = {
             "cluster": {"worker": list(settings.tf_workers)},
@@ -220,7 +220,7 @@ class _NodeInterfaces:
         names: All interfaces of the node.
         file_env: Variables that the cluster file sets for its ranks.
         login_env: Variables that its login sets.
-        is_free: NCCL may use several networks, or RDMA.
+        has_choice: NCCL may use several networks, or RDMA.
     """
 
     preferred: str
@@ -228,7 +228,7 @@ class _NodeInterfaces:
     names: tuple[str, ...]
     file_env: Mapping[str, str]
     login_env: Mapping[str, str]
-    is_free: bool
+    has_choice: bool
 
     def choose_interface(self, env: Mapping[str, str]) -> str:
         """Return the interface that `env` selects; empty if it selects none of the node's."""
@@ -243,7 +243,7 @@ class _NodeInterfaces:
 
 
 def choose_interface_variables(
-    spec: ClusterSpec, hosts: Sequence[HostSpec], infos: Mapping[str, NodeInfo], routes: Mapping[str, str]
+    spec: ClusterSpec, hosts: Sequence[HostSpec], node_facts: Mapping[str, NodeFacts], routes: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
     """Return for each node the interface variables to set, without those that `env` of the cluster file sets.
 
@@ -253,17 +253,17 @@ def choose_interface_variables(
     Args:
         spec: The spec of the cluster file.
         hosts: The hosts that take part.
-        infos: Their answers; a node may be missing.
+        node_facts: Their answers; a node may be missing.
         routes: Node to the interface on its route to the others.
     """
-    nodes = {h.name: _collect_interfaces(spec, h, infos.get(h.name), routes.get(h.name, "")) for h in hosts}
+    nodes = {h.name: _collect_interfaces(spec, h, node_facts.get(h.name), routes.get(h.name, "")) for h in hosts}
     by_logins = all(node.choose_interface(node.login_env) for node in nodes.values())
     return {name: _choose_node_variables(node, by_login=by_logins) for name, node in nodes.items()}
 
 
-def _collect_interfaces(spec: ClusterSpec, host: HostSpec, info: NodeInfo | None, route: str) -> _NodeInterfaces:
-    own = () if info is None else info.addresses
-    file_env, login = {**spec.env, **host.env}, {} if info is None else info.login_env
+def _collect_interfaces(spec: ClusterSpec, host: HostSpec, facts: NodeFacts | None, route: str) -> _NodeInterfaces:
+    own = () if facts is None else facts.addresses
+    file_env, login = {**spec.env, **host.env}, {} if facts is None else facts.login_env
     names = [*dict.fromkeys(name for name, _ in own), "lo"]
     if not own:
         # The node reported no interface: assume that those exist that the file or the login names.
@@ -272,9 +272,9 @@ def _collect_interfaces(spec: ClusterSpec, host: HostSpec, info: NodeInfo | None
         ]
         names += [spec.network.interface or "lo", *(word for value in values for word in value.split(","))]
     several = len({name for name, address in own if can_reach_other_hosts(name) and not is_link_local(address)}) > 1
-    is_free = info is not None and (info.has_rdma or several)
+    has_choice = facts is not None and (facts.has_rdma or several)
     named = spec.network.interface if spec.network.interface in names else ""
-    return _NodeInterfaces(named or route, named or "", tuple(names), file_env, login, is_free=is_free)
+    return _NodeInterfaces(named or route, named or "", tuple(names), file_env, login, has_choice=has_choice)
 
 
 def _choose_node_variables(node: _NodeInterfaces, *, by_login: bool) -> dict[str, str]:
@@ -288,7 +288,7 @@ def _choose_node_variables(node: _NodeInterfaces, *, by_login: bool) -> dict[str
             continue
         if name == "NCCL_SOCKET_IFNAME":
             # Without the variable, NCCL may use several networks together, or RDMA.
-            if wanted or by_login or name in node.login_env or not node.is_free:
+            if wanted or by_login or name in node.login_env or not node.has_choice:
                 env[name] = f"={interface}"
         else:
             env[name] = interface

@@ -27,8 +27,8 @@ from clusterctl.plan.environment import (
     list_environment_sources,
     list_tensorflow_workers,
 )
-from clusterctl.plan.layout import PYTHON_PLACEHOLDER, NodeLayout, assign_ranks_assuming, get_job, get_workdir
-from clusterctl.plan.rendezvous import NodeInfo, Rendezvous
+from clusterctl.plan.layout import PYTHON_PLACEHOLDER, NodeLayout, assign_ranks_assuming_gpus, get_job, get_workdir
+from clusterctl.plan.rendezvous import NodeFacts, Rendezvous
 
 _UNKNOWN_COUNT = "GPUS"
 """Placeholder for a number on a command line that is only known at the start."""
@@ -88,7 +88,7 @@ def plan_launch(
     spec: ClusterSpec,
     identity: RunIdentity,
     layouts: Sequence[NodeLayout],
-    infos: Mapping[str, NodeInfo],
+    node_facts: Mapping[str, NodeFacts],
     rendezvous: Rendezvous | None,
     ports: Mapping[str, Sequence[int]],
 ) -> LaunchPlan:
@@ -98,12 +98,12 @@ def plan_launch(
         spec: The spec of the cluster file.
         identity: The run and the attempt.
         layouts: The ranks of each node, in order of node rank.
-        infos: The nodes' answers; a node may be missing in a dry run.
+        node_facts: The nodes' answers; a node may be missing in a dry run.
         rendezvous: Addresses and interfaces, or `None` in a dry run.
         ports: Node to its reserved ports, in the order of `list_requested_ports`.
     """
-    settings = _build_settings(spec, identity, layouts, infos, rendezvous, ports)
-    nodes = tuple(_plan_node(settings, layout, infos.get(layout.host.name)) for layout in layouts)
+    settings = _build_settings(spec, identity, layouts, node_facts, rendezvous, ports)
+    nodes = tuple(_plan_node(settings, layout, node_facts.get(layout.host.name)) for layout in layouts)
     return LaunchPlan(
         run=identity.run,
         attempt=identity.attempt,
@@ -118,7 +118,7 @@ def _build_settings(
     spec: ClusterSpec,
     identity: RunIdentity,
     layouts: Sequence[NodeLayout],
-    infos: Mapping[str, NodeInfo],
+    node_facts: Mapping[str, NodeFacts],
     rendezvous: Rendezvous | None,
     ports: Mapping[str, Sequence[int]],
 ) -> AttemptSettings:
@@ -140,7 +140,7 @@ def _build_settings(
         master_port=reserved_ports[0] if reserved_ports else spec.network.master_port,
         tf_workers=tf_workers,
         jax_coordinator=jax_coordinator,
-        interfaces=choose_interface_variables(spec, [e.host for e in layouts], infos, routes),
+        interfaces=choose_interface_variables(spec, [e.host for e in layouts], node_facts, routes),
     )
 
 
@@ -148,21 +148,21 @@ def explain_environment(
     spec: ClusterSpec,
     layouts: Sequence[NodeLayout],
     rank: int,
-    infos: Mapping[str, NodeInfo],
+    node_facts: Mapping[str, NodeFacts],
     rendezvous: Rendezvous | None,
 ) -> dict[str, tuple[str, str]]:
     """Return value and source of each variable of a rank (see `list_environment_sources`); secrets are redacted."""
     identity = RunIdentity(run=f"{spec.name}-dry-run", max_restarts=spec.restart.max_restarts)
-    settings = _build_settings(spec, identity, layouts, infos, rendezvous, {})
+    settings = _build_settings(spec, identity, layouts, node_facts, rendezvous, {})
     layout = next(e for e in layouts if rank in e.ranks)
-    parts = list_environment_sources(settings, layout, infos.get(layout.host.name), rank, layout.ranks.index(rank))
+    parts = list_environment_sources(settings, layout, node_facts.get(layout.host.name), rank, layout.ranks.index(rank))
     found = {name: (value, source) for source, part in parts for name, value in part.items()}
     return {**found, **dict.fromkeys(spec.secrets, (_REDACTED, "secrets"))}
 
 
-def _plan_node(settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None) -> NodePlan:
+def _plan_node(settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None) -> NodePlan:
     environments = [
-        build_worker_environment(settings, layout, info, rank, local_rank)
+        build_worker_environment(settings, layout, facts, rank, local_rank)
         for local_rank, rank in enumerate(layout.ranks)
     ]
     workers = tuple(
@@ -182,16 +182,16 @@ def _plan_node(settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | N
         address=address,
         workers=workers,
         python=layout.host.python,
-        replaced_login_variables=tuple(describe_replaced_login_variables(settings.spec, layout, info, workers[0].env)),
+        replaced_login_variables=tuple(describe_replaced_login_variables(settings.spec, layout, facts, workers[0].env)),
     )
 
 
-def build_job_argv(job: JobSpec, given: Collection[str] = ()) -> tuple[str, ...]:
+def build_job_argv(job: JobSpec, known_variables: Collection[str] = ()) -> tuple[str, ...]:
     """Return the arguments of one worker. A string as `job.command` runs in a strict bash, as a prologue does.
 
     Args:
         job: The job.
-        given: Variables that the worker has in any case; of others that the text reads, bash names those not set.
+        known_variables: Variables that the worker has in any case; of others that the text reads, bash names those not set.
     """
     match job:
         case JobSpec(script=str() as script):
@@ -199,19 +199,19 @@ def build_job_argv(job: JobSpec, given: Collection[str] = ()) -> tuple[str, ...]
         case JobSpec(module=str() as module):
             return (PYTHON_PLACEHOLDER, "-m", module, *job.args)
         case JobSpec(command=str() as text):
-            return (*STRICT_BASH, _report_unset_variables(text, given) + text, "bash", *job.args)
+            return (*STRICT_BASH, _report_unset_variables(text, known_variables) + text, "bash", *job.args)
         case JobSpec(command=tuple() as argv):
             return (*argv, *job.args)
         case _:
             raise AssertionError("a job has one of script, module, command")
 
 
-def _report_unset_variables(text: str, given: Collection[str]) -> str:
+def _report_unset_variables(text: str, known_variables: Collection[str]) -> str:
     """Return commands before a text that name each variable which it reads and the node does not set."""
     return "".join(
         f"[[ -v {name} ]] || echo 'clusterctl: `${name}` is not set on this node: bash takes it as empty' >&2; "
         for name in analyze_shell_variables(text).inherited
-        if name not in given
+        if name not in known_variables
     )
 
 
@@ -250,7 +250,7 @@ def partial_plan_to_json(spec: ClusterSpec, identity: RunIdentity) -> dict[str, 
     depends on the number: if it differs between a plan for one GPU on each of these nodes and a plan for two.
     """
     one, two = (
-        plan_to_json(plan_launch(spec, identity, assign_ranks_assuming(spec, gpus), {}, None, {}), spec.secrets)
+        plan_to_json(plan_launch(spec, identity, assign_ranks_assuming_gpus(spec, gpus), {}, None, {}), spec.secrets)
         for gpus in (1, 2)
     )
     return {**_keep_equal(one, two), "world_size": None}
@@ -285,7 +285,7 @@ def describe_refused_fork(job: JobSpec) -> str | None:
 
 
 def build_fork_request(
-    spec: ClusterSpec, identity: RunIdentity, layout: NodeLayout, info: NodeInfo | None
+    spec: ClusterSpec, identity: RunIdentity, layout: NodeLayout, facts: NodeFacts | None
 ) -> dict[str, Any] | None:
     """Return the wire form of `run_requests.ForkPlan` for a node; `None` if every worker starts as a new process."""
     job = get_job(spec)
@@ -296,7 +296,7 @@ def build_fork_request(
     return asdict(
         run_requests.ForkPlan(
             argv=list(build_job_argv(job)),
-            env=dict(build_shared_environment(spec, identity, layout, info)),
+            env=dict(build_shared_environment(spec, identity, layout, facts)),
             preload=preload if job.preload is None else list(job.preload),
             secrets=sorted(spec.secrets),
             inject=job.inject,

@@ -72,14 +72,14 @@ def list_requested_ports(spec: ClusterSpec, layout: NodeLayout) -> tuple[int, ..
     return tuple(ports)
 
 
-def assign_ranks_if_known(spec: ClusterSpec) -> tuple[NodeLayout, ...] | None:
+def assign_ranks_from_file(spec: ClusterSpec) -> tuple[NodeLayout, ...] | None:
     """Return the layout if the file alone determines it; `None` if a node has to report its GPUs."""
     if any(count_workers(h, None) is None for h in spec.worker_hosts):
         return None
     return assign_ranks(spec.worker_hosts, {})
 
 
-def assign_ranks_assuming(spec: ClusterSpec, gpus: int) -> tuple[NodeLayout, ...]:
+def assign_ranks_assuming_gpus(spec: ClusterSpec, gpus: int) -> tuple[NodeLayout, ...]:
     """Return the layout with `gpus` GPUs on each host whose number of GPUs is unknown."""
     return assign_ranks(spec.worker_hosts, {host.name: gpus for host in spec.worker_hosts})
 

@@ -24,7 +24,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeInfo:
+class NodeFacts:
     """What planning needs to know of a node.
 
     Attributes:
@@ -58,7 +58,7 @@ class Rendezvous:
     interfaces: Mapping[str, str]
 
 
-def guess_address(host: HostSpec, info: NodeInfo, interface: str | None) -> str | None:
+def guess_address(host: HostSpec, facts: NodeFacts, interface: str | None) -> str | None:
     """Return an address at which other nodes probably reach this one, before their routes are known.
 
     Raises:
@@ -67,18 +67,18 @@ def guess_address(host: HostSpec, info: NodeInfo, interface: str | None) -> str 
     if host.internal_ip:
         return host.internal_ip
     if interface:
-        return _find_address(info, interface)
-    if info.reached_at in _list_usable_addresses(address for _, address in info.addresses):
-        return info.reached_at
-    return _choose_address(address for name, address in info.addresses if can_reach_other_hosts(name))
+        return _find_address(facts, interface)
+    if facts.reached_at in _list_usable_addresses(address for _, address in facts.addresses):
+        return facts.reached_at
+    return _choose_address(address for name, address in facts.addresses if can_reach_other_hosts(name))
 
 
-def _find_address(info: NodeInfo, interface: str) -> str:
-    found = _choose_address(address for name, address in info.addresses if name == interface)
+def _find_address(facts: NodeFacts, interface: str) -> str:
+    found = _choose_address(address for name, address in facts.addresses if name == interface)
     if found is None:
-        names = ", ".join(sorted({name for name, _ in info.addresses})) or "none"
+        names = ", ".join(sorted({name for name, _ in facts.addresses})) or "none"
         raise RefusedError(
-            f"{info.node}: no interface `{interface}` with an address (there are: {names})",
+            f"{facts.node}: no interface `{interface}` with an address (there are: {names})",
             hint="set `network.interface` to one that every node has, or leave it out",
         )
     return found
@@ -104,9 +104,9 @@ def is_link_local(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_link_local
 
 
-def can_use_loopback(infos: Sequence[NodeInfo]) -> bool:
+def can_use_loopback(node_facts: Sequence[NodeFacts]) -> bool:
     """Return whether all nodes share one machine and one network namespace, so that 127.0.0.1 is enough."""
-    return len({a.netns_id for a in infos}) == 1
+    return len({a.netns_id for a in node_facts}) == 1
 
 
 def choose_master_address(host: HostSpec, fallback: str | None, routes: Sequence[Route | None]) -> str | None:
@@ -119,7 +119,7 @@ def choose_master_address(host: HostSpec, fallback: str | None, routes: Sequence
 
 def plan_rendezvous(
     layouts: Sequence[NodeLayout],
-    infos: Mapping[str, NodeInfo],
+    node_facts: Mapping[str, NodeFacts],
     master: str,
     routes_to_master: Mapping[str, Route | None],
 ) -> Rendezvous:
@@ -133,7 +133,7 @@ def plan_rendezvous(
         name = layout.host.name
         if layout.node_rank == 0:
             addresses[name] = master
-            interfaces[name] = find_interface(infos[name], master)
+            interfaces[name] = find_interface(node_facts[name], master)
             continue
         route = routes_to_master.get(name)
         if route is None:
@@ -142,7 +142,7 @@ def plan_rendezvous(
                 hint="set `internal_ip` of the hosts, or `network.interface`, to the network that they share",
             )
         addresses[name] = layout.host.internal_ip or route.source
-        interfaces[name] = find_interface(infos[name], addresses[name]) or route.interface or ""
+        interfaces[name] = find_interface(node_facts[name], addresses[name]) or route.interface or ""
     return Rendezvous(master_addr=master, addresses=addresses, interfaces=interfaces)
 
 
@@ -154,6 +154,6 @@ def plan_loopback_rendezvous(layouts: Sequence[NodeLayout]) -> Rendezvous:
     )
 
 
-def find_interface(info: NodeInfo, address: str) -> str:
+def find_interface(facts: NodeFacts, address: str) -> str:
     """Return the name of the interface that has this address; empty if none has it."""
-    return next((name for name, own in info.addresses if own == address), "")
+    return next((name for name, own in facts.addresses if own == address), "")

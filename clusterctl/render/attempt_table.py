@@ -13,8 +13,8 @@ from clusterctl.render.console import DIM, Terminal, safe
 from clusterctl.render.log_output import format_rfc3339
 from clusterctl.render.run_messages import cause_json, describe_exit, failure_line
 from clusterctl.render.table import Cell, Column, make_columns, render_table
-from clusterctl.run.rules.blame import Cause
-from clusterctl.run.rules.controller_events import Restarting
+from clusterctl.run.rules.controller_events import RestartPlanned
+from clusterctl.run.rules.failure_causes import Cause
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import RunState, cause_from_json
 
@@ -63,7 +63,7 @@ def describe_cause_briefly(cause: Cause) -> str:
     return f"{how} (rank {cause.rank} on {safe(cause.node)})"
 
 
-def describe_restart(time: float, event: Restarting, terminal: Terminal) -> list[str]:
+def describe_restart(time: float, event: RestartPlanned, terminal: Terminal) -> list[str]:
     """Return the lines of the live view for a restart: why the attempt ended, and when the next one begins."""
     cause = cause_from_json(event.cause)
     lines = []
@@ -96,7 +96,7 @@ class _Attempt(NamedTuple):
 
 
 def _list_attempts(state: RunState, step: int | None) -> list[_Attempt]:
-    attempts = [_Attempt(*(getattr(past, key) for key in _Attempt._fields)) for past in state.past_attempts]
+    attempts = [_Attempt(*(getattr(past, key) for key in _Attempt._fields)) for past in state.earlier_attempts]
     if state.attempt < 0 or any(past.number == state.attempt for past in attempts):
         return attempts
     cause, why, began = find_final_cause(state), state.phase.value, state.running_since
@@ -120,7 +120,7 @@ def render_attempts(state: RunState, step: int | None, now: float, terminal: Ter
         now: The head's wall clock.
         terminal: Where it will stand.
     """
-    if not state.past_attempts:
+    if not state.earlier_attempts:
         return []
     columns = [
         *make_columns(">ATTEMPT", ">TOOK", ">STEPS", "~FROM"),
@@ -191,9 +191,9 @@ class AttemptSeparators:
 
     def list_remaining_separators(self, state: RunState) -> Iterator[str]:
         """Yield the separators after the last line."""
-        if self._only is None and state.past_attempts:
+        if self._only is None and state.earlier_attempts:
             yield from self._up_to(state.attempt, state)
-        elif self._only is not None and state.past_attempts:
+        elif self._only is not None and state.earlier_attempts:
             yield from self._up_to(self._only, state)
             yield from self._end(self._only, state)
 
@@ -201,7 +201,7 @@ class AttemptSeparators:
         joined = self._last_attempt is None
         first = attempt if self._last_attempt is None else self._last_attempt + 1
         self._last_attempt = max(attempt, first - 1)
-        if not state.past_attempts:
+        if not state.earlier_attempts:
             return
         for number in range(first, attempt + 1):
             if self._only is None and not (joined and number == first):
@@ -209,7 +209,7 @@ class AttemptSeparators:
             yield render_separator(_begin(number, state), self._terminal)
 
     def _end(self, number: int, state: RunState) -> Iterator[str]:
-        past = next((one for one in state.past_attempts if one.number == number), None)
+        past = next((one for one in state.earlier_attempts if one.number == number), None)
         if past is None or number in self._ended:
             return
         self._ended.add(number)
@@ -219,6 +219,6 @@ class AttemptSeparators:
 
 
 def _begin(number: int, state: RunState) -> str:
-    past = next((one for one in state.past_attempts if one.number == number), None)
+    past = next((one for one in state.earlier_attempts if one.number == number), None)
     resume_from = state.resume_from if number == state.attempt else past.resume_from if past is not None else None
     return f"attempt {number}" + (f", from {resume_from}" if resume_from else "")

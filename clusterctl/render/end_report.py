@@ -25,7 +25,7 @@ from clusterctl.render.run_messages import (
     stall_line,
 )
 from clusterctl.render.stack_report import find_raised_error, fold_traceback
-from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.failure_causes import Cause
 from clusterctl.run.rules.outcome import list_end_warnings
 from clusterctl.run.rules.state import RunState, WorkerState
 from clusterctl.why.verdict import Confidence, ProblemKind, Verdict, format_verdict_lines

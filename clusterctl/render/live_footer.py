@@ -82,7 +82,7 @@ def format_footer(
         glyphs: The signs that the terminal can show.
         width: Columns that it may take.
     """
-    if state.attempt < 0 or state.over:
+    if state.attempt < 0 or state.is_over:
         return ""
     up = sum(worker.pid is not None for worker in state.workers.values())
     if state.phase.value == "running" and not content.has_output:

@@ -13,7 +13,7 @@ from clusterctl.formatting import format_duration
 from clusterctl.render.console import CYAN, DIM, GREEN, RED, Console, Glyphs, Terminal, fit, pad, safe
 from clusterctl.render.line_wrapping import count_columns
 from clusterctl.render.terminal_sanitizer import json_line
-from clusterctl.run.rules.controller_events import Phase
+from clusterctl.run.rules.controller_events import StartStepProgress
 
 SLOWEST = 5
 _NAME, _COUNT = 9, 7
@@ -64,7 +64,7 @@ class PhaseProgress:
     unit: str = "node"
 
 
-def make_phase_progress(event: Phase) -> PhaseProgress:
+def make_phase_progress(event: StartStepProgress) -> PhaseProgress:
     """Return a phase from the controller's last event about it."""
     end = PhaseStatus.RUNNING if not event.ended else PhaseStatus.FAIL if event.failed else PhaseStatus.OK
     fields = {key: getattr(event, key) for key in ("name", "done", "total", "detail", "seconds")}

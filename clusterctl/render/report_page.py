@@ -142,7 +142,7 @@ def _facts(view: RunSnapshot, ended: float) -> list[tuple[str, str]]:
     facts = [
         ("why", "" if cause is None else describe_cause(cause, message=True)),
         ("started", "" if began is None else format_local_time(began)),
-        ("took", "" if began is None else format_duration(ended - began) + ("" if state.over else ", and goes on")),
+        ("took", "" if began is None else format_duration(ended - began) + ("" if state.is_over else ", and goes on")),
         ("exit code", "" if state.exit_code is None else str(state.exit_code)),
         ("size", f"{plural(len(state.workers), 'rank')} on {plural(len(state.nodes), 'node')}"),
         ("nodes", fold_hosts(state.nodes)),

@@ -33,7 +33,7 @@ _WIDE = 100
 
 def has_not_started(state: RunState) -> bool:
     """Return whether a run ended before any worker of it ran."""
-    if not state.over or state.phase is RunPhase.UNREADABLE:
+    if not state.is_over or state.phase is RunPhase.UNREADABLE:
         return False
     cause = find_final_cause(state)
     return state.attempt < 0 or (state.attempt == 0 and cause is not None and cause.kind == "start_failed")
@@ -67,7 +67,7 @@ def render_ps(
     rows = [_row(view, now, wide=wide) for view in views]
     if sizes is not None:
         rows = [row | {"SIZE": format_size(sizes[view.state.run])} for row, view in zip(rows, views, strict=True)]
-    left_out = {"PROGRESS"} if all(view.state.over for view in views) else set[str]()
+    left_out = {"PROGRESS"} if all(view.state.is_over for view in views) else set[str]()
     columns = [c for c in _COLUMNS if c.title not in left_out and (c.title != "SIZE" or sizes is not None)]
     if terminal.width is not None:
         columns = _fitting(columns, rows, terminal.width)
@@ -96,13 +96,13 @@ def _needed(columns: Sequence[Column], rows: Sequence[_Row], most: int | None = 
 
 def adoption_hints(views: Sequence[RunSnapshot]) -> list[str]:
     """Return the command for runs without a controller."""
-    alone = [view.state.run for view in views if not view.has_controller and not view.state.over]
+    alone = [view.state.run for view in views if not view.has_controller and not view.state.is_over]
     return [f"hint: `clusterctl attach --adopt {alone[0] if len(alone) == 1 else 'RUN'}` takes over"] if alone else []
 
 
 def ps_hints(views: Sequence[RunSnapshot]) -> list[str]:
     """Return the commands for runs without a controller, and for processes that survived a run."""
-    left = [view.state.run for view in views if view.state.over and view.state.remaining]
+    left = [view.state.run for view in views if view.state.is_over and view.state.remaining]
     ends = f"hint: `clusterctl down {' '.join(left)}` ends what may still run of {'it' if len(left) == 1 else 'them'}"
     return [*adoption_hints(views), *([ends] if left else [])]
 
@@ -123,7 +123,7 @@ def _row(view: RunSnapshot, now: float, *, wide: bool) -> _Row:
         "RANKS": str(state.world_size or "-"),
         "STEP": "-" if view.step is None else format_step(view.step, state.attempt if wide else 0),
         "PROGRESS": "-"
-        if progress is None or state.over or state.stall is not None
+        if progress is None or state.is_over or state.stall is not None
         else f"{format_duration(progress)} ago",
         "WHY": _why(view),
     }
@@ -131,7 +131,7 @@ def _row(view: RunSnapshot, now: float, *, wide: bool) -> _Row:
 
 def _why(view: RunSnapshot, *, short: bool = False) -> str:
     state = view.state
-    if not state.over:
+    if not state.is_over:
         return _remark(view)
     nodes = fold_hosts(dict.fromkeys(entry["node"] for entry in state.remaining))
     why = _why_it_ended(state, short=short)

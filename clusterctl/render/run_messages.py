@@ -13,8 +13,14 @@ from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import describe_duration, fold_ranks, format_size, plural, signal_name
 from clusterctl.render.console import BOLD, RED, Terminal, safe
-from clusterctl.run.rules.blame import Cause
-from clusterctl.run.rules.controller_events import EndDecided, Health, Link, Results, StallChanged
+from clusterctl.run.rules.controller_events import (
+    AttemptEndDecided,
+    HealthChanged,
+    LinkChanged,
+    ResultsFetched,
+    StallChanged,
+)
+from clusterctl.run.rules.failure_causes import Cause
 from clusterctl.run.rules.stall_detection import HINT
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallState, WorkerState
 
@@ -88,7 +94,7 @@ _REMEDIES = {
 }
 
 
-def health_message(event: Health) -> str:
+def health_message(event: HealthChanged) -> str:
     """Return the line of the log view for the start or the end of a node's problem."""
     word = {"FAIL": "unhealthy", "WARN": "warn"}.get(event.status, "ok")
     remedy = _REMEDIES.get(event.action)
@@ -155,7 +161,7 @@ _DECISIONS = {
 }
 
 
-def format_decision(event: EndDecided, state: RunState) -> str:
+def format_decision(event: AttemptEndDecided, state: RunState) -> str:
     """Return the decision of the controller and its reason, with the failed worker of the current attempt."""
     text = _DECISIONS.get(event.reason, f"{event.reason}: stopping every worker")
     if event.reason == StopReason.PEER_FAILED.value and len(state.workers) == 1:
@@ -166,7 +172,7 @@ def format_decision(event: EndDecided, state: RunState) -> str:
     return f"{text} ({event.message})" if event.message else text
 
 
-def unreachable_message(event: Link) -> str:
+def unreachable_message(event: LinkChanged) -> str:
     """Return a sentence about a silent node: when it counts as lost, and what its workers do meanwhile."""
     node = NodeState(node=event.node, node_rank=0, link_why=event.why)
     parts = [f"{event.node}: {node.describe_silence(event.seconds)}"]
@@ -243,7 +249,7 @@ def verbose_node_event_message(event: node_events.Event) -> str:
             return ""
 
 
-def result_messages(results: Results) -> list[str]:
+def result_messages(results: ResultsFetched) -> list[str]:
     """Return the lines about fetched results: their place, and what is missing."""
     came = f"results: {plural(results.files, 'file')}, {format_size(results.bytes)} in {safe(results.to)}"
     return [*([came] if results.files else []), *(f"warn: results: {safe(text)}" for text in results.missing)]

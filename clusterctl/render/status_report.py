@@ -136,7 +136,7 @@ def render_run_summary(view: RunSnapshot, now: float, terminal: Terminal) -> lis
     """Return a headline of the run, and its problems."""
     state = view.state
     lines = [_headline(view, now, terminal)]
-    if not view.has_controller and not state.over:
+    if not view.has_controller and not state.is_over:
         lines.append(f"  no controller is alive; {view.unattended_run.message}")
         lines.append(f"  hint: clusterctl attach --adopt {state.run}")
     if state.phase is RunPhase.RESTARTING and state.restart_at is not None:
@@ -144,14 +144,14 @@ def render_run_summary(view: RunSnapshot, now: float, terminal: Terminal) -> lis
     if state.cause is not None:
         lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
     if state.stall is not None:
-        hints = [] if state.over else stall_hints(state.run, state.stall.phase)
+        hints = [] if state.is_over else stall_hints(state.run, state.stall.phase)
         lines += [
             f"  {line}" for line in (stall_line(state.stall), *(f"  {line}" for line in view.stall_positions), *hints)
         ]
     if state.results is not None:
         lines += [f"  {line}" for line in result_messages(state.results)]
     lines += [f"  warn: {safe(text)}" for text in list_end_warnings(state)]
-    if not state.over:
+    if not state.is_over:
         lines += [f"  {health_message(event)}" for event in state.troubles.values()]
         lines += [f"  {line}" for line in describe_slow_ranks(state, view.slow_ranks)]
     if state.remaining:
@@ -232,7 +232,7 @@ def _worker_table(view: RunSnapshot, terminal: Terminal, *, every: bool) -> list
     for worker in workers:
         activity = view.activity.get(worker.rank, WorkerActivity())
         pid, step = _number(worker.pid), _number(activity.step)
-        output = None if view.state.over else activity.last_output_s
+        output = None if view.state.is_over else activity.last_output_s
         ago = "-" if output is None else f"{format_duration(output)} ago"
         rows.append([str(worker.rank), worker.node, str(worker.local_rank), pid, worker_cell(worker), step, ago])
     return render_table(columns, rows, terminal)

@@ -101,7 +101,7 @@ def _fit_line(line: str, width: int, terminal: Terminal) -> str:
 def _status_line(data: TopData, entities: Sequence[TopUnit], level: FoldLevel, now: float, terminal: Terminal) -> str:
     """Return a line with totals, the age of the values, and how the rows are folded."""
     parts = [*_describe_totals(data, entities, terminal)]
-    if data.view is not None and data.view.state.over:
+    if data.view is not None and data.view.state.is_over:
         ended = data.view.state.ended
         parts.append("as it was at the end" + ("" if ended is None else f", {describe_duration(now - ended)} ago"))
     else:

@@ -172,7 +172,7 @@ class StartRefusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunError:
-    """What ended the run without an exit of a worker: the `kind` of a `blame.Cause`, or why it never started."""
+    """What ended the run without an exit of a worker: the kind of its `Cause`, or why it never started."""
 
     kind: str
     message: str

@@ -21,7 +21,7 @@ from clusterctl.errors import ConnectError
 from clusterctl.run.controller import replication
 from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record import rundir
-from clusterctl.run.record.disk_files import drop_torn_line
+from clusterctl.run.record.disk_files import remove_torn_line
 from clusterctl.run.rules.state import RunState, WorkerPhase
 from clusterctl.session.connect import open_session
 from clusterctl.transport.local import LocalTransport
@@ -122,8 +122,8 @@ def test_an_adopter_closes_no_run_before_a_node_with_the_rest_of_its_output_has_
     wait_for(lambda: replica_of(run, "a", 0).stat().st_size == SIZE, what="the output of the node that is there")
     before = len(dialed)
     # Between two of them lies a second at least, in which the controller looks what is left to do.
-    wait_for(lambda: run.state.over or len(dialed) >= before + 2, what="the other node to be dialed again and again")
-    assert not run.state.over
+    wait_for(lambda: run.state.is_over or len(dialed) >= before + 2, what="the other node to be dialed again and again")
+    assert not run.state.is_over
     back.set()
 
     assert run.ended(60) == 0
@@ -223,7 +223,7 @@ def test_an_adopter_believes_its_nodes_where_the_head_lost_the_begin_of_the_atte
     run.kill_controller()
     lines = run.dir.events.read_bytes().splitlines(keepends=True)
     run.dir.events.write_bytes(b"".join(line for line in lines if b'"kind":"attempt"' not in line))
-    drop_torn_line(run.dir.events)
+    remove_torn_line(run.dir.events)
     assert run.state.attempt == -1
 
     run.adopt()
@@ -333,7 +333,7 @@ def test_a_node_that_answers_and_never_says_that_all_has_ended_is_named_in_time(
     assert run.ended(60) == 103
     assert time.monotonic() - began < 45.0
     (left,) = run.state.remaining
-    assert (left["node"], left["why"]) == ("b", "its node does not say that it has ended")
+    assert (left["node"], left["why"]) == ("b", "its node has not reported its end")
     assert gone(state.workers[0].pid or 0)
 
 

@@ -206,7 +206,7 @@ def test_whatever_a_node_does_a_run_that_is_to_end_at_once_has_ended_in_time(sta
 def test_a_node_that_never_says_that_all_has_ended_is_named_in_what_remains(stage: Stage) -> None:
     left = stage.borne[f"borne-{list(BORNE).index('it never says that all has ended')}"].state.remaining
 
-    assert [(entry["node"], entry["why"]) for entry in left] == [(LIAR, "its node does not say that it has ended")]
+    assert [(entry["node"], entry["why"]) for entry in left] == [(LIAR, "its node has not reported its end")]
 
 
 def test_no_lie_of_a_node_of_one_run_is_felt_by_another_run(stage: Stage) -> None:

@@ -14,7 +14,7 @@ from clusterctl.agent.linux import proc
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.record_types import WorkerStatusSample
 from clusterctl.agent.supervisor.exit_status import read_error_file
-from clusterctl.run.rules import blame
+from clusterctl.run.rules import failure_causes
 from clusterctl.validation.derived_validators import derive_object_validator
 from tests.agent.controlling import run_on
 
@@ -102,7 +102,7 @@ def test_an_error_of_blanks_alone_says_nothing(tmp_path: Path, error: dict[str, 
 
     exited = Exited(attempt=0, rank=0, exit_code=1, error=found)
 
-    assert blame.analyse_exit("n", exited).cause.message == ""
+    assert failure_causes.analyse_exit("n", exited).cause.message == ""
 
 
 HOSTILE = f"""

@@ -100,7 +100,7 @@ def make(state: Path, into: Path, run: str, rewrite: Rewrite, *, ended: bool, mo
 
 
 def _is_end(line: dict[str, Any]) -> bool:
-    return line.get("kind") in (controller_events.Ended.KIND, node_events.Finished.KIND)
+    return line.get("kind") in (controller_events.RunEnded.KIND, node_events.Finished.KIND)
 
 
 def _examples(kinds: Iterable[type], path: Path, run: str) -> Iterator[dict[str, Any]]:

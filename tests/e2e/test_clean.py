@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events, outcome
 from tests.lab.faulty import run_dir
 
@@ -86,9 +86,9 @@ def test_a_run_that_may_still_run_on_a_node_out_of_reach_is_kept_until_it_is_nam
     head.write_local({"command": ["true"]})
     assert head.run("up", "--no-health").returncode == 0
     run = head.newest()
-    writer = Writer(RunDir(run_dir(head, run)))
+    writer = RunDirWriter(RunDir(run_dir(head, run)))
     left = [outcome.build_remaining_process("localhost", None, outcome.NODE_LOST)]
-    writer.append(controller_events.Ended(state="lost", exit_code=102, remaining=left), time.time())
+    writer.append(controller_events.RunEnded(state="lost", exit_code=102, remaining=left), time.time())
     writer.close()
     # Without it nobody knows how the node is reached.
     (run_dir(head, run) / "spec.json").unlink()

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.linux import proc
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events, outcome
 from tests import fake_disk
 from tests.lab.faulty import controller_pid, run_dir
@@ -255,8 +255,8 @@ def end_and_leave(head: LocalHead, run: str, remaining: list[RemainingProcess]) 
     worker, controller = worker_of(head, run), controller_pid(head, run)
     os.kill(controller, signal.SIGKILL)
     wait_for(lambda: not alive(controller), what="the end of the controller")
-    writer = Writer(RunDir(run_dir(head, run)))
-    writer.append(controller_events.Ended(state="lost", exit_code=102, remaining=remaining), time.time())
+    writer = RunDirWriter(RunDir(run_dir(head, run)))
+    writer.append(controller_events.RunEnded(state="lost", exit_code=102, remaining=remaining), time.time())
     writer.close()
     return worker
 

@@ -39,10 +39,10 @@ if rank == "1":
 time.sleep(600)
 """
 ENDS = {
-    controller_events.Created,
-    controller_events.Attempt,
+    controller_events.RunCreated,
+    controller_events.AttemptStarted,
     controller_events.StartFailed,
-    controller_events.Ended,
+    controller_events.RunEnded,
     node_events.Finished,
 }
 ANY = {*get_args(controller_events.ControllerEvent), *get_args(node_events.Event)} - ENDS

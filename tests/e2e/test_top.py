@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.protocol import run_files
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import create_run_dir
-from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from tests import fake_nvml
 from tests.e2e.terminal import CTRL_C, Terminal
@@ -39,11 +39,11 @@ def run(tmp_path: Path) -> str:
     """A run on two nodes with two GPUs each, whose controller has gone."""
     made = create_run_dir("demo", tmp_path / "state" / "clusterctl" / "runs")
     nodes = [{"node": f"gpu0{i}", "node_rank": i, "address": None, "ranks": [2 * i, 2 * i + 1]} for i in range(2)]
-    writer = Writer(made)
+    writer = RunDirWriter(made)
     now = time.time()
-    writer.append(controller_events.Created(run=made.run, name="demo", path="/nowhere"), now)
+    writer.append(controller_events.RunCreated(run=made.run, name="demo", path="/nowhere"), now)
     writer.append(
-        controller_events.Attempt(attempt=0, world_size=4, master_addr=None, master_port=None, nodes=nodes), now
+        controller_events.AttemptStarted(attempt=0, world_size=4, master_addr=None, master_port=None, nodes=nodes), now
     )
     for i in range(2):
         sample = {"t": now, "cpu": 10.0, "mem": 5.0, "status": "ok", "gpus": [gpu(0, 90 + i), gpu(1, 3)]}

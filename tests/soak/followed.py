@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.node_state.run_dir import RunDir as NodeDir
 from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.config.spec import HealthSpec, LogsSpec, dump_spec
-from clusterctl.run.record.writer import MAX_SAMPLES_BYTES
+from clusterctl.run.record.run_dir_writer import MAX_SAMPLES_BYTES
 from clusterctl.run.rules.state import WorkerPhase
 from tests.agent.controlling import REPOSITORY, Run
 from tests.lab.waiting import wait_for

@@ -13,9 +13,9 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import frames, run_requests
 from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.agent.protocol.command_messages import Command
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
-from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from tests.agent.conftest import Node
 from tests.soak import processes
@@ -136,13 +136,13 @@ class _Head:
     """The writer of a run, to which one node tells what it has."""
 
     def __init__(self, run: RunDir, ranks: int) -> None:
-        self.writer, self._ranks, self._seq, self._whole = Writer(run), range(ranks), 0, 0
+        self.writer, self._ranks, self._seq, self._whole = RunDirWriter(run), range(ranks), 0, 0
 
     def live_through(self, attempt: int) -> None:
         """Take in an attempt in which every rank fails."""
         layout = [{"node": NODE, "node_rank": 0, "ranks": list(self._ranks)}]
         size = len(self._ranks)
-        begun = controller_events.Attempt(
+        begun = controller_events.AttemptStarted(
             attempt=attempt, world_size=size, master_addr=None, master_port=None, nodes=layout
         )
         self.writer.append(begun, float(attempt))
@@ -158,12 +158,12 @@ class _Head:
                 protocol_files.INDEX_RECORD.pack(len(OUTPUT), 1.0),
             )
         self._tell(node_events.Swept(attempt, 0, []))
-        again = controller_events.Restarting(
+        again = controller_events.RestartPlanned(
             attempt=attempt + 1, why="crash", at=0.0, nodes=[NODE], ended=f"rank 0: {attempt}"
         )
         self.writer.append(again, float(attempt))
         self._whole = attempt + 1
-        self.writer.close_old_attempts(NODE, self._whole)
+        self.writer.close_earlier_attempts(NODE, self._whole)
 
     def _tell(self, event: node_events.Event) -> None:
         self._seq += 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.protocol import run_files
-from clusterctl.run.record import writer
+from clusterctl.run.record import run_dir_writer
 from tests.soak import followed, node, processes, restarts
 
 MB = 1e6
@@ -108,7 +108,7 @@ def test_what_comes_from_a_node_is_what_is_new_and_what_a_reconnect_compares(hea
 
 def test_of_samples_the_head_keeps_16_mib_of_a_node_however_long_it_runs(headed: followed.Followed) -> None:
     assert headed.stored > 24 * MB
-    assert headed.after.disk["samples"] <= writer.MAX_SAMPLES_BYTES + (1 << 20)
+    assert headed.after.disk["samples"] <= run_dir_writer.MAX_SAMPLES_BYTES + (1 << 20)
 
 
 def test_what_the_head_writes_in_a_day_is_what_the_node_does_and_stays_within_what_is_promised(

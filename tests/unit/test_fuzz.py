@@ -31,7 +31,7 @@ from clusterctl.config.spec import ClusterSpec, HostSpec, StallSpec
 from clusterctl.errors import ClusterctlError, ConfigError
 from clusterctl.logs.time_index import TimeIndex
 from clusterctl.render.status_report import activity_from_sample
-from clusterctl.run.nodes.network_probe import build_node_info
+from clusterctl.run.nodes.network_probe import build_node_facts
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.health_observer import HealthObserver
 from clusterctl.run.rules.stall_detection import StallObserver
@@ -190,16 +190,16 @@ ANSWERS: dict[Command, Any] = {
     Command.EVIDENCE: {"ranks": {"0": {"rank": 0}}},
 }
 HEAD = [
-    controller_events.Created(run="r", name="n", path="p"),
-    controller_events.Attempt(
+    controller_events.RunCreated(run="r", name="n", path="p"),
+    controller_events.AttemptStarted(
         attempt=0,
         world_size=1,
         master_addr=None,
         master_port=None,
         nodes=[{"node": "n", "node_rank": 0, "ranks": [0]}],
     ),
-    controller_events.Link(node="n", link="lost"),
-    controller_events.Ended(state="failed", exit_code=1),
+    controller_events.LinkChanged(node="n", link="lost"),
+    controller_events.RunEnded(state="failed", exit_code=1),
 ]
 BEGUN = apply_controller_event(apply_controller_event(RunState(), 1.0, HEAD[0]), 1.0, HEAD[1])
 
@@ -259,7 +259,7 @@ def answered(pair: tuple[Command, Any]) -> None:
 
 
 def hello(value: Any) -> None:
-    build_node_info(SPEC.hosts[0], REQUESTS[Command.HELLO].validate_answer(value))
+    build_node_facts(SPEC.hosts[0], REQUESTS[Command.HELLO].validate_answer(value))
 
 
 def indexed(data: bytes) -> None:

@@ -12,7 +12,7 @@ from clusterctl.cli.option_values import parse_rank_set
 from clusterctl.cli.run_views import warn_of_unreadable_lines
 from clusterctl.errors import NotFoundError
 from clusterctl.render.log_output import Timestamps
-from clusterctl.run.controller import process
+from clusterctl.run.controller import detached_process
 from clusterctl.run.controller.main import adopt_run
 from clusterctl.run.record import state_reader
 
@@ -52,14 +52,14 @@ def command(
     options.refuse_combination(("--all-ranks", all_ranks), ("--rank", ranks))
     run = state_reader.find_run(reference)
     console = common.console()
-    state, attended = state_reader.load_visible_state(run)
+    state, attended = state_reader.load_state_and_attendance(run)
     warn_of_unreadable_lines(state, console)
-    if adopt and not state.over:
+    if adopt and not state.is_over:
         if attended:
             console.write_stderr(f"{run.run} has a controller already")
         else:
-            process.detach(run, lambda: adopt_run(run))
-    elif state.over and reference is None:
+            detached_process.run_detached(run, lambda: adopt_run(run))
+    elif state.is_over and reference is None:
         raise NotFoundError(
             f"no active run to attach to: {run.run}, the last one, has ended ({state.phase.value})",
             hint=f"`clusterctl status {run.run}` tells how, `clusterctl logs {run.run}` shows its output",

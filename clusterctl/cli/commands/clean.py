@@ -76,7 +76,7 @@ def command(
     files, count = _remove_or_count_content(removed_runs, remove=yes)
     total += count
     if yes and not references:
-        for note in health_history.list_old_files(rundir.find_runs_root().parent, before):
+        for note in health_history.list_outdated_histories(rundir.find_runs_root().parent, before):
             note.unlink(missing_ok=True)
     if files:
         console.write_stdout(f"code that no run needs  {plural(files, 'file')}  {format_size(count)}")
@@ -92,8 +92,8 @@ def command(
 
 
 def _choose_old_runs(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
-    seen = [(run, *state_reader.load_visible_state(run)) for run in state_reader.list_runs()]
-    unattended = [(run, state) for run, state, attended in seen if state.over and not attended]
+    seen = [(run, *state_reader.load_state_and_attendance(run)) for run in state_reader.list_runs()]
+    unattended = [(run, state) for run, state, attended in seen if state.is_over and not attended]
     unreadable = [(run, state) for run, state in unattended if state.phase is RunPhase.UNREADABLE]
     ended = sorted((pair for pair in unattended if pair not in unreadable), key=lambda e: _get_end_time(*e))
     kept = ended[: len(ended) - keep] if keep else ended
@@ -102,7 +102,7 @@ def _choose_old_runs(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
 
 def _explain_nothing_removed(older_than: str, keep: int) -> str:
     """Return why no run is removed although some have ended."""
-    ended = sum(state_reader.load_visible_state(run)[0].over for run in state_reader.list_runs())
+    ended = sum(state_reader.load_state_and_attendance(run)[0].is_over for run in state_reader.list_runs())
     if not ended:
         return ""
     if ended <= keep:
@@ -143,9 +143,9 @@ def _remove_or_list_runs(
 
 def _find_named_runs(references: tuple[str, ...]) -> list[tuple[RunDir, RunState]]:
     runs = {run.run: run for run in map(state_reader.find_run, references)}
-    seen = [(run, *state_reader.load_visible_state(run)) for run in runs.values()]
+    seen = [(run, *state_reader.load_state_and_attendance(run)) for run in runs.values()]
     for run, state, attended in seen:
-        if attended or not state.over:
+        if attended or not state.is_over:
             raise RefusedError(f"{run.run} goes on: nothing was removed", hint=f"`clusterctl down {run.run}` ends it")
     return [(run, state) for run, state, _ in seen]
 

@@ -31,7 +31,7 @@ from clusterctl.render.live_view import WaitingLine
 from clusterctl.render.table import Column, render_table
 from clusterctl.run.nodes.code_exclusions import list_unsent_arguments
 from clusterctl.run.nodes.fan_out import raise_first
-from clusterctl.run.nodes.network_probe import build_node_info, resolve_rendezvous
+from clusterctl.run.nodes.network_probe import build_node_facts, resolve_rendezvous
 from clusterctl.transport.ssh.config import (
     CONFIG_VARIABLE,
     SshOptions,
@@ -156,7 +156,7 @@ def _refuse_names_of_one_host(spec: ClusterSpec) -> None:
 
 
 def _render_ranks(spec: ClusterSpec, console: Console) -> tuple[Any, list[str]]:
-    one, two = (layout.assign_ranks_assuming(spec, gpus) for gpus in (1, 2))
+    one, two = (layout.assign_ranks_assuming_gpus(spec, gpus) for gpus in (1, 2))
     shown, rows = [], []
     for entry, other in zip(one, two, strict=True):
         node, number = entry.host.name, entry.node_rank
@@ -165,7 +165,7 @@ def _render_ranks(spec: ClusterSpec, console: Console) -> tuple[Any, list[str]]:
         shown.append({"node": node, "node_rank": number, "ranks": _to_list(ranks), "gpus": _to_list(gpus)})
         in_words = "counted at start" if ranks is None else fold_ranks(ranks)
         rows.append([node, str(number), in_words, "auto" if gpus is None else fold_ranks(gpus) or "-"])
-    if layout.assign_ranks_if_known(spec) is None:
+    if layout.assign_ranks_from_file(spec) is None:
         error = _make_unknown_gpus_error(spec)
         console.write_stderr(str(error), f"hint: {error.hint}")
     columns = [Column(title=title) for title in ("NODE", "NODE RANK", "RANKS", "GPUS")]
@@ -189,7 +189,7 @@ def _render_environment(loaded: LoadedClusterFile, rank: int, console: Console, 
     if live:
         entries, sourced = _read_live_environment(spec, rank, console)
     else:
-        known = layout.assign_ranks_if_known(spec)
+        known = layout.assign_ranks_from_file(spec)
         if known is None:
             raise _make_unknown_gpus_error(spec)
         entries, sourced = known, explain_environment(spec, known, _require_rank(rank, known), {}, None)
@@ -223,7 +223,7 @@ def _read_live_environment(
     spec: ClusterSpec, rank: int, console: Console
 ) -> tuple[tuple[NodeLayout, ...], dict[str, tuple[str, str]]]:
     with open_all_sessions(spec, spec.worker_hosts, progress_terminal=console.err) as sessions:
-        answers = {host.name: build_node_info(host, sessions[host.name].hello) for host in spec.worker_hosts}
+        answers = {host.name: build_node_facts(host, sessions[host.name].hello) for host in spec.worker_hosts}
         entries = layout.assign_ranks(spec.worker_hosts, {node: answer.gpus for node, answer in answers.items()})
         node = next(entry.host.name for entry in entries if _require_rank(rank, entries) in entry.ranks)
         given = explain_environment(spec, entries, rank, answers, resolve_rendezvous(spec, entries, answers, sessions))

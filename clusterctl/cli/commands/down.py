@@ -22,11 +22,10 @@ from clusterctl.config.spec import load_spec
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodesError, RefusedError, TeardownError
 from clusterctl.formatting import plural
 from clusterctl.render.error_messages import print_error, render_remaining_processes
-from clusterctl.run.controller import control_socket, process
+from clusterctl.run.controller import control_socket, detached_process
 from clusterctl.run.controller.main import adopt_run
-from clusterctl.run.controller.process import ControllerEndedError
 from clusterctl.run.nodes.fan_out import call_all
-from clusterctl.run.nodes.run_cleanup import end_on_node, end_without_controller
+from clusterctl.run.nodes.run_cleanup import end_run_on_node, end_run_without_controller
 from clusterctl.run.record import state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
@@ -99,7 +98,7 @@ def command(
         except RefusedError as error:
             errors.append(error)
     states: dict[str, RunState] = {}
-    ended = {run.run: run for run in ending if load_state(run).over}
+    ended = {run.run: run for run in ending if load_state(run).is_over}
     for run in [run for run in ending if run.run not in ended]:
         try:
             states[run.run] = _wait_for_end(run, console, before[run.run], choices)
@@ -110,7 +109,7 @@ def command(
     if as_json:
         console.write_stdout_json([_run_to_json(run, state) for run, state in states.items()])
     _raise_first([*errors, *failed], console)
-    incomplete = any(outcome.changes_exit_code(state) for state in states.values())
+    incomplete = any(outcome.is_teardown_incomplete(state) for state in states.values())
     return int(ExitCode.TEARDOWN_INCOMPLETE if incomplete else ExitCode.OK)
 
 
@@ -156,20 +155,20 @@ def _select_runs(references: tuple[str, ...], *, all_runs: bool, stalled: bool) 
     if named:
         return named
     states = {run: state_reader.load_summary_or_state(run) for run in state_reader.list_runs()}
-    active = [run for run, state in states.items() if not state.over]
+    active = [run for run, state in states.items() if not state.is_over]
     if active and not all_runs:
         active = [state_reader.find_run(None)]
-    return [*active, *(run for run, state in states.items() if state.over and state.remaining)]
+    return [*active, *(run for run, state in states.items() if state.is_over and state.remaining)]
 
 
 def _request_end(run: RunDir, console: Console, choices: _DownOptions) -> bool:
     """Ask a run to end; return `False` if it goes on because it is not stalled."""
     # Read the journal: `ps` shows a start without a controller as over, but processes of it may be left on nodes.
-    if load_state(run).over:
+    if load_state(run).is_over:
         return True
     if not choices.stalled:
         # A controller may end at its start: what counts is that there is none in the end.
-        with contextlib.suppress(ControllerEndedError):
+        with contextlib.suppress(detached_process.ControllerEndedError):
             send_request_or_adopt(
                 run,
                 "down",
@@ -190,7 +189,7 @@ def _wait_for_end(run: RunDir, console: Console, before: JournalPosition, choice
     )
     state = load_state(run)
     for more in (2, 1, 0):
-        if state.over:
+        if state.is_over:
             break
         screen = RunScreen(run, console, screen_options)
         end_reason, state = screen.follow(), screen.state
@@ -198,13 +197,13 @@ def _wait_for_end(run: RunDir, console: Console, before: JournalPosition, choice
             raise click.Abort
         if end_reason is FollowEndReason.UNATTENDED and more and not _request_end(run, console, choices):
             return state
-    if not state.over:
+    if not state.is_over:
         if not choices.is_silent:
             console.write_stderr(
                 f"{run.run}: its controllers end by themselves; its nodes are asked without one ({run.log})"
             )
         state = _end_on_nodes(run, state, console.err, kill=choices.kill)
-    if not state.over:
+    if not state.is_over:
         raise TeardownError(f"nobody knows what is left of {run.run}", (), hint=f"{run.log} may say why")
     if not choices.is_silent:
         _print_end(run, state, console)
@@ -240,11 +239,11 @@ def _end_on_nodes(run: RunDir, state: RunState, tell: Terminal | None, *, kill: 
             state.remaining,
             hint="`clusterctl down --orphans FILE` looks on the nodes of a cluster file",
         ) from error
-    concerned = {entry["node"] for entry in state.remaining} if state.over else {*state.touched_nodes}
-    hosts = [host for host in spec.hosts if host.name in concerned or not (state.over or concerned)]
+    concerned = {entry["node"] for entry in state.remaining} if state.is_over else {*state.touched_nodes}
+    hosts = [host for host in spec.hosts if host.name in concerned or not (state.is_over or concerned)]
     grace = 0.0 if kill or spec.job is None else spec.job.grace
     with open_reachable_sessions(spec, hosts, is_started_run=True, progress_terminal=tell) as (sessions, errors):
-        return end_without_controller(run, state, sessions, errors, grace)
+        return end_run_without_controller(run, state, sessions, errors, grace)
 
 
 def _print_end(run: RunDir, state: RunState, console: Console) -> None:
@@ -283,7 +282,7 @@ def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: 
         for run, state in known.items():
             _print_end(own[run], state, console)
     _raise_first([*([NodesError(list(errors.values()))] if errors else []), *refused], console)
-    incomplete = left or any(outcome.changes_exit_code(state) for state in known.values())
+    incomplete = left or any(outcome.is_teardown_incomplete(state) for state in known.values())
     return int(ExitCode.TEARDOWN_INCOMPLETE if incomplete else ExitCode.OK)
 
 
@@ -303,7 +302,7 @@ def _end_known_runs(
     errors: list[ClusterctlError] = []
     for name, run in own.items():
         state = state_reader.load_summary_or_state(run)
-        if not state.over:
+        if not state.is_over:
             continue
         found = [(n, r) for n in listed for r in listed[n] if r["run"] == name and (r["live"] or r["remaining"])]
         known = {entry["node"] for entry in state.remaining}
@@ -313,7 +312,7 @@ def _end_known_runs(
         grace = max((float(r["grace"] or 0.0) for _, r in found), default=0.0) or _DEFAULT_GRACE_S
         away = {node: AgentError(node, "not asked") for node in known - reached.keys()}
         try:
-            states[name] = end_without_controller(run, load_state(run), reached, away, grace)
+            states[name] = end_run_without_controller(run, load_state(run), reached, away, grace)
         except ClusterctlError as error:
             errors.append(error)
     return states, errors
@@ -324,14 +323,14 @@ def _end_orphans_on_node(session: Session, runs: list[RunSummary]) -> list[dict[
     left = []
     for run in runs:
         session.epoch = (run["epoch"] or 0) + 1
-        remaining = end_on_node(session, run["run"], run["node"], float(run.get("grace") or _DEFAULT_GRACE_S))
+        remaining = end_run_on_node(session, run["run"], run["node"], float(run.get("grace") or _DEFAULT_GRACE_S))
         left += [{"run": run["run"], **entry} for entry in remaining]
     return left
 
 
 def may_be_stalled(state: RunState) -> bool:
     """Return whether the journal says that a run is stalled; its controller may know better by now."""
-    return not state.over and state.phase.value == "stalled"
+    return not state.is_over and state.phase.value == "stalled"
 
 
 def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
@@ -340,7 +339,7 @@ def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
     A run without a controller gets one, which observes the run until the rule can decide.
     """
     end = time.monotonic() + _STALL_DECISION_S
-    while time.monotonic() < end and not load_state(run).over:
+    while time.monotonic() < end and not load_state(run).is_over:
         answer = send_request_or_adopt(run, "down", {"stalled": True, "kill": kill}, lambda: adopt_run(run))
         if answer is None:
             continue
@@ -381,7 +380,7 @@ def send_request_or_adopt(
 def _start_new_controller(run: RunDir, adopt: Callable[[], int]) -> bool:
     """Start a new controller; return `False` if another command was faster."""
     try:
-        process.detach(run, adopt)
+        detached_process.run_detached(run, adopt)
     except ClusterctlError:
         if not run.is_attended:
             raise

@@ -29,8 +29,8 @@ from clusterctl.render import health_report as render
 from clusterctl.render.health_report import HealthReport, NodeHealth
 from clusterctl.render.table import Column, render_table
 from clusterctl.run.nodes.fan_out import Progress
-from clusterctl.run.nodes.preflight import judge_all, probe_all
-from clusterctl.run.record.health_history import KnownFindings, describe_new_findings
+from clusterctl.run.nodes.preflight import judge_all, probe_nodes
+from clusterctl.run.record.health_history import FindingHistory, describe_new_findings
 from clusterctl.run.record.rundir import find_runs_root
 from clusterctl.suggestion import find_similar
 
@@ -136,8 +136,8 @@ def command(
 
 def _print_new_findings(spec: ClusterSpec, view: HealthReport, console: Console, *, quiet: bool) -> None:
     """Print the findings that the last check of these nodes did not have (`health`, or the start of a run)."""
-    known = KnownFindings(find_runs_root().parent, spec)
-    fresh = known.list_new(view.findings)
+    known = FindingHistory(find_runs_root().parent, spec)
+    fresh = known.list_new_findings(view.findings)
     known.save(view.findings, [node.node for node in view.nodes])
     if not quiet and fresh is not None:
         console.write_stderr(*describe_new_findings(fresh))
@@ -217,7 +217,7 @@ def _probe_and_judge(
 ) -> HealthReport:
     with open_reachable_sessions(spec, hosts, progress_terminal=progress_terminal) as (sessions, errors):
         step = Progress("health", len(hosts), lambda _: None)
-        facts: dict[str, dict[str, Any]] = probe_all(spec, sessions, step, code=True)
+        facts: dict[str, dict[str, Any]] = probe_nodes(spec, sessions, step, code=True)
     facts |= {node: {"unreachable": str(error)} for node, error in errors.items()}
     ordered = {h.name: facts[h.name] for h in hosts}
     return _build_view(ordered, judge_all(spec, ordered, checks), strict=strict)

@@ -34,7 +34,7 @@ from clusterctl.render.attempt_table import AttemptSeparators
 from clusterctl.render.error_messages import error_line, hint_lines
 from clusterctl.render.log_output import LogWriter, Timestamps, encode_raw_line, format_json_line
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.state_reader import NodeNews, StateReader, find_run_to_read, list_runs
+from clusterctl.run.record.state_reader import StampedNodeEvent, StateReader, find_run_to_read, list_runs
 from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def command(
     options.refuse_combination(("--all-ranks", all_ranks), ("--rank", ranks))
     run = find_run_to_read(reference)
     reader, worker_exits = StateReader(run), _WorkerExits()
-    reader.apply_new_events(node_news=worker_exits.add_if_exit)
+    reader.apply_new_events(on_node_event=worker_exits.add_if_exit)
     state = reader.state
     default = ranks is None and nodes is None and not all_ranks and output_format == "text"
     query = LogQuery(
@@ -114,7 +114,7 @@ def command(
     log_output = _LogOutput(
         console, state, query, output_format=output_format, timestamps=timestamps, prefix=not no_prefix
     )
-    if follow and not state.over:
+    if follow and not state.is_over:
         return _follow_run(run, query, log_output, console, default=default)
     if output_format == "text":
         exits = worker_exits.list_on_head_clock(state) if default else []
@@ -265,7 +265,7 @@ class _WorkerExits:
     def __init__(self) -> None:
         self._exits: list[tuple[str, float, Exited]] = []
 
-    def add_if_exit(self, news: NodeNews) -> None:
+    def add_if_exit(self, news: StampedNodeEvent) -> None:
         """Record an event if it is the end of a worker."""
         node, stamp, event = news
         if isinstance(event, Exited):

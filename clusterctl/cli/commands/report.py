@@ -26,17 +26,17 @@ from clusterctl.render.report_page import FindingRow, ReportData, render_report_
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_memory_before_kill, read_curves
 from clusterctl.run.record.state_reader import (
-    ControllerNews,
-    NodeNews,
+    StampedNodeEvent,
     StateReader,
+    TimedControllerEvent,
     find_run_to_read,
-    load_visible_state,
+    load_state_and_attendance,
 )
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.why.verdict import ProblemKind
 
-_FAILURE_EVENTS = (controller_events.StartFailed, controller_events.StallChanged, controller_events.EndDecided)
+_FAILURE_EVENTS = (controller_events.StartFailed, controller_events.StallChanged, controller_events.AttemptEndDecided)
 _WARNING_STARTS = ("warn:", "warning:", "unhealthy:", "lost")
 _MAX_LAST_LINES, _MAX_LAST_BYTES, _MAX_RANKS = 30, 16 << 10, 8
 
@@ -93,7 +93,7 @@ def _load_state_and_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState,
         events.extend(told)
         return state
 
-    state, attended = load_visible_state(run, load)
+    state, attended = load_state_and_attendance(run, load)
     return state, attended, events
 
 
@@ -101,16 +101,16 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
     """Return the state of a run, and its events in the order of time."""
     reader, formatter, found = StateReader(run), EventFormatter(run, terminal), list[TimelineEvent]()
 
-    def add_controller_event(news: ControllerNews) -> None:
+    def add_controller_event(news: TimedControllerEvent) -> None:
         moment, event = news
         match event:
-            case controller_events.Attempt():
+            case controller_events.AttemptStarted():
                 size = f"{plural(event.world_size, 'rank')} on {plural(len(event.nodes), 'node')}"
                 goes_on = f", from {event.resume_from}" if event.resume_from else ""
                 found.append(
                     TimelineEvent(time=moment, label=f"attempt {event.attempt} begins: {size}{goes_on}", tone="dim")
                 )
-            case controller_events.Ended():
+            case controller_events.RunEnded():
                 tone = "good" if event.state == "succeeded" else "bad"
                 found.append(
                     TimelineEvent(time=moment, label=f"{event.state} (exit code {event.exit_code})", tone=tone)
@@ -126,7 +126,7 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
                 )
                 found.extend(TimelineEvent(time=moment, label=line, tone=tone) for line in lines[:1])
 
-    def add_node_event(news: NodeNews) -> None:
+    def add_node_event(news: StampedNodeEvent) -> None:
         node, stamp, event = news
         if isinstance(event, run_messages.EVENTS_WITHOUT_MESSAGE):
             return
@@ -140,7 +140,7 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
 
 def _render_failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
     """Return the final report of a run and the verdict of `why`; nothing if nothing went wrong."""
-    well = state.phase is RunPhase.SUCCEEDED or (not state.over and state.stall is None)
+    well = state.phase is RunPhase.SUCCEEDED or (not state.is_over and state.stall is None)
     if well:
         return []
     context = ReportContext(
@@ -149,7 +149,7 @@ def _render_failure(run: RunDir, state: RunState, terminal: Terminal) -> list[st
     verdict = load_verdict(run, state, live=False)
     if state.phase is RunPhase.CANCELLED and verdict.kind is ProblemKind.NONE and not state.remaining:
         return []  # the user stopped it, and nothing was wrong until then
-    ended = render_end_report(state, terminal, context) if state.over else []
+    ended = render_end_report(state, terminal, context) if state.is_over else []
     return [*ended, "", *render_verdict(verdict, terminal)]
 
 

@@ -152,9 +152,9 @@ def _find_host(spec: ClusterSpec, node: str | None) -> HostSpec:
 
 def _find_target_of_rank(reference: str | None, rank: int) -> ShellTarget:
     run = state_reader.find_run(reference)
-    state, _ = state_reader.load_visible_state(run)
-    if state.over or rank not in state.workers:
-        what = "is over" if state.over else f"has no rank {rank}" if state.workers else "has not started"
+    state, _ = state_reader.load_state_and_attendance(run)
+    if state.is_over or rank not in state.workers:
+        what = "is over" if state.is_over else f"has no rank {rank}" if state.workers else "has not started"
         raise NotFoundError(f"{run.run} {what}", hint="`clusterctl ps` lists the runs that go on")
     spec = load_spec(run.spec.read_text())
     node = state.workers[rank].node

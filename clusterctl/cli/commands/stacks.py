@@ -34,7 +34,7 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
     console = common.console()
     chosen = parse_rank_set(ranks)
     run = state_reader.find_run(reference)
-    state, attended = state_reader.load_visible_state(run)
+    state, attended = state_reader.load_state_and_attendance(run)
     _validate_ranks(run, state, chosen)
     evidence = collect_rank_evidence(run, state, chosen)
     if not evidence.ranks and not evidence.errors:
@@ -58,10 +58,10 @@ def _validate_ranks(run: RunDir, state: RunState, ranks: Collection[int] | None)
     Raises:
         NotFoundError: The run is over, or it has no such rank.
     """
-    if state.over or not state.workers:
+    if state.is_over or not state.workers:
         folders = list_stall_folders(str(run.path))
         hint = f"what was kept of its stalls: {run.path / folders[-1]}" if folders else None
-        what = "is over" if state.over else "has not started"
+        what = "is over" if state.is_over else "has not started"
         raise NotFoundError(f"{run.run} {what}: no rank of it is running", hint=hint)
     missing = sorted(set(ranks or ()) - set(state.workers))
     if missing:

@@ -19,7 +19,7 @@ from clusterctl.render.stats_table import describe_missing_values, render_stats,
 from clusterctl.render.top_rows import FoldLevel, TopData, list_top_units, make_rows
 from clusterctl.render.top_screen import render_rows
 from clusterctl.run.record import state_reader
-from clusterctl.run.record.clock import read_head_time
+from clusterctl.run.record.head_clock import read_head_time
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
@@ -64,12 +64,12 @@ def _load_stats(common: CommonOptions, source: StatsSource, chosen: str | None, 
         hosts = cluster_selection.select_spec_hosts(spec, chosen)
         with open_reachable_sessions(spec, hosts, progress_terminal=console.err) as (sessions, errors):
             return node_stats.probe_node_stats(hosts, sessions, errors)
-    state, attended = state_reader.load_visible_state(source.run)
-    if not attended and not state.over:
+    state, attended = state_reader.load_state_and_attendance(source.run)
+    if not attended and not state.is_over:
         console.write_stderr(
             "no controller is alive: nothing new arrives", f"hint: `clusterctl attach --adopt {source.run.run}`"
         )
-    if state.over:
+    if state.is_over:
         when = "" if state.ended is None else f" {describe_duration(read_head_time() - state.ended)} ago"
         console.write_stderr(f"{source.run.run} has ended{when}: this is what its nodes told last")
     stats = node_stats.load_run_stats(source.run, state)

@@ -12,8 +12,8 @@ from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.run_views import add_stragglers, build_run_view, warn_of_unreadable_lines
 from clusterctl.render.status_report import has_row_per_rank, render_status, status_json
 from clusterctl.run.record.run_facts import read_start_times
-from clusterctl.run.record.sample_files import read_newest_activity
-from clusterctl.run.record.state_reader import find_run_to_read, load_visible_state
+from clusterctl.run.record.sample_files import read_latest_activities
+from clusterctl.run.record.state_reader import find_run_to_read, load_state_and_attendance
 
 
 @click.command("status", cls=CliCommand)
@@ -26,8 +26,8 @@ def command(common: CommonOptions, reference: str | None, as_json: bool, verbose
     options.refuse_combination(("--json", as_json), ("--quiet", common.quiet), ("--verbose", verbose))
     console = common.console()
     run = find_run_to_read(reference)
-    state, has_controller = load_visible_state(run)
-    newest = read_newest_activity(run, state)
+    state, has_controller = load_state_and_attendance(run)
+    newest = read_latest_activities(run, state)
     outputs = as_json or has_row_per_rank(state, every=verbose)
     view = add_stragglers(
         run,

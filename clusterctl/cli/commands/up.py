@@ -21,7 +21,7 @@ from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
 from clusterctl.render.console import safe
 from clusterctl.render.launch_plan import render_plan
-from clusterctl.run.controller import process
+from clusterctl.run.controller import detached_process
 from clusterctl.run.controller.main import start_run
 from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.code_selection import ExcludedPath
@@ -194,7 +194,7 @@ def start_controller(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir
 
     An interrupt is deferred until a view follows the run; it then stops the run.
     """
-    process.defer_signals()
+    detached_process.defer_signals()
     try:
         run = rundir.create_run_dir(spec.name)
         disk_files.write_atomically(run.spec, dump_spec(spec).encode(), durable=True)
@@ -203,7 +203,7 @@ def start_controller(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir
         hint = "set XDG_STATE_HOME to a folder that can be written to"
         raise RefusedError(f"no folder for the run can be made: {error}", hint=hint) from error
     try:
-        process.detach(run, lambda: start_run(run, spec, health=health, strict=strict))
+        detached_process.run_detached(run, lambda: start_run(run, spec, health=health, strict=strict))
     except ClusterctlError as error:
         if error.exit_code == ExitCode.REFUSED:
             shutil.rmtree(run.path, ignore_errors=True)
@@ -212,7 +212,7 @@ def start_controller(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir
 
 
 def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:
-    entries = layout.assign_ranks_if_known(spec)
+    entries = layout.assign_ranks_from_file(spec)
     identity = environment.RunIdentity(run=f"{spec.name}-dry-run", max_restarts=spec.restart.max_restarts)
     if entries is None:
         shown = planning.partial_plan_to_json(spec, identity)

@@ -85,7 +85,7 @@ def format_event_with_time(moment: float, text: str, now: float) -> str:
 
 def list_current_problems(state: RunState, now: float) -> list[str]:
     """Return the current problems of a run, for a new viewer; `now` is the wall clock of the head."""
-    if state.over:
+    if state.is_over:
         return []
     away = [f"{node.node}: {node.describe_silence()}" for node in state.nodes.values() if node.link == "unreachable"]
     troubles = [run_messages.health_message(event) for event in state.troubles.values()]

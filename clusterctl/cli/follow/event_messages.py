@@ -12,7 +12,7 @@ from clusterctl.render.attempt_table import describe_restart
 from clusterctl.render.status_report import describe_slow_ranks
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import read_latest_activity
-from clusterctl.run.rules import controller_events, rank_time_shares
+from clusterctl.run.rules import controller_events, rank_timing
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.why.slowness import LONG_WAIT_S
 
@@ -44,15 +44,15 @@ class EventFormatter:
         match event:
             case controller_events.Note():
                 return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
-            case controller_events.Link():
+            case controller_events.LinkChanged():
                 return self._format_link(event)
-            case controller_events.EndDecided():
+            case controller_events.AttemptEndDecided():
                 return [run_messages.format_decision(event, state)]
-            case controller_events.Restarting():
+            case controller_events.RestartPlanned():
                 return describe_restart(moment, event, self._terminal)
-            case controller_events.Health():
+            case controller_events.HealthChanged():
                 return [run_messages.health_message(event)]
-            case controller_events.Results():
+            case controller_events.ResultsFetched():
                 return run_messages.result_messages(event)
             case controller_events.StallChanged():
                 first, *hints = run_messages.stall_messages(event, self._run.run)
@@ -78,7 +78,7 @@ class EventFormatter:
     ) -> Sequence[str]:
         """Return the messages of an old event, without those of problems that go on (`backlog.current_problems`)."""
         match event:
-            case controller_events.Health() if event in state.troubles.values():
+            case controller_events.HealthChanged() if event in state.troubles.values():
                 return []
             case controller_events.StallChanged():
                 still = state.stall is not None and state.stall.at == moment
@@ -86,7 +86,7 @@ class EventFormatter:
             case _:
                 return self.format_controller_event(moment, event, state)
 
-    def _format_link(self, event: controller_events.Link) -> Sequence[str]:
+    def _format_link(self, event: controller_events.LinkChanged) -> Sequence[str]:
         known = event.node in self._unreachable
         match event.link:
             case "unreachable":
@@ -136,6 +136,6 @@ class StragglerMonitor:
         sample = None if first is None else read_latest_activity(self._run, first.node)
         if sample is None:
             return {}
-        counted = any(rank_time_shares.get_collective_numbers(rank) for rank in (sample.get("ranks") or {}).values())
-        still = counted and not rank_time_shares.has_recent_progress([sample], state.attempt, LONG_WAIT_S)
+        counted = any(rank_timing.get_collective_numbers(rank) for rank in (sample.get("ranks") or {}).values())
+        still = counted and not rank_timing.has_recent_progress([sample], state.attempt, LONG_WAIT_S)
         return load_blocking_ranks(self._run, state) if still else {}

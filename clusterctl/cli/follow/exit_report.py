@@ -40,7 +40,7 @@ class FollowEndReason(str, Enum):
 
 def get_run_exit_code(state: RunState) -> int:
     """Return the exit code for a run that is over; 7 if processes may be left and its own code does not say so."""
-    if outcome.changes_exit_code(state):
+    if outcome.is_teardown_incomplete(state):
         return int(ExitCode.TEARDOWN_INCOMPLETE)
     return int(state.exit_code or 0)
 

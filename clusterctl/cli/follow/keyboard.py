@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
-from clusterctl.run.controller import process
+from clusterctl.run.controller import detached_process
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Terminal
@@ -76,7 +76,7 @@ def catch_signals(*more_signals: int) -> Iterator[int]:
     caught = [number for number in LEAVE_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     old = {number: signal.signal(number, lambda *_: None) for number in (*caught, *more_signals)}
     # A signal that was held back until the view could answer it comes now.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, process.DEFERRED_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, detached_process.DEFERRED_SIGNALS)
     try:
         yield reader
     finally:

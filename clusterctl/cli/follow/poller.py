@@ -13,7 +13,7 @@ from enum import Enum
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.run.controller.control_socket import ChangeSubscription
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.state_reader import ControllerNews, NodeNews, StateReader
+from clusterctl.run.record.state_reader import StampedNodeEvent, StateReader, TimedControllerEvent
 from clusterctl.run.rules.state import RunState
 
 _POLL_S = 1.0
@@ -37,19 +37,19 @@ class RunSnapshot:
 
     Attributes:
         controller_news: New events of the controller.
-        node_news: New events of the nodes.
+        on_node_event: New events of the nodes.
         state: The run now.
     """
 
-    controller_news: list[ControllerNews]
-    node_news: list[NodeNews]
+    controller_news: list[TimedControllerEvent]
+    on_node_event: list[StampedNodeEvent]
     state: RunState
     attendance: RunAttendance
 
     @property
     def worker_exits(self) -> list[tuple[str, float, Exited]]:
         """Node, time (wall clock of the head) and event of each worker that ended."""
-        ended = [(node, stamp, event) for node, stamp, event in self.node_news if isinstance(event, Exited)]
+        ended = [(node, stamp, event) for node, stamp, event in self.on_node_event if isinstance(event, Exited)]
         return [(node, stamp.wall - self.state.ahead(node), event) for node, stamp, event in ended]
 
 
@@ -78,10 +78,10 @@ class RunPoller:
         """Read the new events."""
         # Asked before the files are read, so that the last writes of a controller that has ended are read too.
         attended = self._subscription.clear() or self.run.is_attended
-        controller_news, node_news = self._reader.refresh()
+        controller_news, on_node_event = self._reader.refresh()
         return RunSnapshot(
             controller_news=controller_news,
-            node_news=node_news,
+            on_node_event=on_node_event,
             state=self.state,
             attendance=self._get_attendance(has_controller=attended),
         )
@@ -112,7 +112,7 @@ class RunPoller:
         self._subscription.close()
 
     def _get_attendance(self, *, has_controller: bool) -> RunAttendance:
-        if self.state.over:
+        if self.state.is_over:
             return RunAttendance.OVER
         if has_controller or self._has_new_controller():
             self._attended_at = time.monotonic()

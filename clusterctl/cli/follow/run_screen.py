@@ -158,7 +158,7 @@ class RunScreen:
             self._show_event(moment, event)
         if self._options.shows_output:
             self._show_output()
-        for node, stamp, node_event in snapshot.node_news:
+        for node, stamp, node_event in snapshot.on_node_event:
             if self._options.verbose and (step := run_messages.verbose_node_event_message(node_event)):
                 self._narrate(f"{node}: {step}")
             self._narrate(*self._event_formatter.format_node_event(node, stamp, node_event, self.state))
@@ -195,14 +195,14 @@ class RunScreen:
         state, old = self.state, self._options.skip_events_until
         self._event_formatter.mark_unreachable_as_reported(state)
         if old is not None:
-            fresh = [news for news in snapshot.node_news if news[1].seq > old.last_seq_by_node.get(news[0], 0)]
+            fresh = [news for news in snapshot.on_node_event if news[1].seq > old.last_seq_by_node.get(news[0], 0)]
             return replace(
-                snapshot, controller_news=snapshot.controller_news[old.controller_event_count :], node_news=fresh
+                snapshot, controller_news=snapshot.controller_news[old.controller_event_count :], on_node_event=fresh
             )
         for moment, event in snapshot.controller_news:
             for text in self._event_formatter.format_past_event(moment, event, state):
                 self._backlog.add_event(moment, text)
-        for node, stamp, node_event in snapshot.node_news:
+        for node, stamp, node_event in snapshot.on_node_event:
             for text in self._event_formatter.format_node_event(node, stamp, node_event, state):
                 self._backlog.add_event(stamp.wall - state.ahead(node), text)
         ends = self._failure_tails.select_lines(snapshot.worker_exits) if self._options.shows_output else []
@@ -210,7 +210,7 @@ class RunScreen:
         self._pending_tails += [line for line in ends if line.attempt >= state.attempt]
         if state.attempt < 0:
             self._show_history([])
-        return replace(snapshot, controller_news=[], node_news=[])
+        return replace(snapshot, controller_news=[], on_node_event=[])
 
     def _show_history(self, history: Sequence[LogLine]) -> None:
         """Show earlier lines with the events between them, then the current problems."""
@@ -223,14 +223,14 @@ class RunScreen:
         self._narrate(*list_current_problems(self.state, time.time()))
 
     def _show_event(self, moment: float, event: controller_events.ControllerEvent) -> None:
-        if isinstance(event, controller_events.Phase) and self._options.shows_phases:
+        if isinstance(event, controller_events.StartStepProgress) and self._options.shows_phases:
             self._live_view.update(make_phase_progress(event), time.monotonic())
             self._show_timings(event)
-        if isinstance(event, controller_events.Restarting):
+        if isinstance(event, controller_events.RestartPlanned):
             self._show_failure_tails()
         self._narrate(*self._event_formatter.format_controller_event(moment, event, self.state))
 
-    def _show_timings(self, event: controller_events.Phase) -> None:
+    def _show_timings(self, event: controller_events.StartStepProgress) -> None:
         if not self._are_timings_shown and event.ended and (event.name == "start" or event.failed):
             self._are_timings_shown = True
             times = read_start_times(self._run)

@@ -28,7 +28,7 @@ _UNSTARTED_STATES = ("new", "prepared", "finished")
 """The states of a run on a node before its workers were started, or after it has ended."""
 
 
-class Adoption(ThreadOwnedState):
+class RunAdoption(ThreadOwnedState):
     """Adopts a run. No session is joined before all nodes, or most, have answered: there is no epoch until then.
 
     Thread: the loop; the methods under "in threads" run in others.
@@ -53,9 +53,9 @@ class Adoption(ThreadOwnedState):
         self._hosts = self._list_hosts()
         self._until = time.monotonic() + _CONNECT_GRACE_S
         self.is_active = run.is_busy = True
-        run.executor.in_thread(self._connect_all, self._continue, self._end_controller)
+        run.executor.run_in_thread(self._connect_all, self._continue, self._end_controller)
 
-    def continue_when_due(self) -> None:
+    def continue_without_late_nodes(self) -> None:
         """Continue without the nodes that take too long."""
         if time.monotonic() >= self._until:
             self._continue({})
@@ -82,7 +82,7 @@ class Adoption(ThreadOwnedState):
         run = self._run
         # A node that does not know the run keeps the epoch, so that it refuses late requests for the run.
         run.post(controller_events.TouchedNodes(nodes=list(opened)))
-        left, _ = call_all(opened, lambda n, s: run_cleanup.end_on_node(s, run.folder.run, n, run.grace))
+        left, _ = call_all(opened, lambda n, s: run_cleanup.end_run_on_node(s, run.folder.run, n, run.grace))
         unheard = [host.name for host in run.spec.hosts if host.name not in left]
         if unheard:
             run.post_note(CLEANUP_UNCONFIRMED.format(fold_hosts(unheard)))
@@ -106,7 +106,7 @@ class Adoption(ThreadOwnedState):
             session.close()
         else:
             self._run.raise_epoch(_read_epoch(status))
-            self._reconnection.require_full_compare([node])
+            self._reconnection.require_replica_comparison([node])
             self._reconnection.on_reconnect(node, session)
 
     def _continue(self, errors: Mapping[str, ClusterctlError]) -> None:
@@ -122,13 +122,13 @@ class Adoption(ThreadOwnedState):
             self._start.launch(lambda: self._undo_start(self._reached))
             return
         run.is_busy = False
-        self._reconnection.require_full_compare(self._reached)
+        self._reconnection.require_replica_comparison(self._reached)
         for host in self._hosts:
             if host.name in self._reached:
                 self._reconnection.on_reconnect(host.name, self._reached[host.name])
             else:
                 late = ConnectError(host.name, f"no answer within {_CONNECT_GRACE_S:g}s")
-                self._reconnection.mark_missing(host, errors.get(host.name, late))
+                self._reconnection.mark_disconnected(host, errors.get(host.name, late))
 
     def _end_controller(self, error: Exception) -> None:
         """End this controller with the error; the run goes on, and another controller may adopt it."""

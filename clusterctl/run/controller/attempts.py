@@ -17,12 +17,12 @@ from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.controller.reconnection import Reconnection
 from clusterctl.run.nodes.attempt_start import StartFailure
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, raise_first, select_sessions
-from clusterctl.run.nodes.network_probe import build_node_info
+from clusterctl.run.nodes.network_probe import build_node_facts
 from clusterctl.run.nodes.preflight import Preflight
-from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.disk_files import write_atomically
+from clusterctl.run.record.head_clock import read_head_time
 from clusterctl.run.record.ownership import ThreadOwnedState
-from clusterctl.run.record.sample_files import find_latest_step
+from clusterctl.run.record.sample_files import find_slowest_rank_step
 from clusterctl.run.rules import controller_events, logout_check, next_action, outcome
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.outcome import find_final_cause
@@ -50,14 +50,14 @@ class StartSequence(ThreadOwnedState):
         self._is_failing = self._has_dropped_sessions = False
 
     @property
-    def is_undecided(self) -> bool:
+    def has_no_attempt(self) -> bool:
         """No attempt has begun yet, or none will begin, so that the policy cannot decide."""
         return self._is_failing or (self._run.is_busy and self._run.state.attempt < 0)
 
     def start_first_attempt(self) -> None:
         """Begin the first attempt of a new run."""
         self._run.raise_epoch(0)
-        self._run.launcher.is_untouched = True
+        self._run.launcher.needs_no_cleanup = True
         self.launch(self._first_attempt)
 
     def launch(self, work: Callable[[], StartFailure | None]) -> None:
@@ -79,16 +79,16 @@ class StartSequence(ThreadOwnedState):
 
         launcher.prepared = []
         self._run.is_busy = True
-        self._run.executor.in_thread(attempted, self._on_launched, self._on_bug)
+        self._run.executor.run_in_thread(attempted, self._on_launched, self._on_bug)
 
-    def handle_cancel(self) -> None:
+    def cancel_start(self) -> None:
         """Handle a cancel that comes before the first attempt exists."""
         run = self._run
         self._drop_stuck_sessions()
         if not run.cancelled.is_set() or self._is_failing:
             return
         if run.state.attempt < 0:
-            if run.launcher.forbid_start():
+            if run.launcher.can_end_without_cleanup():
                 self.end_failed_start(StartFailure(error=CancelledError("cancelled during the start")))
         elif run.state.reason is None:
             run.end_attempt(StopReason.CANCELLED, "")
@@ -147,7 +147,7 @@ class StartSequence(ThreadOwnedState):
 
     def _warn_about_missing_gpus(self, hosts: Sequence[HostSpec], opened: Mapping[str, Session]) -> None:
         found = {
-            host.name: build_node_info(host, opened[host.name].hello).gpus for host in hosts if host.name in opened
+            host.name: build_node_facts(host, opened[host.name].hello).gpus for host in hosts if host.name in opened
         }
         on_cpu = layout.list_cpu_only_hosts(hosts, found)
         if on_cpu:
@@ -184,7 +184,7 @@ class StartSequence(ThreadOwnedState):
             run.join(node, session)
         for spare, error in missing.items():
             run.note(f"spare {spare} cannot be used yet: {str(error).removeprefix(f'{spare}: ')}")
-            self._reconnection.mark_missing(run.hosts[spare], error)
+            self._reconnection.mark_disconnected(run.hosts[spare], error)
 
     def _reject_unsafe_nodes(self, sessions: Mapping[str, Session]) -> dict[str, str]:
         """Refuse nodes that end processes at logout; return the spares that are excluded for it, with a reason.
@@ -219,7 +219,7 @@ class StartSequence(ThreadOwnedState):
         if run.state.attempt < 0 or not run.state.workers or run.state.phase is RunPhase.RESTARTING:
             self.end_failed_start(result)
         else:
-            run.end_start(result.error)
+            run.end_partly_started_attempt(result.error)
 
     def end_failed_start(self, result: StartFailure) -> None:
         """End a run without started workers; undo the start on its nodes."""
@@ -233,17 +233,17 @@ class StartSequence(ThreadOwnedState):
         if not cancelled and run.state.attempt >= 0:
             lost = isinstance(result.error, (NodeError, NodesError))
             phase, code = (RunPhase.LOST, ExitCode.LOST) if lost else (RunPhase.FAILED, ExitCode.FAILED)
-        concerned = tuple(dict.fromkeys([*run.all_nodes(), *result.prepared]))
+        concerned = tuple(dict.fromkeys([*run.list_all_nodes(), *result.prepared]))
         left = [*outcome.list_remaining_processes(run.state), *result.remaining]
-        ended = controller_events.Ended(state=phase.value, exit_code=int(code), remaining=left)
-        run.executor.in_thread(
+        ended = controller_events.RunEnded(state=phase.value, exit_code=int(code), remaining=left)
+        run.executor.run_in_thread(
             lambda: self._undo_start(concerned, result.prepared, ended),
             lambda nodes: self._on_undone(nodes, ended),
             lambda _: self._on_undone(list(result.prepared), ended),
         )
 
     def _undo_start(
-        self, concerned: Sequence[str], prepared: Sequence[str], ended: controller_events.Ended
+        self, concerned: Sequence[str], prepared: Sequence[str], ended: controller_events.RunEnded
     ) -> list[str]:
         """Tell nodes that the run has ended; return the prepared nodes that could not be told.
 
@@ -267,7 +267,7 @@ class StartSequence(ThreadOwnedState):
         errors = run.send_finish(opened, ended.state, ended.exit_code)
         return [n for n in unheard if n not in opened or isinstance(errors.get(n), NodeError)]
 
-    def _on_undone(self, left: list[str], ended: controller_events.Ended) -> None:
+    def _on_undone(self, left: list[str], ended: controller_events.RunEnded) -> None:
         run = self._run
         if left:
             run.note(CLEANUP_UNCONFIRMED.format(fold_hosts(left)))
@@ -297,7 +297,7 @@ class RestartSequence(ThreadOwnedState):
             run.note(text)
         rules = run.limits.restart
         run.record(
-            controller_events.Restarting(
+            controller_events.RestartPlanned(
                 attempt=run.state.attempt + 1,
                 why=action.why,
                 at=action.at,
@@ -305,7 +305,7 @@ class RestartSequence(ThreadOwnedState):
                 ended=self._build_failure_signature(),
                 newest_checkpoint=run.state.newest_checkpoint,
                 cause=cause_to_json(find_final_cause(run.state)),
-                step=find_latest_step(run.folder, run.state),
+                step=find_slowest_rank_step(run.folder, run.state),
                 number=len(next_action.list_counted_restarts(run.state, rules, read_head_time())) + 1,
                 budget=rules.max_restarts,
             )
@@ -315,9 +315,9 @@ class RestartSequence(ThreadOwnedState):
         replaced = [n.node for n in run.state.nodes.values() if n.node not in nodes and n.swept and not n.remaining]
         sessions = {node: session for node, session in run.links.sessions.items() if node in replaced}
         if sessions:
-            run.executor.in_thread(lambda: run.send_finish(sessions, "replaced", int(ExitCode.FAILED)))
+            run.executor.run_in_thread(lambda: run.send_finish(sessions, "replaced", int(ExitCode.FAILED)))
 
-    def measure_dirty_s(self) -> float:
+    def measure_dirty_node_s(self) -> float:
         """Return for how many seconds a node of the attempt has had processes that could not be ended."""
         state = self._run.state
         if not any(node.remaining for node in state.nodes.values()):
@@ -345,7 +345,7 @@ class RestartSequence(ThreadOwnedState):
         """Return whether every node is connected; end the run if one has been away for too long."""
         links = self._run.links
         missing = [n for n in nodes if n not in links.sessions]
-        away = links.list_silent(0.0)
+        away = links.measure_silence_s(0.0)
         gone = [n for n in missing if away.get(n, 0.0) >= self._run.limits.node_lost_after]
         if gone:
             error = NodeError(gone[0], f"{fold_hosts(gone)}: no connection for the next attempt")
@@ -374,7 +374,7 @@ class RestartSequence(ThreadOwnedState):
             return 0
         return next_action.count_repeated_failures(state, self._build_failure_signature())
 
-    def must_check_checkpoints(self) -> bool:
+    def is_checkpoint_search_pending(self) -> bool:
         """Return whether to wait for the search for a newer checkpoint, before equal failures end the run."""
         run, state = self._run, self._run.state
         over = bool(state.nodes) and all(n.swept for n in state.nodes.values())
@@ -392,5 +392,5 @@ class RestartSequence(ThreadOwnedState):
             def keep(newest: str | None) -> None:
                 self._newest[state.attempt] = newest
 
-            run.executor.in_thread(search, keep, lambda _: keep(None))
+            run.executor.run_in_thread(search, keep, lambda _: keep(None))
         return True

@@ -23,16 +23,16 @@ from clusterctl.formatting import plural
 from clusterctl.run.controller.control_socket import ControlServer
 from clusterctl.run.controller.executor import LoopExecutor
 from clusterctl.run.controller.links import Links, Subscriptions
-from clusterctl.run.nodes.attempt_start import Launcher
+from clusterctl.run.nodes.attempt_start import AttemptLauncher
 from clusterctl.run.nodes.fan_out import Progress, call_all
-from clusterctl.run.record.clock import read_head_time
+from clusterctl.run.record.head_clock import read_head_time
 from clusterctl.run.record.ownership import ThreadOwnedState
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
-from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.controller_events import build_start_failed
-from clusterctl.run.rules.next_action import StopTimers, build_limits
+from clusterctl.run.rules.next_action import StopTimers, build_run_limits
 from clusterctl.run.rules.state import NodeState, RankIndex
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 from clusterctl.session.connect import open_in_parallel
@@ -76,10 +76,10 @@ class ControlledRun(ThreadOwnedState):
         self.inbox = Inbox()
         self.executor = LoopExecutor(self.inbox.put)
         self.dial = dial(self.inbox)
-        self.writer = Writer(folder)
+        self.writer = RunDirWriter(folder)
         self.links = Links(lambda host: self.dial(host, lambda _: None), self.executor)
         self.hosts = {h.name: h for h in spec.hosts}
-        self.limits = build_limits(spec)
+        self.limits = build_run_limits(spec)
         self.state = load_state(folder)
         self.epoch = 0
         self.is_busy = self.kill = False
@@ -90,7 +90,7 @@ class ControlledRun(ThreadOwnedState):
         )
         self.excluded_spares: dict[str, str] = {}
         self.stopping = StopTimers()
-        self.launcher = Launcher(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)
+        self.launcher = AttemptLauncher(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)
         self.control = ControlServer(folder.create_control_address(), self.inbox.put)
 
     @override
@@ -165,7 +165,7 @@ class ControlledRun(ThreadOwnedState):
         """Return the state of a node of this attempt, or of an earlier one."""
         return self.state.nodes.get(node) or self.state.retired.get(node)
 
-    def all_nodes(self) -> list[str]:
+    def list_all_nodes(self) -> list[str]:
         """Return the nodes of this attempt and of earlier ones."""
         return [*self.state.nodes, *self.state.retired]
 
@@ -216,12 +216,14 @@ class ControlledRun(ThreadOwnedState):
 
     def end_attempt(self, reason: StopReason, message: str) -> None:
         """Record that the attempt ends, and stop it on its nodes."""
-        self.record(controller_events.EndDecided(attempt=self.state.attempt, reason=reason.value, message=message))
+        self.record(
+            controller_events.AttemptEndDecided(attempt=self.state.attempt, reason=reason.value, message=message)
+        )
         self.stopping.reset()
-        self.stop_all(reason.value)
+        self.stop_all_nodes(reason.value)
         self.control.notify()
 
-    def end_start(self, error: ClusterctlError) -> None:
+    def end_partly_started_attempt(self, error: ClusterctlError) -> None:
         """End an attempt that could not be started everywhere."""
         cancelled = self.cancelled.is_set()
         if not cancelled:
@@ -229,7 +231,7 @@ class ControlledRun(ThreadOwnedState):
         if self.state.reason is None:
             self.end_attempt(StopReason.CANCELLED if cancelled else StopReason.START_FAILED, str(error))
 
-    def stop_all(self, reason: str) -> None:
+    def stop_all_nodes(self, reason: str) -> None:
         """Stop the attempt on every node where it has not ended."""
         for node in self.state.nodes.values():
             if not node.swept:
@@ -248,7 +250,7 @@ class ControlledRun(ThreadOwnedState):
             with contextlib.suppress(FutureTimeoutError):
                 STOP.call_async(session, request).result(STOP.timeout_s)
 
-        self.executor.in_thread(send, failed=lambda _: self.links.redial(self.hosts[node], session))
+        self.executor.run_in_thread(send, failed=lambda _: self.links.redial(self.hosts[node], session))
 
     def send_finish(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
         """Tell nodes that the run has ended; return the errors. For any thread."""
@@ -264,7 +266,7 @@ class ControlledRun(ThreadOwnedState):
     def cancel(self, *, kill: bool) -> None:
         """Cancel the run: gracefully, or at once."""
         self.cancelled.set()
-        self.links.redial_now()
+        self.links.redial_all_now()
         if kill:
             self.executor.call_soon(self.kill_now)
 
@@ -273,6 +275,6 @@ class ControlledRun(ThreadOwnedState):
         if self.kill:
             return
         self.kill = True
-        self.stopping.start_kill(time.monotonic())
+        self.stopping.start_kill_timer(time.monotonic())
         if self.state.reason is not None:
-            self.stop_all(self.state.reason)
+            self.stop_all_nodes(self.state.reason)

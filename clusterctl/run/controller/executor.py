@@ -60,7 +60,7 @@ class LoopExecutor:
         self.call_soon(run)
         return done.result()
 
-    def in_thread(
+    def run_in_thread(
         self,
         work: Callable[[], T],
         done: Callable[[T], object] = _ignore,

@@ -86,14 +86,14 @@ class FinishSequence(ThreadOwnedState):
 
         The nodes are told of the end only afterwards, because another run may then use the same workdir.
         """
-        run, wanted = self._run, downloads.choose_results(self._run.spec, self._run.state, finish.phase)
+        run, wanted = self._run, downloads.choose_results_to_fetch(self._run.spec, self._run.state, finish.phase)
         if wanted is None or self._has_results_event:
             return True
         if self._results_fetch is None and not run.kill:
             fetch = self._results_fetch = downloads.ResultsFetch(run.spec, wanted, run.folder.run)
             self._ended_before = run.cancelled.is_set()
             sessions, nodes = run.sessions(), list(run.state.nodes)
-            run.executor.in_thread(
+            run.executor.run_in_thread(
                 lambda: fetch.fetch(sessions, nodes), self._take_results, lambda _: self._give_up_results("failed")
             )
         elif run.kill or (run.cancelled.is_set() and not self._ended_before):
@@ -108,7 +108,7 @@ class FinishSequence(ThreadOwnedState):
             self._take_results(self._results_fetch.result(why))
         self._has_results_event = True
 
-    def _take_results(self, found: controller_events.Results) -> None:
+    def _take_results(self, found: controller_events.ResultsFetched) -> None:
         if not self._has_results_event:
             self._has_results_event = True
             self._run.record(found)
@@ -134,7 +134,7 @@ class FinishSequence(ThreadOwnedState):
             raise_first({f: error for f, error in errors.items() if not isinstance(error, NotFoundError)})
             return {file: answer["size"] for file, answer in answers.items()}
 
-        run.executor.in_thread(measure, lambda sizes: self._sizes.update({node: sizes}))
+        run.executor.run_in_thread(measure, lambda sizes: self._sizes.update({node: sizes}))
 
     def _list_missing(self, node: str) -> list[tuple[str, int]]:
         """Return files with the number of missing bytes; all files if the node has not reported their sizes."""
@@ -167,7 +167,7 @@ class FinishSequence(ThreadOwnedState):
             return False
         # If no node is connected, the link of the head is broken.
         ours = not any(other in run.links.sessions for other in self._files) and not run.cancelled.is_set()
-        return ours or run.links.list_silent(0.0).get(node, 0.0) < run.limits.node_lost_after
+        return ours or run.links.measure_silence_s(0.0).get(node, 0.0) < run.limits.node_lost_after
 
     def _note_missing(self, missing: dict[str, list[tuple[str, int]]]) -> None:
         unasked = [node for node in missing if node not in self._sizes]
@@ -186,9 +186,9 @@ class FinishSequence(ThreadOwnedState):
         run = self._run
         self._telling = True
         self._replication.send_acknowledgements()
-        expected = set(run.all_nodes())
+        expected = set(run.list_all_nodes())
         sessions = {n: s for n, s in run.links.sessions.items() if n in expected}
-        ended = controller_events.Ended(
+        ended = controller_events.RunEnded(
             state=finish.phase.value, exit_code=finish.exit_code, remaining=list(finish.remaining)
         )
 
@@ -196,9 +196,9 @@ class FinishSequence(ThreadOwnedState):
             run.record(ended)
             run.control.notify()
 
-        run.executor.in_thread(lambda: self._tell_nodes(sessions, ended), close, close)
+        run.executor.run_in_thread(lambda: self._tell_nodes(sessions, ended), close, close)
 
-    def _tell_nodes(self, sessions: dict[str, Session], ended: controller_events.Ended) -> None:
+    def _tell_nodes(self, sessions: dict[str, Session], ended: controller_events.RunEnded) -> None:
         """Tell nodes that the run has ended. Runs in a thread.
 
         A node that was rebooted and reconnected at the last moment has no workers, but an attempt to end.
@@ -208,4 +208,4 @@ class FinishSequence(ThreadOwnedState):
         refused = {n: sessions[n] for n, error in errors.items() if isinstance(error, RefusedError)}
         late = {n: s for n, s in refused.items() if (node := run.find_node(n)) is not None and node.swept}
         if not run.kill:
-            call_all(late, lambda n, s: run_cleanup.end_on_node(s, run.folder.run, n, run.grace))
+            call_all(late, lambda n, s: run_cleanup.end_run_on_node(s, run.folder.run, n, run.grace))

@@ -12,7 +12,7 @@ from clusterctl.errors import AuthError
 from clusterctl.run.controller.executor import LoopExecutor
 from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.run.record.ownership import ThreadOwned
-from clusterctl.run.record.writer import Writer
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.rules.state import NodeState
 from clusterctl.session.node_requests import FOLLOW
 from clusterctl.session.node_session import Session
@@ -82,7 +82,7 @@ class Links(ThreadOwned):
         if current is not None:
             self._broken_at[host.name] = now - current.silence_s
             self.sessions = {node: s for node, s in self.sessions.items() if node != host.name}
-            self._executor.in_thread(current.close)
+            self._executor.run_in_thread(current.close)
         self._broken_at.setdefault(host.name, now)
         self._cut_at.setdefault(host.name, now)
         if host.name in self._dialing:
@@ -93,7 +93,7 @@ class Links(ThreadOwned):
         was_good = now - self._added_at.get(host.name, float("-inf")) >= _GOOD_AFTER_S
         pause = 0.0 if was_good or host.name not in self._pauses else _next_pause(self._pauses[host.name])
         self._pauses[host.name], hurries = pause, self._hurries
-        self._executor.in_thread(
+        self._executor.run_in_thread(
             lambda: self._dial_until_connected(host, pause, hurries),
             lambda opened: opened and self.on_dialed(host.name, opened),
         )
@@ -103,13 +103,13 @@ class Links(ThreadOwned):
         current = self.sessions.get(node)
         return node in self._broken_at if current is None else not current.alive
 
-    def list_silent(self, after: float) -> dict[str, float]:
+    def measure_silence_s(self, after: float) -> dict[str, float]:
         """Return the nodes that have been silent for more than `after` seconds, with the seconds of silence."""
         now = time.monotonic()
         quiet = {node: s.silence_s for node, s in self.sessions.items() if s.silence_s > after}
         return quiet | {node: now - last for node, last in self._broken_at.items()}
 
-    def list_unreachable(self) -> dict[str, float]:
+    def measure_unreachable_s(self) -> dict[str, float]:
         """Return the nodes without a connection, with the seconds since it was closed.
 
         The silence before the close does not count, because messages of the head may have arrived then.
@@ -117,7 +117,7 @@ class Links(ThreadOwned):
         now = time.monotonic()
         return {node: now - moment for node, moment in self._cut_at.items()}
 
-    def redial_now(self) -> None:
+    def redial_all_now(self) -> None:
         """Dial every missing node now, without the rest of the pause, because the user is waiting."""
         with self._changed:
             self._hurries += 1
@@ -193,7 +193,7 @@ class Subscriptions(ThreadOwned):
         run: str,
         nodes: int,
         links: Links,
-        writer: Writer,
+        writer: RunDirWriter,
         find_node: Callable[[str], NodeState | None],
         executor: LoopExecutor,
     ) -> None:
@@ -238,4 +238,4 @@ class Subscriptions(ThreadOwned):
         """Record that all attempts of a node below `before` are replicated; 0 if that is not known."""
         self.check()
         self._replicated_before[node] = before
-        self._writer.close_old_attempts(node, before)
+        self._writer.close_earlier_attempts(node, before)

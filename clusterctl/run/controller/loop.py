@@ -17,19 +17,19 @@ from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.config.spec import ClusterSpec
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import describe_duration
-from clusterctl.run.controller.adoption import Adoption
+from clusterctl.run.controller.adoption import RunAdoption
 from clusterctl.run.controller.attempts import RestartSequence, StartSequence
 from clusterctl.run.controller.control_socket import ControlRequest
 from clusterctl.run.controller.controlled_run import ControlledRun, Dial
 from clusterctl.run.controller.executor import LoopCall
 from clusterctl.run.controller.finish import FinishSequence
-from clusterctl.run.controller.monitoring import HealthMonitor, StallMonitor
+from clusterctl.run.controller.health_and_stall_monitors import HealthMonitor, StallMonitor
 from clusterctl.run.controller.reconnection import SILENT_AFTER_S, Reconnection
 from clusterctl.run.controller.replication import Replication
 from clusterctl.run.nodes.evidence_requests import request_evidence
 from clusterctl.run.nodes.preflight import Preflight
-from clusterctl.run.record.clock import read_head_time
-from clusterctl.run.record.disk_files import ignore_shortage
+from clusterctl.run.record.disk_files import ignore_resource_shortage
+from clusterctl.run.record.head_clock import read_head_time
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events, next_action
 from clusterctl.run.rules.state import RunPhase
@@ -77,7 +77,7 @@ class Controller:
         run.links.on_dialed = self._reconnection.on_reconnect
         self._replication = Replication(run, self._feed)
         self._start = StartSequence(run, self._reconnection, preflight)
-        self._adoption = Adoption(run, self._reconnection, self._start)
+        self._adoption = RunAdoption(run, self._reconnection, self._start)
         self._restart = RestartSequence(run, self._start)
         self._finish = FinishSequence(run, self._replication)
         self._is_dirty = True
@@ -86,7 +86,7 @@ class Controller:
     def start(self, warnings: Sequence[str] = ()) -> int:
         """Start the run and control it to its end; return its exit code. `warnings` are recorded first."""
         run = self._run
-        run.record(controller_events.Created(run=run.folder.run, name=run.spec.name, path=run.spec.path))
+        run.record(controller_events.RunCreated(run=run.folder.run, name=run.spec.name, path=run.spec.path))
         for text in warnings:
             run.note(text)
         self._start.start_first_attempt()
@@ -114,12 +114,12 @@ class Controller:
         for part in (run, self._stalls, self._health, *parts):
             part.take_ownership()
         try:
-            while not run.state.over:
+            while not run.state.is_over:
                 self._receive()
                 if self._reconnection.is_superseded:
                     return int(ExitCode.UNATTENDED)
                 if self._should_evaluate():
-                    self._reconnection.record_silence()
+                    self._reconnection.record_silent_nodes()
                     self._act()
                     self._replication.acknowledge()
             while not run.writer.flush():
@@ -202,15 +202,15 @@ class Controller:
         if self._finish.has_begun:
             self._finish.step()
             return
-        self._adoption.continue_when_due()
-        if self._adoption.is_active or self._start.is_undecided:
-            self._start.handle_cancel()
+        self._adoption.continue_without_late_nodes()
+        if self._adoption.is_active or self._start.has_no_attempt:
+            self._start.cancel_start()
             return
         if not run.cancelled.is_set():
             # Stalls and health do not matter any more for a cancelled run, and must not delay its end.
             self._stalls.judge()
             self._record_health()
-        if self._restart.must_check_checkpoints():
+        if self._restart.is_checkpoint_search_pending():
             return
         observations = self._observe()
         while isinstance(
@@ -233,7 +233,7 @@ class Controller:
 
     def _give_up_node(self, action: next_action.GiveUpNode) -> None:
         run = self._run
-        run.record(controller_events.Link(node=action.node, link="lost", why=action.why))
+        run.record(controller_events.LinkChanged(node=action.node, link="lost", why=action.why))
         # Its fence counts from here: after this, only a new connection can reach the node.
         run.links.redial(run.hosts[action.node])
         self._note_fence(action.node)
@@ -242,7 +242,7 @@ class Controller:
         """Record how long the run has to wait: the workers of an unreachable node may run until then."""
         run = self._run
         if run.limits.fence is not None and not run.cancelled.is_set():
-            left = max(0.0, run.limits.fence - run.links.list_unreachable().get(node, 0.0))
+            left = max(0.0, run.limits.fence - run.links.measure_unreachable_s().get(node, 0.0))
             text = f"waiting {describe_duration(left)} for {node}'s workers to time out (on_controller_loss.stop_after)"
             run.note(text, "info")
 
@@ -265,9 +265,9 @@ class Controller:
 
     def _record_health(self) -> None:
         """Record changes of the health of nodes and GPUs."""
-        changes: list[controller_events.Health] = []
-        with ignore_shortage():
-            changes = self._health.list_changes(self._run.state, time.monotonic())
+        changes: list[controller_events.HealthChanged] = []
+        with ignore_resource_shortage():
+            changes = self._health.list_health_changes(self._run.state, time.monotonic())
         for event in changes:
             self._run.record(event)
         if changes:
@@ -275,20 +275,20 @@ class Controller:
 
     def _observe(self) -> next_action.RunObservations:
         run = self._run
-        silent, moment = run.links.list_silent(SILENT_AFTER_S), time.monotonic()
+        silent, moment = run.links.measure_silence_s(SILENT_AFTER_S), time.monotonic()
         return next_action.RunObservations(
             silent_s=silent,
-            unreachable_s=run.links.list_unreachable(),
+            unreachable_s=run.links.measure_unreachable_s(),
             stopping_s=run.stopping.update([node for node in run.links.sessions if node not in silent], moment),
             kill_wait_s=run.stopping.measure_kill_wait_s(moment),
             idle_s=self._stalls.measure_idle_s(),
             cancelled=run.cancelled.is_set(),
-            is_gathering_evidence=self._stalls.is_gathering_evidence,
+            is_evidence_pending=self._stalls.is_evidence_pending,
             repeated_failures=self._restart.count_repeated_failures(),
             spare_count=len(self._restart.list_free_spares()),
             unhealthy=self._health.find_unhealthy(run.state),
             degraded=self._health.find_degraded(run.state),
-            dirty_s=self._restart.measure_dirty_s(),
+            dirty_node_s=self._restart.measure_dirty_node_s(),
         )
 
 
@@ -321,4 +321,4 @@ def _send_evidence(run: ControlledRun, item: ControlRequest) -> None:
         collected = request_evidence(run.folder.run, "stacks", sessions, ranks)
         item.reply({"ranks": collected.ranks, "errors": {**collected.errors, **unseen}})
 
-    run.executor.in_thread(collect)
+    run.executor.run_in_thread(collect)

@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 from clusterctl.agent.linux.config_files import read_logind_settings
 from clusterctl.config.spec import ClusterSpec, HostSpec, load_spec
-from clusterctl.run.controller import process
+from clusterctl.run.controller import detached_process
 from clusterctl.run.controller.controlled_run import Dial
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record import run_facts, saved_verdict
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
-from clusterctl.run.rules.logout_check import describe_head_warning
+from clusterctl.run.rules.logout_check import describe_head_logout_warning
 from clusterctl.session.connect import Transports, open_session
 from clusterctl.session.controller_inbox import InboxItemQueue
 from clusterctl.session.node_session import Session
@@ -54,7 +54,7 @@ def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> 
     sys.setswitchinterval(choose_switch_interval_s(len(spec.hosts)))
     preflight = Preflight(run, spec, strict=strict) if health else None
     controller = Controller(run, spec, build_dialer(spec), preflight)
-    process.report_ready()
+    detached_process.report_ready()
     run_facts.save_commit(run, os.path.dirname(spec.path) or ".")
     return _save_verdict(run, controller.start(_list_head_warnings()))
 
@@ -75,7 +75,7 @@ def _list_head_warnings() -> list[str]:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return []
-    warning = describe_head_warning(read_logind_settings(user), user)
+    warning = describe_head_logout_warning(read_logind_settings(user), user)
     return [warning] if warning else []
 
 
@@ -86,5 +86,5 @@ def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:
     controller = Controller(run, spec, build_dialer(spec))
     if cancel:
         controller.cancel(kill=kill)
-    process.report_ready()
+    detached_process.report_ready()
     return _save_verdict(run, controller.adopt())

@@ -24,7 +24,7 @@ from clusterctl.errors import (
 from clusterctl.run.controller import replication
 from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.nodes import run_cleanup
-from clusterctl.run.record.clock import read_head_time
+from clusterctl.run.record.head_clock import read_head_time
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.next_action import ViolationCounter
@@ -86,7 +86,9 @@ class Reconnection(ThreadOwnedState):
             or abs(ahead - node.ahead) > item.error_s + _AHEAD_STEP
         ):
             self._run.record(
-                controller_events.Clock(node=item.node, offset=offset, error=item.error_s, boot=item.boot, ahead=ahead)
+                controller_events.ClockEstimated(
+                    node=item.node, offset=offset, error=item.error_s, boot=item.boot, ahead=ahead
+                )
             )
 
     # --- another controller
@@ -100,7 +102,7 @@ class Reconnection(ThreadOwnedState):
         if node not in run.links.sessions:
             return
         self._stale.add(node)
-        run_nodes = set(run.all_nodes()) or set(run.hosts)
+        run_nodes = set(run.list_all_nodes()) or set(run.hosts)
         if run.links.sessions.keys() & run_nodes <= self._stale:
             self.is_superseded = True
             run.note(f"another controller has taken over on {node}: this one has ended and the run goes on")
@@ -120,7 +122,7 @@ class Reconnection(ThreadOwnedState):
             return
         text = str(error) if isinstance(error, (FrameError, ClusterctlError)) else repr(error)
         self._count_violation(node, text[:_QUOTED])
-        self.mark_missing(host, AgentError(node, f"it sent an invalid message: {text[:_QUOTED]}"))
+        self.mark_disconnected(host, AgentError(node, f"it sent an invalid message: {text[:_QUOTED]}"))
 
     def _count_violation(self, node: str, text: str) -> None:
         run, node_state = self._run, self._run.state.nodes.get(node)
@@ -128,7 +130,7 @@ class Reconnection(ThreadOwnedState):
             run.note(f"{node} sent an invalid message, so its session is ended: {text}")
         over = self._violations.add(node, time.monotonic())
         if over and node_state is not None and node_state.link != "lost" and not node_state.swept:
-            run.record(controller_events.Link(node=node, link="lost", why=f"it sends invalid messages: {text}"))
+            run.record(controller_events.LinkChanged(node=node, link="lost", why=f"it sends invalid messages: {text}"))
 
     # --- broken
 
@@ -138,9 +140,9 @@ class Reconnection(ThreadOwnedState):
         if host is not None and self._run.links.is_broken(item.node):
             if isinstance(item.error, ProtocolError):
                 self._count_violation(item.node, str(item.error).removeprefix(f"{item.node}: "))
-            self.mark_missing(host, item.error)
+            self.mark_disconnected(host, item.error)
 
-    def mark_missing(self, host: HostSpec, error: ClusterctlError, session: Session | None = None) -> None:
+    def mark_disconnected(self, host: HostSpec, error: ClusterctlError, session: Session | None = None) -> None:
         """Record that a node has no connection, and dial it again; with `session`, only if that is the current one."""
         run = self._run
         if session is not None and run.links.sessions.get(host.name) is not session:
@@ -148,12 +150,12 @@ class Reconnection(ThreadOwnedState):
         node = run.state.nodes.get(host.name)
         silent = node is not None and node.link == "unreachable" and node.link_why == _SILENT
         if node is not None and (silent or node.link not in ("unreachable", "lost")):
-            self._record_unreachable(host.name, str(error), run.links.list_silent(0.0).get(host.name, 0.0))
+            self._record_unreachable(host.name, str(error), run.links.measure_silence_s(0.0).get(host.name, 0.0))
         run.links.redial(host, session)
 
     # --- back
 
-    def require_full_compare(self, nodes: Iterable[str]) -> None:
+    def require_replica_comparison(self, nodes: Iterable[str]) -> None:
         """Compare all replicas of these nodes before they are followed, because another controller wrote them."""
         self._uncompared.update(nodes)
 
@@ -166,7 +168,7 @@ class Reconnection(ThreadOwnedState):
         if name in run.state.nodes:
             self._record_reconnect(node, str(session.hello.get("boot_id") or ""))
         state = run.state
-        run.executor.in_thread(
+        run.executor.run_in_thread(
             lambda: self._resume(state, node, session),
             lambda outcome: self._on_resumed(name, session, outcome),
             lambda error: self._on_resume_failed(name, session, error),
@@ -175,9 +177,9 @@ class Reconnection(ThreadOwnedState):
     def _record_reconnect(self, node: NodeState, boot: str) -> None:
         if boot and node.boot and boot != node.boot and not node.swept:
             why = "it was rebooted"
-            self._run.record(controller_events.Link(node=node.node, link="lost", why=why, rebooted=True))
+            self._run.record(controller_events.LinkChanged(node=node.node, link="lost", why=why, rebooted=True))
         elif node.link != "lost":
-            self._run.record(controller_events.Link(node=node.node, link="connected"))
+            self._run.record(controller_events.LinkChanged(node=node.node, link="connected"))
 
     def _resume(self, state: RunState, node: NodeState, session: Session) -> _Resumption:
         """Follow a node from the cursors. Runs in a thread; the loop makes the changes of the state."""
@@ -189,7 +191,7 @@ class Reconnection(ThreadOwnedState):
             FOLLOW.call(session, follow)
         except NotFoundError:
             # The files are lost, but workers may still run: end them.
-            remaining = run_cleanup.end_on_node(session, run.folder.run, name, run.grace)
+            remaining = run_cleanup.end_run_on_node(session, run.folder.run, name, run.grace)
             return _Resumption(has_files=False, remaining=remaining)
         pending = any(state.workers[r].phase is WorkerPhase.PENDING for r in node.ranks if r in state.workers)
         status = STATUS.call(session, {"run": run.folder.run, "node": name}) if pending else None
@@ -231,12 +233,12 @@ class Reconnection(ThreadOwnedState):
             return
         if not isinstance(error, ClusterctlError):
             error = ConnectError(node, f"its run cannot be followed: {error}")
-        self.mark_missing(self._run.hosts[node], error, session)
+        self.mark_disconnected(self._run.hosts[node], error, session)
 
     def _on_run_files_lost(self, node: str, session: Session, remaining: list[RemainingProcess]) -> None:
         run = self._run
         why = "it has lost the files of the run"
-        run.record(controller_events.Link(node=node, link="lost", why=why, rebooted=not remaining))
+        run.record(controller_events.LinkChanged(node=node, link="lost", why=why, rebooted=not remaining))
         if remaining:
             run.links.redial(run.hosts[node], session)
 
@@ -245,14 +247,14 @@ class Reconnection(ThreadOwnedState):
         run = self._run
         if status["state"] == "prepared" and status["attempt"] == run.state.attempt and not run.is_busy:
             text = f"the controller ended before it had started the workers on {node}"
-            run.end_start(RunFailed(text, exit_code=ExitCode.FAILED))
+            run.end_partly_started_attempt(RunFailed(text, exit_code=ExitCode.FAILED))
 
     # --- silent
 
-    def record_silence(self) -> None:
+    def record_silent_nodes(self) -> None:
         """Record which nodes became silent, and which answer again."""
         run = self._run
-        silent = run.links.list_silent(SILENT_AFTER_S)
+        silent = run.links.measure_silence_s(SILENT_AFTER_S)
         for node in run.state.nodes.values():
             seconds = silent.get(node.node)
             if (node.swept and node.finished) or node.link == "lost":
@@ -261,7 +263,7 @@ class Reconnection(ThreadOwnedState):
                 self._record_unreachable(node.node, _SILENT, seconds)
                 run.control.notify()
             elif seconds is None and node.link != "connected" and node.node in run.links.sessions:
-                run.record(controller_events.Link(node=node.node, link="connected"))
+                run.record(controller_events.LinkChanged(node=node.node, link="connected"))
                 run.control.notify()
 
     def _record_unreachable(self, node: str, why: str, seconds: float) -> None:
@@ -269,7 +271,7 @@ class Reconnection(ThreadOwnedState):
         run = self._run
         limits, alone = run.limits, len(run.state.nodes) == 1
         run.record(
-            controller_events.Link(
+            controller_events.LinkChanged(
                 node=node,
                 link="unreachable",
                 why=why,

@@ -15,10 +15,10 @@ from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
 from clusterctl.errors import NotFoundError
 from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.nodes.fan_out import raise_first, read_all
-from clusterctl.run.record.disk_files import is_disk_full, is_shortage
+from clusterctl.run.record.disk_files import is_disk_full, is_resource_shortage
 from clusterctl.run.record.ownership import ThreadOwnedState
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.writer import Writer
 from clusterctl.session.controller_inbox import AttemptsReplicated, OutputReceived
 from clusterctl.session.node_requests import REPLICATED
 from clusterctl.session.node_session import Session
@@ -142,7 +142,7 @@ class ReplicaQueue:
     """
 
     def __init__(
-        self, writer: Writer, stored: Callable[[OutputReceived, int], None], say: Callable[[str, str], None]
+        self, writer: RunDirWriter, stored: Callable[[OutputReceived, int], None], say: Callable[[str, str], None]
     ) -> None:
         self._writer, self._stored, self._say = writer, stored, say
         self._held: deque[OutputReceived] = deque()
@@ -175,7 +175,7 @@ class ReplicaQueue:
         try:
             size = self._writer.replicate(item.node, item.file, item.offset, item.payload)
         except OSError as error:
-            if not is_shortage(error):
+            if not is_resource_shortage(error):
                 raise
             self._why, self._over = _FULL if is_disk_full(error) else _TOO_MANY
             self._retry_at = time.monotonic() + _RETRY

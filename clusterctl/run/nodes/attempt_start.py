@@ -22,13 +22,13 @@ from clusterctl.formatting import format_size, group_pairs, plural
 from clusterctl.plan import environment, launch, layout
 from clusterctl.plan.launch import LaunchPlan
 from clusterctl.plan.layout import get_workdir
-from clusterctl.plan.rendezvous import NodeInfo
+from clusterctl.plan.rendezvous import NodeFacts
 from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.checkpoints import Checkpoint, CheckpointPicker
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, raise_first, select_sessions
-from clusterctl.run.nodes.network_probe import build_node_info, resolve_rendezvous
+from clusterctl.run.nodes.network_probe import build_node_facts, resolve_rendezvous
 from clusterctl.run.nodes.uploads import build_code_upload, describe_replaced_files, sync_files
-from clusterctl.run.record.disk_files import ignore_shortage, write_atomically
+from clusterctl.run.record.disk_files import ignore_resource_shortage, write_atomically
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events
 from clusterctl.session.node_requests import PREPARE, START
@@ -55,10 +55,10 @@ class StartFailure:
     remaining: tuple[RemainingProcess, ...] = ()
 
 
-class Launcher:
+class AttemptLauncher:
     """Starts attempts of one run.
 
-    Thread: the launch thread; a lock guards `forbid_start`, which the loop calls.
+    Thread: the launch thread; a lock guards `can_end_without_cleanup`, which the loop calls.
 
     Args:
         run: The run directory.
@@ -70,7 +70,7 @@ class Launcher:
     Attributes:
         prepared: Nodes that this start has prepared.
         secrets: Values for the nodes; empty if the nodes kept them from the previous attempt, as for an adopted run.
-        is_untouched: The run is new and no node has to undo anything.
+        needs_no_cleanup: The run is new and no node has to undo anything.
     """
 
     def __init__(
@@ -83,16 +83,16 @@ class Launcher:
     ) -> None:
         self.spec, self.secrets = spec, spec.secrets
         self.prepared: list[str] = []
-        self.is_untouched = False
+        self.needs_no_cleanup = False
         self._run, self._sessions, self._post, self._cancelled = run, sessions, post, cancelled
         self._gate = threading.Lock()
         self._code: code_manifest.CodeManifest | None = None
         self._picker = CheckpointPicker(run, spec, sessions, post, cancelled)
 
-    def forbid_start(self) -> bool:
+    def can_end_without_cleanup(self) -> bool:
         """Return whether a cancelled start has touched no node yet; it will not touch any from now on."""
         with self._gate:
-            return self.is_untouched
+            return self.needs_no_cleanup
 
     def start_attempt(
         self,
@@ -115,7 +115,7 @@ class Launcher:
             ClusterctlError: The attempt could not be started; `prepared` has the nodes to clean up.
         """
         names = [host.name for host in hosts]
-        answers = {host.name: build_node_info(host, self._sessions_of(names)[host.name].hello) for host in hosts}
+        answers = {host.name: build_node_facts(host, self._sessions_of(names)[host.name].hello) for host in hosts}
         entries = layout.assign_ranks(hosts, {n: a.gpus for n, a in answers.items()})
         # Before anything is prepared: a copy of a checkpoint may take long, and prepared nodes hold ports and GPUs.
         resume_from, newest = self._picker.choose(number, names, former or {})
@@ -128,7 +128,7 @@ class Launcher:
         )
         plan = launch.plan_launch(self.spec, identity, entries, answers, where, ports)
         shown = launch.plan_to_json(plan, self.spec.secrets)
-        with ignore_shortage() if number else contextlib.nullcontext():
+        with ignore_resource_shortage() if number else contextlib.nullcontext():
             write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode(), durable=True)
         self._raise_if_cancelled()
         if number == 0:
@@ -209,11 +209,11 @@ class Launcher:
     # --- prepare
 
     def _prepare(
-        self, number: int, entries: Sequence[layout.NodeLayout], answers: Mapping[str, NodeInfo]
+        self, number: int, entries: Sequence[layout.NodeLayout], answers: Mapping[str, NodeFacts]
     ) -> dict[str, list[int]]:
         with self._gate:
             self._raise_if_cancelled()
-            self.is_untouched = False
+            self.needs_no_cleanup = False
         self._post(controller_events.TouchedNodes(nodes=[e.host.name for e in entries]))
         doubt = launch.describe_refused_fork(layout.get_job(self.spec)) if number == 0 else None
         if doubt:
@@ -287,7 +287,7 @@ def build_prepare_request(
     number: int,
     entry: layout.NodeLayout,
     code_hash: str | None,
-    answer: NodeInfo | None = None,
+    answer: NodeFacts | None = None,
 ) -> run_requests.PrepareArguments:
     """Return the request that prepares a node; `code_hash` is the hash of the synced code, for remote nodes."""
     host, job = entry.host, spec.job
@@ -322,9 +322,9 @@ _PLACE = ("node", "node_rank", "address")
 
 def build_attempt_event(
     plan: LaunchPlan, why: str, resume_from: str | None, newest: Checkpoint | None
-) -> controller_events.Attempt:
+) -> controller_events.AttemptStarted:
     """Return the event that announces an attempt."""
-    return controller_events.Attempt(
+    return controller_events.AttemptStarted(
         attempt=plan.attempt,
         world_size=plan.world_size or 0,
         master_addr=plan.master_addr,
@@ -338,14 +338,14 @@ def build_attempt_event(
     )
 
 
-def load_attempt_event(run: RunDir, number: int) -> controller_events.Attempt | None:
+def load_attempt_event(run: RunDir, number: int) -> controller_events.AttemptStarted | None:
     """Return the event of an attempt from its stored plan; `None` if there is no complete plan.
 
     A plan is on the disk before any of its workers starts.
     """
     try:
         plan = json.loads(run.plan(number).read_text())
-        return controller_events.Attempt(
+        return controller_events.AttemptStarted(
             attempt=number,
             world_size=plan["world_size"],
             master_addr=plan["master_addr"],

@@ -37,7 +37,7 @@ from clusterctl.run.nodes.fan_out import (
     raise_first,
     select_sessions,
 )
-from clusterctl.run.nodes.uploads import Destination, copy_entries
+from clusterctl.run.nodes.uploads import Destination, copy_listed_files
 from clusterctl.run.record import run_facts
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
@@ -48,7 +48,7 @@ from clusterctl.run.rules.checkpoint_files import (
     find_conflicting_paths,
     find_missing_files,
     find_nodes_with_lost_files,
-    resolve_copies,
+    resolve_copy_versions,
 )
 from clusterctl.session.node_requests import CHECKPOINTS
 from clusterctl.session.node_session import Session
@@ -81,7 +81,7 @@ class Checkpoint:
 # --- decisions
 
 
-def exclude_older(
+def exclude_earlier_checkpoints(
     present: Mapping[str, Mapping[str, Version]], before: Mapping[str, Collection[Version]]
 ) -> CheckpointsByNode:
     """Return the checkpoints that were written after the run began.
@@ -100,7 +100,7 @@ def exclude_older(
     }
 
 
-def list_newest_first(
+def list_checkpoints_newest_first(
     order: Sequence[str], present: Mapping[str, Mapping[str, Version]], copies: Sequence[CopiedFile]
 ) -> list[Checkpoint]:
     """Return the checkpoints of the first node that writes any, the newest first. Times of nodes are not compared.
@@ -116,7 +116,7 @@ def list_newest_first(
     return [Checkpoint(path, version) for path, version in by_age]
 
 
-def describe_choice(number: int, checkpoint: CheckpointSpec, path: str | None) -> str:
+def describe_resume_choice(number: int, checkpoint: CheckpointSpec, path: str | None) -> str:
     """Return a sentence about the checkpoint of an attempt; `path` is `None` if there is none."""
     if path is not None:
         return f"attempt {number} goes on from `{path}`"
@@ -255,7 +255,7 @@ class CheckpointCopy:
 
             place = Destination(self.workdirs[node], posixpath.dirname(self.path.rstrip("/")) or ".", is_folder=True)
             listing = file_list.encode_file_list([entry for _, entry in contents[node]])
-            copy_entries(session, place, listing, read)
+            copy_listed_files(session, place, listing, read)
 
         raise_first(call_all({node: self.sessions[node] for node in contents}, send)[1])
 
@@ -335,16 +335,16 @@ class CheckpointPicker:
         if pattern is None or (number == 0 and mode is not ResumePolicy.ANY and not self._was_requeued(nodes)):
             self._record_existing(nodes)
             return None, None
-        look = self._take_snapshot(nodes, former)
-        newest = look.checkpoints[0] if look.checkpoints else None
+        snapshot = self._take_snapshot(nodes, former)
+        newest = snapshot.checkpoints[0] if snapshot.checkpoints else None
         if mode is ResumePolicy.NEVER:
             return None, newest
         if newest is None:
-            self._refuse_lost_checkpoints(look)
-            self._note(describe_choice(number, self._checkpoint, None))
+            self._refuse_lost_checkpoints(snapshot)
+            self._note(describe_resume_choice(number, self._checkpoint, None))
             return None, None
-        path = self._pick_usable(look)
-        self._note(describe_choice(number, self._checkpoint, path))
+        path = self._pick_usable(snapshot)
+        self._note(describe_resume_choice(number, self._checkpoint, path))
         return path, self._take_snapshot(nodes, former).checkpoints[0]
 
     def find_newest(self, nodes: Sequence[str]) -> Checkpoint | None:
@@ -381,57 +381,57 @@ class CheckpointPicker:
         self._stored.save(self._file)
         return True
 
-    def _pick_usable(self, look: _Snapshot) -> str:
+    def _pick_usable(self, snapshot: _Snapshot) -> str:
         """Return the newest checkpoint from which the nodes can resume, once all of them have it."""
         reasons: list[str] = []
-        for checkpoint in look.checkpoints[:_MAX_TRIED]:
+        for checkpoint in snapshot.checkpoints[:_MAX_TRIED]:
             try:
-                needed, files = self._find_needed(checkpoint.path, look)
+                needed, files = self._find_needed(checkpoint.path, snapshot)
             except _UnusableError as error:
                 reasons.append(str(error))
                 continue
             if reasons:
                 self._note(reasons[0], "warn")
             if needed:
-                self._copy_files(checkpoint.path, needed, files, look)
+                self._copy_files(checkpoint.path, needed, files, snapshot)
             return checkpoint.path
         hint = "have the job write to a folder that all nodes share; `clusterctl up` starts from scratch"
         raise RefusedError(f"no checkpoint can be resumed, and none is overwritten: {reasons[0]}", hint=hint)
 
     def _find_needed(
-        self, path: str, look: _Snapshot
+        self, path: str, snapshot: _Snapshot
     ) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, Version]]]:
         """Return the files of a checkpoint that each node lacks with a node that has them, and the files of each node.
 
         Raises:
             _UnusableError: The nodes cannot resume from it.
         """
-        files = self._list_files(path, look)
+        files = self._list_files(path, snapshot)
         own = find_conflicting_paths(files)
         if own and self._has_different_content(path, files, own):
-            lacking_all = [node for node in look.nodes if path not in look.seen[node]]
+            lacking_all = [node for node in snapshot.nodes if path not in snapshot.seen[node]]
             if lacking_all:
                 raise _UnusableError(f"each node has a `{path}` of its own, and {fold_hosts(lacking_all)} has none")
             return {}, files
-        needed = find_missing_files(files, look.nodes, look.order)
+        needed = find_missing_files(files, snapshot.nodes, snapshot.order)
         if needed:
-            lost = find_nodes_with_lost_files(files, look.gone)
+            lost = find_nodes_with_lost_files(files, snapshot.unreachable)
             if lost:
                 raise _UnusableError(f"the part of `{path}` that {fold_hosts(lost)} wrote is lost with the node")
             for node in [node for node in needed if not files[node]]:
-                self._refuse_own_checkpoints(path, node, look)
+                self._refuse_own_checkpoints(path, node, snapshot)
         return needed, files
 
-    def _refuse_own_checkpoints(self, path: str, node: str, look: _Snapshot) -> None:
+    def _refuse_own_checkpoints(self, path: str, node: str, snapshot: _Snapshot) -> None:
         """Refuse to copy a checkpoint to a node that writes its own: it may hold the part of other ranks."""
         copied = {copy.version for copy in self._stored.copies if copy.node == node}
-        written = {p: version for p, version in look.seen[node].items() if version not in copied}
+        written = {p: version for p, version in snapshot.seen[node].items() if version not in copied}
         if not written:
             return
         last = max(written, key=lambda p: (written[p], p))
-        if all(one.path != last for one in look.checkpoints):
+        if all(one.path != last for one in snapshot.checkpoints):
             raise _UnusableError(f"`{path}` is not on {node}, which writes checkpoints of other names, as `{last}`")
-        files = self._list_files(last, look)
+        files = self._list_files(last, snapshot)
         own = find_conflicting_paths(files)
         if own and self._has_different_content(last, files, own):
             raise _UnusableError(f"`{path}` is not on {node}, and each node writes its own")
@@ -449,31 +449,31 @@ class CheckpointPicker:
         }
         return bool(find_conflicting_paths(hashes))
 
-    def _list_files(self, path: str, look: _Snapshot) -> dict[str, dict[str, Version]]:
+    def _list_files(self, path: str, snapshot: _Snapshot) -> dict[str, dict[str, Version]]:
         """Return the files of a checkpoint on each node by path, without older ones."""
-        answers = self._ask(look.order, path, required=look.nodes)
+        answers = self._ask(snapshot.order, path, required=snapshot.nodes)
         files = {node: _parse_files(path, answer) for node, answer in answers.items()}
         old = {version for versions in self._stored.before.values() for version in versions}
         for node, present in files.items():
             # In a new and complete checkpoint a file may be a copy of an older one, with its time.
-            if path not in look.seen[node] and self._checkpoint.resume is not ResumePolicy.ANY:
+            if path not in snapshot.seen[node] and self._checkpoint.resume is not ResumePolicy.ANY:
                 files[node] = {p: version for p, version in present.items() if version not in old}
-        return resolve_copies(files, self._stored.copies)
+        return resolve_copy_versions(files, self._stored.copies)
 
     def _copy_files(
         self,
         path: str,
         needed: Mapping[str, Mapping[str, str]],
         sources: Mapping[str, Mapping[str, Version]],
-        look: _Snapshot,
+        snapshot: _Snapshot,
     ) -> None:
         """Copy the missing files of a checkpoint, and record that they are copies."""
         if self._checkpoint.shared:
-            having = fold_hosts(node for node in look.nodes if node not in needed)
+            having = fold_hosts(node for node in snapshot.nodes if node not in needed)
             text = f"`{path}` is not on {fold_hosts(needed)}" + (f" as it is on {having}" if having else "")
             self._note(f"`job.checkpoint.shared` says that all nodes see the same files, but {text}", "warn")
         sizes = {file: version[1] for files in sources.values() for file, version in files.items()}
-        copy = CheckpointCopy(path, needed, sizes, self._workdirs, select_sessions(self._sessions(), look.order))
+        copy = CheckpointCopy(path, needed, sizes, self._workdirs, select_sessions(self._sessions(), snapshot.order))
         copy.run(self._file.parent, self._post, self._cancelled)
         for node, answer in self._ask(list(needed), path).items():
             present = _parse_files(path, answer)
@@ -484,16 +484,16 @@ class CheckpointPicker:
         self._stored.save(self._file)
         self._note(f"{path} copied {copy.route}, {format_size(copy.size_bytes)}")
 
-    def _refuse_lost_checkpoints(self, look: _Snapshot) -> None:
+    def _refuse_lost_checkpoints(self, snapshot: _Snapshot) -> None:
         """Refuse to start from scratch if the only checkpoints may be on a node that is gone.
 
         Raises:
             RefusedError: Rank 0 ran on a node that cannot be asked, and no other machine may see its files.
         """
-        gone = [node for node, ranks in look.gone.items() if 0 in ranks]
-        if gone and _has_only_local_disks(self._ask(look.nodes), self._here, least=1):
+        gone = [node for node, ranks in snapshot.unreachable.items() if 0 in ranks]
+        if gone and _has_only_local_disks(self._ask(snapshot.nodes), self._here, least=1):
             lost = fold_hosts(gone)
-            text = f"no checkpoint of this run is on {fold_hosts(look.nodes)}, and {lost} may have some and is gone"
+            text = f"no checkpoint of this run is on {fold_hosts(snapshot.nodes)}, and {lost} may have some and is gone"
             hint = f"start again with {lost} and `job.checkpoint.resume: any`, or from scratch with `clusterctl up`"
             raise RefusedError(text, hint=hint)
 
@@ -534,14 +534,14 @@ class CheckpointPicker:
         """Return the checkpoints that count, on the nodes of an attempt and on former ones."""
         sessions = self._sessions()
         order = list(dict.fromkeys([nodes[0], *(node for node in former if node in sessions), *nodes[1:]]))
-        gone = {node: tuple(ranks) for node, ranks in former.items() if node not in sessions}
+        unreachable = {node: tuple(ranks) for node, ranks in former.items() if node not in sessions}
         until = time.monotonic() + (_SHARED_DELAY_S if self._checkpoint.shared else 0.0)
         while True:
             seen = self._list_checkpoints(order, nodes)
-            checkpoints = list_newest_first(order, seen, self._stored.copies)
+            checkpoints = list_checkpoints_newest_first(order, seen, self._stored.copies)
             is_late = checkpoints and any(checkpoints[0].path not in seen[node] for node in nodes)
             if not is_late or time.monotonic() > until:
-                return _Snapshot(tuple(nodes), order, gone, seen, checkpoints)
+                return _Snapshot(tuple(nodes), order, unreachable, seen, checkpoints)
             self._cancelled.wait(_POLL_S)
 
     def _list_checkpoints(self, order: Sequence[str], nodes: Sequence[str]) -> CheckpointsByNode:
@@ -558,7 +558,7 @@ class CheckpointPicker:
             node: {entry["path"]: (entry["mtime"], entry["size"]) for entry in answer["found"]}
             for node, answer in answers.items()
         }
-        return exclude_older(seen, self._stored.before) if excludes_older else seen
+        return exclude_earlier_checkpoints(seen, self._stored.before) if excludes_older else seen
 
     def _ask(
         self,
@@ -605,14 +605,14 @@ class _Snapshot:
     Attributes:
         nodes: The nodes of the attempt, in order of node rank.
         order: These and the former nodes with a session; the first that writes checkpoints decides which is newest.
-        gone: The former nodes without a session, and their ranks.
+        unreachable: The former nodes without a session, and their ranks.
         seen: The checkpoints of each node that count.
         checkpoints: The newest first.
     """
 
     nodes: tuple[str, ...]
     order: list[str]
-    gone: dict[str, tuple[int, ...]]
+    unreachable: dict[str, tuple[int, ...]]
     seen: CheckpointsByNode
     checkpoints: list[Checkpoint]
 

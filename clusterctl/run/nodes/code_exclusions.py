@@ -58,13 +58,13 @@ def describe_user_exclusions(excluded: Iterable[ExcludedPath]) -> str | None:
     alike: dict[tuple[str, str], list[ExcludedPath]] = {}
     for one in excluded:
         name = f"{PurePosixPath(one.path).name}{'/' if one.path.endswith('/') else ''}"
-        if one.written_in and not one.remedy and _MADE_BY_TOOLS.fullmatch(name) is None:
-            alike.setdefault((one.written_in, one.rule), []).append(one)
+        if one.rule_source and not one.remedy and _MADE_BY_TOOLS.fullmatch(name) is None:
+            alike.setdefault((one.rule_source, one.rule), []).append(one)
     rules = sorted((sorted(paths, key=_order_of) for paths in alike.values()), key=lambda paths: _order_of(paths[0])[0])
     if not rules:
         return None
     named = [
-        f"{first.path}{f' and {len(others)} more' if others else ''} ({first.written_in})"
+        f"{first.path}{f' and {len(others)} more' if others else ''} ({first.rule_source})"
         for first, *others in rules[:_MAX_NAMES]
     ]
     rest = sum(map(len, rules[_MAX_NAMES:]))
@@ -116,7 +116,7 @@ def list_unsent_arguments(spec: ClusterSpec, excluded: Iterable[ExcludedPath] | 
     sentences = []
     for path, place in named.items():
         one = _find_exclusion(path, doubtful)
-        if one is None or not one.written_in:
+        if one is None or not one.rule_source:
             continue
         remedy = ""
         if not has_secret_name(one.path):
@@ -238,7 +238,7 @@ def find_workdir_conflicts(spec: ClusterSpec, root: Path | None = None) -> Itera
     """
     mine = _list_workdirs(spec)
     for run in state_reader.list_runs(root):
-        if not mine or state_reader.load_summary_or_state(run).over:
+        if not mine or state_reader.load_summary_or_state(run).is_over:
             continue
         try:
             theirs = _list_workdirs(load_spec(run.spec.read_text()))
@@ -295,7 +295,7 @@ class CodeFolder:
             return []
 
 
-def find_on_pythonpath(message: str, pythonpath: str) -> str | None:
+def explain_module_on_pythonpath(message: str, pythonpath: str) -> str | None:
     """Return a sentence if a missing module is on the `PYTHONPATH` of this shell, which remote nodes do not get."""
     module = _MISSING_MODULE.search(message)
     top = module[1].strip(".").partition(".")[0] if module else None

@@ -53,7 +53,7 @@ class ExcludedPath:
         rule: The rule that excludes it, in words.
         target: Target of a link.
         remedy: Advice if the user wants to send it; empty for a rule of the user.
-        written_in: Source of a rule of the user: `sync.exclude`, or the path of a `.gitignore`; else empty.
+        rule_source: Source of a rule of the user: `sync.exclude`, or the path of a `.gitignore`; else empty.
         size_bytes: Size of a file that a rule of the user excludes; 0 for a folder.
     """
 
@@ -61,7 +61,7 @@ class ExcludedPath:
     rule: str
     target: str = ""
     remedy: str = ""
-    written_in: str = ""
+    rule_source: str = ""
     size_bytes: int = 0
 
     @property
@@ -72,14 +72,14 @@ class ExcludedPath:
     @property
     def include_setting(self) -> str:
         """The setting that sends it in spite of a `.gitignore`; empty if no `.gitignore` excludes it."""
-        return f"`sync: {{exclude: ['!{self.path}']}}`" if self.written_in.endswith(_IGNORE) else ""
+        return f"`sync: {{exclude: ['!{self.path}']}}`" if self.rule_source.endswith(_IGNORE) else ""
 
 
 class Rule(NamedTuple):
-    """A rule that excludes paths: in words, and its source (see `ExcludedPath.written_in`)."""
+    """A rule that excludes paths: in words, and its source (see `ExcludedPath.rule_source`)."""
 
     words: str
-    written_in: str = ""
+    rule_source: str = ""
 
 
 _IGNORE = ".gitignore"
@@ -217,13 +217,13 @@ class _FolderWalk:
                 yield SelectedFile(path, status)
 
     def _report(self, one: ExcludedPath) -> None:
-        self._other_exclusions += not one.written_in.endswith(_IGNORE)
+        self._other_exclusions += not one.rule_source.endswith(_IGNORE)
         self._tell(one)
 
     def _file(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Iterator[SelectedFile]:
         rule = self._rule(path, entry, rules, ignored)
         if rule is not None:
-            status = _read_status(entry) if rule.written_in else None
+            status = _read_status(entry) if rule.rule_source else None
             self._leave(path, rule, 0 if status is None else status.st_size)
         elif entry.is_symlink():
             yield from self._link(path, entry)
@@ -256,11 +256,11 @@ class _FolderWalk:
     def _leave(self, path: str, rule: Rule, size_bytes: int = 0) -> None:
         """Report a path that a rule excludes; once also if git could not be asked whether it tracks the path."""
         words, remedy = rule.words, ""
-        if self._tracked.failures and not self._is_git_doubted and rule.written_in.endswith(_IGNORE):
+        if self._tracked.failures and not self._is_git_doubted and rule.rule_source.endswith(_IGNORE):
             self._is_git_doubted = True
             words += f", and git cannot say whether it tracks this ({next(iter(self._tracked.failures.values()))})"
             remedy = "files that git tracks are sent only if it can say so"
-        self._report(ExcludedPath(path, words, remedy=remedy, written_in=rule.written_in, size_bytes=size_bytes))
+        self._report(ExcludedPath(path, words, remedy=remedy, rule_source=rule.rule_source, size_bytes=size_bytes))
 
     def _note(self, path: str) -> None:
         """Record that a path and its parent folders are sent."""

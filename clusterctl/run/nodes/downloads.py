@@ -250,7 +250,7 @@ _STUCK_AFTER_S = 120.0
 """The fetch of results ends after so long without data from any node, because the run holds its GPUs until then."""
 
 
-def choose_results(spec: ClusterSpec, state: RunState, phase: RunPhase) -> ResultsSpec | None:
+def choose_results_to_fetch(spec: ClusterSpec, state: RunState, phase: RunPhase) -> ResultsSpec | None:
     """Return the results to fetch at the end of a run; `None` if no worker ever started."""
     results = spec.results
     if results is None or not state.placements:
@@ -282,7 +282,7 @@ class ResultsFetch:
         """No node has sent data for a long time."""
         return time.monotonic() - self._last_bytes_at > _STUCK_AFTER_S
 
-    def fetch(self, sessions: Mapping[str, Session], nodes: list[str]) -> controller_events.Results:
+    def fetch(self, sessions: Mapping[str, Session], nodes: list[str]) -> controller_events.ResultsFetched:
         """Fetch from all nodes at once; return the event with the results.
 
         Args:
@@ -295,7 +295,7 @@ class ResultsFetch:
         self._keep_from_nodes()
         return self.result("not fetched")
 
-    def result(self, why: str) -> controller_events.Results:
+    def result(self, why: str) -> controller_events.ResultsFetched:
         """Return the event with the results so far; `why` is the reason for nodes that have not finished."""
         came = [one for of_node in list(self._came.values()) for one in of_node.values()]
         files = sum(number for number, _ in came)
@@ -305,7 +305,7 @@ class ResultsFetch:
         if not failed:
             nothing = [p for p in self._results.patterns if not any(found[p][0] for found in self._came.values())]
             missing += [f"no node has a file of this run that matches `{pattern}`" for pattern in nothing]
-        return controller_events.Results(
+        return controller_events.ResultsFetched(
             to=str(self._folder), files=files, bytes=sum(size for _, size in came), missing=missing
         )
 

@@ -134,11 +134,11 @@ class Progress:
             self.waiting[node] = (what, time.monotonic())
             self._report()
 
-    def add_bytes(self, way: str, count: int, total: int) -> None:
-        """Count bytes that moved `way`; report the sum at most once a second, as a copy may take an hour."""
+    def add_bytes(self, direction: str, count: int, total: int) -> None:
+        """Count bytes that moved `direction`; report the sum at most once a second, as a copy may take an hour."""
         with self._guard:
-            self._moved[way] += count
-            self.detail = f"{way}: {format_size(self._moved[way])} of {format_size(total)}"
+            self._moved[direction] += count
+            self.detail = f"{direction}: {format_size(self._moved[direction])} of {format_size(total)}"
             if time.monotonic() - self._last >= _REPORT_BYTES_EVERY_S:
                 self._post(detail=self.detail)
 
@@ -174,7 +174,7 @@ class Progress:
         self._last = time.monotonic()
         slowest = sorted(self.waiting.items(), key=lambda item: item[1][1])[:5]
         self.post(
-            controller_events.Phase(
+            controller_events.StartStepProgress(
                 name=self.name,
                 done=self.done,
                 total=self.total,

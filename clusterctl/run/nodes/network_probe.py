@@ -37,12 +37,12 @@ _PAYLOAD_BYTES = 256 * 1024
 """Bytes in each direction: many packets of any size, and still fast."""
 
 
-def build_node_info(host: HostSpec, hello: HelloAnswer) -> rendezvous.NodeInfo:
+def build_node_facts(host: HostSpec, hello: HelloAnswer) -> rendezvous.NodeFacts:
     """Return the parts of a node's hello that planning needs."""
     addresses = tuple(
         (a["interface"], a["address"]) for a in hello.get("addresses", []) if a.get("up") and not a.get("loopback")
     )
-    return rendezvous.NodeInfo(
+    return rendezvous.NodeFacts(
         node=host.name,
         addresses=addresses,
         reached_at=hello.get("reached_at"),
@@ -55,14 +55,14 @@ def build_node_info(host: HostSpec, hello: HelloAnswer) -> rendezvous.NodeInfo:
     )
 
 
-def _build_infos(hosts: Iterable[HostSpec], sessions: Mapping[str, Session]) -> dict[str, rendezvous.NodeInfo]:
-    return {host.name: build_node_info(host, sessions[host.name].hello) for host in hosts if host.name in sessions}
+def _build_facts_by_node(hosts: Iterable[HostSpec], sessions: Mapping[str, Session]) -> dict[str, rendezvous.NodeFacts]:
+    return {host.name: build_node_facts(host, sessions[host.name].hello) for host in hosts if host.name in sessions}
 
 
 def resolve_rendezvous(
     spec: ClusterSpec,
     entries: Sequence[NodeLayout],
-    answers: Mapping[str, rendezvous.NodeInfo],
+    answers: Mapping[str, rendezvous.NodeFacts],
     sessions: Mapping[str, Session],
 ) -> rendezvous.Rendezvous:
     """Return the address at which the workers of each node meet.
@@ -140,15 +140,15 @@ def ask_routes(
 
 def guess_addresses(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
     """Return the probable address of each node for the others; nodes that report no address are left out."""
-    infos = _build_infos(spec.hosts, sessions)
-    if infos and rendezvous.can_use_loopback(list(infos.values())):
-        return dict.fromkeys(infos, "127.0.0.1")
+    node_facts = _build_facts_by_node(spec.hosts, sessions)
+    if node_facts and rendezvous.can_use_loopback(list(node_facts.values())):
+        return dict.fromkeys(node_facts, "127.0.0.1")
     addresses: dict[str, str] = {}
-    for host in (host for host in spec.hosts if host.name in infos):
+    for host in (host for host in spec.hosts if host.name in node_facts):
         try:
-            address = rendezvous.guess_address(host, infos[host.name], spec.network.interface)
+            address = rendezvous.guess_address(host, node_facts[host.name], spec.network.interface)
         except RefusedError:
-            address = infos[host.name].reached_at
+            address = node_facts[host.name].reached_at
         if address:
             addresses[host.name] = address
     return addresses
@@ -156,12 +156,14 @@ def guess_addresses(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[
 
 def guess_interfaces(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, str]]:
     """Return the interface variables that the ranks of each node will probably get, besides those in `env`."""
-    infos = _build_infos(spec.hosts, sessions)
+    node_facts = _build_facts_by_node(spec.hosts, sessions)
     routes = {
-        node: "lo" if address == "127.0.0.1" else rendezvous.find_interface(infos[node], address)
+        node: "lo" if address == "127.0.0.1" else rendezvous.find_interface(node_facts[node], address)
         for node, address in guess_addresses(spec, sessions).items()
     }
-    return choose_interface_variables(spec, [host for host in spec.hosts if host.name in infos], infos, routes)
+    return choose_interface_variables(
+        spec, [host for host in spec.hosts if host.name in node_facts], node_facts, routes
+    )
 
 
 def _connect(
@@ -182,15 +184,15 @@ def probe_rendezvous_port(spec: ClusterSpec, sessions: Mapping[str, Session]) ->
     hosts = [h for h in (*spec.worker_hosts, *spec.spare_hosts) if h.name in sessions]
     if len(hosts) < 2:
         return {}
-    first, infos = hosts[0], _build_infos(hosts, sessions)
+    first, node_facts = hosts[0], _build_facts_by_node(hosts, sessions)
     nonce = secrets.token_hex(16)
     address: str | None = None
     port = spec.network.master_port or 0
     try:
-        if rendezvous.can_use_loopback(list(infos.values())):
+        if rendezvous.can_use_loopback(list(node_facts.values())):
             address = "127.0.0.1"
         else:
-            own = {h.name: rendezvous.guess_address(h, infos[h.name], spec.network.interface) for h in hosts}
+            own = {h.name: rendezvous.guess_address(h, node_facts[h.name], spec.network.interface) for h in hosts}
             routes = ask_routes(sessions, {first.name: _list_others(own, first)})
             address = _choose_master(spec, first, own, routes[first.name])
         listen: ListenArguments = {"port": port, "nonce": nonce, "seconds": _PORT_TIMEOUT_S + _MARGIN_S}

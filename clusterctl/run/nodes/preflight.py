@@ -25,9 +25,9 @@ from clusterctl.run.nodes.fan_out import Progress, call_all, raise_first
 from clusterctl.run.nodes.network_probe import guess_addresses, guess_interfaces, probe_links, probe_rendezvous_port
 from clusterctl.run.record import health_history
 from clusterctl.run.record.disk_files import write_atomically
-from clusterctl.run.record.health_history import KnownFindings, describe_new_findings
+from clusterctl.run.record.health_history import FindingHistory, describe_new_findings
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.state_reader import is_over, list_runs
+from clusterctl.run.record.state_reader import has_run_ended, list_runs
 from clusterctl.run.rules.controller_events import ControllerEvent, Note
 from clusterctl.session.node_requests import CODE, PROBE, RUNS, ProtocolError
 from clusterctl.session.node_session import Session
@@ -74,7 +74,7 @@ class Preflight:
             UnhealthyError: A check failed; nothing was started.
         """
         step = Progress("health", len(sessions), post)
-        self._facts = probe_all(self.spec, sessions, step, own_run=self._run.run)
+        self._facts = probe_nodes(self.spec, sessions, step, own_run=self._run.run)
         findings = judge_all(self.spec, self._facts, [name for name in CHECKS if name not in AFTER_SYNC])
         spares = {h.name for h in self.spec.spare_hosts}
         gone = {n: ConnectError(n, str(f["unreachable"])) for n, f in self._facts.items() if "unreachable" in f}
@@ -86,8 +86,8 @@ class Preflight:
         if is_dispensable and demote_to_spares(self.spec, failed_nodes) is not None:
             spares.update(failed_nodes)
             failed = []
-        known = KnownFindings.for_run(self._run, self.spec)
-        fresh = known.list_new(findings)
+        known = FindingHistory.of_run(self._run, self.spec)
+        fresh = known.list_new_findings(findings)
         known.save(findings, self._facts.keys())
         step.end(_summarize(findings, fresh), failed=bool(failed))
         if all(f.node in lost for f in failed):
@@ -130,7 +130,7 @@ def _refuse(bad: list[Finding]) -> None:
         )
 
 
-def probe_all(
+def probe_nodes(
     spec: ClusterSpec,
     sessions: Mapping[str, Session],
     step: Progress,
@@ -262,7 +262,7 @@ def _find_runs(session: Session, facts: Mapping[str, Any], own_run: str | None) 
         on_node = {entry["run"]: entry["live"] for entry in RUNS.call(session, {})["runs"]}
     except ClusterctlError:
         return {}
-    ended = {run.run: is_over(run) for run in list_runs() if run.run in found}
+    ended = {run.run: has_run_ended(run) for run in list_runs() if run.run in found}
     live = [run for run in sorted(found) if on_node.get(run) and not ended.get(run)]
     return {"live_runs": live, "strange_runs": sorted(found - set(on_node) - set(ended))}
 

@@ -13,10 +13,10 @@ from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
 from clusterctl.run.nodes.fan_out import call_all
-from clusterctl.run.record.clock import read_head_time
+from clusterctl.run.record.head_clock import read_head_time
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
-from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events, outcome
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.session.node_requests import FINISH, READ, STATUS, STOP
@@ -28,7 +28,7 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.02, 0.5
 _PIECE_BYTES = 1 << 20
 
 
-def end_on_node(session: Session, run: str, node: str, grace: float) -> list[RemainingProcess]:
+def end_run_on_node(session: Session, run: str, node: str, grace: float) -> list[RemainingProcess]:
     """Stop and finish a run on one node; return the processes that could not be ended.
 
     The epoch of the session must be above every earlier one, so that the node refuses earlier controllers.
@@ -73,7 +73,7 @@ def _is_ended(status: StatusAnswer) -> bool:
     return status["state"] in ("prepared", "swept", "finished")
 
 
-def fetch_output(session: Session, writer: Writer, run: str, node: str, files: Iterable[str]) -> None:
+def fetch_missing_output(session: Session, writer: RunDirWriter, run: str, node: str, files: Iterable[str]) -> None:
     """Fetch the missing parts of a node's files into their replicas.
 
     Raises:
@@ -94,7 +94,7 @@ def fetch_output(session: Session, writer: Writer, run: str, node: str, files: I
                 offset = writer.replicate(node, file, int(answer["offset"]), data)
 
 
-def end_without_controller(
+def end_run_without_controller(
     run: RunDir,
     state: RunState,
     sessions: Mapping[str, Session],
@@ -115,25 +115,25 @@ def end_without_controller(
     Raises:
         RefusedError: The run has a controller.
     """
-    writer = Writer(run)
+    writer = RunDirWriter(run)
     try:
         epoch = writer.raise_epoch(find_highest_epoch(run.run, sessions))
 
         def end(node: str, session: Session) -> list[RemainingProcess]:
             session.epoch = epoch
-            remaining = end_on_node(session, run.run, node, grace)
+            remaining = end_run_on_node(session, run.run, node, grace)
             # The run has ended even if its output cannot be fetched; the node still has it.
             with contextlib.suppress(ClusterctlError, OSError):
-                fetch_output(session, writer, run.run, node, _list_output_files(state, node))
+                fetch_missing_output(session, writer, run.run, node, _list_output_files(state, node))
             return remaining
 
         by_node, errors = call_all(sessions, end)
         remaining = [entry for found in by_node.values() for entry in found]
         remaining += _list_unverified(state, {**unreached, **errors})
         phase, code = RunPhase.CANCELLED, int(ExitCode.CANCELLED)
-        if state.over:
+        if state.is_over:
             phase, code = state.phase, state.exit_code or 0
-        ended = controller_events.Ended(state=phase.value, exit_code=code, remaining=remaining)
+        ended = controller_events.RunEnded(state=phase.value, exit_code=code, remaining=remaining)
         writer.append(ended, read_head_time())
     finally:
         writer.close()

@@ -74,7 +74,7 @@ class Upload:
                 raise RefusedError(f"{path} has become shorter while it was copied")
 
 
-def send_missing(
+def send_missing_files(
     session: Session,
     listing: bytes,
     compare: Callable[[int], Future[Answer]],
@@ -159,7 +159,7 @@ def sync_files(
         return code.read(numbers)
 
     say("comparing files")
-    found = send_missing(session, code.listing, compare, read)
+    found = send_missing_files(session, code.listing, compare, read)
     sizes = [code.entries[number][1] for number in found["need"]]
     return len(sizes), sum(sizes), tuple(found.get("edited", ()))
 
@@ -212,7 +212,7 @@ def preview_sync(session: Session, workdir: str, code: Upload) -> SyncPreview:
 _CHUNK = 1 << 20
 
 
-def collect_upload(sources: Sequence[str], max_bytes: int) -> Upload:
+def build_file_upload(sources: Sequence[str], max_bytes: int) -> Upload:
     """Return the files at these paths, folders with all files in them; each name begins with the name of its source.
 
     Raises:
@@ -310,18 +310,18 @@ def copy_files(session: Session, place: Destination, files: Upload, on_bytes: Ca
             on_bytes(len(chunk))
             yield chunk
 
-    answer = copy_entries(session, place, files.listing, read)
+    answer = copy_listed_files(session, place, files.listing, read)
     where = "/".join([answer["folder"].rstrip("/"), *filter(None, [answer["name"]])])
     return UploadResult(len(answer["need"]), sum(files.entries[number][1] for number in answer["need"]), where)
 
 
-def copy_entries(
+def copy_listed_files(
     session: Session, place: Destination, listing: bytes, read: Callable[[Sequence[int]], Iterator[bytes]]
 ) -> command_payload_types.CopyAnswer:
-    """Copy the files of a listing to a node (see `send_missing`)."""
+    """Copy the files of a listing to a node (see `send_missing_files`)."""
     where: dict[str, Any] = {"folder": place.folder, "target": place.target, "inside": place.is_folder}
 
     def compare(stream: int) -> Future[command_payload_types.CopyAnswer]:
         return COPY.call_async(session, {**where, "stream": stream, "size": len(listing)})  # type: ignore[typeddict-item]
 
-    return send_missing(session, listing, compare, read)
+    return send_missing_files(session, listing, compare, read)

@@ -35,18 +35,18 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def is_shortage(error: OSError) -> bool:
+def is_resource_shortage(error: OSError) -> bool:
     """Return whether an error may go away by itself: no space on the disk, or no file descriptors."""
     return is_disk_full(error) or error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 @contextlib.contextmanager
-def ignore_shortage() -> Iterator[None]:
+def ignore_resource_shortage() -> Iterator[None]:
     """Ignore a shortage while an optional file is written."""
     try:
         yield
     except OSError as error:
-        if not is_shortage(error):
+        if not is_resource_shortage(error):
             raise
 
 
@@ -94,7 +94,7 @@ class LineFile:
         return self._size + sum(len(line) for line in self._waiting_lines)
 
     def append(self, line: bytes) -> bool:
-        """Write a line after the waiting lines; return False if it has to wait too (see `is_shortage`)."""
+        """Write a line after the waiting lines; return False if it has to wait too (see `is_resource_shortage`)."""
         self._waiting_lines.append(line)
         return self.flush()
 
@@ -111,7 +111,7 @@ class LineFile:
                 self._write(self._waiting_lines[0])
                 self._waiting_lines.popleft()
         except OSError as error:
-            if not is_shortage(error):
+            if not is_resource_shortage(error):
                 raise
             return False
         return True
@@ -132,7 +132,7 @@ class LineFile:
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        drop_torn_line(self._path)
+        remove_torn_line(self._path)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._size = self._reserved = os.fstat(self._fd).st_size
         self._keep_reserve()
@@ -157,7 +157,7 @@ class LineFile:
             self._reserved = self._size + self._reserve_bytes
 
 
-def drop_torn_line(path: Path) -> None:
+def remove_torn_line(path: Path) -> None:
     """Cut off an incomplete last line, which a crash has left, so that it does not damage the next line."""
     try:
         with path.open("rb+") as file:
@@ -202,7 +202,7 @@ class ReplicaFiles:
         try:
             fd = _open_file(path)
         except OSError as error:
-            if not is_shortage(error) or not self._open:
+            if not is_resource_shortage(error) or not self._open:
                 raise
             self._close_oldest(len(self._open) // 2)
             fd = _open_file(path)

@@ -29,7 +29,7 @@ _MAX_LINES = 5
 _REPORTED_STATUSES = (Status.WARN, Status.UNKNOWN)
 
 
-class KnownFindings:
+class FindingHistory:
     """The findings of the last health check.
 
     Args:
@@ -43,11 +43,11 @@ class KnownFindings:
         self._known, self._nodes = self._read()
 
     @classmethod
-    def for_run(cls, run: RunDir, spec: ClusterSpec) -> KnownFindings:
+    def of_run(cls, run: RunDir, spec: ClusterSpec) -> FindingHistory:
         """Return the findings that are stored on the head of a run."""
         return cls(run.path.parent.parent, spec)
 
-    def list_new(self, findings: Iterable[Finding]) -> list[Finding] | None:
+    def list_new_findings(self, findings: Iterable[Finding]) -> list[Finding] | None:
         """Return the new warnings and unknown results; `None` if none of these nodes was checked before.
 
         A node that was not checked before has no new findings.
@@ -87,7 +87,7 @@ class KnownFindings:
             return None, frozenset()
 
 
-def list_old_files(state: Path, before: float) -> list[Path]:
+def list_outdated_histories(state: Path, before: float) -> list[Path]:
     """Return the files of clusters that were not checked since a moment (wall clock, seconds)."""
     return [path for path in (state / _FOLDER).glob("*.json") if path.stat().st_mtime < before]
 
@@ -124,11 +124,11 @@ def find_rebooted_nodes(events: Iterable[TimedEvent], boots: Mapping[str, str]) 
     down: set[str] = set()
     for _, event in events:
         match event:
-            case head.Clock(node=node, boot=boot):
+            case head.ClockEstimated(node=node, boot=boot):
                 if boot_of.setdefault(node, boot) != boot:
                     rebooted[node] = boot
                 boot_of[node] = boot
-            case head.Link(node=node, link=link):
+            case head.LinkChanged(node=node, link=link):
                 (down.add if link in _DOWN_LINKS else down.discard)(node)
             case _:
                 pass

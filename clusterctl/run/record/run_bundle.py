@@ -49,8 +49,8 @@ def save_bundle(run: RunDir, target: Path, live_evidence: Mapping[str, RankEvide
     Raises:
         OSError: The file cannot be written.
     """
-    stand_ins: dict[bytes, bytes] = {}
-    change: Callable[[bytes], bytes] = (lambda content: redact_bytes(content, stand_ins)) if redact else bytes
+    replacements: dict[bytes, bytes] = {}
+    change: Callable[[bytes], bytes] = (lambda content: redact_bytes(content, replacements)) if redact else bytes
     with tarfile.open(target, "w:gz") as archive:
         for path, end in _list_files(run):
             content = change(_read_end(path, end))
@@ -67,14 +67,14 @@ def _add_file(archive: tarfile.TarFile, name: str, content: bytes, time_: float)
     archive.addfile(info, io.BytesIO(content))
 
 
-def redact_bytes(content: bytes, stand_ins: dict[bytes, bytes] | None = None) -> bytes:
+def redact_bytes(content: bytes, replacements: dict[bytes, bytes] | None = None) -> bytes:
     """Return a text without secrets, addresses and names of home folders. Equal addresses stay equal.
 
     Args:
         content: The text.
-        stand_ins: The replacement of each address, shared by several texts.
+        replacements: The replacement of each address, shared by several texts.
     """
-    stand_ins = {} if stand_ins is None else stand_ins
+    replacements = {} if replacements is None else replacements
 
     def instead(match: re.Match[bytes]) -> bytes:
         try:
@@ -83,14 +83,14 @@ def redact_bytes(content: bytes, stand_ins: dict[bytes, bytes] | None = None) ->
             return match[0]
         if address.is_loopback or address.is_unspecified:
             return match[0]
-        return stand_ins.setdefault(address.compressed.encode(), _format_stand_in(len(stand_ins) + 1))
+        return replacements.setdefault(address.compressed.encode(), _format_replacement(len(replacements) + 1))
 
     content = _SECRET.sub(_mask_value, content)
     content = _SECRET_ARGUMENT.sub(lambda found: found[1] + (found[2] or found[4]) + b"***", content)
     return _HOME.sub(b"/home/user", _ADDRESS.sub(instead, content))
 
 
-def _format_stand_in(number: int) -> bytes:
+def _format_replacement(number: int) -> bytes:
     """Return a different address of no machine for each number."""
     return b"192.0.2.%d" % number if number <= _TEST_NET_SIZE else str(_BENCHMARK_NET + number).encode()
 

@@ -20,7 +20,7 @@ from clusterctl.config.secret_redaction import redact_text, redact_words
 from clusterctl.config.spec import ClusterSpec, JobSpec
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.state_reader import ControllerNews, StateReader
+from clusterctl.run.record.state_reader import StateReader, TimedControllerEvent
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunState
 
@@ -392,14 +392,14 @@ def read_start_times(run: RunDir) -> StartTimes | None:
     moments: list[float] = []
     began: list[float] = []
 
-    def add_event(news: ControllerNews) -> None:
+    def add_event(news: TimedControllerEvent) -> None:
         moment, event = news
         if steps and steps[-1].name == _LAST_STEP:
             return
         moments.append(moment)
-        if isinstance(event, controller_events.Attempt):
+        if isinstance(event, controller_events.AttemptStarted):
             began.append(moment)
-        elif isinstance(event, controller_events.Phase) and event.ended:
+        elif isinstance(event, controller_events.StartStepProgress) and event.ended:
             parts = {node: (str(what), float(seconds)) for node, (what, seconds) in event.parts.items()}
             steps.append(StepTime(name=event.name, seconds=event.seconds, nodes=event.nodes, parts=parts))
 

@@ -16,7 +16,7 @@ import platformdirs
 
 from clusterctl.agent.protocol.run_files import JOURNAL_FILE, SAMPLES_FILE
 from clusterctl.run.record import ownership as locking
-from clusterctl.run.record.disk_files import is_shortage, make_private_folder, write_atomically
+from clusterctl.run.record.disk_files import is_resource_shortage, make_private_folder, write_atomically
 
 _REPLICAS = (JOURNAL_FILE, SAMPLES_FILE)
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -104,7 +104,7 @@ class RunDir:
         try:
             write_atomically(self.control, secrets.token_hex(16).encode())
         except OSError as error:
-            if not is_shortage(error):
+            if not is_resource_shortage(error):
                 raise
             with contextlib.suppress(OSError):
                 self.control.unlink()

@@ -13,7 +13,7 @@ from clusterctl.agent.protocol.record_types import ActivitySample, HealthSample
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import LineTail
-from clusterctl.run.rules.rank_time_shares import choose_evenly
+from clusterctl.run.rules.rank_timing import choose_evenly
 from clusterctl.run.rules.state import RunState
 from clusterctl.validation import samples
 
@@ -33,7 +33,7 @@ def read_last_lines(path: Path, max_bytes: int = 4 << 20) -> list[bytes]:
     return lines[1:] if size > max_bytes else lines
 
 
-def read_newest_lines(run: RunDir, state: RunState, max_bytes: int = 1 << 20) -> dict[str, list[bytes]]:
+def read_sample_lines(run: RunDir, state: RunState, max_bytes: int = 1 << 20) -> dict[str, list[bytes]]:
     """Return the newest lines of each node's samples, at most `max_bytes` of each node."""
     return {node: read_last_lines(run.node(node) / SAMPLES_FILE, max_bytes) for node in state.nodes}
 
@@ -53,15 +53,15 @@ def _read_latest_first(run: RunDir, node: str) -> Iterator[bytes]:
         yield from reversed(read_last_lines(run.node(node) / SAMPLES_FILE, max_bytes))
 
 
-def read_newest_activity(run: RunDir, state: RunState) -> dict[str, ActivitySample]:
+def read_latest_activities(run: RunDir, state: RunState) -> dict[str, ActivitySample]:
     """Return the latest sample of the ranks of each node that has one."""
     found = {node: read_latest_activity(run, node) for node in state.nodes}
     return {node: sample for node, sample in found.items() if sample is not None}
 
 
-def find_latest_step(run: RunDir, state: RunState) -> int | None:
+def find_slowest_rank_step(run: RunDir, state: RunState) -> int | None:
     """Return the step that the slowest rank of the newest attempt has reached, if the samples hold it."""
-    newest = [s for s in read_newest_activity(run, state).values() if s.get("attempt") == state.attempt]
+    newest = [s for s in read_latest_activities(run, state).values() if s.get("attempt") == state.attempt]
     ranks = [rank for sample in newest for rank in (sample.get("ranks") or {}).values()]
     statuses = [status for rank in ranks if (status := rank.get("inside")) is not None]
     return min((step for status in statuses if (step := status.get("step")) is not None), default=None)
@@ -96,7 +96,7 @@ class NodeStats:
 
     def refresh(self) -> None:
         """Read the new samples."""
-        is_first = self._tail.skip_backlog(_TAIL_BYTES)
+        is_first = self._tail.skip_to_last_lines(_TAIL_BYTES)
         lines = list(self._tail.read())
         active, measured = [[line for line in lines if samples.may_be_sample(line, kind)] for kind in _KINDS]
         if is_first:

@@ -15,8 +15,8 @@ from clusterctl.agent.protocol.run_files import format_index_path, format_output
 from clusterctl.logs.time_index import TimeIndex
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import VERDICT_JSON, VERDICT_TEXT, RunDir
-from clusterctl.run.record.sample_files import read_newest_lines
-from clusterctl.run.rules import rank_time_shares
+from clusterctl.run.record.sample_files import read_sample_lines
+from clusterctl.run.rules import rank_timing
 from clusterctl.run.rules.state import RunPhase, RunState, StallState
 from clusterctl.run.rules.why_input import build_why_evidence
 from clusterctl.validation import messages, samples
@@ -47,7 +47,7 @@ _END_BYTES = 8192
 _MAX_RANKS = 1024
 
 
-def read_final_outputs(run: RunDir, state: RunState) -> dict[int, str]:
+def read_outputs_before_stop(run: RunDir, state: RunState) -> dict[int, str]:
     """Return the last output of each stopped rank from before the stop; none if a failed rank has its own reason.
 
     A rank that SIGTERM ended has written nothing because of the signal. A rank that may have caught it counts only with
@@ -68,13 +68,13 @@ def read_final_outputs(run: RunDir, state: RunState) -> dict[int, str]:
     return outputs
 
 
-def read_final_counters(run: RunDir, state: RunState) -> dict[int, Mapping[str, tuple[int, int]]]:
+def read_collective_counts_before_failure(run: RunDir, state: RunState) -> dict[int, Mapping[str, tuple[int, int]]]:
     """Return the collective numbers of each rank in its last sample before the first exit."""
     first = _find_first_exit(state)
     if first is None:
         return {}
     before = {node: first + state.ahead(node) for node in state.nodes}
-    return rank_time_shares.read_counts_before(read_newest_lines(run, state), state.attempt, before)
+    return rank_timing.read_collective_counts_before(read_sample_lines(run, state), state.attempt, before)
 
 
 def _find_first_exit(state: RunState) -> float | None:
@@ -111,15 +111,15 @@ def judge_saved_run(run: RunDir, state: RunState, live_evidence: Mapping[str, Ra
         evidence_folder=None if name is None else str(run.path / name),
         folder=str(run.path),
         stalled=_find_stall(state) is not None,
-        outputs=read_final_outputs(run, state),
-        collective_counts=read_final_counters(run, state),
+        outputs=read_outputs_before_stop(run, state),
+        collective_counts=read_collective_counts_before_failure(run, state),
     )
     if state.phase is RunPhase.RUNNING and state.stall is None:
-        lines = read_newest_lines(run, state)
+        lines = read_sample_lines(run, state)
         evidence = replace(
             evidence,
-            timings=rank_time_shares.measure_rank_timings(lines, state.attempt),
-            idle_ranks=rank_time_shares.find_idle_ranks(lines, state.attempt),
+            timings=rank_timing.measure_rank_timings(lines, state.attempt),
+            idle_ranks=rank_timing.find_idle_ranks(lines, state.attempt),
             no_progress_s=measure_start_wait_s(lines, state),
         )
     return judge_run(evidence)
@@ -127,7 +127,7 @@ def judge_saved_run(run: RunDir, state: RunState, live_evidence: Mapping[str, Ra
 
 def measure_start_wait_s(lines: Mapping[str, Sequence[bytes]], state: RunState) -> float | None:
     """Return for how many seconds no rank has made progress since the start; `None` after the first progress."""
-    if state.running_since is None or not rank_time_shares.has_no_progress_yet(lines, state.attempt):
+    if state.running_since is None or not rank_timing.has_no_progress_yet(lines, state.attempt):
         return None
     newest = [next(samples.parse_samples(reversed(own), "activity", "t"), None) for own in lines.values()]
     return max(
@@ -140,7 +140,7 @@ def should_collect_stacks(run: RunDir, state: RunState, verdict: Verdict) -> boo
     """Return whether stacks help to judge a run: it is slow, or its first step does not come."""
     if verdict.kind is ProblemKind.SLOW:
         return True
-    since = measure_start_wait_s(read_newest_lines(run, state), state) if state.phase is RunPhase.RUNNING else None
+    since = measure_start_wait_s(read_sample_lines(run, state), state) if state.phase is RunPhase.RUNNING else None
     return since is not None and since >= slowness.LONG_START_S
 
 

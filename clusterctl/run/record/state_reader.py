@@ -23,8 +23,8 @@ from clusterctl.run.rules.state_updates import StateBuilder
 from clusterctl.suggestion import find_similar, suggest_similar_file
 from clusterctl.validation import journal_lines
 
-NodeNews = tuple[str, events.Stamp, events.Event]
-ControllerNews = tuple[float, head.ControllerEvent]
+StampedNodeEvent = tuple[str, events.Stamp, events.Event]
+TimedControllerEvent = tuple[float, head.ControllerEvent]
 
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, LookupError, RecursionError)
 """Errors that a torn or foreign line may raise."""
@@ -45,7 +45,7 @@ class LineTail:
         except FileNotFoundError:
             return 0
 
-    def skip_backlog(self, max_bytes: int) -> bool:
+    def skip_to_last_lines(self, max_bytes: int) -> bool:
         """Begin with the last lines of the file if nothing was read yet; return whether that is so."""
         if self._offset:
             return False
@@ -80,17 +80,17 @@ class StateReader:
         self._named: set[str] = set()
         self.state = RunState()
 
-    def refresh(self) -> tuple[list[ControllerNews], list[NodeNews]]:
+    def refresh(self) -> tuple[list[TimedControllerEvent], list[StampedNodeEvent]]:
         """Apply and return the new events of the controller and of the nodes."""
-        heads: list[ControllerNews] = []
-        nodes: list[NodeNews] = []
+        heads: list[TimedControllerEvent] = []
+        nodes: list[StampedNodeEvent] = []
         self.apply_new_events(heads.append, nodes.append)
         return heads, nodes
 
     def apply_new_events(
         self,
-        head_news: Callable[[ControllerNews], object] = lambda _: None,
-        node_news: Callable[[NodeNews], object] = lambda _: None,
+        on_controller_event: Callable[[TimedControllerEvent], object] = lambda _: None,
+        on_node_event: Callable[[StampedNodeEvent], object] = lambda _: None,
     ) -> None:
         """Apply the new events to the state, and pass each on.
 
@@ -104,7 +104,7 @@ class StateReader:
                 self._nodes[node] = LineTail(f"{folder}/{node}/{run_files.JOURNAL_FILE}")
         ends = {node: tail.end() for node, tail in self._nodes.items()}
         errors: dict[str, Exception] = {}
-        self.apply_new_controller_events(head_news)
+        self.apply_new_controller_events(on_controller_event)
         builder = StateBuilder(self.state)
         for node, end in ends.items():
             for line in self._nodes[node].read(end):
@@ -113,14 +113,16 @@ class StateReader:
                     if entry is not None:
                         builder.add_node_event(node, *entry)
                         self.state = builder.state
-                        node_news((node, *entry))
+                        on_node_event((node, *entry))
                 except _UNREADABLE as error:
                     errors.setdefault(f"nodes/{node}/{run_files.JOURNAL_FILE}", error)
         self.state = builder.build()
         for file, why in errors.items():
             self._add_unreadable(file, why)
 
-    def apply_new_controller_events(self, head_news: Callable[[ControllerNews], object] = lambda _: None) -> None:
+    def apply_new_controller_events(
+        self, on_controller_event: Callable[[TimedControllerEvent], object] = lambda _: None
+    ) -> None:
         """Apply the new events of the controller alone."""
         builder = StateBuilder(self.state)
         errors: Exception | None = None
@@ -131,7 +133,7 @@ class StateReader:
                     _, time, event = decoded
                     builder.add_controller_event(time, event)
                     self.state = builder.state
-                    head_news((time, event))
+                    on_controller_event((time, event))
             except _UNREADABLE as error:
                 errors = errors or error
         self.state = builder.build()
@@ -232,7 +234,7 @@ def find_run(reference: str | None, root: Path | None = None) -> RunDir:
         # There is no choice, so no state has to be read.
         return runs[0]
     if reference is None:
-        active = [r for r in runs if not _load_controller_state(r).over]
+        active = [r for r in runs if not _load_controller_state(r).is_over]
         candidates = active or runs[-1:]
         what = "no run yet"
     else:
@@ -270,7 +272,7 @@ def _match_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
     matching = [
         (r, s) for r, s in states if s.name == reference or (real_path and os.path.realpath(s.path) == real_path)
     ]
-    return [r for r, s in matching if not s.over] or [r for r, _ in matching[-1:]]
+    return [r for r, s in matching if not s.is_over] or [r for r, _ in matching[-1:]]
 
 
 def _describe_near_match(runs: list[RunDir], reference: str | None) -> str | None:
@@ -287,7 +289,7 @@ def _describe_near_match(runs: list[RunDir], reference: str | None) -> str | Non
 
 def _match_prefix(runs: list[RunDir], reference: str) -> list[RunDir]:
     matching = [r for r in runs if r.run.startswith(reference)] if reference else []
-    active = [r for r in matching if not _load_controller_state(r).over] if len(matching) > 1 else []
+    active = [r for r in matching if not _load_controller_state(r).is_over] if len(matching) > 1 else []
     return active if len(active) == 1 else matching
 
 
@@ -297,12 +299,12 @@ def _load_controller_state(run: RunDir) -> RunState:
     return _load_or_unreadable(run, load_controller_state) if known is None else known.state
 
 
-def is_over(run: RunDir) -> bool:
+def has_run_ended(run: RunDir) -> bool:
     """Return whether a run has ended or never began, by the journal of its controller."""
-    return _apply_dead_start(_load_controller_state(run), attended=run.is_attended).over
+    return _apply_dead_start(_load_controller_state(run), attended=run.is_attended).is_over
 
 
-def load_visible_state(run: RunDir, load: Callable[[RunDir], RunState] = load_state) -> tuple[RunState, bool]:
+def load_state_and_attendance(run: RunDir, load: Callable[[RunDir], RunState] = load_state) -> tuple[RunState, bool]:
     """Return the state of a run, and whether it has a controller.
 
     If the controller died before the first attempt, the start has failed.
@@ -335,6 +337,6 @@ def _load_or_unreadable(run: RunDir, load: Callable[[RunDir], RunState] = load_s
 
 
 def _apply_dead_start(state: RunState, *, attended: bool) -> RunState:
-    if not attended and not state.over and state.attempt < 0 and state.created is not None:
+    if not attended and not state.is_over and state.attempt < 0 and state.created is not None:
         return replace(state, phase=RunPhase.FAILED, exit_code=100)
     return state

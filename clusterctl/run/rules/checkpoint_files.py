@@ -32,7 +32,7 @@ class CopiedFile:
     source_version: Version
 
 
-def resolve_copies(
+def resolve_copy_versions(
     files: Mapping[str, Mapping[str, Version]], copies: Iterable[CopiedFile]
 ) -> dict[str, dict[str, Version]]:
     """Return the files of each node, each copy with the version of its source.

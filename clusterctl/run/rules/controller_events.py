@@ -13,7 +13,7 @@ from clusterctl.errors import ClusterctlError, NodesError, UnhealthyError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Created:
+class RunCreated:
     """The run exists. This is the first event of a journal."""
 
     KIND: ClassVar[str] = "created"
@@ -23,7 +23,7 @@ class Created:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class StartStepProgress:
     """The progress of a step of the start.
 
     Attributes:
@@ -53,7 +53,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class LinkChanged:
     """The connection to a node changed: connected, unreachable (since `seconds`), or lost for this attempt.
 
     Attributes:
@@ -73,7 +73,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class ClockEstimated:
     """The clock of a node: head time is its monotonic clock plus `offset`, within `error` seconds, in this boot.
 
     `ahead` is by how many seconds the node's wall clock is ahead of the head's. Both may be set at any time.
@@ -96,7 +96,7 @@ class TouchedNodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class AttemptStarted:
     """A new attempt begins; `nodes` holds `{node, node_rank, address, ranks}` in order of node rank.
 
     `resume_from` is the checkpoint from which its workers resume. `newest_checkpoint` names the newest checkpoint and
@@ -115,7 +115,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndDecided:
+class AttemptEndDecided:
     """The controller ends the attempt on all nodes, for this `StopReason`."""
 
     KIND: ClassVar[str] = "decided"
@@ -125,7 +125,7 @@ class EndDecided:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restarting:
+class RestartPlanned:
     """Attempt `attempt` will begin at `at` (head's clock) on `nodes`, in order of node rank.
 
     Attributes:
@@ -164,7 +164,7 @@ class StallChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class HealthChanged:
     """A health problem of a node begins or is over.
 
     Attributes:
@@ -210,7 +210,7 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
+class ResultsFetched:
     """The files of `results` that were fetched from the nodes at the end.
 
     Attributes:
@@ -228,7 +228,7 @@ class Results:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class RunEnded:
     """The run is over, with its exit code. `remaining` holds `{node, pid, start_time, command, why}`."""
 
     KIND: ClassVar[str] = "ended"
@@ -238,20 +238,20 @@ class Ended:
 
 
 ControllerEvent = (
-    Created
-    | Phase
-    | Link
-    | Clock
+    RunCreated
+    | StartStepProgress
+    | LinkChanged
+    | ClockEstimated
     | TouchedNodes
-    | Attempt
-    | EndDecided
-    | Restarting
+    | AttemptStarted
+    | AttemptEndDecided
+    | RestartPlanned
     | StallChanged
-    | Health
+    | HealthChanged
     | Note
     | StartFailed
-    | Results
-    | Ended
+    | ResultsFetched
+    | RunEnded
 )
 _KINDS: dict[str, type[Any]] = {event_type.KIND: event_type for event_type in get_args(ControllerEvent)}
 

@@ -30,8 +30,8 @@ class HealthObserver:
         self._heard_at: dict[str, float] = {}
 
     def replay(
-        self, node: str, lines: Iterable[bytes], reported_events: Iterable[controller_events.Health], now: float
-    ) -> list[controller_events.Health]:
+        self, node: str, lines: Iterable[bytes], reported_events: Iterable[controller_events.HealthChanged], now: float
+    ) -> list[controller_events.HealthChanged]:
         """Add the samples of a node from before the start of this controller; return the unreported changes.
 
         Args:
@@ -57,7 +57,7 @@ class HealthObserver:
         watch = self._watches.get(node)
         return watch is not None and (gpu, check) not in watch.troubles and not check.startswith("gpu.xid")
 
-    def add_lines(self, node: str, lines: Iterable[bytes], now: float) -> list[controller_events.Health]:
+    def add_lines(self, node: str, lines: Iterable[bytes], now: float) -> list[controller_events.HealthChanged]:
         """Add lines of a node's samples; return the changes."""
         changes: list[monitor.Change] = []
         for sample in samples.parse_samples(lines, "health", "m"):
@@ -69,7 +69,7 @@ class HealthObserver:
                 changes += changes_of_node
         return [_event(change) for change in changes]
 
-    def find_silent_nodes(self, connected: Collection[str], now: float) -> list[controller_events.Health]:
+    def find_silent_nodes(self, connected: Collection[str], now: float) -> list[controller_events.HealthChanged]:
         """Notice nodes whose samples have stopped; return the changes.
 
         Args:
@@ -116,8 +116,8 @@ def _gpus(host: HostSpec) -> frozenset[int] | None:
     return None if host.gpus is None else frozenset(range(host.gpus))
 
 
-def _event(change: monitor.Change) -> controller_events.Health:
-    return controller_events.Health(
+def _event(change: monitor.Change) -> controller_events.HealthChanged:
+    return controller_events.HealthChanged(
         node=change.node,
         gpu=change.gpu,
         check=change.check,

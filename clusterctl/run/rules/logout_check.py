@@ -34,7 +34,7 @@ def refuse_kill_at_logout(hellos: Mapping[str, Mapping[str, Any]]) -> None:
     )
 
 
-def describe_head_warning(logind: Mapping[str, Any] | None, user: str) -> str | None:
+def describe_head_logout_warning(logind: Mapping[str, Any] | None, user: str) -> str | None:
     """Return a warning about a logout from this head, or `None`."""
     if not kills_at_logout(logind):
         return None

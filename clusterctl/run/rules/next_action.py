@@ -18,7 +18,7 @@ from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import describe_duration
 from clusterctl.run.rules import outcome
-from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.failure_causes import Cause
 from clusterctl.run.rules.outcome import determine_outcome
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase
 
@@ -118,7 +118,7 @@ FENCE_MARGIN_S = 10.0
 STOP_MARGIN_S = 30.0
 """Seconds that a node may take beyond the grace for SIGKILL, the sweep, GPU memory and what the kernel needs."""
 
-MAX_DIRTY_S = 30.0
+MAX_DIRTY_NODE_S = 30.0
 """Nodes check again for remaining processes. After this time a restart is refused because of them."""
 
 
@@ -139,7 +139,7 @@ class RunLimits:
         """Seconds after the last frame at which a silent node has surely stopped; `None` if it never stops itself."""
         return None if self.stop_after is None else self.stop_after + self.grace + FENCE_MARGIN_S
 
-    def stopping_stalled(self) -> RunLimits:
+    def with_stop_on_stall(self) -> RunLimits:
         """Return these limits with a stall ending the run, without a restart."""
         return replace(self, stall_action=StallAction.STOP)
 
@@ -156,12 +156,12 @@ class RunObservations:
         kill_wait_s: Seconds since a person asked for an immediate end, or `None`.
         idle_s: Seconds since an unfinished rank last showed activity.
         cancelled: A person asked for the end.
-        is_gathering_evidence: Evidence of a stall is being collected, or a new controller has not confirmed it yet.
+        is_evidence_pending: Evidence of a stall is being collected, or a new controller has not confirmed it yet.
         repeated_failures: How many attempts in a row before this one failed in the same way without a new checkpoint.
         spare_count: How many hosts could replace a node now.
         unhealthy: Nodes that failed a health check during the run, and why.
         degraded: Nodes that may go on but that the next attempt avoids, and why.
-        dirty_s: Seconds for which a node of the attempt has reported remaining processes.
+        dirty_node_s: Seconds for which a node of the attempt has reported remaining processes.
     """
 
     silent_s: Mapping[str, float]
@@ -170,12 +170,12 @@ class RunObservations:
     kill_wait_s: float | None = None
     idle_s: float = 0.0
     cancelled: bool = False
-    is_gathering_evidence: bool = False
+    is_evidence_pending: bool = False
     repeated_failures: int = 0
     spare_count: int = 0
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     degraded: Mapping[str, str] = field(default_factory=dict)
-    dirty_s: float = math.inf
+    dirty_node_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ def decide_action(state: RunState, limits: RunLimits, observations: RunObservati
         observations: What the controller observes beside the journals.
         now: The head's clock, which stamps the controller's journal.
     """
-    if state.over or state.attempt < 0 or state.phase is RunPhase.RESTARTING:
+    if state.is_over or state.attempt < 0 or state.phase is RunPhase.RESTARTING:
         return None
     if (lost := _find_lost_node(state, limits, observations)) is not None:
         return lost
@@ -243,7 +243,7 @@ def decide_action(state: RunState, limits: RunLimits, observations: RunObservati
         count = state.attempt if rules.window is None else len(list_counted_restarts(state, rules, now))
         pause_s = float(min(rules.backoff * 2**count, max(rules.backoff_max, rules.backoff)))
         return Restart(at=now + pause_s, why=kind, excluded=tuple(sorted(choose_excluded_nodes(state, observations))))
-    if kind is not None and not observations.cancelled and observations.dirty_s < MAX_DIRTY_S:
+    if kind is not None and not observations.cancelled and observations.dirty_node_s < MAX_DIRTY_NODE_S:
         clean = {name: replace(node, remaining=()) for name, node in state.nodes.items()}
         if find_restart_obstacle(replace(state, nodes=clean), limits, observations, kind, now) is None:
             return None  # only nodes that have been dirty for a short while prevent the restart
@@ -276,7 +276,7 @@ def _find_end_reason(
     phases = {w.phase for w in state.workers.values()}
     if {WorkerPhase.EXITED, WorkerPhase.RUNNING} <= phases and observations.idle_s >= limits.finish_grace:
         return EndAttempt(reason=StopReason.PEER_FAILED, message="a rank ended early and the others stand still")
-    if state.phase is not RunPhase.STALLED or state.stall is None or observations.is_gathering_evidence:
+    if state.phase is not RunPhase.STALLED or state.stall is None or observations.is_evidence_pending:
         return None
     if limits.stall_action is StallAction.REPORT:
         return None
@@ -400,7 +400,7 @@ def find_restart_obstacle(
     return None
 
 
-def build_limits(spec: ClusterSpec) -> RunLimits:
+def build_run_limits(spec: ClusterSpec) -> RunLimits:
     """Return the limits that a cluster file sets."""
     job = spec.job
     assert job is not None, "a run has a job"
@@ -435,7 +435,7 @@ class StopTimers:
         """Start the timer of a node that is told to stop. A second call changes nothing."""
         self._seconds.setdefault(node, 0.0)
 
-    def start_kill(self, now: float) -> None:
+    def start_kill_timer(self, now: float) -> None:
         """Note that a person asked for an immediate end."""
         self._kill_at = now
 

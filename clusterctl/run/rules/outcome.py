@@ -9,7 +9,7 @@ from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingPro
 from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import describe_duration, fold_ranks, name_ranks, plural, signal_name
-from clusterctl.run.rules.blame import Cause, describe_leftover, is_peer_loss
+from clusterctl.run.rules.failure_causes import Cause, describe_leftover_process, is_peer_loss
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 from clusterctl.why.crash import normalize_message
 from clusterctl.why.verdict import shorten
@@ -84,7 +84,7 @@ def list_remaining_processes(state: RunState, overdue: Sequence[NodeState] = ())
     return tuple(processes)
 
 
-def changes_exit_code(state: RunState) -> bool:
+def is_teardown_incomplete(state: RunState) -> bool:
     """Return whether something of an ended run may still run, and its own exit code does not say so: exit code 7."""
     lost = state.phase is RunPhase.LOST
     return any(not lost or item.get("why") != NODE_LOST for item in state.remaining)
@@ -117,7 +117,9 @@ def list_end_warnings(state: RunState) -> list[str]:
         lines.append(f"the {len(workers)} ranks formed no process group with each other: each worked for itself")
     else:
         lines += _warn_of_separate_groups(nodes, state.world_size)
-    swallowed = {w.rank: w.swallowed for w, exited in ends if w.swallowed and exited.failed_child is None}
+    swallowed = {
+        w.rank: w.swallowed_exception for w, exited in ends if w.swallowed_exception and exited.failed_child is None
+    }
     lines += _group_messages(swallowed, "last output is a traceback: {}", "tracebacks of ranks that ended with 0")
     lines += _warn_of_failed_children(exits)
     shell_errors = {exited.rank: shorten(exited.shell_error) for exited in exits if exited.shell_error}
@@ -129,7 +131,7 @@ def list_end_warnings(state: RunState) -> list[str]:
     if exits and not state.has_left_work and len(exits) == len(workers) and all(e.lacks_python for e in exits):
         who = "the rank started no" if len(workers) == 1 else f"none of the {len(workers)} ranks started a"
         lines.append(f"{who} Python, though the job names one: nothing was trained")
-    failures = {w.rank: shorten(e.output_failure) for w, e in ends if e.output_failure and not w.swallowed}
+    failures = {w.rank: shorten(e.output_failure) for w, e in ends if e.output_failure and not w.swallowed_exception}
     lost = {rank: message for rank, message in failures.items() if is_peer_loss(message)}
     own = {rank: message for rank, message in failures.items() if rank not in lost}
     what = "failures in the output of ranks that ended with 0"
@@ -217,7 +219,7 @@ def _warn_of_leftovers(nodes: Iterable[NodeState]) -> Iterator[str]:
             by_command.setdefault(one["command"], []).append((node.node, one))
     for processes in list(by_command.values())[:_MAX_LINES]:
         yield (
-            f"{_name_ranks(processes)} ended with 0 and left {describe_leftover(processes[0][1])} at work, "
+            f"{_name_ranks(processes)} ended with 0 and left {describe_leftover_process(processes[0][1])} at work, "
             "which was ended"
         )
     if len(by_command) > _MAX_LINES:
@@ -227,7 +229,8 @@ def _warn_of_leftovers(nodes: Iterable[NodeState]) -> Iterator[str]:
 def _warn_of_kills(nodes: Iterable[NodeState]) -> Iterator[str]:
     processes = [(node, one) for node in nodes for one in node.past_grace]
     if processes:
-        what = f"{describe_leftover(processes[0][1])}{f' and {len(processes) - 1} more' if len(processes) > 1 else ''}"
+        more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
+        what = f"{describe_leftover_process(processes[0][1])}{more}"
         whose = _name_ranks([(node.node, one) for node, one in processes])
         grace = describe_duration(processes[0][0].grace_s)
         yield (

@@ -55,7 +55,7 @@ class RankStack:
         return next((thread.frames for thread in self.threads or () if thread.main), None)
 
 
-def parse_faulthandler(text: str, main_thread: int | None = None) -> tuple[Thread, ...]:
+def parse_faulthandler_dump(text: str, main_thread: int | None = None) -> tuple[Thread, ...]:
     """Return the threads in the last dump of faulthandler.
 
     Args:
@@ -92,7 +92,7 @@ def _parse_frame(line: str) -> StackFrame | None:
     return StackFrame(frame["function"], frame["file"], int(frame["line"]) if frame["line"].isdigit() else 0)
 
 
-def parse_py_spy(text: str) -> tuple[Thread, ...]:
+def parse_py_spy_dump(text: str) -> tuple[Thread, ...]:
     """Return the threads in the output of `py-spy dump --json`; none if it has another format."""
     threads: list[Thread] = []
     try:
@@ -118,9 +118,9 @@ def parse_rank_stacks(ranks: Mapping[str, RankEvidence]) -> tuple[RankStack, ...
         source, text = str(evidence.get("source", "proc")), str(evidence.get("stacks", ""))
         threads: tuple[Thread, ...] = ()
         if source == "signal":
-            threads = parse_faulthandler(text, evidence.get("main_thread"))
+            threads = parse_faulthandler_dump(text, evidence.get("main_thread"))
         elif source == "py-spy":
-            threads = parse_py_spy(text)
+            threads = parse_py_spy_dump(text)
         shown, state, wchan = source if threads else "proc", evidence.get("state"), evidence.get("wchan")
         stacks.append(RankStack(rank=int(rank), source=shown, state=state, wchan=wchan, threads=threads or None))
     return tuple(stacks)

@@ -34,7 +34,7 @@ FRESH_S, FRESH_FOR_S = 2.5, 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankView:
+class RankObservation:
     """The last sample of one rank, and when the rank was last active. Times are the head's."""
 
     node: str
@@ -50,8 +50,8 @@ class RankView:
     progress_marker: object = None
     progress_at: float | None = None
     busy_at: float | None = None
-    fresh_from: float | None = None
-    fresh_at: float | None = None
+    computing_since: float | None = None
+    computing_at: float | None = None
     phase: tuple[str, float, float] | None = None
     has_framework: bool = False
     backend: str | None = None
@@ -63,9 +63,9 @@ class RankView:
     printed_step: float | None = None
 
 
-def update_rank_view(
-    before: RankView | None, activity: RankActivity, sample: ActivitySample, node: str, now: float
-) -> RankView:
+def update_rank_observation(
+    before: RankObservation | None, activity: RankActivity, sample: ActivitySample, node: str, now: float
+) -> RankObservation:
     """Return the view of a rank after one more sample.
 
     Args:
@@ -91,15 +91,15 @@ def update_rank_view(
     if age is not None and (before is None or before.progress_marker != progress_marker):
         progress_at = max(now - age, progress_at or now - age)
     main_age, file_age = status.get("main_age_s"), status.get("age_s")
-    fresh_from, fresh_at = None, before.fresh_at if before else None
+    computing_since, computing_at = None, before.computing_at if before else None
     if main_age is not None and file_age is not None and max(main_age, file_age) <= FRESH_S:
-        fresh_from = now if before is None or before.fresh_from is None else before.fresh_from
-        fresh_at = now if now - fresh_from >= FRESH_FOR_S else fresh_at
+        computing_since = now if before is None or before.computing_since is None else before.computing_since
+        computing_at = now if now - computing_since >= FRESH_FOR_S else computing_at
     phase, sequences = status.get("phase"), (status.get("seq") or {}).values()
     printed_steps, printed_step = activity.get("printed_steps") or (0, None)
     if before is not None and before.printed_step not in (None, printed_step) and not status.get("beats"):
         progress_at = now
-    return RankView(
+    return RankObservation(
         node=node,
         seen_at=now,
         sampled_at=sample["m"],
@@ -113,8 +113,8 @@ def update_rank_view(
         progress_marker=progress_marker,
         progress_at=progress_at,
         busy_at=busy_at,
-        fresh_from=fresh_from,
-        fresh_at=fresh_at,
+        computing_since=computing_since,
+        computing_at=computing_at,
         phase=None if phase is None else (str(phase["name"]), now - phase["age_s"], float(phase["limit_s"])),
         has_framework=bool(status.get("frameworks")),
         backend=status.get("backend"),
@@ -127,7 +127,7 @@ def update_rank_view(
     )
 
 
-def has_activity(before: RankView, view: RankView) -> bool:
+def has_activity(before: RankObservation, view: RankObservation) -> bool:
     """Return whether the rank wrote output or transferred data between two views."""
     if (view.output or 0) > (before.output or 0):
         return True
@@ -184,7 +184,7 @@ class StallJudgement:
         is_known: Every live rank has a sample. Otherwise the rule says nothing.
         stragglers: Ranks that do not move while others do. They are shown, and have no other effect.
         last_progress_s: Age of the last progress of a worker; `None` without progress.
-        unseen_s: Age of the oldest last sample of a rank.
+        sample_age_s: Age of the oldest last sample of a rank.
     """
 
     phase: StallPhase = StallPhase.NONE
@@ -194,7 +194,7 @@ class StallJudgement:
     is_known: bool = True
     stragglers: tuple[int, ...] = ()
     last_progress_s: float | None = None
-    unseen_s: float = 0.0
+    sample_age_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -204,7 +204,7 @@ class StallWatch:
     attempt: int
     began_at: float
     expected_ranks: frozenset[int]
-    ranks: dict[int, RankView] = field(default_factory=dict)
+    ranks: dict[int, RankObservation] = field(default_factory=dict)
     watched_files: dict[str, object] = field(default_factory=dict)
     progress_at: float | None = None
     phase_changed_at: float | None = None
@@ -217,19 +217,19 @@ class StallWatch:
     confirmed: bool = False
 
     @property
-    def live_ranks(self) -> dict[int, RankView]:
+    def live_ranks(self) -> dict[int, RankObservation]:
         """The ranks that still run."""
         return {rank: view for rank, view in self.ranks.items() if view.is_alive}
 
     @property
-    def last_complete_view_at(self) -> float | None:
+    def last_complete_sample_at(self) -> float | None:
         """The last moment at which every live rank had a sample; `None` before that."""
         if not self.expected_ranks <= self.ranks.keys():
             return None
         return min((view.seen_at for view in self.live_ranks.values()), default=None)
 
 
-def start_watch(attempt: int, ranks: Iterable[int], now: float) -> StallWatch:
+def start_stall_watch(attempt: int, ranks: Iterable[int], now: float) -> StallWatch:
     """Return the watch of a new attempt.
 
     Args:
@@ -265,7 +265,7 @@ def add_samples(watch: StallWatch, samples: Iterable[tuple[ActivitySample, str, 
     # CPU time counts if every rank spends it. With GPUs, waiting spins, so main threads that compute count instead.
     live = list(watch.live_ranks.values())
     has_gpus = any(view.has_gpus for view in live)
-    moments = [m for view in live if (m := view.fresh_at if has_gpus else view.busy_at) is not None]
+    moments = [m for view in live if (m := view.computing_at if has_gpus else view.busy_at) is not None]
     if live and len(moments) == len(live) and not (has_gpus and watch.progress_at is None):
         watch.activity_at = max(min(moments), watch.activity_at or watch.began_at)
     return watch
@@ -279,9 +279,9 @@ def judge_stall(watch: StallWatch, limits: StallSpec, now: float) -> tuple[Stall
         limits: The limits that the user has set.
         now: The present time, which gives the age of the samples.
     """
-    view_time = watch.last_complete_view_at
+    view_time = watch.last_complete_sample_at
     if view_time is None:
-        return watch, StallJudgement(is_known=False, unseen_s=max(0.0, now - watch.began_at))
+        return watch, StallJudgement(is_known=False, sample_age_s=max(0.0, now - watch.began_at))
     since, limit, reason = _measure_idle(watch, limits, view_time)
     suspected = since >= limit
     watch = _record_suspicion(watch, suspected, view_time, limit)
@@ -295,18 +295,18 @@ def judge_stall(watch: StallWatch, limits: StallSpec, now: float) -> tuple[Stall
         reason=reason if suspected else "",
         stragglers=() if suspected else _find_stragglers(watch, view_time, limit),
         last_progress_s=None if watch.progress_at is None else max(0.0, view_time - watch.progress_at),
-        unseen_s=max(0.0, now - view_time),
+        sample_age_s=max(0.0, now - view_time),
     )
 
 
-def find_max_limit_s(watch: StallWatch, limits: StallSpec) -> float:
+def find_max_stall_limit_s(watch: StallWatch, limits: StallSpec) -> float:
     """Return the longest time without progress after the first steps: the user's limit, else the default."""
     return limits.timeout if limits.timeout is not None else _default_max_limit_s(watch)
 
 
-def describe_late_limit(watch: StallWatch, limits: StallSpec) -> str | None:
+def describe_late_stall_limit(watch: StallWatch, limits: StallSpec) -> str | None:
     """Return a warning if the process group times out before the limit, which ends the run without evidence."""
-    group, limit = _find_group_timeout_s(watch), find_max_limit_s(watch, limits)
+    group, limit = _find_group_timeout_s(watch), find_max_stall_limit_s(watch, limits)
     if group is None or limit + _confirmation_delay_s(limit) < group:
         return None
     fitting = min(group * SHARE_OF_GROUP_TIMEOUT, group - CONFIRM_MIN_S - 1.0)
@@ -325,7 +325,7 @@ def _add_rank_sample(
         return
     if activity.get("alive") and status is not None and status.get("unseen"):
         return  # what the rank has done since is unknown, which does not mean that it did nothing
-    view = update_rank_view(before, activity, sample, node, now)
+    view = update_rank_observation(before, activity, sample, node, now)
     if before is not None and _is_other_phase(view.phase, before.phase):
         watch.phase_changed_at = now
     if view.progress_at is not None and (before is None or view.progress_at != before.progress_at):
@@ -363,7 +363,7 @@ def _add_progress(watch: StallWatch, moment: float, seen_at: float, now: float, 
 
 def find_busy_limit_s(watch: StallWatch, limits: StallSpec) -> float:
     """Return the longest time without progress for a group in which some ranks wait and others show activity."""
-    top = find_max_limit_s(watch, limits)
+    top = find_max_stall_limit_s(watch, limits)
     return limits.busy_timeout or min(BUSY_FACTOR * top, max(top, _default_max_limit_s(watch)))
 
 
@@ -389,7 +389,7 @@ def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tup
     active_at = max(progressed_at, watch.activity_at or progressed_at)
     live = list(watch.live_ranks.values())
     phases = [view.phase for view in live if view.phase is not None]
-    top, reason = find_max_limit_s(watch, limits), "no progress"
+    top, reason = find_max_stall_limit_s(watch, limits), "no progress"
     interval_limit = INTERVAL_FACTOR * max(watch.intervals, default=0.0)
     if has_started := _has_started(watch):
         limit = min(max(interval_limit, MIN_LIMIT_S), top)
@@ -470,7 +470,7 @@ class StallObserver:
     def __init__(self, attempt: int, ranks: Iterable[int], spec: StallSpec, now: float) -> None:
         self._attempt = attempt
         self._limits = spec
-        self._watch: StallWatch = start_watch(attempt, ranks, now)
+        self._watch: StallWatch = start_stall_watch(attempt, ranks, now)
         self._new_samples: list[tuple[ActivitySample, str, float]] = []
         self._heard_at: dict[str, tuple[float, float]] = {}
         self._late_at: float | None = None
@@ -492,7 +492,7 @@ class StallObserver:
         if not moments:
             return
         moments.sort(key=lambda each: each[0])
-        self._watch = start_watch(self._attempt, self._watch.expected_ranks, moments[0][0])
+        self._watch = start_stall_watch(self._attempt, self._watch.expected_ranks, moments[0][0])
         for moment, node, sample in moments:
             self._watch = add_sample(self._watch, sample, node=node, attempt=self._attempt, now=moment)
 
@@ -523,7 +523,7 @@ class StallObserver:
     def list_new_warnings(self, stall: StallJudgement, now: float) -> list[str]:
         """Return new warnings: of a limit that is too long, and of ranks that fall behind."""
         warnings: list[str] = []
-        warned = None if self._has_warned else describe_late_limit(self._watch, self._limits)
+        warned = None if self._has_warned else describe_late_stall_limit(self._watch, self._limits)
         if warned is not None:
             self._has_warned = True
             warnings.append(warned)

@@ -16,14 +16,14 @@ from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingPro
 from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.formatting import describe_duration
 from clusterctl.run.rules import controller_events as head
-from clusterctl.run.rules.blame import (
+from clusterctl.run.rules.failure_causes import (
     BACKGROUND_MAX_S,
     Cause,
     ExitAnalysis,
     build_left_work_cause,
     find_early_exit,
-    find_failed_before_stop,
-    is_idle_process,
+    find_errors_before_stop,
+    is_waiting_program,
     sort_causes,
 )
 
@@ -32,7 +32,7 @@ _MAX_MESSAGE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastAttempt:
+class EarlierAttempt:
     """An attempt that was followed by another one. Times are the head's.
 
     Attributes:
@@ -78,7 +78,7 @@ class RunPhase(str, Enum):
     UNREADABLE = "unreadable"
 
     @property
-    def final(self) -> bool:
+    def is_final(self) -> bool:
         """Whether the run is over."""
         final = RunPhase.SUCCEEDED, RunPhase.FAILED, RunPhase.CANCELLED, RunPhase.LOST, RunPhase.UNREADABLE
         return self in final
@@ -117,7 +117,7 @@ class WorkerState:
         start_time: Clock ticks since the boot of its node.
         stopped: The controller stopped it.
         tail: The end of its output. After a stop only if it had printed a traceback before.
-        swallowed: If it ended with 0: the exception and line of a traceback at the end of its output; else "".
+        swallowed_exception: Exception and line of the traceback at the end of its output, if it ended with 0; else "".
         cause_before_stop: The error that it had printed before the controller stopped it.
         began_s: Its start on the monotonic clock of its node.
         lasted_s: How long its first process ran, once it has ended.
@@ -136,7 +136,7 @@ class WorkerState:
     signal: int | None = None
     stopped: bool = False
     tail: str = ""
-    swallowed: str = ""
+    swallowed_exception: str = ""
     cause_before_stop: Cause | None = None
     began_s: float | None = None
     lasted_s: float | None = None
@@ -279,7 +279,7 @@ class RunState:
         newest_checkpoint: The newest checkpoint and its version when the current attempt began.
         endings: The failure signature of each past attempt, and the newest checkpoint at its begin.
         resume_from: The checkpoint from which the current attempt resumed.
-        past_attempts: The attempts before the current one.
+        earlier_attempts: The attempts before the current one.
         unreadable_lines: The first unreadable line of each file of the run, with the reason.
         results: The files that were fetched at the end, or `None`.
     """
@@ -305,7 +305,7 @@ class RunState:
     last_stall: StallState | None = None
     remaining: tuple[RemainingProcess, ...] = ()
     error: dict[str, Any] | None = None
-    troubles: dict[tuple[str, int | None, str], head.Health] = field(default_factory=dict)
+    troubles: dict[tuple[str, int | None, str], head.HealthChanged] = field(default_factory=dict)
     restarts: tuple[float, ...] = ()
     restart_at: float | None = None
     restart_why: str = ""
@@ -316,19 +316,19 @@ class RunState:
     newest_checkpoint: str | None = None
     endings: tuple[tuple[str, str | None], ...] = ()
     resume_from: str | None = None
-    past_attempts: tuple[PastAttempt, ...] = ()
+    earlier_attempts: tuple[EarlierAttempt, ...] = ()
     unreadable_lines: tuple[str, ...] = ()
-    results: head.Results | None = None
+    results: head.ResultsFetched | None = None
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the run has ended."""
-        return self.phase.final
+        return self.phase.is_final
 
     @property
     def may_run(self) -> bool:
         """Whether the run has not ended, or processes of it may remain."""
-        return not self.over or bool(self.remaining)
+        return not self.is_over or bool(self.remaining)
 
     @property
     def causes(self) -> tuple[Cause, ...]:
@@ -349,7 +349,7 @@ class RunState:
         if well and self.reason == StopReason.PEER_FAILED.value:
             return sort_causes(well)
         if self.has_left_work:
-            at_work = [(n.node, one) for n in self.nodes.values() for one in n.leftovers if not is_idle_process(one)]
+            at_work = [(n.node, one) for n in self.nodes.values() for one in n.leftovers if not is_waiting_program(one)]
             return tuple(build_left_work_cause(*each) for each in at_work)
         return () if self.external_cause is None else (self.external_cause,)
 
@@ -362,7 +362,7 @@ class RunState:
     def has_left_work(self) -> bool:
         """Whether all ranks ended well within seconds and left working processes, which were ended."""
         workers = self.workers.values()
-        is_at_work = any(not is_idle_process(one) for node in self.nodes.values() for one in node.leftovers)
+        is_at_work = any(not is_waiting_program(one) for node in self.nodes.values() for one in node.leftovers)
         return is_at_work and all(
             w.ended_well and w.lasted_s is not None and w.lasted_s < BACKGROUND_MAX_S for w in workers
         )
@@ -371,7 +371,7 @@ class RunState:
         workers = self.workers.values()
         stopped = [w.cause_before_stop for w in workers if w.cause_before_stop is not None]
         failed = [(w.exit_analysis, w.tail) for w in workers if w.failed and w.exit_analysis is not None]
-        return find_failed_before_stop(stopped, failed) if stopped else ()
+        return find_errors_before_stop(stopped, failed) if stopped else ()
 
     def _lost_with_node(self, worker: WorkerState) -> bool:
         """Return whether nobody saw a worker's end because its machine went down with it: that is what is to blame."""

@@ -11,17 +11,17 @@ from typing_extensions import assert_never
 from clusterctl.agent.protocol import events
 from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.run.rules import controller_events as head
-from clusterctl.run.rules.blame import (
+from clusterctl.run.rules.failure_causes import (
     Cause,
     analyse_exit,
     find_cause_in_output,
     find_swallowed_exception,
 )
 from clusterctl.run.rules.state import (
+    EarlierAttempt,
     MutableNodes,
     MutableWorkers,
     NodeState,
-    PastAttempt,
     RunPhase,
     RunState,
     StallState,
@@ -143,7 +143,9 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
         signal=event.signal,
         stopped=event.stopped,
         tail=event.tail,
-        swallowed="" if event.stopped or event.exit_code or event.error else find_swallowed_exception(event.tail),
+        swallowed_exception=""
+        if event.stopped or event.exit_code or event.error
+        else find_swallowed_exception(event.tail),
         cause_before_stop=find_cause_in_output(event.rank, node.node, event.tail) if event.stopped else None,
         lasted_s=None if worker.began_s is None else max(0.0, event.latest - worker.began_s),
         has_failed_inside=event.exit_code == 0 and event.error is not None,
@@ -156,19 +158,19 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
 def apply_controller_event(state: RunState, time: float, event: head.ControllerEvent) -> RunState:
     """Return `state` after an event of the controller's journal; `time` is when it was written (head, seconds)."""
     match event:
-        case head.Created():
+        case head.RunCreated():
             return replace(state, run=event.run, name=event.name, path=event.path, created=time)
-        case head.Link():
+        case head.LinkChanged():
             return _link(state, event)
-        case head.Clock():
+        case head.ClockEstimated():
             return _clock(state, event)
         case head.TouchedNodes():
             return replace(state, touched_nodes=_joined(state.touched_nodes, event.nodes))
-        case head.Attempt():
+        case head.AttemptStarted():
             return _attempt(state, time, event)
-        case head.EndDecided():
+        case head.AttemptEndDecided():
             return _decided(state, time, event)
-        case head.Restarting():
+        case head.RestartPlanned():
             return _restarting(state, time, event)
         case head.StallChanged():
             return _stall(state, time, event)
@@ -176,30 +178,30 @@ def apply_controller_event(state: RunState, time: float, event: head.ControllerE
             why, node = str(event.error.get("message", "")), event.error.get("node")
             cause = Cause(kind="start_failed", node=node, message=why, certain=True)
             return replace(state, error=event.error, external_cause=cause)
-        case head.Ended():
+        case head.RunEnded():
             phase = RunPhase(event.state)
             # A second event follows if the remaining processes were checked later: the run ended at the first.
-            ended = state.ended if state.over else time
+            ended = state.ended if state.is_over else time
             return replace(state, phase=phase, exit_code=event.exit_code, ended=ended, remaining=tuple(event.remaining))
-        case head.Health():
+        case head.HealthChanged():
             return _health(state, event)
-        case head.Results():
+        case head.ResultsFetched():
             return replace(state, results=event)
-        case head.Phase() | head.Note():
+        case head.StartStepProgress() | head.Note():
             return state
         case _:
             assert_never(event)
 
 
-def _decided(state: RunState, time: float, event: head.EndDecided) -> RunState:
+def _decided(state: RunState, time: float, event: head.AttemptEndDecided) -> RunState:
     if event.attempt != state.attempt or state.reason is not None:
         return state
     stall = None if state.stall is None else state.stall.at_time(time)
     return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message, stall=stall)
 
 
-def _restarting(state: RunState, time: float, event: head.Restarting) -> RunState:
-    past = PastAttempt(
+def _restarting(state: RunState, time: float, event: head.RestartPlanned) -> RunState:
+    past = EarlierAttempt(
         number=state.attempt,
         began=state.running_since,
         ended=time,
@@ -215,18 +217,18 @@ def _restarting(state: RunState, time: float, event: head.Restarting) -> RunStat
         restart_why=event.why,
         next_nodes=tuple(event.nodes),
         endings=(*state.endings, (event.ended, event.newest_checkpoint)),
-        past_attempts=(*state.past_attempts, past),
+        earlier_attempts=(*state.earlier_attempts, past),
     )
 
 
-def _clock(state: RunState, event: head.Clock) -> RunState:
+def _clock(state: RunState, event: head.ClockEstimated) -> RunState:
     node = state.nodes.get(event.node)
     if node is None:
         return state
     return _with_node(state, replace(node, clock=(event.offset, event.error), ahead=event.ahead))
 
 
-def _link(state: RunState, event: head.Link) -> RunState:
+def _link(state: RunState, event: head.LinkChanged) -> RunState:
     node = state.nodes.get(event.node)
     if node is None:
         return state
@@ -247,7 +249,7 @@ def _link(state: RunState, event: head.Link) -> RunState:
     return replace(state, external_cause=cause)
 
 
-def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
+def _attempt(state: RunState, time: float, event: head.AttemptStarted) -> RunState:
     nodes: dict[str, NodeState] = {}
     workers: dict[int, WorkerState] = {}
     before = {**state.retired, **state.nodes}
@@ -312,7 +314,7 @@ def _stall(state: RunState, time: float, event: head.StallChanged) -> RunState:
     return replace(state, stall=stall)
 
 
-def _health(state: RunState, event: head.Health) -> RunState:
+def _health(state: RunState, event: head.HealthChanged) -> RunState:
     key = (event.node, event.gpu, event.key)
     others = {k: v for k, v in state.troubles.items() if k != key}
     return replace(state, troubles=others if event.status == "PASS" else {**others, key: event})

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry, RankEvidence
-from clusterctl.run.rules.blame import Cause, ExitAnalysis, find_cause_in_output
+from clusterctl.run.rules.failure_causes import Cause, ExitAnalysis, find_cause_in_output
 from clusterctl.run.rules.outcome import list_end_warnings
 from clusterctl.run.rules.stack_dumps import RankStack, parse_rank_stacks
 from clusterctl.run.rules.state import NodePhase, RunState, WorkerPhase, WorkerState
@@ -49,7 +49,7 @@ def build_why_evidence(
     snapshots = {stack.rank: _rank_snapshot(stack, evidence[str(stack.rank)]) for stack in parse_rank_stacks(evidence)}
     return Evidence(
         run=state.run,
-        has_ended=state.over,
+        has_ended=state.is_over,
         reason=state.reason,
         ranks=tuple(
             _rank(worker, snapshots.get(rank), outputs.get(rank, ""), collective_counts.get(rank))
@@ -103,7 +103,7 @@ def _rank_exit(worker: WorkerState, output: str) -> RankExit:
         latest=analysis.latest,
         on_node_clock=analysis.on_node_clock,
         oom=None if worker.exited is None else worker.exited.oom,
-        message=worker.swallowed or cause.message,
+        message=worker.swallowed_exception or cause.message,
         traceback=cause.traceback,
         tail=worker.tail or output,
         secondary=cause.secondary,

@@ -70,7 +70,7 @@ def row_of(path: Path) -> Row:
     """Judge one bundle by all of them."""
     kind, _, culprit = path.name.removesuffix(".tar.gz").rpartition("-")
     with open_bundle(path) as run:
-        state, _ = state_reader.load_visible_state(run)
+        state, _ = state_reader.load_state_and_attendance(run)
         name, evidence = saved_verdict.read_stall_evidence(run, state)
         case = build_why_evidence(state, evidence, evidence_folder=name, stalled=bool(evidence))
         ours = saved_verdict.judge_saved_run(run, state)

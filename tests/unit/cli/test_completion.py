@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.run.record import rundir
-from clusterctl.run.record.writer import Writer
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.rules import controller_events
 from tests import documented
 
@@ -35,14 +35,14 @@ CLUSTER = "version: 1\nhosts: {'gpu[01-03]': 2}\njob: {command: [x]}\n"
 
 def add_run(name: str, *, ended: bool) -> str:
     run = rundir.create_run_dir(name)
-    writer = Writer(run)
-    writer.append(controller_events.Created(run=run.run, name=name, path="/nowhere/cluster.yaml"), 1.0)
+    writer = RunDirWriter(run)
+    writer.append(controller_events.RunCreated(run=run.run, name=name, path="/nowhere/cluster.yaml"), 1.0)
     nodes = [{"node": "gpu07", "node_rank": 0, "address": "gpu07", "ranks": [0, 1]}]
     writer.append(
-        controller_events.Attempt(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=nodes), 2.0
+        controller_events.AttemptStarted(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=nodes), 2.0
     )
     if ended:
-        writer.append(controller_events.Ended(state="succeeded", exit_code=0), 3.0)
+        writer.append(controller_events.RunEnded(state="succeeded", exit_code=0), 3.0)
     writer.close()
     return run.run
 
@@ -54,7 +54,7 @@ class Place:
         self.folder = folder
         self.env = env
         self.active = add_run("alive", ended=False)
-        self.over = add_run("over", ended=True)
+        self.is_over = add_run("over", ended=True)
 
     def ask(self, *command: str) -> list[str]:
         done = subprocess.run(
@@ -123,7 +123,7 @@ ASKED = [
 
 
 def named(place: Place, names: list[str]) -> list[str]:
-    return [{"ALIVE": place.active, "OVER": place.over}.get(name, name) for name in names]
+    return [{"ALIVE": place.active, "OVER": place.is_over}.get(name, name) for name in names]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")

@@ -12,8 +12,8 @@ import pytest
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, dump_spec
 from clusterctl.run.record import rundir
-from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules.controller_events import Created
+from clusterctl.run.record.run_dir_writer import RunDirWriter
+from clusterctl.run.rules.controller_events import RunCreated
 
 HEAVY = ("pydantic", "pydantic_core", "psutil", "importlib.metadata", "asyncio")
 CLUSTER = """\
@@ -67,8 +67,8 @@ def test_help_of_the_program_imports_none_of_its_commands(folder: Path) -> None:
 def test_a_command_that_reads_a_run_imports_nothing_of_cluster_files(folder: Path, command: str) -> None:
     runs = folder / "state" / "clusterctl" / "runs"
     runs.mkdir(parents=True)
-    writer = Writer(rundir.create_run_dir("demo", runs))
-    writer.append(Created(run="demo", name="demo", path=str(folder / "cluster.yaml")), 1.0)
+    writer = RunDirWriter(rundir.create_run_dir("demo", runs))
+    writer.append(RunCreated(run="demo", name="demo", path=str(folder / "cluster.yaml")), 1.0)
     writer.close()
     spec = ClusterSpec(name="demo", path="", hosts=(HostSpec(name="a", host="a"),), job=JobSpec(script="train.py"))
     writer.run.spec.write_text(dump_spec(spec))

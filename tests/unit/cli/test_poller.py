@@ -16,21 +16,21 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import run_files
 from clusterctl.cli.follow.poller import RunAttendance, RunPoller
 from clusterctl.run.record import rundir
-from clusterctl.run.record.writer import Writer
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ENDED = controller_events.Ended(state="succeeded", exit_code=0)
+ENDED = controller_events.RunEnded(state="succeeded", exit_code=0)
 
 
 def begun(root: Path, *written: controller_events.ControllerEvent) -> rundir.RunDir:
     """A run without a controller."""
     run = rundir.create_run_dir("demo", root)
-    with closing(Writer(run)) as writer:
-        for event in (controller_events.Created(run=run.run, name="demo", path=""), *written):
+    with closing(RunDirWriter(run)) as writer:
+        for event in (controller_events.RunCreated(run=run.run, name="demo", path=""), *written):
             writer.append(event, 1.0)
     return run
 
@@ -64,13 +64,13 @@ def test_the_only_look_at_a_run_without_a_controller_says_so_and_what_is_new(tmp
     run = begun(tmp_path)
     (look,) = RunPoller(run).watch()
     assert look.attendance is RunAttendance.UNATTENDED
-    assert [type(event) for _, event in look.controller_news] == [controller_events.Created]
+    assert [type(event) for _, event in look.controller_news] == [controller_events.RunCreated]
 
 
 def test_a_run_is_looked_at_until_it_is_over_while_its_controller_lives(tmp_path: Path) -> None:
     run = begun(tmp_path)
     courses = []
-    with closing(Writer(run)) as writer:
+    with closing(RunDirWriter(run)) as writer:
         for look in RunPoller(run).watch(lambda: 0.0):
             courses.append(look.attendance)
             if len(courses) == 2:
@@ -95,7 +95,7 @@ def test_the_last_words_of_a_controller_on_another_machine_are_waited_for(tmp_pa
         with attended_from("another", run):
             assert watching.poll().attendance is RunAttendance.ATTENDED
         assert watching.poll().attendance is RunAttendance.ATTENDED
-        with closing(Writer(run)) as writer:
+        with closing(RunDirWriter(run)) as writer:
             writer.append(ENDED, 2.0)
         assert watching.poll().attendance is RunAttendance.OVER
 
@@ -104,7 +104,7 @@ def test_they_are_waited_for_too_where_it_had_gone_before_the_first_look(tmp_pat
     run = begun(tmp_path)
     with attended_from("another", run):
         pass
-    with closing(RunPoller(run, write_delay=1000.0)) as watching, closing(Writer(run)) as writer:
+    with closing(RunPoller(run, write_delay=1000.0)) as watching, closing(RunDirWriter(run)) as writer:
         assert watching.poll().attendance is RunAttendance.ATTENDED
         writer.append(ENDED, 2.0)
         assert watching.poll().attendance is RunAttendance.OVER

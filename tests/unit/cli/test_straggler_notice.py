@@ -7,7 +7,7 @@ from pathlib import Path
 
 from clusterctl.cli.follow.event_messages import StragglerMonitor
 from clusterctl.cli.verdicts import open_bundle
-from clusterctl.run.record.state_reader import load_visible_state
+from clusterctl.run.record.state_reader import load_state_and_attendance
 from clusterctl.run.rules.state import RunPhase
 
 KINDS = Path(__file__).parents[1] / "why" / "kinds"
@@ -16,7 +16,7 @@ WAITS = KINDS / "rank_0_saves_for_ever-0.tar.gz"
 
 def test_whom_the_others_wait_for_is_said_once() -> None:
     with open_bundle(WAITS) as run:
-        state, _ = load_visible_state(run)
+        state, _ = load_state_and_attendance(run)
         waited = StragglerMonitor(run)
         first, *others = waited.describe_new_stragglers(state, 100.0)
 
@@ -28,7 +28,7 @@ def test_whom_the_others_wait_for_is_said_once() -> None:
 
 def test_it_is_looked_for_every_ten_seconds_at_most_and_only_while_the_run_is_said_to_be_well() -> None:
     with open_bundle(WAITS) as run:
-        state, _ = load_visible_state(run)
+        state, _ = load_state_and_attendance(run)
         waited = StragglerMonitor(run)
 
         assert waited.describe_new_stragglers(replace(state, phase=RunPhase.STALLED), 95.0) == []
@@ -39,7 +39,7 @@ def test_it_is_looked_for_every_ten_seconds_at_most_and_only_while_the_run_is_sa
 
 def test_where_the_first_node_has_told_nothing_there_is_nothing_to_say(tmp_path: Path) -> None:
     with open_bundle(WAITS) as run:
-        state, _ = load_visible_state(run)
+        state, _ = load_state_and_attendance(run)
         elsewhere = replace(run, path=tmp_path)
 
         assert StragglerMonitor(elsewhere).describe_new_stragglers(state, 100.0) == []

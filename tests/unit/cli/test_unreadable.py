@@ -45,8 +45,8 @@ def made(root: Path, name: str) -> RunDir:
     run = rundir.create_run_dir(name, root / "clusterctl" / "runs")
     layout = [{"node": "n", "node_rank": 0, "ranks": [0]}]
     said = [
-        controller_events.Created(run=run.run, name=name, path=""),
-        controller_events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=layout),
+        controller_events.RunCreated(run=run.run, name=name, path=""),
+        controller_events.AttemptStarted(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=layout),
     ]
     run.events.write_text("".join(controller_events.encode(n, 1.0, event) + "\n" for n, event in enumerate(said, 1)))
     run.node("n").mkdir(parents=True)

@@ -16,7 +16,7 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.run.record import rundir
-from clusterctl.run.record.writer import Writer
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.rules import controller_events
 from tests.e2e.terminal import Terminal
 
@@ -35,13 +35,13 @@ LINES = 200_000
 
 def ended_run(root: Path, output: bytes) -> rundir.RunDir:
     run = rundir.create_run_dir("demo", root)
-    writer = Writer(run)
+    writer = RunDirWriter(run)
     nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
-    writer.append(controller_events.Created(run=run.run, name="demo", path=""), 1.0)
+    writer.append(controller_events.RunCreated(run=run.run, name="demo", path=""), 1.0)
     writer.append(
-        controller_events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes), 2.0
+        controller_events.AttemptStarted(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes), 2.0
     )
-    writer.append(controller_events.Ended(state="succeeded", exit_code=0), 3.0)
+    writer.append(controller_events.RunEnded(state="succeeded", exit_code=0), 3.0)
     writer.close()
     log = run.node("gpu01") / format_output_path(0, 0)
     log.parent.mkdir(parents=True)
@@ -88,15 +88,15 @@ def test_a_new_supervisor_is_told_with_what_it_means_for_the_workers(
 
 def test_a_step_of_a_new_attempt_takes_the_place_of_the_last_line(tmp_path: Path) -> None:
     run = rundir.create_run_dir("demo", tmp_path)
-    writer = Writer(run)
+    writer = RunDirWriter(run)
     nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
     began = time.time()
-    writer.append(controller_events.Created(run=run.run, name="demo", path=""), began)
-    attempt = controller_events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes)
+    writer.append(controller_events.RunCreated(run=run.run, name="demo", path=""), began)
+    attempt = controller_events.AttemptStarted(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes)
     writer.append(attempt, began)
     with Terminal(str(run.path), folder=tmp_path, env=os.environ, program=("-c", VIEW)) as person:
         person.expect("d detach")
-        writer.append(controller_events.Phase(name="prepare", total=1), began)
+        writer.append(controller_events.StartStepProgress(name="prepare", total=1), began)
         person.expect("prepare")
         person.press("d")
         person.wait()
@@ -133,20 +133,20 @@ def test_what_came_after_a_command_began_is_told_though_its_view_opened_later(tm
     assert "ready for attempt" not in done.stderr
 
 
-DECIDED = controller_events.EndDecided(attempt=0, reason="cancelled")
+DECIDED = controller_events.AttemptEndDecided(attempt=0, reason="cancelled")
 
 
 def with_old_events(root: Path) -> rundir.RunDir:
     run = ended_run(root, b"done\n")
     (run.events).unlink()
-    writer = Writer(run)
+    writer = RunDirWriter(run)
     nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
     for event in (
-        controller_events.Created(run=run.run, name="demo", path=""),
-        controller_events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes),
+        controller_events.RunCreated(run=run.run, name="demo", path=""),
+        controller_events.AttemptStarted(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes),
         controller_events.Note(text="an old warning", level="warn"),
         DECIDED,
-        controller_events.Ended(state="cancelled", exit_code=103),
+        controller_events.RunEnded(state="cancelled", exit_code=103),
     ):
         writer.append(event, 3.0)
     writer.close()
@@ -178,12 +178,13 @@ def test_a_command_tells_nothing_of_what_was_before_it(tmp_path: Path) -> None:
 
 def test_ranks_that_have_not_said_a_word_are_told_once_where_nobody_sees_the_last_line(tmp_path: Path) -> None:
     run = rundir.create_run_dir("demo", tmp_path)
-    writer = Writer(run)
+    writer = RunDirWriter(run)
     nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
     began = time.time() - 60
-    writer.append(controller_events.Created(run=run.run, name="demo", path=""), began)
+    writer.append(controller_events.RunCreated(run=run.run, name="demo", path=""), began)
     writer.append(
-        controller_events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes), began
+        controller_events.AttemptStarted(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes),
+        began,
     )
     started = node_events.Started(attempt=0, rank=0, local_rank=0, pid=7, start_time=1)
     run.node("gpu01").mkdir(parents=True)
@@ -193,7 +194,7 @@ def test_ranks_that_have_not_said_a_word_are_told_once_where_nobody_sees_the_las
     with subprocess.Popen([sys.executable, "-c", VIEW, run.path], stdout=pipe, stderr=pipe, text=True) as view:
         assert view.stderr is not None
         first = view.stderr.readline()
-        writer.append(controller_events.Ended(state="succeeded", exit_code=0), time.time())
+        writer.append(controller_events.RunEnded(state="succeeded", exit_code=0), time.time())
         writer.close()
         _, rest = view.communicate(timeout=60)
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.render.attempt_table import describe_restart, render_attempts
-from clusterctl.run.rules.blame import Cause
-from clusterctl.run.rules.controller_events import Restarting
-from clusterctl.run.rules.state import PastAttempt, RunPhase, RunState
+from clusterctl.run.rules.controller_events import RestartPlanned
+from clusterctl.run.rules.failure_causes import Cause
+from clusterctl.run.rules.state import EarlierAttempt, RunPhase, RunState
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Terminal
@@ -52,15 +52,15 @@ UNSAID = " (not by clusterctl, no OOM kill in the kernel log)"
 def test_a_restart_is_told_with_what_was_to_blame(
     pipe: Terminal, cause: dict[str, Any] | None, pause: float, expected: list[str]
 ) -> None:
-    event = Restarting(attempt=1, why="crash", at=100.0 + pause, cause=cause, number=1, budget=3)
+    event = RestartPlanned(attempt=1, why="crash", at=100.0 + pause, cause=cause, number=1, budget=3)
 
     assert describe_restart(100.0, event, pipe) == expected
 
 
 def test_attempts_are_a_table_once_there_was_more_than_one(pipe: Terminal) -> None:
-    past = PastAttempt(number=0, began=100.0, ended=292.0, why="crash", cause=Cause(**RAISED), step=412)
+    past = EarlierAttempt(number=0, began=100.0, ended=292.0, why="crash", cause=Cause(**RAISED), step=412)
     state = RunState(
-        phase=RunPhase.RUNNING, attempt=1, running_since=302.0, resume_from="ckpt/step-400", past_attempts=(past,)
+        phase=RunPhase.RUNNING, attempt=1, running_since=302.0, resume_from="ckpt/step-400", earlier_attempts=(past,)
     )
 
     assert render_attempts(state, 450, 364.0, pipe) == [

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.render import run_messages
 from clusterctl.render.run_list import render_ps
 from clusterctl.render.status_report import RunSnapshot, render_run_summary
-from clusterctl.run.rules.controller_events import Link
+from clusterctl.run.rules.controller_events import LinkChanged
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     ],
 )
 def test_a_node_that_does_not_answer_is_told_with_what_follows_and_when(link: dict[str, Any], expected: str) -> None:
-    assert run_messages.unreachable_message(Link(node="gpu03", link="unreachable", **link)) == expected
+    assert run_messages.unreachable_message(LinkChanged(node="gpu03", link="unreachable", **link)) == expected
 
 
 def test_ps_names_the_nodes_that_cannot_be_reached(narrow: Terminal) -> None:

@@ -12,7 +12,7 @@ from clusterctl.render.console import Terminal
 from clusterctl.render.run_list import ps_hints, render_ps, sort_runs
 from clusterctl.render.status_report import RunSnapshot, WorkerActivity
 from clusterctl.run.rules import outcome
-from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.failure_causes import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState
 
 
@@ -42,7 +42,7 @@ def terminal(width: int = 0) -> Terminal:
 
 def view(state: RunState, **changes: object) -> RunSnapshot:
     activity = {0: WorkerActivity(step=10, last_progress_s=2.0)}
-    return RunSnapshot(state=replace(state, **changes), has_controller=not state.over, activity=activity)  # type: ignore[arg-type]
+    return RunSnapshot(state=replace(state, **changes), has_controller=not state.is_over, activity=activity)  # type: ignore[arg-type]
 
 
 def last_column(state: RunState, **changes: object) -> str:

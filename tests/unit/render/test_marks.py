@@ -8,15 +8,15 @@ import pytest
 
 from clusterctl.logs.line import LogLine
 from clusterctl.render.attempt_table import AttemptSeparators
-from clusterctl.run.rules.blame import Cause
-from clusterctl.run.rules.state import PastAttempt, RunState
+from clusterctl.run.rules.failure_causes import Cause
+from clusterctl.run.rules.state import EarlierAttempt, RunState
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Terminal
 
 CAUSE = Cause(kind="signal", node="gpu02", rank=1, signal="SIGKILL", message="killed by SIGKILL")
-PAST = tuple(PastAttempt(number=n, began=100.0 * n, ended=100.0 * n + 40, cause=CAUSE) for n in (0, 1))
-STATE = RunState(attempt=2, past_attempts=PAST, resume_from="ckpt/step-9")
+PAST = tuple(EarlierAttempt(number=n, began=100.0 * n, ended=100.0 * n + 40, cause=CAUSE) for n in (0, 1))
+STATE = RunState(attempt=2, earlier_attempts=PAST, resume_from="ckpt/step-9")
 ENDED = ["── attempt 0 ended after 40s: rank 1 on gpu02: killed by SIGKILL ──"]
 ENDED.append(ENDED[0].replace("attempt 0", "attempt 1"))
 BEGUN = ["── attempt 0 ──", "── attempt 1 ──", "── attempt 2, from ckpt/step-9 ──"]

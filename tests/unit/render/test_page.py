@@ -22,7 +22,7 @@ from clusterctl.render.report_page import FindingRow, ReportData, compute_speed,
 from clusterctl.render.status_report import RunSnapshot
 from clusterctl.run.record.run_facts import Commit, Origin
 from clusterctl.run.record.sample_files import Curves
-from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.failure_causes import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 
 EVIL = "<script>alert(1)</script>\"'&\x1b[2J\x1b]52;c;x\x07\u202e\u200b</pre><img src=http://evil onerror=x>"

@@ -7,7 +7,7 @@ import pytest
 
 from clusterctl.render.end_report import ReportContext, VisibleOutput, render_end_report
 from clusterctl.render.run_messages import failure_line
-from clusterctl.run.rules.blame import Cause, ExitAnalysis
+from clusterctl.run.rules.failure_causes import Cause, ExitAnalysis
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:

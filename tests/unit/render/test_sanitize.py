@@ -123,7 +123,7 @@ OTHERS = {
     "clusterctl/cli/main.py": "writes a traceback to a file, and our version",
     "clusterctl/health/docs.py": "writes a page of ours",
     "clusterctl/run/controller/main.py": "writes to the controller's log",
-    "clusterctl/run/controller/process.py": "writes to the controller's log",
+    "clusterctl/run/controller/detached_process.py": "writes to the controller's log",
     "clusterctl/run/controller/executor.py": "writes to the controller's log",
     "clusterctl/run/controller/reconnection.py": "writes to the controller's log",
     "clusterctl/render/console.py": "is behind the door",

@@ -15,7 +15,7 @@ from clusterctl.render.status_report import (
     render_status,
     status_json,
 )
-from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.failure_causes import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallState, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:

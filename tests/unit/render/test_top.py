@@ -16,8 +16,8 @@ from clusterctl.render.stats_table import GpuStats, NodeStats, describe_missing_
 from clusterctl.render.status_report import RunSnapshot, WorkerActivity
 from clusterctl.render.top_rows import SORTS, FoldLevel, Row, TableOrder, TopData, list_top_units, make_rows, sort_rows
 from clusterctl.render.top_screen import render_bar, render_top, render_trend
-from clusterctl.run.rules.blame import Cause
-from clusterctl.run.rules.controller_events import Health
+from clusterctl.run.rules.controller_events import HealthChanged
+from clusterctl.run.rules.failure_causes import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def gpu(index: int, util: float | None = 50, **values: Any) -> GpuStats:
 def scene(nodes: int = 2, gpus: int = 2, workers: int = 2, troubles: int = 0, name: str = "gpu") -> TopData:
     names = [f"{name}{i:02}" for i in range(nodes)]
     ranks = {r: WorkerState(rank=r, local_rank=r % workers, node=names[r // workers]) for r in range(nodes * workers)}
-    told: dict[tuple[str, int | None, str], Health] = {
-        (names[0], i, "gpu.lost"): Health(
+    told: dict[tuple[str, int | None, str], HealthChanged] = {
+        (names[0], i, "gpu.lost"): HealthChanged(
             node=names[0], gpu=i, check="gpu.lost", key="gpu.lost", status="FAIL", message=f"{names[0]} GPU {i}: lost"
         )
         for i in range(troubles)

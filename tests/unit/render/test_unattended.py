@@ -18,8 +18,8 @@ from clusterctl.render.run_list import adoption_hints, render_ps
 from clusterctl.render.run_messages import UnattendedOutlook, UnattendedRun, predict_unattended
 from clusterctl.render.status_report import RunSnapshot, render_status
 from clusterctl.run.record import rundir
-from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules.controller_events import Created
+from clusterctl.run.record.run_dir_writer import RunDirWriter
+from clusterctl.run.rules.controller_events import RunCreated
 from clusterctl.run.rules.state import RunPhase, RunState
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def test_a_run_between_two_attempts_does_nothing_until_it_is_adopted() -> None:
 
 def of_run(folder: Path, *, stop_after: float | None, silent: float) -> str:
     run = rundir.create_run_dir("demo", folder)
-    with closing(Writer(run)) as writer:
-        writer.append(Created(run=run.run, name="demo", path=""), 1.0)
+    with closing(RunDirWriter(run)) as writer:
+        writer.append(RunCreated(run=run.run, name="demo", path=""), 1.0)
     samples = run.node("n1") / SAMPLES_FILE
     samples.parent.mkdir(parents=True)
     samples.touch()

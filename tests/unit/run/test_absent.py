@@ -99,10 +99,10 @@ def test_a_module_on_the_pythonpath_of_this_shell_is_told(tmp_path: Path) -> Non
     (tmp_path / "otherpkg/__init__.py").touch()
     (tmp_path / "one.py").touch()
     for name, place in (("otherpkg.sub", "otherpkg/__init__.py"), ("one", "one.py")):
-        told = code_exclusions.find_on_pythonpath(f"{NO_MODULE}'{name}'", f"/nowhere:{tmp_path}")
+        told = code_exclusions.explain_module_on_pythonpath(f"{NO_MODULE}'{name}'", f"/nowhere:{tmp_path}")
         assert f"`{tmp_path}/{place}` is on the PYTHONPATH of this shell" in str(told)
-    assert code_exclusions.find_on_pythonpath(f"{NO_MODULE}'torch'", f"{tmp_path}") is None
-    assert code_exclusions.find_on_pythonpath("rank 1 failed", f"{tmp_path}") is None
+    assert code_exclusions.explain_module_on_pythonpath(f"{NO_MODULE}'torch'", f"{tmp_path}") is None
+    assert code_exclusions.explain_module_on_pythonpath("rank 1 failed", f"{tmp_path}") is None
 
 
 def test_a_module_of_an_empty_submodule_is_told(tmp_path: Path) -> None:

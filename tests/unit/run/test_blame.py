@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.agent.protocol.events import Exited
-from clusterctl.run.rules import blame
-from clusterctl.run.rules.blame import Cause, ExitAnalysis, find_early_exit, sort_causes
+from clusterctl.run.rules import failure_causes
+from clusterctl.run.rules.failure_causes import Cause, ExitAnalysis, find_early_exit, sort_causes
 from clusterctl.why.verdict import ProblemClass
 
 PEER = "RuntimeError: [/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:34211"
@@ -41,7 +41,7 @@ def exited(
 
 
 def analyse_exit(exit_: Exited) -> ExitAnalysis:
-    return blame.analyse_exit(f"n{exit_.rank}", exit_)
+    return failure_causes.analyse_exit(f"n{exit_.rank}", exit_)
 
 
 def cause(exit_: Exited) -> Cause:
@@ -93,8 +93,8 @@ def test_first_observed_failure_is(exits: list[Exited], rank: int, certain: bool
     ("node", "certain"), [pytest.param("a", True, id="one node"), pytest.param("b", False, id="two")]
 )
 def test_ends_of_one_node_are_compared_by_its_clock_however_unsure_the_head_is_of_it(node: str, certain: bool) -> None:
-    first = blame.analyse_exit("a", replace(exited(0, 0.0), earliest=100.0, latest=100.01), (-99.0, 0.5))
-    later = blame.analyse_exit(node, replace(exited(1, 0.0), earliest=100.02, latest=100.03), (-99.0, 0.5))
+    first = failure_causes.analyse_exit("a", replace(exited(0, 0.0), earliest=100.0, latest=100.01), (-99.0, 0.5))
+    later = failure_causes.analyse_exit(node, replace(exited(1, 0.0), earliest=100.02, latest=100.03), (-99.0, 0.5))
 
     top, *_ = sort_causes([later, first])
 

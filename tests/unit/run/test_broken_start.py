@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.record.rundir import create_run_dir
-from clusterctl.run.record.state_reader import load_visible_state
+from clusterctl.run.record.state_reader import load_state_and_attendance
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ def test_a_bug_in_the_start_ends_the_start_by_its_name_and_leaves_its_traceback(
 
     code = Controller(run, spec, lambda _inbox: dial).start()
 
-    state, attended = load_visible_state(run)
+    state, attended = load_state_and_attendance(run)
     assert (code, state.phase.value, state.exit_code, attended) == (1, "failed", 1, False)
     assert state.error is not None
     assert state.error["message"] == "this is a bug of clusterctl: ValueError: a mistake"

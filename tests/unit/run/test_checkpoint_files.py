@@ -10,7 +10,7 @@ from clusterctl.run.rules.checkpoint_files import (
     find_conflicting_paths,
     find_missing_files,
     find_nodes_with_lost_files,
-    resolve_copies,
+    resolve_copy_versions,
 )
 
 FIRST, THEN, HERE = (1.0, 10), (2.0, 10), (9.0, 10)
@@ -31,7 +31,7 @@ COPY = [CopiedFile("b", "last.pt", HERE, "a", FIRST)]
 def test_copies(files: dict[str, Version | None], expected: dict[str, Version | None]) -> None:
     there = {node: {} if version is None else {"last.pt": version} for node, version in files.items()}
 
-    found = resolve_copies(there, COPY)
+    found = resolve_copy_versions(there, COPY)
 
     assert {node: paths.get("last.pt") for node, paths in found.items()} == expected
 
@@ -39,7 +39,7 @@ def test_copies(files: dict[str, Version | None], expected: dict[str, Version | 
 def test_a_copy_counts_no_more_once_its_source_has_gone_from_a_checkpoint_that_is_still_there() -> None:
     there = {"a": {"other.pt": THEN}, "b": {"last.pt": HERE, "other.pt": THEN}}
 
-    assert resolve_copies(there, COPY) == {"a": {"other.pt": THEN}, "b": {"other.pt": THEN}}
+    assert resolve_copy_versions(there, COPY) == {"a": {"other.pt": THEN}, "b": {"other.pt": THEN}}
 
 
 DCP = {"a": {"s/.metadata": "m", "s/__0_0.distcp": "0"}, "b": {"s/__1_0.distcp": "1"}, "spare": {}}

@@ -31,7 +31,7 @@ class Recorded(SimpleNamespace):
         state = RunState(nodes={"n0": NodeState(node="n0", node_rank=0)})
         super().__init__(state=state, told=[], links=SimpleNamespace())
 
-    def record(self, event: controller_events.Clock) -> None:
+    def record(self, event: controller_events.ClockEstimated) -> None:
         self.told.append(event)
         self.state = apply_controller_event(self.state, 0.0, event)
 
@@ -71,7 +71,7 @@ def test_where_somebody_sets_the_clock_of_the_head_the_clock_of_events_and_how_f
 
 SLEPT = """
 import os, struct, sys, time
-from clusterctl.run.record.clock import read_head_time
+from clusterctl.run.record.head_clock import read_head_time
 with open(os.environ["ASLEEP"], "r+b") as file:
     file.write(struct.pack("<q", 3600 * 10**9))
 print(read_head_time() - time.time())

@@ -17,7 +17,7 @@ from clusterctl.config.spec import ClusterSpec, SyncSpec
 from clusterctl.errors import RefusedError
 from clusterctl.run.nodes import code_manifest
 from clusterctl.run.record import health_history, rundir
-from clusterctl.run.record.writer import Writer
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.rules import controller_events
 from tests.lab.waiting import wait_for
 
@@ -26,9 +26,9 @@ LONG_AGO = 7200.0
 
 def ended_run(root: Path, manifest: code_manifest.CodeManifest, when: float) -> rundir.RunDir:
     run = rundir.create_run_dir("job", root)
-    writer = Writer(run)
-    writer.append(controller_events.Created(run=run.run, name="job", path="/c.yaml"), when)
-    writer.append(controller_events.Ended(state="succeeded", exit_code=0), when)
+    writer = RunDirWriter(run)
+    writer.append(controller_events.RunCreated(run=run.run, name="job", path="/c.yaml"), when)
+    writer.append(controller_events.RunEnded(state="succeeded", exit_code=0), when)
     writer.close()
     code_manifest.save_manifest(run, manifest)
     return run
@@ -115,7 +115,7 @@ def test_a_number_of_runs_to_keep_is_all_that_decides(tmp_path: Path, options: l
 def test_what_health_noted_of_machines_goes_once_it_is_old(tmp_path: Path) -> None:
     state = tmp_path / "clusterctl"
     spec = ClusterSpec(name="x", path=str(tmp_path / "cluster.yaml"), hosts=(), job=None)
-    health_history.KnownFindings(state, spec).save([], [])
+    health_history.FindingHistory(state, spec).save([], [])
     (note,) = (state / "health").iterdir()
 
     clean(tmp_path, "--yes")

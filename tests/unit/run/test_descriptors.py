@@ -16,8 +16,8 @@ import pytest
 
 from clusterctl.run.controller.control_socket import ControlServer
 from clusterctl.run.controller.replication import ReplicaQueue
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import create_run_dir
-from clusterctl.run.record.writer import Writer
 from clusterctl.session.controller_inbox import OutputReceived
 
 
@@ -35,8 +35,8 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[Writer]:
-    made = Writer(create_run_dir("few", tmp_path))
+def writer(tmp_path: Path) -> Iterator[RunDirWriter]:
+    made = RunDirWriter(create_run_dir("few", tmp_path))
     yield made
     made.close()
 
@@ -44,7 +44,7 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
 def test_replicas_of_more_files_than_may_be_open_are_whole(tmp_path: Path) -> None:
     files = [f"attempt-0/rank-{rank}.log" for rank in range(100)]
     with descriptors_left(12):
-        writer = Writer(create_run_dir("few", tmp_path))
+        writer = RunDirWriter(create_run_dir("few", tmp_path))
         for offset, text in ((0, b"one "), (4, b"two")):
             for file in files:
                 writer.replicate("n1", file, offset, text)
@@ -62,7 +62,7 @@ def test_the_output_of_64_nodes_with_8_ranks_leaves_room_for_their_connections_h
     ]
     with descriptors_left(0), contextlib.ExitStack() as stack:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        writer = stack.enter_context(contextlib.closing(Writer(create_run_dir("many", tmp_path))))
+        writer = stack.enter_context(contextlib.closing(RunDirWriter(create_run_dir("many", tmp_path))))
         connections = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in nodes]
         for number, node in enumerate(nodes):
             writer.append_node_event(node, {"seq": 1})
@@ -75,7 +75,7 @@ def test_the_output_of_64_nodes_with_8_ranks_leaves_room_for_their_connections_h
         assert sum(len(writer.list_cursors(node)) for node in nodes) == len(nodes) * len(output) > limit
 
 
-def test_output_waits_for_a_descriptor_and_a_person_is_told_why(writer: Writer) -> None:
+def test_output_waits_for_a_descriptor_and_a_person_is_told_why(writer: RunDirWriter) -> None:
     stored: list[OutputReceived] = []
     said: list[str] = []
     intake = ReplicaQueue(writer, lambda item, _size: stored.append(item), lambda text, _level: said.append(text))
@@ -96,7 +96,7 @@ def test_output_waits_for_a_descriptor_and_a_person_is_told_why(writer: Writer) 
     ]
 
 
-def test_events_wait_for_a_descriptor_and_keep_their_order(writer: Writer) -> None:
+def test_events_wait_for_a_descriptor_and_keep_their_order(writer: RunDirWriter) -> None:
     with descriptors_left(0):
         for seq in range(3):
             writer.append_node_event("n1", {"seq": seq})

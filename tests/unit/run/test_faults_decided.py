@@ -20,9 +20,11 @@ LIMITS = next_action.RunLimits(node_lost_after=60.0, finish_grace=5.0)
 
 def running() -> RunState:
     layout = [{"node": f"n{i}", "node_rank": i, "ranks": [i]} for i in (0, 1)]
-    attempt = controller_events.Attempt(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=layout)
+    attempt = controller_events.AttemptStarted(
+        attempt=0, world_size=2, master_addr=None, master_port=None, nodes=layout
+    )
     state = apply_controller_event(
-        apply_controller_event(RunState(), NOW, controller_events.Created(run="r-1", name="r", path="/c.yaml")),
+        apply_controller_event(RunState(), NOW, controller_events.RunCreated(run="r-1", name="r", path="/c.yaml")),
         NOW,
         attempt,
     )
@@ -42,7 +44,9 @@ def exited(state: RunState, rank: int, code: int | None = 0, *, stopped: bool = 
     return journal(state, rank, event)
 
 
-DECIDED = controller_events.EndDecided(attempt=0, reason=StopReason.PEER_FAILED.value, message="others stand still")
+DECIDED = controller_events.AttemptEndDecided(
+    attempt=0, reason=StopReason.PEER_FAILED.value, message="others stand still"
+)
 
 
 def test_a_rank_that_ended_well_too_early_is_the_cause_whatever_journal_is_read_first() -> None:
@@ -72,7 +76,7 @@ def test_a_rank_that_ends_well_is_no_fault_while_others_are_at_work() -> None:
 
 
 def test_a_rebooted_node_is_lost_and_nothing_can_be_left_on_it() -> None:
-    link = controller_events.Link(node="n1", link="lost", why="it was rebooted", rebooted=True)
+    link = controller_events.LinkChanged(node="n1", link="lost", why="it was rebooted", rebooted=True)
     state = exited(apply_controller_event(running(), NOW, link), 1, None)
 
     assert state.cause is not None
@@ -106,7 +110,9 @@ def test_when_all_nodes_are_silent_they_are_given_up_only_if_a_person_wants_the_
 
 def test_a_fence_counts_from_what_was_sent_last_and_not_from_what_was_heard_last() -> None:
     limits = replace(LIMITS, stop_after=5.0, grace=1.0)
-    state = apply_controller_event(running(), NOW, controller_events.Link(node="n1", link="lost", why="no answer"))
+    state = apply_controller_event(
+        running(), NOW, controller_events.LinkChanged(node="n1", link="lost", why="no answer")
+    )
     state = journal(
         apply_controller_event(state, NOW, replace(DECIDED, reason="node_lost")), 0, node_events.Swept(attempt=0)
     )
@@ -126,7 +132,7 @@ def stopping(node: str = "n1") -> RunState:
 
 
 MARGIN = next_action.STOP_MARGIN_S
-WHY = "its node does not say that it has ended"
+WHY = "its node has not reported its end"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +197,7 @@ def test_no_attempt_follows_where_a_node_does_not_say_that_all_has_ended() -> No
     )
 
     assert isinstance(finish, next_action.Finish)
-    assert finish.why_no_restart == "n1 does not say that all has ended there"
+    assert finish.why_no_restart == "n1 has not reported that all processes have ended"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +215,9 @@ def test_a_person_who_wants_the_end_at_once_does_not_wait_for_nodes_that_are_sil
 
 def test_nobody_waits_for_the_fence_of_a_lost_node_after_which_nothing_is_to_begin() -> None:
     limits = replace(LIMITS, stop_after=600.0)
-    state = apply_controller_event(stopping(), NOW, controller_events.Link(node="n1", link="lost", why="no answer"))
+    state = apply_controller_event(
+        stopping(), NOW, controller_events.LinkChanged(node="n1", link="lost", why="no answer")
+    )
     sight = next_action.RunObservations(silent_s={"n1": 60.0}, unreachable_s={"n1": 1.0})
 
     assert next_action.decide_action(state, limits, sight, NOW) is None
@@ -220,15 +228,15 @@ def test_nobody_waits_for_the_fence_of_a_lost_node_after_which_nothing_is_to_beg
 
 def test_a_lost_node_none_of_whose_workers_is_known_is_named_as_one_of_which_nobody_knows() -> None:
     layout = [{"node": "n0", "node_rank": 0, "ranks": [0]}]
-    begun = controller_events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=layout)
+    begun = controller_events.AttemptStarted(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=layout)
     state = apply_controller_event(RunState(), NOW, begun)
-    state = apply_controller_event(state, NOW, controller_events.Link(node="n0", link="lost", why="no answer"))
+    state = apply_controller_event(state, NOW, controller_events.LinkChanged(node="n0", link="lost", why="no answer"))
 
     assert [(left["node"], left["pid"], left["why"]) for left in outcome.list_remaining_processes(state)] == [
         ("n0", None, "node lost")
     ]
     rebooted = apply_controller_event(
-        state, NOW, controller_events.Link(node="n0", link="lost", why="it was rebooted", rebooted=True)
+        state, NOW, controller_events.LinkChanged(node="n0", link="lost", why="it was rebooted", rebooted=True)
     )
     assert outcome.list_remaining_processes(rebooted) == ()
 

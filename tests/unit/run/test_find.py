@@ -18,7 +18,7 @@ def begun(root: Path, *ids: str, path: str = "") -> None:
     for run in ids:
         folder = root / run
         folder.mkdir(parents=True)
-        created = controller_events.Created(run=run, name=run.rpartition("-")[0], path=path)
+        created = controller_events.RunCreated(run=run, name=run.rpartition("-")[0], path=path)
         (folder / "events.jsonl").write_text(controller_events.encode(1, 1.0, created) + "\n")
 
 
@@ -51,7 +51,7 @@ def test_of_runs_that_share_a_beginning_the_one_that_goes_on_is_meant(tmp_path: 
     for run in ("digits-k3x9", "digits-k3z1"):
         with (tmp_path / run / "events.jsonl").open("a") as journal:
             journal.write(
-                controller_events.encode(2, 2.0, controller_events.Ended(state="succeeded", exit_code=0)) + "\n"
+                controller_events.encode(2, 2.0, controller_events.RunEnded(state="succeeded", exit_code=0)) + "\n"
             )
 
     assert find_run("digits-k3", tmp_path).run == "digits-k3y0"
@@ -108,7 +108,9 @@ def test_a_command_that_shows_a_run_takes_that_of_the_folder_although_another_on
     begun(root, "digits-k3x9", path=str(work / "cluster.yaml"))
     begun(root, "crash-gq4d", path=str(tmp_path / "other" / "cluster.yaml"))
     with (root / "digits-k3x9" / "events.jsonl").open("a") as journal:
-        journal.write(controller_events.encode(2, 2.0, controller_events.Ended(state="failed", exit_code=100)) + "\n")
+        journal.write(
+            controller_events.encode(2, 2.0, controller_events.RunEnded(state="failed", exit_code=100)) + "\n"
+        )
     monkeypatch.chdir(work)
 
     assert find_run_to_read(None, root).run == "digits-k3x9"

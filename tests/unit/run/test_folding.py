@@ -23,10 +23,14 @@ TAIL = (
 
 def begun(ranks: int) -> RunState:
     layout = [{"node": f"n{i}", "node_rank": i, "ranks": [i]} for i in range(ranks)]
-    attempt = controller_events.Attempt(attempt=0, world_size=ranks, master_addr=None, master_port=None, nodes=layout)
+    attempt = controller_events.AttemptStarted(
+        attempt=0, world_size=ranks, master_addr=None, master_port=None, nodes=layout
+    )
     state = apply_controller_event(RunState(), 1.0, attempt)
     for rank in range(ranks):
-        state = apply_controller_event(state, 1.0, controller_events.Clock(node=f"n{rank}", offset=0.0, error=0.0))
+        state = apply_controller_event(
+            state, 1.0, controller_events.ClockEstimated(node=f"n{rank}", offset=0.0, error=0.0)
+        )
     return state
 
 
@@ -51,7 +55,7 @@ def test_what_ends_say_is_read_once_and_not_again_for_each_that_follows() -> Non
     assert calls(lambda: fold_failures(400)) < 4.5 * calls(lambda: fold_failures(100))
 
 
-LOST = controller_events.Link(node="n1", link="lost", why="no answer for 120 s")
+LOST = controller_events.LinkChanged(node="n1", link="lost", why="no answer for 120 s")
 
 
 @pytest.mark.parametrize("lost_first", [True, False], ids=["the node is lost first", "the end is told first"])
@@ -75,7 +79,7 @@ def test_a_rank_that_failed_goes_before_a_node_that_was_lost(lost_first: bool) -
 
 
 def test_ranks_that_we_stopped_are_to_blame_for_nothing() -> None:
-    decided = controller_events.EndDecided(attempt=0, reason=StopReason.PEER_FAILED.value)
+    decided = controller_events.AttemptEndDecided(attempt=0, reason=StopReason.PEER_FAILED.value)
     state = exited(apply_controller_event(begun(2), 1.0, decided), 0, 2.0, signal=15, stopped=True)
 
     assert state.causes == ()
@@ -119,11 +123,11 @@ def test_many_events_lead_where_they_lead_one_by_one_and_change_no_state_that_wa
     st.lists(
         st.sampled_from(
             [
-                controller_events.Link(node="n0", link="unreachable"),
-                controller_events.Link(node="n1", link="lost", why="no answer"),
-                controller_events.Clock(node="n1", offset=1.0, error=0.1),
-                controller_events.EndDecided(attempt=0, reason="cancelled"),
-                controller_events.Attempt(
+                controller_events.LinkChanged(node="n0", link="unreachable"),
+                controller_events.LinkChanged(node="n1", link="lost", why="no answer"),
+                controller_events.ClockEstimated(node="n1", offset=1.0, error=0.1),
+                controller_events.AttemptEndDecided(attempt=0, reason="cancelled"),
+                controller_events.AttemptStarted(
                     attempt=1,
                     world_size=1,
                     master_addr=None,
@@ -159,7 +163,7 @@ def test_events_of_the_controller_among_them_lead_there_too(
 def test_what_a_fold_has_taken_in_counts_before_the_controllers_next_word_too() -> None:
     stamp = node_events.Stamp(3, 2.0, 2.0, "b")
     started = node_events.Started(attempt=0, rank=1, local_rank=0, pid=7, start_time=9)
-    again = controller_events.Attempt(
+    again = controller_events.AttemptStarted(
         attempt=1,
         world_size=1,
         master_addr=None,

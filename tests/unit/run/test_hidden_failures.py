@@ -120,7 +120,7 @@ def test_a_run_that_left_its_work_is_not_tried_again_and_says_why() -> None:
     )
     assert state.cause is not None
     assert state.cause.message == "`python3 train.py` (pid 9, 3 s old) was still at work, and was ended"
-    verdict = judge_run(build_why_evidence(told(state, controller_events.Ended(state="failed", exit_code=100)), {}))
+    verdict = judge_run(build_why_evidence(told(state, controller_events.RunEnded(state="failed", exit_code=100)), {}))
     assert verdict.cls is ProblemClass.EXITED_EARLY
     assert "python3 train.py" in verdict.summary
 
@@ -133,7 +133,7 @@ def test_a_run_that_left_its_work_is_not_tried_again_and_says_why() -> None:
     ],
 )
 def test_status_report_and_why_name_what_was_ended(state: RunState, words: str) -> None:
-    over = told(state, controller_events.Ended(state="succeeded", exit_code=0))
+    over = told(state, controller_events.RunEnded(state="succeeded", exit_code=0))
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
     shown = [
         render_status(RunSnapshot(state=over, has_controller=True), 200.0, terminal),
@@ -180,7 +180,7 @@ def test_a_rank_that_ended_with_0_behind_a_traceback_is_warned_of_and_has_not_fa
 ) -> None:
     state = all_ended(*tails)
     assert determine_outcome(state) == (RunPhase.SUCCEEDED, ExitCode.OK)
-    over = told(state, controller_events.Ended(state="succeeded", exit_code=0))
+    over = told(state, controller_events.RunEnded(state="succeeded", exit_code=0))
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
     shown = [
         render_status(RunSnapshot(state=over, has_controller=True), 200.0, terminal),
@@ -235,7 +235,7 @@ def ended_for(*signals: tuple[int, float] | None) -> RunState:
 def test_ranks_that_ended_with_0_for_a_signal_of_somebody_else_are_warned_of(
     signals: list[tuple[int, float] | None], words: list[str]
 ) -> None:
-    over = told(ended_for(*signals), controller_events.Ended(state="succeeded", exit_code=0))
+    over = told(ended_for(*signals), controller_events.RunEnded(state="succeeded", exit_code=0))
     assert determine_outcome(over) == (RunPhase.SUCCEEDED, ExitCode.OK)
     assert status_json(RunSnapshot(state=over, has_controller=True))["warnings"] == words
 
@@ -257,13 +257,13 @@ def lost_peers(*others: node_events.Exited) -> RunState:
 
 def shown_of(state: RunState) -> tuple[str, str]:
     """What the report of a run says of its end, and what `why` says."""
-    over = told(state, controller_events.Ended(state="failed", exit_code=100))
+    over = told(state, controller_events.RunEnded(state="failed", exit_code=100))
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
     verdict = judge_run(build_why_evidence(over, {}, outputs={w.rank: w.tail for w in over.workers.values()}))
     return "\n".join(render_end_report(over, terminal)), "\n".join(text for _, text in format_verdict_lines(verdict))
 
 
-DECIDED = controller_events.EndDecided(attempt=0, reason="peer_failed", message="a worker failed")
+DECIDED = controller_events.AttemptEndDecided(attempt=0, reason="peer_failed", message="a worker failed")
 STOPPED = exited(3, signal=15, stopped=True, latest=3.0)
 
 
@@ -361,7 +361,7 @@ def ended_as(*how: dict[str, Any], groups: dict[str, tuple[list[int], int]] | No
         state = wrote(state, node, node_events.ProcessGroupJoined(0, ranks, size))
     state = wrote(wrote(state, "n0", *ends[:2]), "n1", *ends[2:])
     assert determine_outcome(state) == (RunPhase.SUCCEEDED, ExitCode.OK)
-    over = told(state, controller_events.Ended(state="succeeded", exit_code=0))
+    over = told(state, controller_events.RunEnded(state="succeeded", exit_code=0))
     assert (
         list(build_why_evidence(over, {}).warnings)
         == status_json(RunSnapshot(state=over, has_controller=True))["warnings"]
@@ -462,7 +462,9 @@ PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:{}"
         ),
         pytest.param(
             [child(7, "future: ValueError: no bucket"), {}, child(8, "future: ValueError: no bucket"), {}],
-            ["ranks 0,2 ended with 0, but nobody asked for their futures, which raised ValueError: no bucket"],
+            [
+                "ranks 0,2 ended with 0, but nothing read the result of their futures, which raised ValueError: no bucket"
+            ],
             id="futures",
         ),
     ],

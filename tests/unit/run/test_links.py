@@ -54,7 +54,7 @@ def test_a_person_who_waits_cuts_the_pause_short() -> None:
     links, host, inbox, moments = dialing()
     for _ in range(4):
         links.redial(host)
-        links.redial_now()
+        links.redial_all_now()
         links.add(host, inbox.get(timeout=10))
 
     assert moments[-1] - moments[0] < 1.0
@@ -66,14 +66,14 @@ def test_a_node_without_a_connection_is_cut_from_the_moment_of_the_close_and_sil
     session = Stub()
     session.silence_s = 15.0
     links.add(host, cast("Session", session))
-    assert links.list_unreachable() == {}
+    assert links.measure_unreachable_s() == {}
 
     links.redial(host)
 
-    assert links.list_silent(0.0)["n1"] >= 15.0
-    assert links.list_unreachable()["n1"] < 5.0
+    assert links.measure_silence_s(0.0)["n1"] >= 15.0
+    assert links.measure_unreachable_s()["n1"] < 5.0
     links.add(host, inbox.get(timeout=10))
-    assert links.list_unreachable() == {}
+    assert links.measure_unreachable_s() == {}
     links.close()
 
 

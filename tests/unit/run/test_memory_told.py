@@ -18,7 +18,7 @@ from clusterctl.run.rules.state import RunState
 from tests.unit.run.told import RUNNING, exited, told, wrote
 
 PIPE = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=0)
-IN_STEP = told(RUNNING, controller_events.Clock(node="n1", offset=1000.0, error=0.0, ahead=5.0))
+IN_STEP = told(RUNNING, controller_events.ClockEstimated(node="n1", offset=1000.0, error=0.0, ahead=5.0))
 KILLED = wrote(IN_STEP, "n1", exited(2, signal=signal.SIGKILL, earliest=99.0, latest=100.0))
 """At 1100 by the clock of the head, which is 1105 by that of the node."""
 FAILED = wrote(IN_STEP, "n1", exited(2, exit_code=1, earliest=99.0, latest=100.0))
@@ -48,7 +48,7 @@ def test_what_was_measured_last_before_a_kill_is_known(
 
 
 def test_the_report_says_how_full_the_memory_was() -> None:
-    over = told(KILLED, controller_events.Ended(state="failed", exit_code=100))
+    over = told(KILLED, controller_events.RunEnded(state="failed", exit_code=100))
 
     assert "  memory of n1 was 97% full 5 s before" in render_end_report(
         over, PIPE, ReportContext(node_memory=(97.4, 5.0))

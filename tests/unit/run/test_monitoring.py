@@ -44,11 +44,11 @@ def row(first: int, last: int, **values: Any) -> list[bytes]:
     return [sample for m in range(first, last, 15) for sample in line(float(m), **values)]
 
 
-def said(changes: list[controller_events.Health]) -> list[tuple[str, str]]:
+def said(changes: list[controller_events.HealthChanged]) -> list[tuple[str, str]]:
     return [(event.status, event.message) for event in changes]
 
 
-def state_with(told: list[controller_events.Health]) -> RunState:
+def state_with(told: list[controller_events.HealthChanged]) -> RunState:
     state = RunState(nodes={"a": NodeState(node="a", node_rank=0), "b": NodeState(node="b", node_rank=1)})
     for event in told:
         state = apply_controller_event(state, 0.0, event)
@@ -189,15 +189,15 @@ def test_memory_that_is_held_makes_a_node_unfit_for_the_next_attempt_only() -> N
     state = apply_node_event(state, "a", node_events.Stamp(1, 0.0, 0.0, "boot"), alarm)
     assert state.nodes["a"].gpu_memory_held == "GPU 2: 3.0 of 80 GiB still in use, held by pid 7"
     entries = [{"node": n, "node_rank": i, "ranks": [i]} for i, n in enumerate("ab")]
-    begun = controller_events.Attempt(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=entries)
+    begun = controller_events.AttemptStarted(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=entries)
     assert apply_controller_event(state, 0.0, begun).nodes["a"].gpu_memory_held is None
 
 
 def test_troubles_of_a_node_that_was_replaced_are_no_longer_shown() -> None:
-    trouble = controller_events.Health(
+    trouble = controller_events.HealthChanged(
         node="a", gpu=5, check="gpu.lost", key="gpu.lost", status="FAIL", message="a GPU 5: lost"
     )
     state = state_with([trouble, replace(trouble, node="b")])
     entries = [{"node": "b", "node_rank": 0, "ranks": [0]}]
-    begun = controller_events.Attempt(attempt=1, world_size=1, master_addr=None, master_port=None, nodes=entries)
+    begun = controller_events.AttemptStarted(attempt=1, world_size=1, master_addr=None, master_port=None, nodes=entries)
     assert [event.node for event in apply_controller_event(state, 0.0, begun).troubles.values()] == ["b"]

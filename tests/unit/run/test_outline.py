@@ -11,8 +11,8 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import run_files
 from clusterctl.errors import NotFoundError
 from clusterctl.run.record import rundir, state_reader
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.state_reader import load_state
-from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events, outcome
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import cause_to_json
@@ -22,10 +22,12 @@ from tests.work import work
 def ended_run(root: Path, name: str, ranks: int = 8) -> rundir.RunDir:
     """A run on one node that has ended, as its controller leaves it."""
     run = rundir.create_run_dir(name, root)
-    writer = Writer(run)
+    writer = RunDirWriter(run)
     nodes = [{"node": "n0", "node_rank": 0, "address": None, "ranks": list(range(ranks))}]
-    attempt = controller_events.Attempt(attempt=0, world_size=ranks, master_addr=None, master_port=None, nodes=nodes)
-    writer.append(controller_events.Created(run=run.run, name=name, path="/c.yaml"), 1.0)
+    attempt = controller_events.AttemptStarted(
+        attempt=0, world_size=ranks, master_addr=None, master_port=None, nodes=nodes
+    )
+    writer.append(controller_events.RunCreated(run=run.run, name=name, path="/c.yaml"), 1.0)
     writer.append(attempt, 2.0)
     for rank in range(ranks):
         exited = node_events.Exited(attempt=0, rank=rank, exit_code=1, tail="out of luck\n" * 500)
@@ -35,7 +37,7 @@ def ended_run(root: Path, name: str, ranks: int = 8) -> rundir.RunDir:
     sample = {"kind": "activity", "attempt": 0, "ranks": {"0": {"inside": {"step": 7}}, "1": {"inside": {"step": 5}}}}
     writer.replicate("n0", run_files.SAMPLES_FILE, 0, json.dumps(sample).encode() + b"\n")
     left = [outcome.build_remaining_process("n0", None, outcome.OVERDUE)]
-    writer.append(controller_events.Ended(state="failed", exit_code=100, remaining=left), 9.0)
+    writer.append(controller_events.RunEnded(state="failed", exit_code=100, remaining=left), 9.0)
     writer.close()
     return run
 
@@ -81,7 +83,7 @@ def test_lists_name_the_same_failure_whether_there_is_an_outline_or_not(tmp_path
 
 def test_what_is_written_behind_the_end_counts(tmp_path: Path) -> None:
     run = ended_run(tmp_path, "demo")
-    line = controller_events.encode(99, 10.0, controller_events.Ended(state="lost", exit_code=105))
+    line = controller_events.encode(99, 10.0, controller_events.RunEnded(state="lost", exit_code=105))
     run.events.write_bytes(run.events.read_bytes() + line.encode() + b"\n")
 
     assert state_reader.load_summary_or_state(run).exit_code == 105
@@ -97,8 +99,8 @@ def test_an_outline_that_cannot_be_read_counts_for_nothing(tmp_path: Path, conte
 
 def test_a_run_that_goes_on_has_no_outline(tmp_path: Path) -> None:
     run = rundir.create_run_dir("demo", tmp_path)
-    writer = Writer(run)
-    writer.append(controller_events.Created(run=run.run, name="demo", path=""), 1.0)
+    writer = RunDirWriter(run)
+    writer.append(controller_events.RunCreated(run=run.run, name="demo", path=""), 1.0)
     writer.close()
 
     assert not run.summary.exists()

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.run.record import ownership, rundir
 from clusterctl.run.record.ownership import NotOwnerError, ThreadOwnedState
-from clusterctl.run.record.writer import Writer
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.rules.controller_events import Note
 
 if TYPE_CHECKING:
@@ -54,24 +54,24 @@ def test_before_anybody_owns_it_any_thread_may_make_it() -> None:
 
 def test_a_journal_is_written_by_the_thread_of_its_loop_alone(tmp_path: Path) -> None:
     run = rundir.create_run_dir("demo", tmp_path)
-    writer = Writer(run)
+    writer = RunDirWriter(run)
     writer.take_ownership()
 
     error = on_a_thread(lambda: writer.append(Note(text="x"), 1.0))
     writer.close()
 
     assert isinstance(error, NotOwnerError)
-    assert "Writer is changed by" in str(error)
+    assert "RunDirWriter is changed by" in str(error)
     assert not run.events.exists()
 
 
 @pytest.mark.parametrize(
-    "change", [lambda w: w.close_old_attempts("n0", 1), lambda w: w.raise_epoch(3)], ids=["files", "epoch"]
+    "change", [lambda w: w.close_earlier_attempts("n0", 1), lambda w: w.raise_epoch(3)], ids=["files", "epoch"]
 )
 def test_nothing_of_a_run_directory_is_changed_by_another_thread(
-    tmp_path: Path, change: Callable[[Writer], object]
+    tmp_path: Path, change: Callable[[RunDirWriter], object]
 ) -> None:
-    writer = Writer(rundir.create_run_dir("demo", tmp_path))
+    writer = RunDirWriter(rundir.create_run_dir("demo", tmp_path))
     writer.take_ownership()
 
     error = on_a_thread(lambda: change(writer))

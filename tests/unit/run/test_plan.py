@@ -26,8 +26,8 @@ def spec_of(*hosts: HostSpec, job: JobSpec | None = None, **more: object) -> Clu
     )  # type: ignore[arg-type]
 
 
-def answer(node: str, *addresses: tuple[str, str], **more: object) -> rendezvous.NodeInfo:
-    return rendezvous.NodeInfo(node=node, addresses=addresses, netns_id=(node, node), **more)  # type: ignore[arg-type]
+def answer(node: str, *addresses: tuple[str, str], **more: object) -> rendezvous.NodeFacts:
+    return rendezvous.NodeFacts(node=node, addresses=addresses, netns_id=(node, node), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["lo", "docker0", "br-1f", "cni0", "tunl0", "kube-ipvs0", "vnet3", "virbr0"])
@@ -37,7 +37,7 @@ def test_workers_meet_by_no_interface_that_stays_on_its_machine(name: str) -> No
     assert rendezvous.guess_address(HostSpec(name="a", host="a"), known, None) == "10.0.0.1"
 
 
-def plan_of(spec: ClusterSpec, **answers: rendezvous.NodeInfo) -> planning.LaunchPlan:
+def plan_of(spec: ClusterSpec, **answers: rendezvous.NodeFacts) -> planning.LaunchPlan:
     entries = layout.assign_ranks(spec.worker_hosts, {})
     known = {
         h.name: answers.get(h.name, answer(h.name, ("eth0", f"10.0.0.{i + 1}")))
@@ -217,13 +217,13 @@ def test_each_node_gets_its_own_interface_by_exact_name() -> None:
 
 
 def test_nodes_in_one_network_namespace_meet_on_loopback() -> None:
-    same = [rendezvous.NodeInfo(node=n, netns_id=("boot", "net")) for n in "ab"]
+    same = [rendezvous.NodeFacts(node=n, netns_id=("boot", "net")) for n in "ab"]
 
     assert rendezvous.can_use_loopback(same)
 
 
 def test_nodes_of_one_machine_in_two_namespaces_do_not() -> None:
-    assert not rendezvous.can_use_loopback([rendezvous.NodeInfo(node=n, netns_id=("boot", n)) for n in "ab"])
+    assert not rendezvous.can_use_loopback([rendezvous.NodeFacts(node=n, netns_id=("boot", n)) for n in "ab"])
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_nodes_of_one_machine_in_two_namespaces_do_not() -> None:
         pytest.param(answer("a"), None, id="none at all"),
     ],
 )
-def test_provisional_address_is(known: rendezvous.NodeInfo, expected: str | None) -> None:
+def test_provisional_address_is(known: rendezvous.NodeFacts, expected: str | None) -> None:
     assert rendezvous.guess_address(HostSpec(name="a", host="a"), known, None) == expected
 
 
@@ -349,7 +349,7 @@ def test_the_printed_plan_hides_secrets() -> None:
 
 def test_a_dry_run_leaves_open_what_only_a_node_can_tell() -> None:
     spec = spec_of(HostSpec(name="a", host="a", gpus=2))
-    entries = layout.assign_ranks_if_known(spec)
+    entries = layout.assign_ranks_from_file(spec)
     assert entries is not None
 
     shown = planning.plan_to_json(planning.plan_launch(spec, IDENTITY, entries, {}, None, {}), {})
@@ -361,7 +361,7 @@ def test_a_dry_run_leaves_open_what_only_a_node_can_tell() -> None:
 def test_a_dry_run_shows_the_interpreter_that_the_file_names() -> None:
     named = HostSpec(name="a", host="a", gpus=1, python=".venv/bin/python")
     spec = spec_of(named, HostSpec(name="b", host="b", gpus=1), job=JobSpec(module="t"))
-    entries = layout.assign_ranks_if_known(spec)
+    entries = layout.assign_ranks_from_file(spec)
     assert entries is not None
 
     shown = planning.plan_to_json(planning.plan_launch(spec, IDENTITY, entries, {}, None, {}), {})

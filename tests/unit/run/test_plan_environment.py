@@ -16,8 +16,8 @@ from clusterctl.plan import launch as planning
 RUN = environment.RunIdentity(run="digits-ab12", attempt=2, max_restarts=3)
 HOSTS = (HostSpec(name="a", host="a", gpus=2), HostSpec(name="b", host="b", gpus=1))
 ANSWERS = {
-    "a": rendezvous.NodeInfo(node="a", addresses=(("eth0", "10.0.0.1"),), cores=32, netns_id=("1", "1")),
-    "b": rendezvous.NodeInfo(node="b", addresses=(("ens7", "10.0.0.2"),), cores=9, netns_id=("2", "2")),
+    "a": rendezvous.NodeFacts(node="a", addresses=(("eth0", "10.0.0.1"),), cores=32, netns_id=("1", "1")),
+    "b": rendezvous.NodeFacts(node="b", addresses=(("ens7", "10.0.0.2"),), cores=9, netns_id=("2", "2")),
 }
 WHERE = rendezvous.Rendezvous(
     master_addr="10.0.0.1", addresses={"a": "10.0.0.1", "b": "10.0.0.2"}, interfaces={"a": "eth0", "b": "ens7"}
@@ -95,7 +95,7 @@ def test_what_differs_on_another_rank() -> None:
 )
 def test_threads_are_the_cores_shared_out(cores: int, workers: int, threads: str) -> None:
     host = HostSpec(name="a", host="a", gpus=0, workers=workers)
-    known = {"a": rendezvous.NodeInfo(node="a", cores=cores)}
+    known = {"a": rendezvous.NodeFacts(node="a", cores=cores)}
 
     assert {env["OMP_NUM_THREADS"] for env in envs(plan_of(spec_of(host), answers=known))} == {threads}
 
@@ -153,7 +153,7 @@ def test_names_that_only_a_launcher_may_set_win_over_the_user() -> None:
 def test_nccl_is_told_its_interface_only_where_there_is_no_choice(
     addresses: list[tuple[str, str]], alone: bool
 ) -> None:
-    known = {"a": rendezvous.NodeInfo(node="a", addresses=tuple(addresses))}
+    known = {"a": rendezvous.NodeFacts(node="a", addresses=tuple(addresses))}
 
     env = envs(plan_of(spec_of(HOSTS[0]), answers=known))[0]
 
@@ -179,7 +179,7 @@ def interfaces_of(
     """What NCCL, Gloo and TensorPipe of each node will be told, whoever tells them."""
     spec = spec_of(env=written, network=NetworkSpec(interface=named))
     answers = {
-        name: rendezvous.NodeInfo(node=name, addresses=TWO, login_env=logins.get(name, {}), has_rdma=rdma)
+        name: rendezvous.NodeFacts(node=name, addresses=TWO, login_env=logins.get(name, {}), has_rdma=rdma)
         for name in "ab"
     }
     where = rendezvous.Rendezvous(master_addr="x", addresses=WHERE.addresses, interfaces={"a": "eth0", "b": "eth0"})
@@ -357,7 +357,7 @@ def test_a_dry_run_leaves_frameworks_without_addresses(framework: Framework) -> 
 def test_an_address_before_routes_are_known(
     host: dict[str, Any], known: dict[str, Any], interface: str | None, expected: str
 ) -> None:
-    answer = rendezvous.NodeInfo(node="a", **{**known, "addresses": tuple(known.get("addresses", ()))})
+    answer = rendezvous.NodeFacts(node="a", **{**known, "addresses": tuple(known.get("addresses", ()))})
 
     assert rendezvous.guess_address(HostSpec(name="a", host="a", **host), answer, interface) == expected
 
@@ -373,7 +373,7 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are(
     addresses: tuple[tuple[str, str], ...], there: str
 ) -> None:
     with pytest.raises(RefusedError) as caught:
-        rendezvous.guess_address(HOSTS[0], rendezvous.NodeInfo(node="a", addresses=addresses), "ib0")
+        rendezvous.guess_address(HOSTS[0], rendezvous.NodeFacts(node="a", addresses=addresses), "ib0")
 
     assert str(caught.value) == f"a: no interface `ib0` with an address (there are: {there})"
     assert caught.value.hint == "set `network.interface` to one that every node has, or leave it out"
@@ -392,8 +392,8 @@ def test_where_each_node_binds() -> None:
     hosts = [*HOSTS, HostSpec(name="c", host="c", gpus=1, internal_ip="10.8.0.3"), HostSpec(name="d", host="d", gpus=1)]
     answers = {
         **ANSWERS,
-        "c": rendezvous.NodeInfo(node="c", addresses=(("eth0", "10.0.0.3"), ("ib0", "10.8.0.3"))),
-        "d": rendezvous.NodeInfo(node="d", addresses=(("eth9", "10.0.0.4"),)),
+        "c": rendezvous.NodeFacts(node="c", addresses=(("eth0", "10.0.0.3"), ("ib0", "10.8.0.3"))),
+        "d": rendezvous.NodeFacts(node="d", addresses=(("eth9", "10.0.0.4"),)),
     }
     routes = {
         "b": rendezvous.Route(source="10.0.0.2", interface="ens7"),
@@ -472,7 +472,7 @@ def test_a_plan_that_only_the_nodes_could_make_says_so() -> None:
     hosts = (HostSpec(name="a", host="a", internal_ip="10.0.0.1"), HostSpec(name="b", host="b", gpus=2))
     spec = spec_of(*hosts, network=NetworkSpec(master_port=29500))
 
-    assert layout.assign_ranks_if_known(spec) is None
+    assert layout.assign_ranks_from_file(spec) is None
     plan = planning.partial_plan_to_json(spec, RUN)
 
     assert {name: plan[name] for name in ("run", "world_size", "master_addr", "master_port")} == {

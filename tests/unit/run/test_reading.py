@@ -10,10 +10,10 @@ import pytest
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import run_files
-from clusterctl.run.record.disk_files import drop_torn_line
+from clusterctl.run.record.disk_files import remove_torn_line
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
-from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 
 EVENTS = 20_000
@@ -25,10 +25,12 @@ def run(tmp_path: Path) -> RunDir:
     run = RunDir(tmp_path / "r")
     run.node("n").mkdir(parents=True)
     layout = [{"node": "n", "node_rank": 0, "ranks": [0]}]
-    attempt = controller_events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=layout)
+    attempt = controller_events.AttemptStarted(
+        attempt=0, world_size=1, master_addr=None, master_port=None, nodes=layout
+    )
     with run.events.open("w") as file:
         file.write(controller_events.encode(1, 1.0, attempt) + "\n")
-        clock = controller_events.Clock(node="n", offset=0.0, error=0.0)
+        clock = controller_events.ClockEstimated(node="n", offset=0.0, error=0.0)
         file.writelines(controller_events.encode(number, 1.0, clock) + "\n" for number in range(2, EVENTS))
     with (run.node("n") / run_files.JOURNAL_FILE).open("w") as file:
         for number in range(1, EVENTS):
@@ -53,7 +55,7 @@ def test_the_memory_that_reading_a_run_takes_does_not_grow_with_its_journals(run
 
 def test_the_memory_that_a_writer_takes_to_begin_does_not_grow_with_the_journal(run: RunDir) -> None:
     def begin() -> None:
-        writer = Writer(run)
+        writer = RunDirWriter(run)
         writer.append(controller_events.Note(text="n", level="warn"), 1.0)
         writer.close()
 
@@ -65,7 +67,7 @@ def test_the_memory_that_a_writer_takes_to_begin_does_not_grow_with_the_journal(
 def test_a_torn_line_is_cut_off_however_long_it_is(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"one\ntwo\n" + torn)
-    drop_torn_line(path)
+    remove_torn_line(path)
     assert path.read_bytes() == b"one\ntwo\n"
 
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def clock(boot: str, node: str = "n") -> head.Clock:
-    return head.Clock(node=node, offset=0.0, error=0.001, boot=boot)
+def clock(boot: str, node: str = "n") -> head.ClockEstimated:
+    return head.ClockEstimated(node=node, offset=0.0, error=0.001, boot=boot)
 
 
-def link(word: str, *, rebooted: bool = False) -> head.Link:
-    return head.Link(node="n", link=word, rebooted=rebooted)
+def link(word: str, *, rebooted: bool = False) -> head.LinkChanged:
+    return head.LinkChanged(node="n", link=word, rebooted=rebooted)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.agent.linux import config_files
 from clusterctl.agent.node_state import run_dir
 from clusterctl.errors import ExitCode, RefusedError
-from clusterctl.run.rules.logout_check import describe_head_warning, refuse_kill_at_logout
+from clusterctl.run.rules.logout_check import describe_head_logout_warning, refuse_kill_at_logout
 
 KILLS = {"kill_user_processes": True, "linger": False}
 
@@ -26,7 +26,7 @@ KILLS = {"kill_user_processes": True, "linger": False}
 def test_a_machine_that_lets_processes_live_is_not_refused(logind: dict[str, Any] | None) -> None:
     refuse_kill_at_logout({"gpu01": {"user": "ann", "logind": logind}})
 
-    assert describe_head_warning(logind, "ann") is None
+    assert describe_head_logout_warning(logind, "ann") is None
 
 
 def test_machines_that_end_processes_at_logout_are_refused_with_the_command_that_changes_it() -> None:
@@ -41,7 +41,7 @@ def test_machines_that_end_processes_at_logout_are_refused_with_the_command_that
 
 
 def test_a_head_that_ends_processes_at_logout_is_warned_of() -> None:
-    assert "`loginctl enable-linger ann`" in (describe_head_warning(KILLS, "ann") or "")
+    assert "`loginctl enable-linger ann`" in (describe_head_logout_warning(KILLS, "ann") or "")
 
 
 def machine(root: Path, *files: tuple[str, str]) -> str:

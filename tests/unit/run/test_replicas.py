@@ -7,8 +7,8 @@ from pathlib import Path
 
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_output_path
 from clusterctl.run.record import rundir
+from clusterctl.run.record.run_dir_writer import MAX_SAMPLES_BYTES, RunDirWriter
 from clusterctl.run.record.sample_files import read_latest_activity
-from clusterctl.run.record.writer import MAX_SAMPLES_BYTES, Writer
 
 MEGABYTE = 1 << 20
 
@@ -19,7 +19,7 @@ def kept(path: Path) -> int:
 
 def test_of_samples_only_the_end_is_kept_and_the_cursor_goes_on(tmp_path: Path) -> None:
     run = rundir.create_run_dir("demo", tmp_path)
-    writer = Writer(run)
+    writer = RunDirWriter(run)
     line = json.dumps({"kind": "activity", "attempt": 0, "filler": "x" * 1000}).encode() + b"\n"
     payload = line * (MEGABYTE // len(line))
     size = 0
@@ -33,7 +33,7 @@ def test_of_samples_only_the_end_is_kept_and_the_cursor_goes_on(tmp_path: Path) 
 
 def test_of_output_everything_is_kept(tmp_path: Path) -> None:
     run = rundir.create_run_dir("demo", tmp_path)
-    writer = Writer(run)
+    writer = RunDirWriter(run)
     for number in range(40):
         writer.replicate("n0", format_output_path(0, 0), number * MEGABYTE, b"x" * MEGABYTE)
     assert kept(run.node("n0") / format_output_path(0, 0)) >= 40 * MEGABYTE

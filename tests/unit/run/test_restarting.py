@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec, Role
 from clusterctl.run.rules import controller_events, next_action
-from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.failure_causes import Cause
 from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase, WorkerState
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 
@@ -140,7 +140,9 @@ def test_a_newer_checkpoint_between_two_attempts_breaks_the_row() -> None:
 
 def state_of(*names: str) -> RunState:
     nodes = [{"node": name, "node_rank": i, "ranks": [i]} for i, name in enumerate(names)]
-    begun = controller_events.Attempt(attempt=0, world_size=len(names), master_addr=None, master_port=None, nodes=nodes)
+    begun = controller_events.AttemptStarted(
+        attempt=0, world_size=len(names), master_addr=None, master_port=None, nodes=nodes
+    )
     return apply_controller_event(RunState(), 0.0, begun)
 
 
@@ -175,7 +177,9 @@ def test_a_node_that_was_replaced_is_retired_and_its_cursor_goes_on() -> None:
     nodes = [{"node": name, "node_rank": i, "ranks": [i]} for i, name in enumerate(("a", "s"))]
 
     new = apply_controller_event(
-        old, 1.0, controller_events.Attempt(attempt=1, world_size=2, master_addr=None, master_port=None, nodes=nodes)
+        old,
+        1.0,
+        controller_events.AttemptStarted(attempt=1, world_size=2, master_addr=None, master_port=None, nodes=nodes),
     )
 
     assert list(new.nodes) == ["a", "s"]
@@ -200,7 +204,9 @@ def test_nodes_that_were_replaced_or_only_prepared_are_known_to_hold_something_o
     nodes = [{"node": name, "node_rank": i, "ranks": [i]} for i, name in enumerate(("a", "s"))]
 
     new = apply_controller_event(
-        old, 2.0, controller_events.Attempt(attempt=1, world_size=2, master_addr=None, master_port=None, nodes=nodes)
+        old,
+        2.0,
+        controller_events.AttemptStarted(attempt=1, world_size=2, master_addr=None, master_port=None, nodes=nodes),
     )
 
     assert new.touched_nodes == ("a", "b", "c", "s")
@@ -277,26 +283,28 @@ def test_whether_an_attempt_may_follow(state: RunState, rules: RestartSpec, spar
 @pytest.mark.parametrize(
     ("state", "sight", "then"),
     [
-        pytest.param(DIRTY, next_action.RunObservations(silent_s={}, dirty_s=5.0), None, id="it may come clean yet"),
+        pytest.param(
+            DIRTY, next_action.RunObservations(silent_s={}, dirty_node_s=5.0), None, id="it may come clean yet"
+        ),
         pytest.param(FAILED, next_action.RunObservations(silent_s={}), next_action.Restart, id="it has come clean"),
         pytest.param(
             DIRTY,
-            next_action.RunObservations(silent_s={}, dirty_s=5.0, spare_count=1),
+            next_action.RunObservations(silent_s={}, dirty_node_s=5.0, spare_count=1),
             next_action.Restart,
             id="there is a spare",
         ),
         pytest.param(
-            DIRTY, next_action.RunObservations(silent_s={}, dirty_s=60.0), next_action.Finish, id="it stays dirty"
+            DIRTY, next_action.RunObservations(silent_s={}, dirty_node_s=60.0), next_action.Finish, id="it stays dirty"
         ),
         pytest.param(
             DIRTY,
-            next_action.RunObservations(silent_s={}, dirty_s=5.0, cancelled=True),
+            next_action.RunObservations(silent_s={}, dirty_node_s=5.0, cancelled=True),
             next_action.Finish,
             id="nobody waits for it",
         ),
         pytest.param(
             replace(DIRTY, restarts=(1.0,)),
-            next_action.RunObservations(silent_s={}, dirty_s=5.0),
+            next_action.RunObservations(silent_s={}, dirty_node_s=5.0),
             next_action.Finish,
             id="no restart is left",
         ),

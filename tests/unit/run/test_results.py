@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.config.field_types import ResultsFetchCondition
 from clusterctl.config.spec import ClusterSpec, ResultsSpec
-from clusterctl.run.nodes.downloads import ResultsFetch, choose_results
+from clusterctl.run.nodes.downloads import ResultsFetch, choose_results_to_fetch
 from clusterctl.run.rules.state import RunPhase, RunState
 
 RESULTS = ResultsSpec(patterns=("best*",), to="/no/such/place")
@@ -31,12 +31,12 @@ BEGUN = RunState(placements=((0, "n1", (0,)),))
 def test_results_are_fetched_after(when: ResultsFetchCondition, phase: RunPhase, fetched: bool) -> None:
     spec = replace(SPEC, results=replace(RESULTS, when=when))
 
-    assert (choose_results(spec, BEGUN, phase) is not None) == fetched
+    assert (choose_results_to_fetch(spec, BEGUN, phase) is not None) == fetched
 
 
 def test_of_a_run_that_never_began_there_are_no_results() -> None:
     assert (
-        choose_results(
+        choose_results_to_fetch(
             replace(SPEC, results=replace(RESULTS, when=ResultsFetchCondition.ALWAYS)), RunState(), RunPhase.FAILED
         )
         is None

@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.config.spec import CheckpointSpec
-from clusterctl.run.nodes.checkpoints import CheckpointsByNode, describe_choice, exclude_older, list_newest_first
+from clusterctl.run.nodes.checkpoints import (
+    CheckpointsByNode,
+    describe_resume_choice,
+    exclude_earlier_checkpoints,
+    list_checkpoints_newest_first,
+)
 from clusterctl.run.rules.checkpoint_files import CopiedFile, Version
 
 OLD, NEW, NEWER = (1.0, 10), (5.0, 10), (6.0, 10)
@@ -32,13 +37,13 @@ OLD, NEW, NEWER = (1.0, 10), (5.0, 10), (6.0, 10)
     ],
 )  # fmt: skip
 def test_the_newest_checkpoint(seen: CheckpointsByNode, copies: list[CopiedFile], newest: str | None) -> None:
-    found = list_newest_first(list(seen), seen, copies)
+    found = list_checkpoints_newest_first(list(seen), seen, copies)
 
     assert next((one.path for one in found), None) == newest
 
 
 def test_where_no_node_has_a_checkpoint_the_start_from_scratch_is_told() -> None:
-    assert describe_choice(1, CheckpointSpec(pattern="ckpt/step-*"), None) == (
+    assert describe_resume_choice(1, CheckpointSpec(pattern="ckpt/step-*"), None) == (
         "attempt 1 starts from scratch: no checkpoint of this run matches `ckpt/step-*`"
     )
 
@@ -75,7 +80,7 @@ def test_where_no_node_has_a_checkpoint_the_start_from_scratch_is_told() -> None
 def test_what_belongs_to_this_run(
     seen: CheckpointsByNode, before: dict[str, set[Version]], expected: dict[str, set[str]]
 ) -> None:
-    assert {node: set(found) for node, found in exclude_older(seen, before).items()} == expected
+    assert {node: set(found) for node, found in exclude_earlier_checkpoints(seen, before).items()} == expected
 
 
 VERSIONS = st.tuples(st.floats(0, 3), st.integers(0, 3))
@@ -88,7 +93,7 @@ def test_nothing_that_was_there_when_the_run_began_is_ever_gone_on_from(
 ) -> None:
     before = {node: set(found.values()) for node, found in then.items()}
 
-    shown = exclude_older(now, before)
+    shown = exclude_earlier_checkpoints(now, before)
 
     assert all(version not in before.get(node, ()) for node, found in shown.items() for version in found.values())
     assert all(found.items() <= now[node].items() for node, found in shown.items())

@@ -77,17 +77,19 @@ def test_a_run_is_shown_with_what_its_workers_do_and_how_each_ended() -> None:
             wrote(RUNNING, "n0", node_events.Stopping(0, "cancelled", 1.0)), ["stopping", "running"], id="one stops"
         ),
         pytest.param(
-            told(RUNNING, controller_events.Link(node="n0", link="unreachable", why="no answer")),
+            told(RUNNING, controller_events.LinkChanged(node="n0", link="unreachable", why="no answer")),
             ["unreachable", "running"],
             id="one does not answer",
         ),
         pytest.param(
-            told(wrote(RUNNING, "n0", node_events.Swept(0)), controller_events.Link(node="n0", link="unreachable")),
+            told(
+                wrote(RUNNING, "n0", node_events.Swept(0)), controller_events.LinkChanged(node="n0", link="unreachable")
+            ),
             ["ended", "running"],
             id="one that had swept does not answer",
         ),
         pytest.param(
-            told(wrote(RUNNING, "n0", node_events.Swept(0)), controller_events.Link(node="n0", link="lost")),
+            told(wrote(RUNNING, "n0", node_events.Swept(0)), controller_events.LinkChanged(node="n0", link="lost")),
             ["lost", "running"],
             id="one that had swept is lost",
         ),
@@ -102,7 +104,7 @@ def test_the_words_of_states_are_those_of_the_documents() -> None:
         "starting", "running", "stalled", "restarting", "stopping", "succeeded", "failed", "cancelled", "lost",
         "unreadable",
     ]  # fmt: skip
-    assert [phase.value for phase in RunPhase if phase.final] == [
+    assert [phase.value for phase in RunPhase if phase.is_final] == [
         "succeeded", "failed", "cancelled", "lost", "unreadable",
     ]  # fmt: skip
     assert [phase.value for phase in WorkerPhase] == ["pending", "starting", "running", "exited", "lost"]
@@ -130,8 +132,8 @@ def test_what_nodes_say_of_ranks_that_are_not_there_is_passed_over() -> None:
     assert (
         told(
             RUNNING,
-            controller_events.Clock(node="n9", offset=1.0, error=0.1),
-            controller_events.Link(node="n9", link="lost"),
+            controller_events.ClockEstimated(node="n9", offset=1.0, error=0.1),
+            controller_events.LinkChanged(node="n9", link="lost"),
         )
         is RUNNING
     )
@@ -151,7 +153,7 @@ def test_what_changes_nothing_for_the_run_moves_the_cursor(event: node_events.Ev
 
 
 def test_notes_and_steps_of_the_start_change_nothing() -> None:
-    assert told(RUNNING, controller_events.Note(text="x"), controller_events.Phase(name="sync")) is RUNNING
+    assert told(RUNNING, controller_events.Note(text="x"), controller_events.StartStepProgress(name="sync")) is RUNNING
 
 
 # --- who failed first
@@ -159,8 +161,8 @@ def test_notes_and_steps_of_the_start_change_nothing() -> None:
 
 def test_ends_are_put_in_order_by_the_clocks_of_their_nodes() -> None:
     clocks = [
-        controller_events.Clock(node="n0", offset=50.0, error=0.5),
-        controller_events.Clock(node="n1", offset=10.0, error=0.5),
+        controller_events.ClockEstimated(node="n0", offset=50.0, error=0.5),
+        controller_events.ClockEstimated(node="n1", offset=10.0, error=0.5),
     ]
     state = told(RUNNING, *clocks)
     # By its own clock n1 is later; by the head's its rank ended at 40 to 42, and that of n0 at 60 to 61.
@@ -178,7 +180,7 @@ def test_ends_are_put_in_order_by_the_clocks_of_their_nodes() -> None:
     ("latest", "certain"), [pytest.param(8.9, True, id="apart"), pytest.param(9.0, False, id="touching")]
 )
 def test_the_error_of_a_clock_counts_to_both_sides(latest: float, certain: bool) -> None:
-    clocks = [controller_events.Clock(node=name, offset=0.0, error=0.5) for name in ("n0", "n1")]
+    clocks = [controller_events.ClockEstimated(node=name, offset=0.0, error=0.5) for name in ("n0", "n1")]
     state = wrote(told(RUNNING, *clocks), "n0", exited(0, exit_code=1, earliest=latest, latest=latest))
 
     cause = wrote(state, "n1", exited(2, exit_code=1, earliest=10.0, latest=10.0)).cause
@@ -225,7 +227,7 @@ def test_whether_a_worker_failed_and_whether_its_end_was_seen(how: dict[str, Any
 
 
 def test_how_far_a_clock_is_ahead_is_known_by_the_last_measure_and_kept_over_attempts() -> None:
-    measured = [controller_events.Clock(node="n0", offset=0.0, error=0.1, ahead=ahead) for ahead in (7.0, 5.0)]
+    measured = [controller_events.ClockEstimated(node="n0", offset=0.0, error=0.1, ahead=ahead) for ahead in (7.0, 5.0)]
 
     state = told(RUNNING, *measured)
 

@@ -30,11 +30,11 @@ def begun(nodes: int = 2, per_node: int = 2, attempt: int = 0) -> RunState:
         }
         for i in range(nodes)
     ]
-    state = apply_controller_event(RunState(), NOW, controller_events.Created(run="r-1", name="r", path="/w/c.yaml"))
+    state = apply_controller_event(RunState(), NOW, controller_events.RunCreated(run="r-1", name="r", path="/w/c.yaml"))
     return apply_controller_event(
         state,
         NOW,
-        controller_events.Attempt(
+        controller_events.AttemptStarted(
             attempt=attempt, world_size=nodes * per_node, master_addr="10.0.0.0", master_port=1, nodes=layout
         ),
     )
@@ -147,7 +147,7 @@ ONE_FAILED = exited(running(), 2, 3, tail="boom")
             next_action.RunLimits(finish_grace=60),
             replace(NOTHING, idle_s=61.0),
             next_action.EndAttempt(
-                reason=StopReason.PEER_FAILED, message="a rank ended early and the others stand still"
+                reason=StopReason.PEER_FAILED, message="a rank ended early and the other ranks make no progress"
             ),
             id="one ends well, the others stand still",
         ),
@@ -209,7 +209,9 @@ def test_the_time_limit_counts_from_the_start_of_the_run() -> None:
 
 def ended(state: RunState, reason: StopReason) -> RunState:
     return stopped(
-        apply_controller_event(state, NOW, controller_events.EndDecided(attempt=state.attempt, reason=reason.value))
+        apply_controller_event(
+            state, NOW, controller_events.AttemptEndDecided(attempt=state.attempt, reason=reason.value)
+        )
     )
 
 
@@ -233,13 +235,13 @@ def test_a_node_that_stopped_for_want_of_a_controller_ends_the_attempt_and_is_na
     state = journal(running(), "n1", node_events.Stopping(attempt=0, reason=StopReason.FENCE.value, grace=30.0))
 
     assert next_action.decide_action(state, next_action.RunLimits(), NOTHING, NOW) == next_action.EndAttempt(
-        reason=StopReason.FENCE, message="n1 heard no controller and stopped"
+        reason=StopReason.FENCE, message="n1 had no contact with a controller and stopped its workers"
     )
 
 
 @pytest.mark.parametrize("reason", [StopReason.STALLED, StopReason.TIME_LIMIT, StopReason.UNHEALTHY])
 def test_where_no_rank_failed_the_rule_that_ended_the_run_is_its_cause(reason: StopReason) -> None:
-    decided = controller_events.EndDecided(attempt=0, reason=reason.value, message="why")
+    decided = controller_events.AttemptEndDecided(attempt=0, reason=reason.value, message="why")
 
     by_rule = outcome.find_final_cause(stopped(apply_controller_event(running(), NOW, decided)))
     by_rank = outcome.find_final_cause(apply_controller_event(exited(running(), 1, 3), NOW, decided))
@@ -277,7 +279,7 @@ def heeding(state: RunState) -> RunState:
 @pytest.mark.parametrize("reason", [StopReason.PEER_FAILED, StopReason.FENCE])
 def test_ranks_that_exit_with_0_because_they_were_stopped_have_not_succeeded(reason: StopReason) -> None:
     state = heeding(
-        apply_controller_event(running(), NOW, controller_events.EndDecided(attempt=0, reason=reason.value))
+        apply_controller_event(running(), NOW, controller_events.AttemptEndDecided(attempt=0, reason=reason.value))
     )
 
     assert next_action.decide_action(state, next_action.RunLimits(), NOTHING, NOW) == next_action.Finish(
@@ -290,7 +292,7 @@ def test_ranks_that_exit_with_0_because_they_were_stopped_have_not_succeeded(rea
 def test_an_unknown_exit_makes_the_run_lost() -> None:
     state = swept(exited(ended(running(1, 1), StopReason.PEER_FAILED), 0, None), "n0")
     unseen = apply_controller_event(
-        exited(running(1, 1), 0, None), NOW, controller_events.EndDecided(attempt=0, reason="peer_failed")
+        exited(running(1, 1), 0, None), NOW, controller_events.AttemptEndDecided(attempt=0, reason="peer_failed")
     )
 
     finish = next_action.decide_action(swept(unseen, "n0"), next_action.RunLimits(), NOTHING, NOW)
@@ -301,7 +303,7 @@ def test_an_unknown_exit_makes_the_run_lost() -> None:
 
 def test_nothing_new_starts_before_every_node_has_swept() -> None:
     limits = next_action.RunLimits(restart=RestartSpec(max_restarts=1))
-    half = apply_controller_event(ONE_FAILED, NOW, controller_events.EndDecided(attempt=0, reason="peer_failed"))
+    half = apply_controller_event(ONE_FAILED, NOW, controller_events.AttemptEndDecided(attempt=0, reason="peer_failed"))
 
     assert next_action.decide_action(swept(half, "n0"), limits, NOTHING, NOW) is None
 
@@ -350,13 +352,15 @@ def test_the_pause_doubles_up_to_its_limit(attempt: int) -> None:
 
 
 def lost(state: RunState, node: str) -> RunState:
-    return apply_controller_event(state, NOW, controller_events.Link(node=node, link="lost", why="gone"))
+    return apply_controller_event(state, NOW, controller_events.LinkChanged(node=node, link="lost", why="gone"))
 
 
 def test_a_lost_node_without_a_fence_ends_the_run_and_is_not_replaced() -> None:
     limits = next_action.RunLimits(restart=RestartSpec(max_restarts=1))
     state = swept(
-        apply_controller_event(lost(running(), "n1"), NOW, controller_events.EndDecided(attempt=0, reason="node_lost")),
+        apply_controller_event(
+            lost(running(), "n1"), NOW, controller_events.AttemptEndDecided(attempt=0, reason="node_lost")
+        ),
         "n0",
     )
 
@@ -372,7 +376,9 @@ def test_a_lost_node_without_a_fence_ends_the_run_and_is_not_replaced() -> None:
 def test_a_fenced_node_is_replaced_only_after_its_fence(silent: float, acts: bool) -> None:
     limits = next_action.RunLimits(grace=10, stop_after=20, restart=RestartSpec(max_restarts=1), node_lost_after=5)
     state = swept(
-        apply_controller_event(lost(running(), "n1"), NOW, controller_events.EndDecided(attempt=0, reason="node_lost")),
+        apply_controller_event(
+            lost(running(), "n1"), NOW, controller_events.AttemptEndDecided(attempt=0, reason="node_lost")
+        ),
         "n0",
     )
 
@@ -393,27 +399,29 @@ def test_a_stall_is_only_reported_unless_asked_otherwise() -> None:
     assert next_action.decide_action(state, stopping, NOTHING, NOW) == next_action.EndAttempt(
         reason=StopReason.STALLED, message="no progress for 70 s (limit 60 s)"
     )
-    gathering = replace(NOTHING, is_gathering_evidence=True)
+    gathering = replace(NOTHING, is_evidence_pending=True)
     assert next_action.decide_action(state, stopping, gathering, NOW) is None
-    assert next_action.decide_action(state, next_action.RunLimits().stopping_stalled(), NOTHING, NOW) is not None
+    assert next_action.decide_action(state, next_action.RunLimits().with_stop_on_stall(), NOTHING, NOW) is not None
 
 
 def test_the_reason_that_is_kept_tells_for_how_long_nothing_had_moved_when_the_run_was_ended() -> None:
     state = apply_controller_event(
         running(), NOW, controller_events.StallChanged(attempt=0, phase="confirmed", since_s=38, limit_s=20)
     )
-    ended = next_action.decide_action(state, next_action.RunLimits().stopping_stalled(), NOTHING, NOW + 29)
+    ended = next_action.decide_action(state, next_action.RunLimits().with_stop_on_stall(), NOTHING, NOW + 29)
 
     assert isinstance(ended, next_action.EndAttempt)
     assert ended.message == "no progress for 67 s (limit 20 s)"
 
 
 def test_nodes_that_heard_no_controller_are_what_ended_an_attempt() -> None:
-    heard_none = controller_events.EndDecided(attempt=0, reason="fence", message="n1 heard no controller and stopped")
+    heard_none = controller_events.AttemptEndDecided(
+        attempt=0, reason="fence", message="n1 had no contact with a controller and stopped its workers"
+    )
     cause = outcome.find_final_cause(apply_controller_event(running(), NOW, heard_none))
 
     assert cause is not None
-    assert (cause.kind, cause.message) == ("fence", "n1 heard no controller and stopped")
+    assert (cause.kind, cause.message) == ("fence", "n1 had no contact with a controller and stopped its workers")
 
 
 def test_progress_brings_a_stalled_run_back() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.run.rules import controller_events, outcome
-from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.failure_causes import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, cause_to_json
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 from tests.unit.run.told import (
@@ -32,7 +32,7 @@ from tests.unit.run.told import (
 
 def test_with_a_lost_node_its_ranks_that_had_not_ended_are_lost_and_the_lowest_is_named() -> None:
     ended = wrote(RUNNING, "n1", exited(2, exit_code=0))
-    state = told(ended, controller_events.Link(node="n1", link="lost", why="no answer for 61 s"))
+    state = told(ended, controller_events.LinkChanged(node="n1", link="lost", why="no answer for 61 s"))
 
     assert [w.phase.value for w in state.workers.values()] == ["running", "running", "exited", "lost"]
     assert shown(state)["cause"] == {
@@ -48,8 +48,8 @@ def test_with_a_lost_node_its_ranks_that_had_not_ended_are_lost_and_the_lowest_i
 def test_the_first_of_two_lost_nodes_is_to_blame() -> None:
     state = told(
         RUNNING,
-        controller_events.Link(node="n1", link="lost"),
-        controller_events.Link(node="n0", link="lost", why="gone"),
+        controller_events.LinkChanged(node="n1", link="lost"),
+        controller_events.LinkChanged(node="n0", link="lost", why="gone"),
     )
 
     assert state.cause is not None
@@ -58,18 +58,18 @@ def test_the_first_of_two_lost_nodes_is_to_blame() -> None:
 
 def test_a_node_that_is_lost_after_all_its_ranks_have_ended_is_not_to_blame() -> None:
     ended = wrote(RUNNING, "n1", exited(2, exit_code=0), exited(3, exit_code=0))
-    state = told(ended, controller_events.Link(node="n1", link="lost"))
+    state = told(ended, controller_events.LinkChanged(node="n1", link="lost"))
 
     assert state.cause is None
     assert state.list_unfinished_nodes() == ["n0"]
 
 
 def test_a_node_that_only_does_not_answer_keeps_its_ranks_and_says_why() -> None:
-    state = told(RUNNING, controller_events.Link(node="n1", link="unreachable", why="no answer"))
+    state = told(RUNNING, controller_events.LinkChanged(node="n1", link="unreachable", why="no answer"))
 
     assert [w.phase.value for w in state.workers.values()] == ["running"] * 4
     assert (state.cause, state.nodes["n1"].link_why) == (None, "no answer")
-    again = told(state, controller_events.Link(node="n1", link="connected"))
+    again = told(state, controller_events.LinkChanged(node="n1", link="connected"))
     assert (again.nodes["n1"].link, again.nodes["n1"].link_why, again.nodes["n1"].swept) == ("connected", "", False)
 
 
@@ -96,9 +96,9 @@ def test_a_start_that_failed_is_its_own_cause(error: dict[str, Any], said: tuple
 
 def test_an_end_is_shown_with_its_code_its_time_and_what_may_be_left() -> None:
     left = {"node": "n1", "pid": 7, "start_time": 1, "command": "x", "why": "state D"}
-    state = told(RUNNING, controller_events.Ended(state="cancelled", exit_code=103, remaining=[left]), at=500.0)
+    state = told(RUNNING, controller_events.RunEnded(state="cancelled", exit_code=103, remaining=[left]), at=500.0)
 
-    assert (state.over, state.ended, state.created, RUNNING.ended) == (True, 500.0, 60.0, None)
+    assert (state.is_over, state.ended, state.created, RUNNING.ended) == (True, 500.0, 60.0, None)
     assert {key: shown(state)[key] for key in ("state", "exit_code", "remaining")} == {
         "state": "cancelled",
         "exit_code": 103,
@@ -109,10 +109,10 @@ def test_an_end_is_shown_with_its_code_its_time_and_what_may_be_left() -> None:
 def test_a_run_whose_rest_is_ended_later_has_ended_when_it_did() -> None:
     left = [outcome.build_remaining_process("a", None, outcome.NODE_LOST)]
     ended = apply_controller_event(
-        RunState(), 5.0, controller_events.Ended(state="cancelled", exit_code=103, remaining=left)
+        RunState(), 5.0, controller_events.RunEnded(state="cancelled", exit_code=103, remaining=left)
     )
 
-    later = apply_controller_event(ended, 900.0, controller_events.Ended(state="cancelled", exit_code=103))
+    later = apply_controller_event(ended, 900.0, controller_events.RunEnded(state="cancelled", exit_code=103))
 
     assert (later.ended, later.remaining) == (5.0, ())
 
@@ -140,17 +140,19 @@ def test_nothing_is_left_on_a_lost_node_once_another_attempt_may_follow(phase: R
 )
 def test_the_exit_code_says_that_something_may_still_run(state: str, why: str | None, changes: bool) -> None:
     left = [outcome.build_remaining_process("a", None, why)] if why else []
-    ended = apply_controller_event(RunState(), 5.0, controller_events.Ended(state=state, exit_code=100, remaining=left))
+    ended = apply_controller_event(
+        RunState(), 5.0, controller_events.RunEnded(state=state, exit_code=100, remaining=left)
+    )
 
-    assert outcome.changes_exit_code(ended) is changes
+    assert outcome.is_teardown_incomplete(ended) is changes
 
 
 def test_the_first_decision_to_end_an_attempt_stands_and_one_about_another_attempt_is_none() -> None:
-    of_another = told(RUNNING, controller_events.EndDecided(attempt=1, reason="cancelled"))
+    of_another = told(RUNNING, controller_events.AttemptEndDecided(attempt=1, reason="cancelled"))
     assert of_another is RUNNING
 
-    state = told(RUNNING, controller_events.EndDecided(attempt=0, reason="time_limit", message="over"))
-    later = told(state, controller_events.EndDecided(attempt=0, reason="cancelled", message="Ctrl-C"))
+    state = told(RUNNING, controller_events.AttemptEndDecided(attempt=0, reason="time_limit", message="over"))
+    later = told(state, controller_events.AttemptEndDecided(attempt=0, reason="cancelled", message="Ctrl-C"))
 
     assert (state.phase, state.reason, state.reason_text) == (RunPhase.STOPPING, "time_limit", "over")
     assert later is state
@@ -174,7 +176,7 @@ def stall(phase: str, **more: Any) -> controller_events.StallChanged:
         pytest.param(BEGUN, "confirmed", RunPhase.STARTING, id="while it starts"),
         pytest.param(BEGUN, "none", RunPhase.STARTING, id="none while it starts"),
         pytest.param(
-            told(RUNNING, controller_events.EndDecided(attempt=0, reason="stalled")),
+            told(RUNNING, controller_events.AttemptEndDecided(attempt=0, reason="stalled")),
             "none",
             RunPhase.STOPPING,
             id="while it stops",
@@ -209,8 +211,8 @@ def test_a_run_that_stalls_at_its_start_is_stalled_once_all_ranks_are_there(phas
 
 
 def test_trouble_is_known_until_it_is_over_by_node_gpu_and_kind() -> None:
-    def trouble(node: str, gpu: int | None, key: str, status: str = "WARN") -> controller_events.Health:
-        return controller_events.Health(
+    def trouble(node: str, gpu: int | None, key: str, status: str = "WARN") -> controller_events.HealthChanged:
+        return controller_events.HealthChanged(
             node=node, gpu=gpu, check="c", key=key, status=status, message=f"{node} {gpu} {key}"
         )
 
@@ -235,8 +237,8 @@ SPARE = {"node": "s", "node_rank": 1, "address": None, "ranks": [2, 3]}
 def failed_and_waiting() -> RunState:
     state = told(
         RUNNING,
-        controller_events.Clock(node="n0", offset=5.0, error=0.1),
-        controller_events.Link(node="n0", link="connected"),
+        controller_events.ClockEstimated(node="n0", offset=5.0, error=0.1),
+        controller_events.LinkChanged(node="n0", link="connected"),
     )
     state = wrote(
         state, "n0", exited(0, exit_code=1), node_events.Stopping(0, "peer_failed", 1.0), node_events.Swept(0)
@@ -246,9 +248,9 @@ def failed_and_waiting() -> RunState:
     return told(
         state,
         stall("suspected"),
-        controller_events.EndDecided(attempt=0, reason="peer_failed", message="why"),
-        controller_events.Link(node="n1", link="lost", why="gone"),
-        controller_events.Restarting(
+        controller_events.AttemptEndDecided(attempt=0, reason="peer_failed", message="why"),
+        controller_events.LinkChanged(node="n1", link="lost", why="gone"),
+        controller_events.RestartPlanned(
             attempt=1, why="crash", at=140.0, nodes=["n0", "s"], ended="exit 1", newest_checkpoint="step-3"
         ),
     )
@@ -259,7 +261,7 @@ def test_a_run_that_waits_for_its_next_attempt_says_when_with_whom_and_why() -> 
 
     assert (state.phase, state.restart_at, state.next_nodes) == (RunPhase.RESTARTING, 140.0, ("n0", "s"))
     assert (state.restart_why, state.endings) == ("crash", (("exit 1", "step-3"),))
-    again = told(state, controller_events.Restarting(attempt=2, why="stall", at=150.0, ended="stalled"))
+    again = told(state, controller_events.RestartPlanned(attempt=2, why="stall", at=150.0, ended="stalled"))
     assert again.endings == (("exit 1", "step-3"), ("stalled", None))
     assert (again.next_nodes, again.restart_why) == ((), "stall")
     assert (state.nodes["n1"].gpu_memory_held, state.remaining) == ("3 GiB still in use", ())
@@ -282,7 +284,9 @@ def test_another_attempt_begins_with_a_clean_slate() -> None:
 
 def test_every_attempt_keeps_why_it_ended_when_another_follows() -> None:
     why = cause_to_json(Cause(kind="signal", node="n1", rank=3, signal="SIGKILL", message="killed by SIGKILL"))
-    over = told(RUNNING, controller_events.Restarting(attempt=1, why="crash", at=140.0, cause=why, step=412), at=130.0)
+    over = told(
+        RUNNING, controller_events.RestartPlanned(attempt=1, why="crash", at=140.0, cause=why, step=412), at=130.0
+    )
     again = told(over, attempt(1, resume_from="ckpt/step-400"), at=141.0)
 
     cause = {**NO_CAUSE, "kind": "signal", "node": "n1", "rank": 3, "signal": "SIGKILL", "message": "killed by SIGKILL"}
@@ -299,7 +303,7 @@ def test_every_attempt_keeps_why_it_ended_when_another_follows() -> None:
 
 
 def test_an_attempt_whose_end_an_older_controller_wrote_down_has_no_cause() -> None:
-    state = told(RUNNING, controller_events.Restarting(attempt=1, why="crash", at=140.0))
+    state = told(RUNNING, controller_events.RestartPlanned(attempt=1, why="crash", at=140.0))
 
     assert [one["cause"] for one in attempts_of(state)] == [None]
 

@@ -36,5 +36,5 @@ def test_another_attempt_begins_with_nobody_told() -> None:
 def test_it_is_known_since_when_a_person_wants_the_end() -> None:
     stopping = StopTimers()
     assert stopping.measure_kill_wait_s(100.0) is None
-    stopping.start_kill(100.0)
+    stopping.start_kill_timer(100.0)
     assert stopping.measure_kill_wait_s(130.0) == 30.0

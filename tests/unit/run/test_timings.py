@@ -12,12 +12,12 @@ from clusterctl.render.console import Terminal
 from clusterctl.render.status_report import describe_slow_start, render_timings, timings_json
 from clusterctl.run.nodes.fan_out import Progress
 from clusterctl.run.record import rundir
+from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.run_facts import StartTimes, StepTime, read_start_times
-from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from tests.json_shapes import STATUS, check
 
-CONNECT = controller_events.Phase(
+CONNECT = controller_events.StartStepProgress(
     name="connect",
     seconds=9.0,
     ended=True,
@@ -25,20 +25,22 @@ CONNECT = controller_events.Phase(
     parts={"b": ("logging in", 8.0)},
 )
 LAYOUT = [{"node": name, "node_rank": i, "ranks": [i]} for i, name in enumerate("ab")]
-ATTEMPT = controller_events.Attempt(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=LAYOUT)
+ATTEMPT = controller_events.AttemptStarted(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=LAYOUT)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> rundir.RunDir:
     """A run whose nodes wrote something 2 s and 3 s after its workers were started, and which was restarted later."""
     run = rundir.create_run_dir("demo", tmp_path)
-    writer = Writer(run)
-    writer.append(controller_events.Created(run=run.run, name="demo", path="/c.yaml"), 100.0)
+    writer = RunDirWriter(run)
+    writer.append(controller_events.RunCreated(run=run.run, name="demo", path="/c.yaml"), 100.0)
     writer.append(CONNECT, 109.0)
     writer.append(ATTEMPT, 110.0)
-    writer.append(controller_events.Clock(node="a", offset=0.0, error=0.0, ahead=50.0), 110.5)
-    writer.append(controller_events.Phase(name="start", seconds=0.5, ended=True, nodes={"a": 0.5, "b": 0.4}), 111.0)
-    writer.append(controller_events.Phase(name="prepare", seconds=70.0, ended=True), 400.0)
+    writer.append(controller_events.ClockEstimated(node="a", offset=0.0, error=0.0, ahead=50.0), 110.5)
+    writer.append(
+        controller_events.StartStepProgress(name="start", seconds=0.5, ended=True, nodes={"a": 0.5, "b": 0.4}), 111.0
+    )
+    writer.append(controller_events.StartStepProgress(name="prepare", seconds=70.0, ended=True), 400.0)
     for node, moment in (("a", 162.0), ("b", 113.0)):
         writer.replicate(node, format_index_path(0, "ab".index(node)), 0, INDEX_RECORD.pack(10, moment))
     writer.close()
@@ -95,8 +97,8 @@ def test_a_step_tells_at_its_end_how_long_each_node_took_and_with_what() -> None
     step.finish_node("b")
     step.end()
     last = posted[-1]
-    assert isinstance(last, controller_events.Phase)
+    assert isinstance(last, controller_events.StartStepProgress)
     assert list(last.nodes) == ["a", "b"]
     assert last.nodes["a"] <= last.nodes["b"] <= last.seconds + 0.001
     assert {node: what for node, (what, _) in last.parts.items()}.keys() == {"b"}
-    assert all(not told.nodes for told in posted[:-1] if isinstance(told, controller_events.Phase))
+    assert all(not told.nodes for told in posted[:-1] if isinstance(told, controller_events.StartStepProgress))

@@ -17,8 +17,8 @@ LAYOUT = [
 ]
 
 
-def attempt(number: int = 0, layout: list[dict[str, Any]] = LAYOUT, **more: Any) -> controller_events.Attempt:
-    return controller_events.Attempt(
+def attempt(number: int = 0, layout: list[dict[str, Any]] = LAYOUT, **more: Any) -> controller_events.AttemptStarted:
+    return controller_events.AttemptStarted(
         attempt=number, world_size=4, master_addr="10.0.0.1", master_port=29500, nodes=layout, **more
     )
 
@@ -44,7 +44,7 @@ def exited(rank: int, **how: Any) -> node_events.Exited:
     return node_events.Exited(attempt=0, rank=rank, **how)
 
 
-CREATED = controller_events.Created(run="r-1", name="r", path="/c.yaml")
+CREATED = controller_events.RunCreated(run="r-1", name="r", path="/c.yaml")
 BEGUN = told(told(RunState(), CREATED, at=60.0), attempt())
 PREPARED = wrote(wrote(BEGUN, "n0", node_events.Prepared(0)), "n1", node_events.Prepared(0))
 RUNNING = wrote(wrote(PREPARED, "n0", started(0), started(1)), "n1", started(2), started(3))

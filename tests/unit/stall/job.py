@@ -100,7 +100,7 @@ def watch(
     """
     limits = limits or StallSpec()
     steadiness: dict[str, SampleThinning] = defaultdict(SampleThinning)
-    state, said, t = stall_detection.start_watch(0, ranks, 1000.0), Seen(), 0.0
+    state, said, t = stall_detection.start_stall_watch(0, ranks, 1000.0), Seen(), 0.0
     together = state
     while t < until:
         t += SAMPLE_S

@@ -9,13 +9,13 @@ import pytest
 
 from clusterctl.config.spec import StallSpec
 from clusterctl.run.rules import stall_detection
-from clusterctl.run.rules.stall_detection import RankView, StallJudgement, StallPhase, StallWatch
+from clusterctl.run.rules.stall_detection import RankObservation, StallJudgement, StallPhase, StallWatch
 
 NOW = 10_000.0
 NONE, SUSPECTED, CONFIRMED = StallPhase.NONE, StallPhase.SUSPECTED, StallPhase.CONFIRMED
 
 
-def rank(**more: Any) -> RankView:
+def rank(**more: Any) -> RankObservation:
     values = {
         "node": "a",
         "seen_at": NOW,
@@ -25,12 +25,12 @@ def rank(**more: Any) -> RankView:
         "has_framework": True,
         **more,
     }
-    return RankView(**values)
+    return RankObservation(**values)
 
 
-def watch(*ranks: RankView, **more: Any) -> StallWatch:
+def watch(*ranks: RankObservation, **more: Any) -> StallWatch:
     views = dict(enumerate(ranks or (rank(),)))
-    return replace(stall_detection.start_watch(0, views, 0.0), ranks=views, **more)
+    return replace(stall_detection.start_stall_watch(0, views, 0.0), ranks=views, **more)
 
 
 def judged(seen: StallWatch, limits: StallSpec | None = None, now: float = NOW) -> StallJudgement:
@@ -180,8 +180,8 @@ def test_the_view_is_as_old_as_the_rank_that_was_heard_of_least() -> None:
     two = watch(rank(), rank(seen_at=NOW - 7), **stepping(20.0))
 
     said = judged(two, now=NOW + 1)
-    assert (said.unseen_s, said.since_s, said.last_progress_s, said.is_known) == (8.0, 13.0, 13.0, True)
-    assert judged(two, now=NOW - 99).unseen_s == 0.0
+    assert (said.sample_age_s, said.since_s, said.last_progress_s, said.is_known) == (8.0, 13.0, 13.0, True)
+    assert judged(two, now=NOW - 99).sample_age_s == 0.0
     ahead = replace(two, progress_at=NOW)
     assert (judged(ahead).since_s, judged(ahead).last_progress_s) == (0.0, 0.0)
     assert judged(watch()).last_progress_s is None
@@ -190,9 +190,9 @@ def test_the_view_is_as_old_as_the_rank_that_was_heard_of_least() -> None:
 def test_before_every_rank_was_seen_nothing_is_said() -> None:
     unseen = replace(watch(began_at=NOW - 50), expected_ranks=frozenset({0, 1}))
 
-    assert judged(unseen) == StallJudgement(is_known=False, unseen_s=50.0)
-    assert judged(unseen, now=NOW - 60) == StallJudgement(is_known=False, unseen_s=0.0)
-    assert judged(watch(rank(is_alive=False))) == StallJudgement(is_known=False, unseen_s=NOW)
+    assert judged(unseen) == StallJudgement(is_known=False, sample_age_s=50.0)
+    assert judged(unseen, now=NOW - 60) == StallJudgement(is_known=False, sample_age_s=0.0)
+    assert judged(watch(rank(is_alive=False))) == StallJudgement(is_known=False, sample_age_s=NOW)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_before_every_rank_was_seen_nothing_is_said() -> None:
 def test_a_limit_that_is_too_long_is_warned_of(timeout: float | None, group: float | None, said: str | None) -> None:
     seen = watch(rank(), rank(group_timeout_s=group), rank(group_timeout_s=group and group + 1))
 
-    assert stall_detection.describe_late_limit(seen, StallSpec(timeout=timeout)) == said
+    assert stall_detection.describe_late_stall_limit(seen, StallSpec(timeout=timeout)) == said
 
 
 # --- taking in
@@ -238,7 +238,7 @@ def sample(moment: float, *, watched: Any = None, gpus: bool = False, **content:
 
 
 def taken(*samples: tuple[float, dict[str, Any]]) -> StallWatch:
-    seen = stall_detection.start_watch(0, [0], 0.0)
+    seen = stall_detection.start_stall_watch(0, [0], 0.0)
     for now, content in samples:
         seen = stall_detection.add_sample(seen, content, node="a", attempt=0, now=now)
     return seen

@@ -26,40 +26,40 @@ Current thread 0x00007f6c10dd8b80 (most recent call first):
 
 
 def test_a_faulthandler_dump_gives_threads_without_ours():
-    threads = stack_dumps.parse_faulthandler(DUMP)
+    threads = stack_dumps.parse_faulthandler_dump(DUMP)
     assert [thread.main for thread in threads] == [False, True]
     assert threads[1].frames == (StackFrame("main", "/a b/w.py", 6), StackFrame("<module>", "/a b/w.py", 0))
 
 
 def test_the_thread_that_took_the_signal_need_not_be_the_main_one():
     main = int("00007f6c0fb636c0", 16)
-    assert [thread.main for thread in stack_dumps.parse_faulthandler(DUMP, main)] == [True, False]
+    assert [thread.main for thread in stack_dumps.parse_faulthandler_dump(DUMP, main)] == [True, False]
 
 
 def test_of_several_dumps_the_last_counts():
     later = DUMP.replace("line 6 in main", "line 9 in main")
-    threads = stack_dumps.parse_faulthandler(DUMP + later)
+    threads = stack_dumps.parse_faulthandler_dump(DUMP + later)
     assert len(threads) == 2
     assert threads[1].frames[0].line == 9
 
 
 def test_thread_names_of_python_3_14_are_understood():
     dump = 'Current thread 0x00007f6c10dd8b80 [python] (most recent call first):\n  File "w.py", line 6 in main\n'
-    assert stack_dumps.parse_faulthandler(dump)[0].frames == (StackFrame("main", "w.py", 6),)
+    assert stack_dumps.parse_faulthandler_dump(dump)[0].frames == (StackFrame("main", "w.py", 6),)
 
 
 def test_py_spy_tells_who_holds_the_gil():
     frames = [{"name": "f", "filename": "w.py", "line": 4, "module": None, "locals": None}]
     said = [{"pid": 9, "thread_id": 1, "os_thread_id": 9, "thread_name": None, "owns_gil": True, "frames": frames}]
-    assert stack_dumps.parse_py_spy(json.dumps(said)) == (
+    assert stack_dumps.parse_py_spy_dump(json.dumps(said)) == (
         Thread(ident=9, main=True, frames=(StackFrame("f", "w.py", 4),), holds_gil=True),
     )
 
 
 @given(st.text())
 def test_no_text_breaks_the_readers(text):
-    stack_dumps.parse_faulthandler(text)
-    stack_dumps.parse_py_spy(text)
+    stack_dumps.parse_faulthandler_dump(text)
+    stack_dumps.parse_py_spy_dump(text)
 
 
 def rank(number, function="f", state="S", wchan="futex", source="signal"):

@@ -277,7 +277,7 @@ def test_ranks_that_have_ended_are_not_waited_for():
 def test_nothing_is_judged_before_every_rank_was_seen():
     seen = watch(two(step=steps(0.5, FREEZE)), 600, seen=lambda node, t: node == "a")
     assert seen.suspected is None
-    assert seen.last.unseen_s >= 600
+    assert seen.last.sample_age_s >= 600
 
 
 def test_a_rank_of_which_nothing_is_known_is_not_one_that_stands_still():
@@ -289,7 +289,7 @@ def test_a_rank_of_which_nothing_is_known_is_not_one_that_stands_still():
 
 
 def test_what_another_attempt_says_is_ignored():
-    state = stall_detection.start_watch(1, [0], 0.0)
+    state = stall_detection.start_stall_watch(1, [0], 0.0)
     sample = {"m": 1.0, "gpus": False, "watched": {}, "ranks": {"0": Rank(step=steps(1)).sample(50.0)}}
     assert stall_detection.add_sample(state, sample, node="a", attempt=0, now=5.0) is state
 
@@ -307,7 +307,7 @@ def test_what_another_attempt_says_is_ignored():
 )
 def test_the_ceiling(backend, gpus, group, user, expected):
     state = _after_one_sample(Rank(step=steps(1), backend=backend, timeout_s=group), gpus)
-    assert stall_detection.find_max_limit_s(state, StallSpec(timeout=user)) == expected
+    assert stall_detection.find_max_stall_limit_s(state, StallSpec(timeout=user)) == expected
 
 
 @pytest.mark.parametrize(
@@ -321,12 +321,14 @@ def test_the_ceiling(backend, gpus, group, user, expected):
 )
 def test_a_limit_that_the_framework_would_forestall_is_warned_about(timeout, warned):
     state = _after_one_sample(Rank(step=steps(1), backend="nccl", timeout_s=300.0), True)
-    assert (stall_detection.describe_late_limit(state, StallSpec(timeout=timeout)) is not None) is warned
+    assert (stall_detection.describe_late_stall_limit(state, StallSpec(timeout=timeout)) is not None) is warned
 
 
 def _after_one_sample(rank, gpus):
     sample = {"m": 1.0, "gpus": gpus, "watched": {}, "ranks": {"0": rank.sample(50.0)}}
-    return stall_detection.add_sample(stall_detection.start_watch(0, [0], 0.0), sample, node="a", attempt=0, now=50.0)
+    return stall_detection.add_sample(
+        stall_detection.start_stall_watch(0, [0], 0.0), sample, node="a", attempt=0, now=50.0
+    )
 
 
 @settings(deadline=None, max_examples=40)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.run.rules.rank_time_shares import have_all_wait_counts, measure_rank_timings, measure_wait_shares
+from clusterctl.run.rules.rank_timing import have_all_ranks_wait_counts, measure_rank_timings, measure_wait_shares
 
 
 def sampled(m: float, *, attempt: int = 0, pid: int = 7, looks: int | None = None) -> dict[str, Any]:
@@ -57,8 +57,8 @@ def test_only_the_attempt_that_goes_on_counts() -> None:
 
 
 def test_a_rank_that_does_not_count_its_looks_leaves_nothing_to_compare() -> None:
-    assert have_all_wait_counts([sampled(100)])
-    assert not have_all_wait_counts([sampled(100), sampled(100, looks=0)])
+    assert have_all_ranks_wait_counts([sampled(100)])
+    assert not have_all_ranks_wait_counts([sampled(100), sampled(100, looks=0)])
 
 
 def test_what_stands_there_besides_samples_is_passed_over() -> None:

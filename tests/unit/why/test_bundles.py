@@ -56,7 +56,7 @@ def test_what_a_rank_recorded_in_an_earlier_pause_does_not_count() -> None:
     with open_bundle(BUNDLES / "gil-3.tar.gz") as run:
         for path in run.path.glob("stall-*/rank-3.json"):
             path.write_text(json.dumps({**json.loads(path.read_text()), "recorded": [paused]}))
-        state, _ = state_reader.load_visible_state(run)
+        state, _ = state_reader.load_state_and_attendance(run)
         evidence = kept.read_evidence(run.path / list_stall_folders(str(run.path))[-1])
         case = build_why_evidence(state, evidence, stalled=True)
 

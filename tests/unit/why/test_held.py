@@ -10,9 +10,9 @@ import pytest
 
 from clusterctl.cli.run_views import add_stragglers, build_run_view
 from clusterctl.cli.verdicts import open_bundle
-from clusterctl.run.record.sample_files import read_newest_activity
-from clusterctl.run.record.state_reader import load_visible_state
-from clusterctl.run.rules.rank_time_shares import find_idle_ranks, read_counts_before
+from clusterctl.run.record.sample_files import read_latest_activities
+from clusterctl.run.record.state_reader import load_state_and_attendance
+from clusterctl.run.rules.rank_timing import find_idle_ranks, read_collective_counts_before
 from clusterctl.why.evidence_types import IdleRank
 from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.verdict import Confidence, ProblemClass, ProblemKind, Verdict
@@ -112,22 +112,22 @@ def test_what_is_not_counted_is_left_out(line: bytes) -> None:
 
 def test_samples_of_another_attempt_count_for_nothing() -> None:
     assert find_idle_ranks({"gpu02": [seen(0, 61, 60)]}, 1) == {}
-    assert read_counts_before({"gpu02": [seen(0, 61, 60)]}, 1, {"gpu02": 1001.0}) == {}
+    assert read_collective_counts_before({"gpu02": [seen(0, 61, 60)]}, 1, {"gpu02": 1001.0}) == {}
 
 
 def test_the_counters_are_those_of_the_newest_look_before_the_moment_and_not_of_long_ago() -> None:
     lines = {"gpu02": [seen(0, 60, 59), seen(2, 61, 60), seen(4, 61, 61)]}
 
-    assert read_counts_before(lines, 0, {"gpu02": 1003.0}) == {3: {"0": (61, 60)}}
-    assert read_counts_before(lines, 0, {"gpu02": 1030.0}) == {}
-    assert read_counts_before(lines, 0, {"gpu02": 999.0}) == {}
+    assert read_collective_counts_before(lines, 0, {"gpu02": 1003.0}) == {3: {"0": (61, 60)}}
+    assert read_collective_counts_before(lines, 0, {"gpu02": 1030.0}) == {}
+    assert read_collective_counts_before(lines, 0, {"gpu02": 999.0}) == {}
 
 
 def test_status_marks_it_with_what_it_does() -> None:
     with open_bundle(KINDS / "rank_0_saves_for_ever-0.tar.gz") as run:
-        state, attended = load_visible_state(run)
+        state, attended = load_state_and_attendance(run)
         view = add_stragglers(
-            run, build_run_view(run, state, has_controller=attended), read_newest_activity(run, state)
+            run, build_run_view(run, state, has_controller=attended), read_latest_activities(run, state)
         )
 
     assert list(view.slow_ranks) == [0]
@@ -140,5 +140,5 @@ def test_of_a_rank_that_tells_little_of_itself_nothing_is_said(inside: dict[str,
     line = json.dumps({"kind": "activity", "t": 9.0, "m": 9.0, "attempt": 0, "ranks": {"3": rank}}).encode()
 
     assert find_idle_ranks({"gpu02": [line]}, 0) == {}
-    told = read_counts_before({"gpu02": [line]}, 0, {"gpu02": 9.0})
+    told = read_collective_counts_before({"gpu02": [line]}, 0, {"gpu02": 9.0})
     assert told == ({3: {"0": (3, 2)}} if inside and inside.get("seq") else {})

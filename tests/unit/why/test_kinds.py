@@ -24,7 +24,7 @@ def test_what_went_wrong_and_who_did_it_is_told(path: Path) -> None:
     expected, culprit = expected_of(path)
     with open_bundle(path) as run:
         verdict = load_verdict(run, live=False)
-        state, _ = state_reader.load_visible_state(run)
+        state, _ = state_reader.load_state_and_attendance(run)
     stopped = frozenset(rank for rank, worker in state.workers.items() if worker.stopped)
     world = len(state.workers) or 4  # none where nothing was started
     named = {one.rank for one in verdict.culprits if one.rank is not None}

@@ -16,7 +16,7 @@ def finding(node: str | None, check: str = "host.disk", message: str = "0 bytes 
 
 
 def refused(error: UnhealthyError | NodesError | ConnectError) -> Verdict:
-    state = apply_controller_event(RunState(), 1.0, controller_events.Created(run="r-1", name="r", path="/c.yaml"))
+    state = apply_controller_event(RunState(), 1.0, controller_events.RunCreated(run="r-1", name="r", path="/c.yaml"))
     return judge_run(build_why_evidence(apply_controller_event(state, 2.0, build_start_failed(error)), {}))
 
 

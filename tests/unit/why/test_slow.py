@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.run.rules.rank_time_shares import has_no_progress_yet, measure_rank_timings
+from clusterctl.run.rules.rank_timing import has_no_progress_yet, measure_rank_timings
 from clusterctl.why.evidence_types import RankSnapshot, RankTiming, StackFrame
 from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.slowness import describe_reason, find_slow_ranks

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.cli.verdicts import open_bundle
 from clusterctl.run.record import saved_verdict, state_reader
-from clusterctl.run.rules import blame, controller_events
+from clusterctl.run.rules import controller_events, failure_causes
 from clusterctl.run.rules.state import RunState, WorkerState
 from clusterctl.run.rules.state_updates import apply_controller_event
 from tests.unit.why.test_bundles import BUNDLES
@@ -26,15 +26,15 @@ OVER = 5000.0
 def hung() -> Iterator[tuple[RunDir, RunState]]:
     """A run that hangs in its second look."""
     with open_bundle(BUNDLES / "sleep-2.tar.gz") as run:
-        yield run, state_reader.load_visible_state(run)[0]
+        yield run, state_reader.load_state_and_attendance(run)[0]
 
 
 def went_on(state: RunState, *, lost_after: float) -> RunState:
     """The same run, which went on, and whose ranks lost their peers some time after that."""
     state = apply_controller_event(state, OVER, controller_events.StallChanged(attempt=state.attempt, phase="none"))
     at = OVER + lost_after
-    cause = blame.Cause(kind="exit", exit_code=1, message="Connection closed by peer", secondary=True)
-    told = blame.ExitAnalysis(cause=cause, earliest=at, latest=at)
+    cause = failure_causes.Cause(kind="exit", exit_code=1, message="Connection closed by peer", secondary=True)
+    told = failure_causes.ExitAnalysis(cause=cause, earliest=at, latest=at)
 
     def lost(worker: WorkerState) -> WorkerState:
         return replace(worker, exit_analysis=told)

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.cli.verdicts import load_verdict, open_bundle
 from clusterctl.run.record import saved_verdict, state_reader
-from clusterctl.run.rules.blame import find_cause_in_output
+from clusterctl.run.rules.failure_causes import find_cause_in_output
 from clusterctl.why.evidence_types import Evidence, Rank
 from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.verdict import Confidence, ProblemClass
@@ -150,13 +150,13 @@ def test_an_output_that_does_not_end_with_one_says_nothing(output: str) -> None:
 
 def test_what_a_rank_that_caught_the_signal_wrote_afterwards_says_nothing() -> None:
     with open_bundle(KINDS / "loses_its_links_then_raises-1.tar.gz") as run:
-        state, _ = state_reader.load_visible_state(run)
+        state, _ = state_reader.load_state_and_attendance(run)
         caught = replace(state.workers[1], signal=None, exit_code=1)
         (index,) = run.path.glob("nodes/*/attempt-0/rank-1.idx")
-        before = saved_verdict.read_final_outputs(run, replace(state, workers={**state.workers, 1: caught}))[1]
+        before = saved_verdict.read_outputs_before_stop(run, replace(state, workers={**state.workers, 1: caught}))[1]
         index.write_bytes(b"")
-        after = saved_verdict.read_final_outputs(run, replace(state, workers={**state.workers, 1: caught}))
-        other = saved_verdict.read_final_outputs(run, state)[1]
+        after = saved_verdict.read_outputs_before_stop(run, replace(state, workers={**state.workers, 1: caught}))
+        other = saved_verdict.read_outputs_before_stop(run, state)[1]
 
     assert state.workers[1].signal == signal.SIGTERM
     assert "ValueError" in before
@@ -166,10 +166,10 @@ def test_what_a_rank_that_caught_the_signal_wrote_afterwards_says_nothing() -> N
 
 def test_outputs_are_not_read_where_a_failure_tells_for_itself() -> None:
     with open_bundle(KINDS / "raises-3.tar.gz") as run:
-        state, _ = state_reader.load_visible_state(run)
+        state, _ = state_reader.load_state_and_attendance(run)
 
-        assert saved_verdict.read_final_outputs(run, state) == {}
-        assert saved_verdict.read_final_counters(run, state) == {}
+        assert saved_verdict.read_outputs_before_stop(run, state) == {}
+        assert saved_verdict.read_collective_counts_before_failure(run, state) == {}
 
 
 def test_of_peers_that_give_up_the_first_alone_is_enough() -> None:

@@ -34,7 +34,7 @@ def defer_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
 
 
-def detach(run: RunDir, work: Callable[[], int]) -> None:
+def run_detached(run: RunDir, work: Callable[[], int]) -> None:
     """Do `work` in a new process that outlives this one; return when it is ready.
 
     The process is forked without exec, so that secrets need not be passed on and modules stay imported. The caller must

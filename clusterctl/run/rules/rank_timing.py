@@ -26,7 +26,7 @@ MIN_SPAN_S = 40.0
 PARTS = 3
 """The parts of the window. A slow rank is slow in each of them, but a rank that was late once is not."""
 _MIN_LOOKS, _MIN_COLLECTIVES = 13, 2
-"""A part with fewer looks at the rank, or fewer collectives, gives no share."""
+"""A part with fewer activities at the rank, or fewer collectives, gives no share."""
 _MOMENT = re.compile(rb'"m":\s*([0-9.]+)')
 _ATTEMPT = re.compile(rb'"attempt":\s*([0-9]+)')
 
@@ -57,9 +57,9 @@ def measure_wait_shares(
             continue
         chosen = [*_parse_earlier_samples(lines, last), last]
         for rank in last["ranks"]:
-            looks = _list_looks(chosen, rank)
-            if len(looks) == PARTS + 1 and looks[-1][0] - looks[0][0] >= MIN_SPAN_S:
-                found[int(rank)] = compute_wait_shares([look for _, look in looks])
+            timed = _list_timed_activities(chosen, rank)
+            if len(timed) == PARTS + 1 and timed[-1][0] - timed[0][0] >= MIN_SPAN_S:
+                found[int(rank)] = compute_wait_shares([activity for _, activity in timed])
     return found
 
 
@@ -70,9 +70,9 @@ def has_recent_progress(newest: Iterable[ActivitySample], attempt: int, seconds:
     return any(age < seconds for age in ages)
 
 
-def have_all_wait_counts(newest: Iterable[ActivitySample]) -> bool:
-    """Return whether all ranks count the looks at them. Otherwise ranks cannot be compared."""
-    return all(_count_looks(own)[0] for sample in newest for own in (sample.get("ranks") or {}).values())
+def have_all_ranks_wait_counts(newest: Iterable[ActivitySample]) -> bool:
+    """Return whether all ranks count the activities at them. Otherwise ranks cannot be compared."""
+    return all(_read_look_counts(own)[0] for sample in newest for own in (sample.get("ranks") or {}).values())
 
 
 def _parse_earlier_samples(lines: Sequence[bytes], last: ActivitySample) -> list[ActivitySample]:
@@ -94,9 +94,9 @@ def _parse_earlier_samples(lines: Sequence[bytes], last: ActivitySample) -> list
 # --- of a rank
 
 
-def compute_wait_shares(looks: Sequence[RankActivity]) -> WaitShares | None:
+def compute_wait_shares(activities: Sequence[RankActivity]) -> WaitShares | None:
     """Return the wait shares of a rank; `None` if too little was counted in a part."""
-    counts = [_count_looks(own) for own in looks]
+    counts = [_read_look_counts(own) for own in activities]
     first, last = counts[0], counts[-1]
     positions = [first[0] + part * (last[0] - first[0]) / PARTS for part in range(1, PARTS)]
     cuts = [min(counts, key=lambda each: abs(each[0] - at)) for at in positions]
@@ -109,7 +109,7 @@ def compute_wait_shares(looks: Sequence[RankActivity]) -> WaitShares | None:
     return tuple(shares)
 
 
-def _count_looks(own: RankActivity) -> tuple[int, int, int]:
+def _read_look_counts(own: RankActivity) -> tuple[int, int, int]:
     """Return how often the shim looked at a rank, how often it was in a collective, and how many it has begun."""
     status = own.get("inside")
     begun = max((begun for begun, _ in get_collective_numbers(own).values()), default=0)
@@ -134,7 +134,7 @@ _BUSY_CORES, _MUCH_BYTES_S = 0.5, 100_000.0
 """The shim itself uses less CPU, and writes fewer bytes per second."""
 
 
-def read_counts_before(
+def read_collective_counts_before(
     lines: Mapping[str, Sequence[bytes]], attempt: int, moments: Mapping[str, float]
 ) -> dict[int, Mapping[str, tuple[int, int]]]:
     """Return the collective numbers of each rank shortly before a moment.
@@ -222,9 +222,9 @@ def measure_rank_timings(
         read = [sample for sample in read if read[-1]["m"] - sample["m"] <= WINDOW_S]
         gpu_clock_mhz = _find_gpu_clock_mhz(own)
         for rank in read[-1]["ranks"] if read else ():
-            looks = _list_looks(read, rank)
-            if len(looks) > PARTS and looks[-1][0] - looks[0][0] >= MIN_SPAN_S:
-                timings[int(rank)] = _measure_timing(looks, gpu_clock_mhz)
+            timed = _list_timed_activities(read, rank)
+            if len(timed) > PARTS and timed[-1][0] - timed[0][0] >= MIN_SPAN_S:
+                timings[int(rank)] = _measure_timing(timed, gpu_clock_mhz)
     return timings
 
 
@@ -241,15 +241,15 @@ def has_no_progress_yet(lines: Mapping[str, Sequence[bytes]], attempt: int) -> b
     return bool(activities) and all(status.get("progress_age_s") is None for status in statuses)
 
 
-def _list_looks(read: Iterable[ActivitySample], rank: str) -> list[tuple[float, RankActivity]]:
+def _list_timed_activities(read: Iterable[ActivitySample], rank: str) -> list[tuple[float, RankActivity]]:
     """Return time and activity of a rank in each sample, as far as it is the same process as in the last one."""
-    looks = [(sample["m"], own) for sample in read if (own := sample["ranks"].get(rank)) is not None]
-    return [each for each in looks if each[1].get("alive") and each[1].get("pid") == looks[-1][1].get("pid")]
+    timed = [(sample["m"], own) for sample in read if (own := sample["ranks"].get(rank)) is not None]
+    return [each for each in timed if each[1].get("alive") and each[1].get("pid") == timed[-1][1].get("pid")]
 
 
-def _measure_timing(looks: Sequence[tuple[float, RankActivity]], gpu_clock_mhz: float | None) -> RankTiming:
-    (begin, first), (end, last) = looks[0], looks[-1]
-    seconds, activities = end - begin, [own for _, own in looks]
+def _measure_timing(timed: Sequence[tuple[float, RankActivity]], gpu_clock_mhz: float | None) -> RankTiming:
+    (begin, first), (end, last) = timed[0], timed[-1]
+    seconds, activities = end - begin, [own for _, own in timed]
     waits = Counter(
         wait for own in activities if not _is_in_collective(own) and (wait := describe_wchan(own.get("wchan")))
     )
@@ -260,7 +260,7 @@ def _measure_timing(looks: Sequence[tuple[float, RankActivity]], gpu_clock_mhz: 
         cpu_starved_share=min(1.0, _increase(first.get("starved_s"), last.get("starved_s")) / seconds),
         disk_faults_per_s=_increase(first.get("faults"), last.get("faults")) / seconds,
         gpu_clock_mhz=gpu_clock_mhz,
-        other_waits={wait: count / len(looks) for wait, count in waits.items()},
+        other_waits={wait: count / len(activities) for wait, count in waits.items()},
     )
 
 

@@ -46,7 +46,7 @@ class HealthMonitor(ThreadOwnedState):
         """Add lines of a node's samples; its replica has them already."""
         self._new.setdefault(node, []).extend(lines)
 
-    def list_changes(self, state: RunState, now: float) -> list[controller_events.Health]:
+    def list_health_changes(self, state: RunState, now: float) -> list[controller_events.HealthChanged]:
         """Return the changes of health since the last call, at most once a second; `now` is monotonic."""
         if now - self._looked < _EVERY:
             return []
@@ -54,7 +54,7 @@ class HealthMonitor(ThreadOwnedState):
         if not self._replayed and not any((self._run.node(node) / SAMPLES_FILE).exists() for node in state.nodes):
             return []
         new, self._new = self._new, {}
-        changes: list[controller_events.Health] = []
+        changes: list[controller_events.HealthChanged] = []
         for node in state.nodes:
             if node in self._replayed:
                 changes += self._observer.add_lines(node, new.get(node, []), now)
@@ -150,7 +150,7 @@ class StallMonitor(ThreadOwnedState):
             is_saved = collect_stall_evidence(run.folder, number, sessions)
             return self._judge_evidence() if is_saved and is_confirmed else []
 
-        run.executor.in_thread(collect, self._on_collected, lambda _: self._on_collected([]))
+        run.executor.run_in_thread(collect, self._on_collected, lambda _: self._on_collected([]))
         return f"stall-{number}"
 
     def _judge_evidence(self) -> list[str]:
@@ -171,7 +171,7 @@ class StallMonitor(ThreadOwnedState):
         return 0.0 if observer is None else observer.measure_idle_s(self._run.state.list_unfinished_nodes())
 
     @property
-    def is_gathering_evidence(self) -> bool:
+    def is_evidence_pending(self) -> bool:
         """The policy must wait: the stall is not confirmed, or its evidence is incomplete."""
         return self._pending_evidence > 0 or self._stall.phase is not StallPhase.CONFIRMED
 
@@ -183,5 +183,5 @@ class StallMonitor(ThreadOwnedState):
         if stalled:
             if kill:
                 run.kill_now()
-            run.limits = run.limits.stopping_stalled()
+            run.limits = run.limits.with_stop_on_stall()
         return {"ok": True, "stalled": stalled, "phase": self._stall.phase.value if self._stall.is_known else None}

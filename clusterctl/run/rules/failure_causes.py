@@ -167,7 +167,7 @@ def find_cause_in_output(rank: int, node: str, output: str) -> Cause | None:
     return _build_cause(node, exited, _find_headline(exited))
 
 
-def find_failed_before_stop(stopped: Sequence[Cause], failed: Sequence[tuple[ExitAnalysis, str]]) -> tuple[Cause, ...]:
+def find_errors_before_stop(stopped: Sequence[Cause], failed: Sequence[tuple[ExitAnalysis, str]]) -> tuple[Cause, ...]:
     """Return the causes of ranks that had printed their error before they were stopped.
 
     There are none if a failed rank has a reason of its own. An error that a failed rank has printed as well was caught
@@ -184,7 +184,7 @@ def find_failed_before_stop(stopped: Sequence[Cause], failed: Sequence[tuple[Exi
     return tuple(replace(cause, kind="stopped", exit_code=None) for cause in own)
 
 
-def reports_another_process(error: WorkerError) -> bool:
+def is_launcher_report(error: WorkerError) -> bool:
     """Return whether a launcher reports the failure of another process, which has printed the reason itself."""
     return bool(_OF_A_LAUNCHER.search(f"{error.get('message')}\n{error.get('traceback')}"))
 
@@ -227,7 +227,7 @@ def _find_headline(exited: Exited) -> headline.Headline:
     code, number = exited.exit_code, exited.signal
     if not record.get("message"):
         return headline.find_headline(exited.tail, exit_code=code, signal=number)
-    if exited.tail and reports_another_process(record):
+    if exited.tail and is_launcher_report(record):
         heading = headline.find_headline(exited.tail, exit_code=code or 1)
         if heading.is_recognised and not _OF_A_LAUNCHER.search(heading.text):
             return heading
@@ -312,7 +312,7 @@ def _build_message(exited: Exited, heading: headline.Headline) -> str:
 
 def _find_traceback(exited: Exited, heading: headline.Headline) -> str | None:
     """Return the traceback from the worker's error file or output."""
-    if exited.error and heading.traceback and reports_another_process(exited.error):
+    if exited.error and heading.traceback and is_launcher_report(exited.error):
         return heading.traceback
     if exited.error and exited.error.get("traceback"):
         return str(exited.error["traceback"])
@@ -322,17 +322,17 @@ def _find_traceback(exited: Exited, heading: headline.Headline) -> str | None:
 # --- leftover processes
 
 
-def is_idle_process(leftover: LeftoverProcess) -> bool:
+def is_waiting_program(leftover: LeftoverProcess) -> bool:
     """Return whether a process only waits for others."""
     return leftover["command"].strip("[]").split(" ")[0].rpartition("/")[2] in _IDLE
 
 
 def build_left_work_cause(node: str, leftover: LeftoverProcess) -> Cause:
     """Return the cause of a run whose ranks ended within seconds and left this process running."""
-    message = f"{describe_leftover(leftover)} was still at work, and was ended"
+    message = f"{describe_leftover_process(leftover)} was still at work, and was ended"
     return Cause(kind="left_work", node=node, rank=leftover["rank"], exit_code=0, message=message, certain=True)
 
 
-def describe_leftover(leftover: LeftoverProcess) -> str:
+def describe_leftover_process(leftover: LeftoverProcess) -> str:
     """Return command, pid and age of a process, for a sentence."""
     return f"`{leftover['command']}` (pid {leftover['pid']}, {describe_duration(leftover['age_s'])} old)"

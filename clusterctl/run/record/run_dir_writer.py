@@ -24,16 +24,22 @@ from clusterctl.agent.protocol import frames, run_files
 from clusterctl.errors import RefusedError
 from clusterctl.run.record import ownership as locking
 from clusterctl.run.record import state_reader
-from clusterctl.run.record.disk_files import LineFile, ReplicaFiles, free_file_start, ignore_shortage, write_atomically
+from clusterctl.run.record.disk_files import (
+    LineFile,
+    ReplicaFiles,
+    free_file_start,
+    ignore_resource_shortage,
+    write_atomically,
+)
 from clusterctl.run.record.ownership import ThreadOwned
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.sample_files import find_latest_step
+from clusterctl.run.record.sample_files import find_slowest_rank_step
 from clusterctl.run.record.state_reader import LineTail, load_state
 from clusterctl.run.rules import controller_events as head
 from clusterctl.validation.journal_lines import MAX_LINE_BYTES
 from clusterctl.validation.quota import MAX_JOURNAL_BYTES
 
-_DURABLE = (head.Attempt, head.EndDecided, head.Restarting, head.Ended)
+_DURABLE = (head.AttemptStarted, head.AttemptEndDecided, head.RestartPlanned, head.RunEnded)
 _EVENTS_RESERVE = 1024 * 1024
 _JOURNAL_RESERVE = 128 * 1024
 MAX_SAMPLES_BYTES = 16 * 1024 * 1024
@@ -43,7 +49,7 @@ MAX_SAMPLES_BYTES = 16 * 1024 * 1024
 # --- writing
 
 
-class Writer(ThreadOwned):
+class RunDirWriter(ThreadOwned):
     """The writer of a run directory. It holds the lock of the run from construction to `close`.
 
     Raises:
@@ -103,7 +109,7 @@ class Writer(ThreadOwned):
         Only the last `MAX_SAMPLES_BYTES` bytes of samples are kept.
 
         Raises:
-            OSError: The disk is full (`is_shortage`). The same bytes may be written again later.
+            OSError: The disk is full (`is_resource_shortage`). The same bytes may be written again later.
         """
         self.check()
         fd = self._files.open_replica(node, file)
@@ -130,7 +136,7 @@ class Writer(ThreadOwned):
         sizes.pop(run_files.JOURNAL_FILE, None)
         return sizes
 
-    def close_old_attempts(self, node: str, attempt: int) -> None:
+    def close_earlier_attempts(self, node: str, attempt: int) -> None:
         """Close the files of a node's attempts before this attempt."""
         self.check()
         self._files.close_files(lambda owner, file: owner == node and -1 < run_files.parse_attempt(file) < attempt)
@@ -149,7 +155,7 @@ class Writer(ThreadOwned):
             stored = 0
         epoch = max(stored, seen) + 1
         # The nodes store it too, so the run can go on if the disk of the head is full.
-        with ignore_shortage():
+        with ignore_resource_shortage():
             write_atomically(self.run.epoch, str(epoch).encode())
         return epoch
 
@@ -159,8 +165,8 @@ class Writer(ThreadOwned):
             file.close()
         with contextlib.suppress(OSError):
             state = load_state(self.run)
-            if state.over:
-                content = state_reader.encode_summary(state, find_latest_step(self.run, state), self.run.events)
+            if state.is_over:
+                content = state_reader.encode_summary(state, find_slowest_rank_step(self.run, state), self.run.events)
                 write_atomically(self.run.summary, content)
         self._files.close()
         os.close(self._lock)
