@@ -1,6 +1,6 @@
-"""Environment variables of each worker: those of the launcher, and defaults for others that are not set. Pure.
+"""Builds the environment variables of each worker: the variables of torchrun, and defaults for unset variables. Pure.
 
-It includes the choice of the network: NCCL, Gloo and torch's TensorPipe use the same interface.
+It also chooses the network interface, which is the same for NCCL, Gloo and torch's TensorPipe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clusterctl.plan.rendezvous import NodeFacts, Rendezvous, can_reach_other_ho
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunIdentity:
-    """The run and the attempt to plan; `resume_from` is the newest checkpoint that all nodes can read."""
+    """Identifies the run and the attempt; `resume_from` is the newest checkpoint that all nodes can read."""
 
     run: str
     attempt: int = 0
@@ -32,9 +32,9 @@ class AttemptSettings:
     """Settings that all workers of an attempt share.
 
     Attributes:
-        tf_workers: The addresses of the workers of TensorFlow.
+        tf_workers: The address of each TensorFlow worker.
         jax_coordinator: The address of JAX's coordinator.
-        interfaces: Node to its variables that name an interface.
+        interfaces: The variables of each node that name its network interface.
     """
 
     spec: ClusterSpec
@@ -67,7 +67,7 @@ def format_endpoint(address: str, port: int) -> str:
 def build_worker_environment(
     settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None, rank: int, local_rank: int
 ) -> Mapping[str, str]:
-    """Return the variables of a worker; they override those of the login (docs/values.md has the order)."""
+    """Return the environment of a worker, which overrides the environment of its login (see docs/values.md)."""
     env: dict[str, str] = {}
     for _, part in list_environment_sources(settings, layout, facts, rank, local_rank):
         env |= part
@@ -77,7 +77,7 @@ def build_worker_environment(
 def list_environment_sources(
     settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None, rank: int, local_rank: int
 ) -> list[tuple[str, Mapping[str, str]]]:
-    """Return pairs of source and variables of a worker; later pairs override earlier ones.
+    """Return the variables of a worker as pairs of source and variables; later pairs override earlier pairs.
 
     A source is a key of the cluster file, `default` or `clusterctl`.
     """
@@ -95,7 +95,7 @@ def list_environment_sources(
 def describe_replaced_login_variables(
     spec: ClusterSpec, layout: NodeLayout, facts: NodeFacts | None, env: Mapping[str, str]
 ) -> list[str]:
-    """Return one sentence for each login variable that a worker gets with another value, unless the file sets it."""
+    """Return a sentence for each login variable whose value is replaced, unless the cluster file sets the variable."""
     login = {} if facts is None else facts.login_env
     chosen = spec.env.keys() | layout.host.env.keys() | spec.secrets.keys()
     names = [name for name, value in login.items() if value and env.get(name, value) != value and name not in chosen]
@@ -161,8 +161,8 @@ def _default_variables(settings: AttemptSettings, layout: NodeLayout, facts: Nod
 def _gpu_variables(layout: NodeLayout, facts: NodeFacts | None) -> dict[str, str]:
     env = {}
     if layout.gpus and not _is_amd(facts):
-        # The driver's order: health checks and claims use the same indices. CUDA's own order begins with the fastest
-        # GPU.
+        # Health checks and claims count GPUs in the order of the driver, too. CUDA's default order begins with the
+        # fastest GPU.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if isinstance(layout.host.gpus, tuple):
         env |= _visible_device_variables(facts, layout.host.gpus)
@@ -183,7 +183,7 @@ def _framework_variables(
     settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None, rank: int, local_rank: int
 ) -> dict[str, str]:
     framework = get_job(settings.spec).framework
-    # Frameworks would take all devices, so each worker gets one; a lone worker gets all.
+    # A process of these frameworks takes all GPUs that it sees. So each of several workers sees one GPU only.
     devices = layout.gpus if len(layout.ranks) == 1 else layout.gpus[local_rank % max(1, len(layout.gpus)) :][:1]
     one_device = _visible_device_variables(facts, devices) if layout.gpus else {}
     if framework is Framework.TENSORFLOW and settings.tf_workers:
@@ -216,7 +216,7 @@ class _NodeInterfaces:
 
     Attributes:
         preferred: The interface to use by default; empty if none is known.
-        named: `network.interface`; empty if the node does not have it.
+        named: The value of `network.interface`; empty if the node has no such interface.
         names: All interfaces of the node.
         file_env: Variables that the cluster file sets for its ranks.
         login_env: Variables that its login sets.
@@ -231,7 +231,7 @@ class _NodeInterfaces:
     has_choice: bool
 
     def choose_interface(self, env: Mapping[str, str]) -> str:
-        """Return the interface that `env` selects; empty if it selects none of the node's."""
+        """Return the interface of the node that `env` selects; empty if `env` selects none."""
         for name in NETWORK_INTERFACE_VARIABLES:
             found = self.matching_interfaces(name, env)
             if found:
@@ -247,14 +247,14 @@ def choose_interface_variables(
 ) -> dict[str, dict[str, str]]:
     """Return for each node the interface variables to set, without those that `env` of the cluster file sets.
 
-    `env` decides first, then `network.interface`, then the logins if the login of each node names an interface, then
-    the route to the other nodes. One source decides about all three variables.
+    The first available of these sources decides about all three variables: `env`, `network.interface`, the logins (if
+    the login of each node names an interface), the route to the other nodes.
 
     Args:
         spec: The spec of the cluster file.
         hosts: The hosts that take part.
-        node_facts: Their answers; a node may be missing.
-        routes: Node to the interface on its route to the others.
+        node_facts: The facts of each node; a node may be missing.
+        routes: The interface of each node on its route to the other nodes.
     """
     nodes = {h.name: _collect_interfaces(spec, h, node_facts.get(h.name), routes.get(h.name, "")) for h in hosts}
     by_logins = all(node.choose_interface(node.login_env) for node in nodes.values())
@@ -266,7 +266,7 @@ def _collect_interfaces(spec: ClusterSpec, host: HostSpec, facts: NodeFacts | No
     file_env, login = {**spec.env, **host.env}, {} if facts is None else facts.login_env
     names = [*dict.fromkeys(name for name, _ in own), "lo"]
     if not own:
-        # The node reported no interface: assume that those exist that the file or the login names.
+        # The node reported no interface. Assume that it has the interfaces that the file or the login names.
         values = [
             env[name].lstrip("=") for env in (file_env, login) for name in NETWORK_INTERFACE_VARIABLES if env.get(name)
         ]

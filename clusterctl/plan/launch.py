@@ -1,7 +1,7 @@
-"""Launch plan: ranks, rendezvous, environment and argv of each worker, from the spec and the nodes' answers. Pure.
+"""Plans a launch: ranks, rendezvous, environment and argv of each worker, from the spec and the nodes' facts. Pure.
 
-Host order is node rank; the ranks of a node are contiguous. A worker gets the same variables as under torchrun, with
-the same meaning (torch 2.13, `torch/distributed/elastic/agent/server/local_elastic_agent.py`).
+Node ranks follow the order of the hosts. The ranks of a node are contiguous. A worker gets the same variables as under
+torchrun, with the same meaning (torch 2.13, `torch/distributed/elastic/agent/server/local_elastic_agent.py`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _UNKNOWN_COUNT = "GPUS"
 """Placeholder for a number on a command line that is only known at the start."""
 
 STRICT_BASH = ("bash", "--norc", "-eo", "pipefail", "-c")
-"""Runs a shell text of the user: the first failing command ends it, in a pipe too, as in a prologue."""
+"""Runs a shell command of the user: the shell ends at the first command that fails, also in a pipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
-    """One worker; `env` holds what the launcher adds to the node's own environment."""
+    """The plan of one worker; `env` holds the variables that clusterctl adds to the environment of the login."""
 
     rank: int
     local_rank: int
@@ -52,8 +52,8 @@ class NodePlan:
     """One node's part of an attempt.
 
     Attributes:
-        python: The interpreter that the cluster file names; `None` if the node finds one.
-        replaced_login_variables: One sentence for each login variable that its workers get with another value.
+        python: The interpreter that the cluster file names; `None` if the node has to find one.
+        replaced_login_variables: A sentence for each login variable whose value is replaced for the workers.
     """
 
     node: str
@@ -98,9 +98,9 @@ def plan_launch(
         spec: The spec of the cluster file.
         identity: The run and the attempt.
         layouts: The ranks of each node, in order of node rank.
-        node_facts: The nodes' answers; a node may be missing in a dry run.
+        node_facts: The facts of each node; a node may be missing in a dry run.
         rendezvous: Addresses and interfaces, or `None` in a dry run.
-        ports: Node to its reserved ports, in the order of `list_requested_ports`.
+        ports: The reserved ports of each node, in the order of `list_requested_ports`.
     """
     settings = _build_settings(spec, identity, layouts, node_facts, rendezvous, ports)
     nodes = tuple(_plan_node(settings, layout, node_facts.get(layout.host.name)) for layout in layouts)
@@ -246,8 +246,8 @@ def plan_to_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]
 def partial_plan_to_json(spec: ClusterSpec, identity: RunIdentity) -> dict[str, Any]:
     """Return a plan as JSON if only the nodes know the number of workers.
 
-    A node with an unknown number of GPUs has one worker, which stands for all of them. A value is `None` if it
-    depends on the number: if it differs between a plan for one GPU on each of these nodes and a plan for two.
+    The plan shows one worker for each node with an unknown number of GPUs. A value that depends on this number is
+    `None`. Such a value differs between a plan for one GPU on each of these nodes and a plan for two GPUs.
     """
     one, two = (
         plan_to_json(plan_launch(spec, identity, assign_ranks_assuming_gpus(spec, gpus), {}, None, {}), spec.secrets)
@@ -257,11 +257,11 @@ def partial_plan_to_json(spec: ClusterSpec, identity: RunIdentity) -> dict[str, 
 
 
 def _keep_equal(one: Any, two: Any) -> Any:
-    """Return what is equal in two plans, and `None` for other values. Other words of a command are a placeholder."""
+    """Return two plans as one: values that differ become `None`, and words of a command that differ a placeholder."""
     if isinstance(one, dict):
         return {key: _keep_equal(value, two.get(key)) for key, value in one.items()}
     if isinstance(one, list):
-        # A single worker pairs with the last one of the larger plan.
+        # Compare a single worker with the last worker of the larger plan.
         pairs = list(zip(one, two[-len(one) :], strict=True))
         return [_UNKNOWN_COUNT if isinstance(a, str) and a != b else _keep_equal(a, b) for a, b in pairs]
     return one if one == two else None
@@ -272,7 +272,7 @@ def find_fork_obstacle(job: JobSpec) -> str | None:
     if job.command is not None:
         return "a `job.command` may be any program"
     if job.prologue is not None:
-        return "a `job.prologue` makes the environment of each worker, which would come too late"
+        return "a `job.prologue` sets the environment of each worker, and a fork would run it too late"
     if job.framework in (Framework.JAX, Framework.TENSORFLOW):
         return f"{job.framework.value} is not known to work in a fork"
     return None
@@ -291,7 +291,7 @@ def build_fork_request(
     job = get_job(spec)
     if job.start_method is StartMethod.SPAWN or find_fork_obstacle(job) is not None:
         return None
-    # `None` means torch, or numpy without torch.
+    # With `None` the node imports torch, or numpy if torch is not installed.
     preload = {Framework.TORCH: ["torch"], Framework.KERAS: ["keras"]}.get(job.framework)
     return asdict(
         run_requests.ForkPlan(

@@ -1,4 +1,4 @@
-"""Layout: which ranks and GPUs each host has, before a node has chosen an address. Pure."""
+"""Assigns ranks and GPUs to the hosts, before their addresses are known. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, Role
 
 PYTHON_PLACEHOLDER = "{python}"
-"""Placeholder for the interpreter; the supervisor of the node inserts its path."""
+"""Placeholder for the interpreter; the supervisor of the node inserts the path of the interpreter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class NodeLayout:
 
 
 def count_workers(host: HostSpec, found_gpus: int | None) -> int | None:
-    """Return the workers of a host: `workers`, else one per GPU, at least 1; `None` if its GPUs are unknown."""
+    """Return the number of workers of a host: `workers` of the file, else its GPUs (at least 1), else `None`."""
     if host.workers is not None:
         return host.workers
     gpus = len(host.gpus) if isinstance(host.gpus, tuple) else host.gpus
@@ -59,7 +59,8 @@ def assign_ranks(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]
 def list_requested_ports(spec: ClusterSpec, layout: NodeLayout) -> tuple[int, ...]:
     """Return the ports that a node reserves for an attempt; 0 means any free port.
 
-    Node 0 reserves the master port first, then the port of JAX's coordinator; a node of TensorFlow one per worker.
+    Node 0 reserves the master port, then with JAX the port of the coordinator. With TensorFlow each node reserves one
+    port per worker.
     """
     job = get_job(spec)
     ports: list[int] = []

@@ -1,4 +1,4 @@
-"""Rendezvous: where the workers of a run find each other, from the nodes' addresses and routes. Pure."""
+"""Plans the addresses at which the workers of a run find each other, from the nodes' addresses and routes. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A node's route to another one: its own address on it, and the interface of that address if it is known."""
+    """A node's route to another node: the source address of the node, and the interface of this address if known."""
 
     source: str
     interface: str | None
@@ -25,17 +25,17 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What planning needs to know of a node.
+    """The facts of a node that the plan needs.
 
     Attributes:
         addresses: `(interface, address)` of interfaces that are up, without loopback.
-        reached_at: The address at which the head reached it, or `None`.
+        reached_at: The address at which the head reached the node, or `None`.
         gpus: Number of GPUs, or `None` if unknown.
         vendor: Vendor of the GPUs (`nvidia`, `amd`), or `None`.
         cores: CPU cores that its workers may use.
-        netns_id: Boot id and network namespace: two nodes with the same pair share their loopback.
-        has_rdma: Whether it has RDMA devices.
-        login_env: Values of its login for the variables that ranks get.
+        netns_id: Boot id and network namespace. Two nodes with equal pairs share one loopback interface.
+        has_rdma: Whether the node has RDMA devices.
+        login_env: The variables of the ranks that the login on the node sets, with their values.
     """
 
     node: str
@@ -51,7 +51,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Node 0's address as the others see it, and each node's own address and interface."""
+    """The address of node 0 as the other nodes see it, and the address and interface of each node."""
 
     master_addr: str
     addresses: Mapping[str, str]
@@ -78,14 +78,14 @@ def _find_address(facts: NodeFacts, interface: str) -> str:
     if found is None:
         names = ", ".join(sorted({name for name, _ in facts.addresses})) or "none"
         raise RefusedError(
-            f"{facts.node}: no interface `{interface}` with an address (there are: {names})",
-            hint="set `network.interface` to one that every node has, or leave it out",
+            f"{facts.node}: no interface `{interface}` with an address (it has: {names})",
+            hint="set `network.interface` to an interface that every node has, or remove it",
         )
     return found
 
 
 def _list_usable_addresses(addresses: Iterable[str]) -> list[str]:
-    """Return the addresses that are valid on every node: a link-local IPv6 address needs an interface with it."""
+    """Return the addresses without link-local IPv6 addresses, which are valid only together with an interface."""
     return [a for a in addresses if ":" not in a or not is_link_local(a)]
 
 
@@ -110,7 +110,7 @@ def can_use_loopback(node_facts: Sequence[NodeFacts]) -> bool:
 
 
 def choose_master_address(host: HostSpec, fallback: str | None, routes: Sequence[Route | None]) -> str | None:
-    """Return node 0's address as most other nodes see it: the source of their routes to it."""
+    """Return the source address of node 0 on most of its routes to the other nodes."""
     if host.internal_ip:
         return host.internal_ip
     sources = Counter(r.source for r in routes if r is not None and not r.source.startswith("127."))

@@ -30,10 +30,11 @@ class JournalPosition:
 def read_journal_position(run: RunDir) -> JournalPosition:
     """Return the current ends of the journals. A view with this position shows later events only."""
     reader = StateReader(run)
-    controller_news, _ = reader.refresh()
+    new_controller_events, _ = reader.refresh()
     known = {**reader.state.retired, **reader.state.nodes}
     return JournalPosition(
-        controller_event_count=len(controller_news), last_seq_by_node={name: node.seq for name, node in known.items()}
+        controller_event_count=len(new_controller_events),
+        last_seq_by_node={name: node.seq for name, node in known.items()},
     )
 
 

@@ -36,20 +36,20 @@ class RunSnapshot:
     """The result of a poll.
 
     Attributes:
-        controller_news: New events of the controller.
-        on_node_event: New events of the nodes.
+        new_controller_events: New events of the controller.
+        new_node_events: New events of the nodes.
         state: The run now.
     """
 
-    controller_news: list[TimedControllerEvent]
-    on_node_event: list[StampedNodeEvent]
+    new_controller_events: list[TimedControllerEvent]
+    new_node_events: list[StampedNodeEvent]
     state: RunState
     attendance: RunAttendance
 
     @property
     def worker_exits(self) -> list[tuple[str, float, Exited]]:
         """Node, time (wall clock of the head) and event of each worker that ended."""
-        ended = [(node, stamp, event) for node, stamp, event in self.on_node_event if isinstance(event, Exited)]
+        ended = [(node, stamp, event) for node, stamp, event in self.new_node_events if isinstance(event, Exited)]
         return [(node, stamp.wall - self.state.ahead(node), event) for node, stamp, event in ended]
 
 
@@ -78,10 +78,10 @@ class RunPoller:
         """Read the new events."""
         # Asked before the files are read, so that the last writes of a controller that has ended are read too.
         attended = self._subscription.clear() or self.run.is_attended
-        controller_news, on_node_event = self._reader.refresh()
+        new_controller_events, new_node_events = self._reader.refresh()
         return RunSnapshot(
-            controller_news=controller_news,
-            on_node_event=on_node_event,
+            new_controller_events=new_controller_events,
+            new_node_events=new_node_events,
             state=self.state,
             attendance=self._get_attendance(has_controller=attended),
         )

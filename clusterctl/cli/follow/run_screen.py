@@ -154,11 +154,11 @@ class RunScreen:
         self._pending_tails += (
             self._failure_tails.select_lines(snapshot.worker_exits) if self._options.shows_output else []
         )
-        for moment, event in snapshot.controller_news:
+        for moment, event in snapshot.new_controller_events:
             self._show_event(moment, event)
         if self._options.shows_output:
             self._show_output()
-        for node, stamp, node_event in snapshot.on_node_event:
+        for node, stamp, node_event in snapshot.new_node_events:
             if self._options.verbose and (step := run_messages.verbose_node_event_message(node_event)):
                 self._narrate(f"{node}: {step}")
             self._narrate(*self._event_formatter.format_node_event(node, stamp, node_event, self.state))
@@ -195,14 +195,16 @@ class RunScreen:
         state, old = self.state, self._options.skip_events_until
         self._event_formatter.mark_unreachable_as_reported(state)
         if old is not None:
-            fresh = [news for news in snapshot.on_node_event if news[1].seq > old.last_seq_by_node.get(news[0], 0)]
+            fresh = [news for news in snapshot.new_node_events if news[1].seq > old.last_seq_by_node.get(news[0], 0)]
             return replace(
-                snapshot, controller_news=snapshot.controller_news[old.controller_event_count :], on_node_event=fresh
+                snapshot,
+                new_controller_events=snapshot.new_controller_events[old.controller_event_count :],
+                new_node_events=fresh,
             )
-        for moment, event in snapshot.controller_news:
+        for moment, event in snapshot.new_controller_events:
             for text in self._event_formatter.format_past_event(moment, event, state):
                 self._backlog.add_event(moment, text)
-        for node, stamp, node_event in snapshot.on_node_event:
+        for node, stamp, node_event in snapshot.new_node_events:
             for text in self._event_formatter.format_node_event(node, stamp, node_event, state):
                 self._backlog.add_event(stamp.wall - state.ahead(node), text)
         ends = self._failure_tails.select_lines(snapshot.worker_exits) if self._options.shows_output else []
@@ -210,7 +212,7 @@ class RunScreen:
         self._pending_tails += [line for line in ends if line.attempt >= state.attempt]
         if state.attempt < 0:
             self._show_history([])
-        return replace(snapshot, controller_news=[], on_node_event=[])
+        return replace(snapshot, new_controller_events=[], new_node_events=[])
 
     def _show_history(self, history: Sequence[LogLine]) -> None:
         """Show earlier lines with the events between them, then the current problems."""

@@ -1,7 +1,7 @@
-"""Writes files on the head although the disk may be full: whole files, journals of lines, and replicas.
+"""Writes files on the head, and copes with a full disk: whole files, journals of lines, and replicas.
 
-A journal reserves space beyond its end, so that a controller can still record that the disk is full, and how its run
-ends. Lines without space wait in memory.
+A journal reserves space beyond its end, so that a controller can still record a full disk and the end of its run. Lines
+wait in memory while the disk has no space for them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def is_resource_shortage(error: OSError) -> bool:
 
 @contextlib.contextmanager
 def ignore_resource_shortage() -> Iterator[None]:
-    """Ignore a shortage while an optional file is written."""
+    """Ignore a full disk and a lack of file descriptors, while an optional file is written."""
     try:
         yield
     except OSError as error:
@@ -78,7 +78,7 @@ class LineFile:
     """Appends lines to a file that has no other writer.
 
     Args:
-        path: The file. The first line creates it with its folder, or cuts off an incomplete last line of a crash.
+        path: The file. The first write creates it and its folder, or removes an incomplete last line after a crash.
         reserve_bytes: Bytes reserved beyond the end, if the file system supports it.
     """
 
@@ -94,7 +94,7 @@ class LineFile:
         return self._size + sum(len(line) for line in self._waiting_lines)
 
     def append(self, line: bytes) -> bool:
-        """Write a line after the waiting lines; return False if it has to wait too (see `is_resource_shortage`)."""
+        """Write a line after the waiting lines; return False if it has to wait, too (see `is_resource_shortage`)."""
         self._waiting_lines.append(line)
         return self.flush()
 
@@ -117,7 +117,7 @@ class LineFile:
         return True
 
     def sync(self) -> None:
-        """Flush the file to the disk, if the disk allows it."""
+        """Flush the file to the disk; ignore errors."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.fsync(self._fd)
@@ -143,7 +143,7 @@ class LineFile:
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError:
-            # A part of a line would damage the next one. This also frees the reserve.
+            # An incomplete line would damage the next line. Truncation also frees the reserve.
             os.ftruncate(self._fd, self._size)
             self._reserved = self._size
             raise
@@ -158,7 +158,7 @@ class LineFile:
 
 
 def remove_torn_line(path: Path) -> None:
-    """Cut off an incomplete last line, which a crash has left, so that it does not damage the next line."""
+    """Remove an incomplete last line after a crash, so that it does not damage the next line."""
     try:
         with path.open("rb+") as file:
             size = end = file.seek(0, os.SEEK_END)
@@ -175,7 +175,7 @@ def remove_torn_line(path: Path) -> None:
 
 
 class ReplicaFiles:
-    """A cache of open replicas. It closes the file that was not used for the longest time.
+    """A cache of open replicas, which closes the least recently used file.
 
     Args:
         find_path: Returns the path of the replica of a node's file.

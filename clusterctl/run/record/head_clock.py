@@ -1,4 +1,4 @@
-"""The clock of what a controller writes down."""
+"""The clock for the times in a controller's journal."""
 
 from __future__ import annotations
 
@@ -8,5 +8,8 @@ _WALL_AT_IMPORT, _BOOTTIME_AT_IMPORT = time.time(), time.clock_gettime(time.CLOC
 
 
 def read_head_time() -> float:
-    """Return the head's wall clock as it was at import, moved on by the time since: sleep counts, jumps do not."""
+    """Return the wall clock at import plus the time since then.
+
+    Suspends of the head count, changes of its clock do not.
+    """
     return _WALL_AT_IMPORT + (time.clock_gettime(time.CLOCK_BOOTTIME) - _BOOTTIME_AT_IMPORT)

@@ -1,6 +1,6 @@
 """Remembers the health findings of each cluster file, and finds nodes that rebooted during recent runs.
 
-The findings of a cluster file are one small file in the state folder. A file with other content is ignored.
+The findings for a cluster file are stored in one small file in the state folder. Invalid files are ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REPORTED_STATUSES = (Status.WARN, Status.UNKNOWN)
 
 
 class FindingHistory:
-    """The findings of the last health check.
+    """The findings of the last health check for a cluster file.
 
     Args:
         state: The state folder of the head.

@@ -20,7 +20,7 @@ from typing_extensions import override
 from clusterctl.errors import ClusterctlError, RefusedError
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""What flock(2) says on file systems without locks: some network homes, and NFS whose lock service is not there."""
+"""Errors of flock(2) on file systems without locks: some network homes, and NFS without its lock service."""
 
 _ACQUIRE_TIMEOUT_S = 10.0
 _PAUSE_S = 0.005
@@ -66,7 +66,7 @@ def take_lock(path: Path) -> int:
 
 
 def _acquire(fd: int) -> bool:
-    """Lock a file; return `False` if another controller has it. Readers hold it for a moment only: wait for them."""
+    """Lock a file; return `False` if another controller holds the lock. Wait for readers, which hold it briefly."""
     deadline = time.monotonic() + _ACQUIRE_TIMEOUT_S
     while not _try_flock(fd, fcntl.LOCK_EX):
         if not _try_flock(fd, fcntl.LOCK_SH) or time.monotonic() >= deadline:
@@ -125,11 +125,11 @@ DEBUG = os.environ.get("CLUSTERCTL_DEBUG", "") not in ("", "0")
 
 
 class NotOwnerError(AssertionError):
-    """A thread changes a value of another thread. This is a bug, and nothing catches it."""
+    """A thread changes an object of another thread. This is a bug, and no code catches it."""
 
 
 class ThreadOwned:
-    """A value of one thread, from `take_ownership` on. Methods that change it call `check`."""
+    """An object that one thread owns after `take_ownership`. Methods that change the object call `check_owner`."""
 
     _owner: int | None = None
 
@@ -141,14 +141,14 @@ class ThreadOwned:
         """Check that this thread is the owner.
 
         Raises:
-            NotOwnerError: Another thread is, and `CLUSTERCTL_DEBUG` is set.
+            NotOwnerError: Another thread is the owner, and `CLUSTERCTL_DEBUG` is set.
         """
         if DEBUG and self._owner not in (None, threading.get_ident()):
             raise NotOwnerError(f"{type(self).__name__} is changed by {threading.current_thread().name}")
 
 
 class ThreadOwnedState(ThreadOwned):
-    """A value of one thread whose attributes no other thread may set."""
+    """An object of one thread, whose attributes no other thread may set."""
 
     if DEBUG:
 

@@ -91,19 +91,19 @@ def redact_bytes(content: bytes, replacements: dict[bytes, bytes] | None = None)
 
 
 def _format_replacement(number: int) -> bytes:
-    """Return a different address of no machine for each number."""
+    """Return a reserved address that no machine has, a different one for each number."""
     return b"192.0.2.%d" % number if number <= _TEST_NET_SIZE else str(_BENCHMARK_NET + number).encode()
 
 
 def _mask_value(match: re.Match[bytes]) -> bytes:
-    """Return a name with stars for its value, with the same quotes: JSON stays JSON."""
+    """Return a name with stars instead of its value. The quotes stay, so that JSON stays valid."""
     value = match[2]
     quote = rb"\"" if value.startswith(rb"\"") else value[:1] if value[:1] in (b'"', b"'") else b""
     return match[1] + quote + b"***" + quote
 
 
 def _list_files(run: RunDir) -> Iterator[tuple[Path, int | None]]:
-    """Yield each file, and how many bytes of its end; `None` for the whole file."""
+    """Yield each file of the bundle, and how many bytes of its end to take; `None` for the whole file."""
     for path in (run.spec, run.events, run.log, *sorted(run.path.glob("plan-*.json"))):
         if path.is_file():
             yield path, None

@@ -73,8 +73,8 @@ class RunDirWriter(ThreadOwned):
     def append(self, event: head.ControllerEvent, now: float) -> None:
         """Write an event of the controller; `now` is the head's clock in seconds.
 
-        If the disk is full, the event waits, as do the lines of `append_node_event` (see `flush`). Events that decide
-        about the run are synced to the disk, so that a power failure of the head does not undo them.
+        If the disk is full, the event waits until a later `flush`. Events with decisions about the run are synced to
+        the disk, so that they survive a power failure of the head.
         """
         self.check()
         self._seq += 1
@@ -93,13 +93,15 @@ class RunDirWriter(ThreadOwned):
             self._journals[node] = LineFile(self.run.node(node) / run_files.JOURNAL_FILE, _JOURNAL_RESERVE)
         line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
         if len(line) > MAX_LINE_BYTES or self._journals[node].size + len(line) > MAX_JOURNAL_BYTES:
-            raise frames.FrameError(f"an event of {len(line)} bytes, for which its journal has no room")
+            raise frames.FrameError(
+                f"an event of {len(line)} bytes, which exceeds the limit of a line or of its journal"
+            )
         if not self._journals[node].append(line):
             self._waiting[node] = self._journals[node]
 
     def flush(self) -> bool:
         """Write the waiting lines; return whether all of them are written."""
-        # Nodes first: readers must see their lines before the controller's conclusions.
+        # The lines of nodes come first: readers must see them before the conclusions of the controller.
         self._waiting = {node: file for node, file in self._waiting.items() if not file.flush()}
         return self._events.flush() and not self._waiting
 
@@ -146,15 +148,15 @@ class RunDirWriter(ThreadOwned):
         self.check()
         os.ftruncate(self._files.open_replica(node, file), 0)
 
-    def raise_epoch(self, seen: int) -> int:
-        """Save and return an epoch above all earlier ones; `seen` is the highest epoch that a node knows."""
+    def raise_epoch(self, known: int) -> int:
+        """Save and return an epoch above all earlier epochs; `known` is the highest epoch that a node knows."""
         self.check()
         try:
             stored = int(self.run.epoch.read_text())
         except (FileNotFoundError, ValueError):
             stored = 0
-        epoch = max(stored, seen) + 1
-        # The nodes store it too, so the run can go on if the disk of the head is full.
+        epoch = max(stored, known) + 1
+        # The nodes store the epoch too, so the run can continue if the disk of the head is full.
         with ignore_resource_shortage():
             write_atomically(self.run.epoch, str(epoch).encode())
         return epoch

@@ -26,7 +26,7 @@ from clusterctl.run.rules.state import RunState
 
 
 class Section(str, Enum):
-    """The topic of a fact, in the order of the output."""
+    """The topics of properties, in the order of the output."""
 
     COMMAND = "command"
     CODE = "code"
@@ -40,7 +40,7 @@ class Section(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class FactKey:
-    """The name of a fact. `node` is the node that it is about, or `None`."""
+    """Identifies a property; `node` is `None` if the property is not about one node."""
 
     section: Section
     what: str
@@ -49,7 +49,7 @@ class FactKey:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact. Facts are equal if their `compare_key` is: the shown text may hold a number that always differs."""
+    """The value of a property. Values with equal `compare_key` are equal, although the shown text may differ."""
 
     shown: str
     compare_key: str = ""
@@ -57,7 +57,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """The facts about a run. `has_health` tells whether its nodes were checked, so that versions are known."""
+    """The properties of a run; `has_health` is whether its nodes were checked, so that versions are known."""
 
     run: str
     facts: dict[FactKey, Fact] = field(default_factory=dict)
@@ -67,16 +67,16 @@ class RunFacts:
 _RUN_VARIABLES = ("CLUSTERCTL_", "MASTER_", "TORCHELASTIC_", "JAX_COORDINATOR")
 """Variables whose values differ in every run."""
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "ROLE_NAME")
-"""Suffixes of variables that repeat the facts about nodes."""
+"""Suffixes of variables that repeat the properties of nodes."""
 _GOOD_STATUSES = ("PASS", "SKIP")
 
 
 def read_run_facts(run: RunDir, outcome: dict[str, str]) -> RunFacts:
-    """Return the facts about a run. Files that cannot be read give no facts.
+    """Return the properties of a run. Files that cannot be read give no properties.
 
     Args:
         run: The run.
-        outcome: How it ended, as facts by name.
+        outcome: The outcome of the run: texts by name.
     """
     spec, health = _read_mapping(run.spec), _read_mapping(run.path / "health.json")
     facts: dict[FactKey, Fact] = {}
@@ -112,7 +112,7 @@ def _list_origin_facts(run: RunDir) -> Iterator[tuple[FactKey, Fact]]:
 
 
 def _list_code_facts(run: RunDir) -> Iterator[tuple[FactKey, Fact]]:
-    """Yield a fact about each synced file."""
+    """Yield a property for each synced file."""
     for path, entry in _as_dict(_read_mapping(run.manifest).get("files")).items():
         if isinstance(entry, list) and len(entry) == 3:
             size, _, digest = entry
@@ -227,15 +227,15 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The origin of a run.
+    """Who started a run, where, and with which command.
 
     Attributes:
-        user: The user who started it.
-        host: The machine on which it was started.
+        user: The user who started the run.
+        host: The machine on which the run was started.
         file: The cluster file; "" without one.
         folder: The folder in which the command was typed.
         command: The command of each worker, as a person would type it.
-        commit: The commit of the cluster file's folder; `None` if it is in no repository, or git is slow.
+        commit: The commit of the cluster file's folder; `None` if the folder is in no repository, or git was too slow.
         slurm_job: The Slurm job that started the run, as `CLUSTER/ID`; "" outside of Slurm.
         slurm_restarts: How often Slurm had restarted that job before.
     """
@@ -380,7 +380,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTimes:
-    """The steps of a start. `seconds` is the time from the creation of the run until its workers start, or it fails."""
+    """The steps of a start; `seconds` is the time from the creation of the run until its workers start, or it fails."""
 
     seconds: float
     steps: tuple[StepTime, ...]

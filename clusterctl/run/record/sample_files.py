@@ -1,4 +1,4 @@
-"""Reads the samples of a run on the head: the newest ones, statistics of a node, and curves over the whole run."""
+"""Reads the samples of a run on the head: the latest samples, statistics of a node, and curves over the whole run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from clusterctl.run.rules.state import RunState
 from clusterctl.validation import samples
 
 _LATEST_BYTES = (16 << 10, 256 << 10)
-"""The end of a file that is searched for the latest sample: nearly always the smaller one is enough."""
+"""How many bytes at the end of a file are searched for the latest sample; the first number is nearly always enough."""
 
 
 def read_last_lines(path: Path, max_bytes: int = 4 << 20) -> list[bytes]:
-    """Return the whole lines at the end of a file; none if there is no such file."""
+    """Return the complete lines at the end of a file; empty if there is no such file."""
     try:
         with path.open("rb", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
@@ -34,7 +34,7 @@ def read_last_lines(path: Path, max_bytes: int = 4 << 20) -> list[bytes]:
 
 
 def read_sample_lines(run: RunDir, state: RunState, max_bytes: int = 1 << 20) -> dict[str, list[bytes]]:
-    """Return the newest lines of each node's samples, at most `max_bytes` of each node."""
+    """Return the last lines of each node's samples, at most `max_bytes` for each node."""
     return {node: read_last_lines(run.node(node) / SAMPLES_FILE, max_bytes) for node in state.nodes}
 
 
@@ -60,7 +60,7 @@ def read_latest_activities(run: RunDir, state: RunState) -> dict[str, ActivitySa
 
 
 def find_slowest_rank_step(run: RunDir, state: RunState) -> int | None:
-    """Return the step that the slowest rank of the newest attempt has reached, if the samples hold it."""
+    """Return the step that the slowest rank of the newest attempt has reached; `None` if the samples have no steps."""
     newest = [s for s in read_latest_activities(run, state).values() if s.get("attempt") == state.attempt]
     ranks = [rank for sample in newest for rank in (sample.get("ranks") or {}).values()]
     statuses = [status for rank in ranks if (status := rank.get("inside")) is not None]
@@ -71,7 +71,7 @@ _TAIL_BYTES = 96 << 10
 _SPEED_WINDOW_S = 120.0
 """The time over which a speed is averaged."""
 _TREND_LENGTH = 20
-"""Values of a trend: five minutes of samples that come every 15 s."""
+"""Number of values in a trend: five minutes with a sample every 15 s."""
 
 
 class NodeStats:
@@ -80,11 +80,11 @@ class NodeStats:
     Args:
         run: The run.
         node: The node.
-        max_first: How many samples of each kind the first `refresh` reads: validation takes time.
+        max_first: How many samples of each kind the first `refresh` reads at most, because validation takes time.
 
     Attributes:
-        activity: The newest sample of its ranks.
-        health: The newest sample of machine and GPUs.
+        activity: The newest sample of the node's ranks.
+        health: The newest sample of the machine and its GPUs.
     """
 
     def __init__(self, run: RunDir, node: str, max_first: int = _TREND_LENGTH) -> None:
@@ -107,7 +107,7 @@ class NodeStats:
             self._add_health(health)
 
     def steps_per_s(self, rank: int) -> float | None:
-        """Return the speed of a rank in the last minutes; `None` if it is not known."""
+        """Return the speed of a rank in the last two minutes, in steps per second; `None` if unknown."""
         steps = self._steps.get(rank)
         if not steps or steps[-1][0] <= steps[0][0]:
             return None
@@ -147,9 +147,9 @@ Point = tuple[float, float]
 """A time on the head's wall clock, and a value."""
 
 MAX_SAMPLES = 2000
-"""The most samples of each kind that are read of all nodes of a run."""
+"""The most samples of each kind that are read for all nodes of a run together."""
 _MAX_SAMPLES_MANY_NODES = 1000
-"""The same for many nodes: a chart then shows only the lowest, the middle and the highest value."""
+"""The maximum for many nodes, for which a chart shows only the lowest, the middle and the highest value."""
 MANY_NODES = 16
 MAX_POINTS = 200
 _MIN_POINTS = 5
@@ -171,7 +171,7 @@ class Curves:
     machines: Mapping[str, Mapping[str, Sequence[Point]]] = field(default_factory=dict)
 
     def find_slowest_step(self, began: float | None) -> int | None:
-        """Return the last step of the slowest rank, of the ranks with a sample since `began`."""
+        """Return the last step of the slowest rank, among the ranks with a sample since `began`."""
         last = (points[-1] for points in self.steps.values())
         return min((int(step) for moment, step in last if began is None or moment >= began), default=None)
 
@@ -212,7 +212,7 @@ def _choose_lines(path: Path, max_count: int, phase: float) -> dict[str, list[by
     Args:
         path: The file. Of a long file only pieces are read, without the incomplete lines at their ends.
         max_count: The most lines of each kind.
-        phase: From 0 to 1: the offset of this node's pieces between those of the other nodes.
+        phase: From 0 to 1: the shift of this node's pieces against the pieces of the other nodes.
     """
     chosen: dict[str, list[bytes]] = {kind: [] for kind in _KINDS}
     with contextlib.suppress(OSError), path.open("rb") as file:
@@ -236,7 +236,7 @@ _MAX_SAMPLE_BYTES = 1 << 20
 
 
 def find_memory_before_kill(run: RunDir, state: RunState) -> tuple[float, float] | None:
-    """Return how full the memory was before a rank was killed: the last value in percent, and its age in seconds.
+    """Return the memory use of a machine before its rank was killed: the last value in percent, and its age in seconds.
 
     Return `None` if the first failure is no SIGKILL of unknown origin, or the last value is too old.
     """

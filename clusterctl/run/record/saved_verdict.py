@@ -25,13 +25,13 @@ from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.verdict import ProblemKind, Verdict, format_verdict_lines
 
 LIVE_EVIDENCE_FOLDER = "look"
-"""The folder of a bundle with evidence that was collected for it, because the run was not stalled."""
+"""The folder in a bundle for evidence that was collected while the bundle was saved."""
 
 
 def read_evidence(folder: Path) -> dict[str, RankEvidence]:
-    """Return the evidence of each rank in a folder. Bad files are ignored."""
+    """Return the evidence of each rank in a folder. Invalid files are ignored."""
     by_rank: dict[str, RankEvidence] = {}
-    # There may be thousands of files: paths as texts are cheaper.
+    # There may be thousands of files, and texts are faster than `Path` objects.
     for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
         if name.startswith("rank-") and name.endswith(".json"):
             try:
@@ -48,10 +48,10 @@ _MAX_RANKS = 1024
 
 
 def read_outputs_before_stop(run: RunDir, state: RunState) -> dict[int, str]:
-    """Return the last output of each stopped rank from before the stop; none if a failed rank has its own reason.
+    """Return the last output of each stopped rank before its stop; empty if the failure of a rank is not secondary.
 
-    A rank that SIGTERM ended has written nothing because of the signal. A rank that may have caught it counts only with
-    its output from before the first exit.
+    A rank that SIGTERM killed has written nothing after the signal. Any other rank may have caught SIGTERM, so only its
+    output before the first exit counts.
     """
     first = _find_first_exit(state)
     if first is None:
@@ -78,7 +78,7 @@ def read_collective_counts_before_failure(run: RunDir, state: RunState) -> dict[
 
 
 def _find_first_exit(state: RunState) -> float | None:
-    """Return when the first rank ended, if all failed ranks say that they lost a peer."""
+    """Return the time of the first exit if the failures of all failed ranks are secondary, else `None`."""
     failed = [
         worker.exit_analysis for worker in state.workers.values() if worker.failed and worker.exit_analysis is not None
     ]
@@ -99,11 +99,11 @@ def _read_end(path: Path, size: int | None) -> str:
 
 
 _MAX_REACTION_S = 30.0
-"""Ranks that give up print it, which ends the stall, and exit within this time."""
+"""A rank that times out in a stall prints an error, which ends the stall, and exits within this time."""
 
 
 def judge_saved_run(run: RunDir, state: RunState, live_evidence: Mapping[str, RankEvidence] | None = None) -> Verdict:
-    """Return what went wrong with a run. `live_evidence` goes before stored evidence."""
+    """Return the verdict on a run. `live_evidence` replaces saved evidence."""
     name, stored = read_stall_evidence(run, state)
     evidence = build_why_evidence(
         state,
@@ -137,7 +137,7 @@ def measure_start_wait_s(lines: Mapping[str, Sequence[bytes]], state: RunState) 
 
 
 def should_collect_stacks(run: RunDir, state: RunState, verdict: Verdict) -> bool:
-    """Return whether stacks help to judge a run: it is slow, or its first step does not come."""
+    """Return whether stacks help to judge a run: the run is slow, or its first step is late."""
     if verdict.kind is ProblemKind.SLOW:
         return True
     since = measure_start_wait_s(read_sample_lines(run, state), state) if state.phase is RunPhase.RUNNING else None
@@ -145,7 +145,7 @@ def should_collect_stacks(run: RunDir, state: RunState, verdict: Verdict) -> boo
 
 
 def read_stall_evidence(run: RunDir, state: RunState) -> tuple[str | None, dict[str, RankEvidence]]:
-    """Return folder and evidence of the present stall, or of the stall that ended the run; `None` and nothing without.
+    """Return folder and evidence of the present stall, or of the stall that ended the run, or `(None, {})`.
 
     Evidence of an earlier stall or attempt does not count.
     """
@@ -154,7 +154,7 @@ def read_stall_evidence(run: RunDir, state: RunState) -> tuple[str | None, dict[
 
 
 def find_evidence_folder(state: RunState) -> str | None:
-    """Return the folder with the evidence of that stall (see `read_stall_evidence`), or `None`."""
+    """Return the folder with the evidence of the present or last stall (see `read_stall_evidence`), or `None`."""
     stall = _find_stall(state)
     return None if stall is None else stall.evidence
 

@@ -1,6 +1,6 @@
 """Finds the runs of this head and reads their state from their journals.
 
-Lists read a run that has ended from its summary, a small file, so that many runs cost next to nothing. A summary names
+For lists, an ended run is read from its summary, a small file, so that lists of many runs are fast. A summary contains
 the size of the controller's journal. If the journal has grown since, the summary is ignored.
 """
 
@@ -27,12 +27,12 @@ StampedNodeEvent = tuple[str, events.Stamp, events.Event]
 TimedControllerEvent = tuple[float, head.ControllerEvent]
 
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, LookupError, RecursionError)
-"""Errors that a torn or foreign line may raise."""
+"""Errors that an incomplete or invalid line may raise."""
 _QUOTED = 200
 
 
 class LineTail:
-    """Reads the lines that are appended to a file. It waits for the end of an incomplete last line."""
+    """Reads lines as they are appended to a file. A last line without its end is read later."""
 
     def __init__(self, path: Path | str) -> None:
         self._path = path
@@ -46,7 +46,7 @@ class LineTail:
             return 0
 
     def skip_to_last_lines(self, max_bytes: int) -> bool:
-        """Begin with the last lines of the file if nothing was read yet; return whether that is so."""
+        """If nothing was read yet, skip all but the last lines of the file; return whether nothing was read yet."""
         if self._offset:
             return False
         skipped = self.end() - max_bytes
@@ -92,11 +92,11 @@ class StateReader:
         on_controller_event: Callable[[TimedControllerEvent], object] = lambda _: None,
         on_node_event: Callable[[StampedNodeEvent], object] = lambda _: None,
     ) -> None:
-        """Apply the new events to the state, and pass each on.
+        """Apply the new events to the state, and pass each event to a callback.
 
-        The nodes' journals come last, up to their ends before the controller's journal was read, so that an attempt is
-        known before its events. While an event is passed on, `state` is the state after it, whose tables change with
-        the next event.
+        The sizes of the nodes' journals are read first, then the controller's journal, then the nodes' journals up to
+        these sizes. So the start of an attempt is applied before its events. During a callback, `state` is the state
+        after the event, and its tables change with the next event.
         """
         folder = f"{self._run.path}/nodes"
         for node in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
@@ -123,7 +123,7 @@ class StateReader:
     def apply_new_controller_events(
         self, on_controller_event: Callable[[TimedControllerEvent], object] = lambda _: None
     ) -> None:
-        """Apply the new events of the controller alone."""
+        """Apply only the new events of the controller."""
         builder = StateBuilder(self.state)
         errors: Exception | None = None
         for line in self._head.read():
@@ -157,7 +157,7 @@ def load_state(run: RunDir) -> RunState:
 
 
 def load_controller_state(run: RunDir) -> RunState:
-    """Return the state of a run from the journal of its controller: its name, file, nodes, and whether it is over."""
+    """Return the state of a run from the journal of its controller alone, such as name, file, nodes and phase."""
     reader = StateReader(run)
     reader.apply_new_controller_events()
     return reader.state
@@ -168,11 +168,11 @@ _SUMMARY_FIELDS = ("run", "name", "path", "attempt", "world_size", "created", "e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What lists show of a run that has ended.
+    """The part of an ended run that lists show.
 
     Attributes:
-        state: Its state without workers and with the names of its nodes. Its cause is the `external_cause`.
-        step: The last step of its slowest rank, or `None`.
+        state: The state without workers, with only the names of the nodes, and with the cause as `external_cause`.
+        step: The last step of the slowest rank, or `None`.
     """
 
     state: RunState

@@ -1,7 +1,7 @@
-"""Decides which nodes lack files of a checkpoint, and whether all files are there. Pure.
+"""Finds nodes that lack files of a checkpoint, and nodes whose files may be lost. Pure.
 
 A node may hold all files of a checkpoint, a part of them (its shards), or none. A copy counts as the same file as its
-source. If the source is written again, the copy does not count any more.
+source. If the source is written again, the copy is out of date and ignored.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def resolve_copy_versions(
 ) -> dict[str, dict[str, Version]]:
     """Return the files of each node, each copy with the version of its source.
 
-    A copy is left out if its source has changed, or is missing in a checkpoint that is still there.
+    A copy is left out if its source has changed, or if the source was removed and its node still has other files.
 
     Args:
         files: The files of each node, by path.
-        copies: The files that were copied to nodes, and may have been written again since.
+        copies: The files that were copied to nodes. Programs may have overwritten them since then.
     """
     copied = {(copy.node, copy.path, copy.version): copy for copy in copies}
     written: dict[str, set[Version]] = {}
@@ -97,5 +97,5 @@ def find_nodes_with_lost_files(
     named = {int(found[1] or found[2]) for path in paths for found in _RANK.finditer(path)}
     if named:
         return [node for node, ranks in unreachable.items() if not named.issuperset(ranks)]
-    # If one node has all files, no node has files of its own.
+    # If one node has all files, the unreachable nodes have no other files.
     return [] if any(paths == paths_at_node.keys() for paths_at_node in files.values()) else list(unreachable)

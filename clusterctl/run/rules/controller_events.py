@@ -28,7 +28,7 @@ class StartStepProgress:
 
     Attributes:
         name: connect, health, sync, resume, prepare, start.
-        done: How many nodes (for `start`: workers) have finished it.
+        done: How many nodes (for `start`: workers) have finished the step.
         total: How many nodes or workers there are.
         waiting: `[node, what it waits for]`, slowest first.
         detail: The result of the finished step, for people.
@@ -36,7 +36,7 @@ class StartStepProgress:
         ended: The step is over.
         failed: The step is over because it failed.
         nodes: After the end: the seconds until each node had finished the step.
-        parts: After the end: the longest part of the step on a node, and its seconds.
+        parts: After the end: the longest part of the step on each node, and its seconds.
     """
 
     KIND: ClassVar[str] = "phase"
@@ -57,7 +57,7 @@ class LinkChanged:
     """The connection to a node changed: connected, unreachable (since `seconds`), or lost for this attempt.
 
     Attributes:
-        rebooted: The machine has rebooted since, so nothing of the attempt can run there.
+        rebooted: The machine has rebooted, so no process of the attempt can run on it.
         lost_in: Seconds after which the node counts as lost if it stays unreachable; `None` for never.
         stop_in: Seconds after which the node stops its workers by itself; `None` for never.
     """
@@ -74,9 +74,10 @@ class LinkChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockEstimated:
-    """The clock of a node: head time is its monotonic clock plus `offset`, within `error` seconds, in this boot.
+    """The head's clock is the node's monotonic clock plus `offset`, within `error` seconds.
 
-    `ahead` is by how many seconds the node's wall clock is ahead of the head's. Both may be set at any time.
+    The offset holds until the node reboots. `ahead` is by how many seconds the node's wall clock is ahead of the
+    head's.
     """
 
     KIND: ClassVar[str] = "clock"
@@ -116,7 +117,7 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEndDecided:
-    """The controller ends the attempt on all nodes, for this `StopReason`."""
+    """The controller ends the attempt on all nodes. `reason` is a `StopReason`."""
 
     KIND: ClassVar[str] = "decided"
     attempt: int
@@ -129,12 +130,12 @@ class RestartPlanned:
     """Attempt `attempt` will begin at `at` (head's clock) on `nodes`, in order of node rank.
 
     Attributes:
-        ended: The failure signature of the attempt before, which is equal for equal failures.
-        newest_checkpoint: The newest checkpoint when that attempt began.
-        cause: Why that attempt ended: its first observed failure, from `rules.state.cause_to_json`.
-        step: The last step of its slowest rank.
-        number: The number of this restart among those that count.
-        budget: How many restarts may count.
+        ended: The failure signature of the previous attempt, which is equal for equal failures.
+        newest_checkpoint: The newest checkpoint when the previous attempt began.
+        cause: The first observed failure of the previous attempt, as `cause_to_json` returns it.
+        step: The last step of the slowest rank of the previous attempt.
+        number: The number of this restart among the restarts that count against `restart.max_restarts`.
+        budget: The maximum of `number`.
     """
 
     KIND: ClassVar[str] = "restarting"
@@ -172,7 +173,7 @@ class HealthChanged:
         key: `check`, with a suffix if the check finds several problems (`host.disk /`). With node and GPU it identifies
             the problem.
         status: FAIL or WARN; PASS if the problem is over.
-        message: A text with the node and the GPU.
+        message: A sentence that names the node and the GPU.
         action: What a person should do (`health.model.Action`).
         lasted_s: For how long the problem has lasted.
     """
@@ -216,7 +217,7 @@ class ResultsFetched:
     Attributes:
         to: The folder on the head, with a folder for each node.
         files: How many files were fetched.
-        bytes: Their size in bytes.
+        bytes: The size of these files in bytes.
         missing: One sentence for each reason why files are missing.
     """
 

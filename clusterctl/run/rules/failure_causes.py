@@ -1,9 +1,9 @@
-"""Finds the exit that is to blame for the end of a run. Pure.
+"""Finds the exit that caused the end of a run. Pure.
 
-If one rank dies, its peers die within a second and say that a connection closed. Such a text marks a secondary exit,
-which is never blamed if there is an earlier or an unexplained one. Exits are compared as intervals: on the clock of
-their node if they are of one node, else on the head's clock. If they overlap and the texts do not decide, the cause is
-not certain.
+If one rank dies, its peers die within a second and report a closed connection. An exit with such a report is secondary:
+it is not the cause if another exit came earlier or is not secondary. The time of an exit is an interval. Exits on one
+node are compared by the clock of the node, other exits by the clock of the head. If the intervals overlap and the texts
+do not decide, the cause is not certain.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PREFIX = re.compile(r"^\[?rank\d+\]?:? ?")
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call last\):", re.MULTILINE)
 
 BACKGROUND_MAX_S = 30.0
-"""A rank that ends with 0 within this time and leaves a working process has started its job in the background."""
+"""If a rank ends with 0 within this time and leaves a working process, it has started its job in the background."""
 _OF_A_LAUNCHER = re.compile(
     r"\b(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b|: exit code \d+ of its local"
 )
@@ -40,17 +40,17 @@ _IDLE = ("bash", "sh", "dash", "zsh", "sleep", "tail", "tee", "cat", "watch", "s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """What ended a run.
+    """The cause of the end of a run.
 
     Attributes:
-        kind: exit, signal, oom, unknown (exit status lost), exited_early, failed_inside (its Python failed below a
-            shell that ended with 0), stopped (the controller stopped it after it had printed its error), left_work
-            (the rank ended and left the work running), node_lost, start_failed; or the rule that ended the run:
-            stalled, time_limit, unhealthy, port_taken.
-        message: The headline of the worker's last words (`why.headline`), one line.
+        kind: exit, signal, oom, unknown (lost exit status), exited_early (a rank ended with 0 too early), failed_inside
+            (Python failed inside a shell that ended with 0), stopped (the rank printed its error before the controller
+            stopped it), left_work (the rank ended, and its work continued in the background), node_lost, start_failed;
+            or the rule that ended the run: stalled, time_limit, unhealthy, port_taken.
+        message: One line, the headline of the worker's error or output (see `why.headline`).
         traceback: The worker's own traceback, if there is one.
-        cls: The class in `why`; `None` if the cause is no exit of a worker.
-        is_recognised: The message is known as one that ends a program. Otherwise it is the last line.
+        cls: The class of the failure in `why`; `None` if the cause is no exit of a worker.
+        is_recognised: `why` knows the message as a fatal error. Otherwise the message is the last line of the output.
         certain: No other exit can have come first.
     """
 
@@ -69,12 +69,12 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitAnalysis:
-    """The analysis of one exit, which searches its texts once.
+    """The result of the analysis of one exit.
 
     Attributes:
-        on_node_clock: The bounds of the exit on the clock of its node, without the error of the head's clock.
-        peers: The addresses of the peers that the rank says it lost.
-        output: The last output of a rank that ended with 0. It is searched only if this exit is to blame.
+        on_node_clock: The earliest and latest time of the exit on the clock of its node.
+        peers: The addresses of lost peers in the texts of the rank.
+        output: The last output of a rank that ended with 0. It is searched only if this exit is the cause.
     """
 
     cause: Cause
@@ -97,7 +97,7 @@ def analyse_exit(node: str, exited: Exited, clock: tuple[float, float] = (0.0, 0
     Args:
         node: The node of the worker.
         exited: The exit.
-        clock: Offset and error from the clock of the node to the head's.
+        clock: Seconds from the monotonic clock of the node to the clock of the head, and the error of this offset.
     """
     output = exited.tail if exited.exit_code == 0 else ""
     if output and not exited.error:
@@ -131,15 +131,15 @@ def sort_causes(analyses: Sequence[ExitAnalysis]) -> tuple[Cause, ...]:
 def find_early_exit(
     failed: Sequence[ExitAnalysis], succeeded: Sequence[ExitAnalysis], addresses: Mapping[str, str | None]
 ) -> Cause | None:
-    """Return the rank that ended well while its peers still needed it, or `None`.
+    """Return the cause if a rank ended with 0 while its peers still needed it, else `None`.
 
-    It must have ended before the first peer failed, all failed ranks must have lost a peer, and if they name an
-    address, it must be that of its node. If several ranks are possible, none is blamed.
+    The rank must have ended before the first failure, and all failed ranks must have lost a peer. If failed ranks name
+    the address of a lost peer, it must be the address of the rank's node. If several ranks qualify, none is the cause.
 
     Args:
         failed: The exits of the ranks that failed.
         succeeded: The exits of the ranks that ended well.
-        addresses: The address of each node at which peers reach it.
+        addresses: The address at which peers reach each node.
     """
     if not failed or not all(v.cause.secondary for v in failed):
         return None
@@ -156,10 +156,9 @@ def find_early_exit(
 
 
 def find_cause_in_output(rank: int, node: str, output: str) -> Cause | None:
-    """Return the cause in the traceback at the end of a stopped rank's output, or `None` without one.
+    """Return the cause in the traceback at the end of a stopped rank's output; `None` without a traceback.
 
-    If a traceback was caught, the output goes on after it, and it is no cause. `output` is the last output from before
-    the stop.
+    Output after a traceback shows that the program caught the exception. `output` is the last output before the stop.
     """
     if not _ends_with_traceback(output):
         return None
@@ -170,8 +169,8 @@ def find_cause_in_output(rank: int, node: str, output: str) -> Cause | None:
 def find_errors_before_stop(stopped: Sequence[Cause], failed: Sequence[tuple[ExitAnalysis, str]]) -> tuple[Cause, ...]:
     """Return the causes of ranks that had printed their error before they were stopped.
 
-    There are none if a failed rank has a reason of its own. An error that a failed rank has printed as well was caught
-    there, and is no cause.
+    The result is empty if the exit of a failed rank is not secondary. An error that a failed rank printed as well does
+    not count, because that rank caught it.
 
     Args:
         stopped: The causes in the output of stopped ranks (`find_cause_in_output`).
@@ -185,7 +184,7 @@ def find_errors_before_stop(stopped: Sequence[Cause], failed: Sequence[tuple[Exi
 
 
 def is_launcher_report(error: WorkerError) -> bool:
-    """Return whether a launcher reports the failure of another process, which has printed the reason itself."""
+    """Return whether an error is a launcher's report about another process, which has printed the reason itself."""
     return bool(_OF_A_LAUNCHER.search(f"{error.get('message')}\n{error.get('traceback')}"))
 
 
@@ -197,7 +196,7 @@ def _ends_with_traceback(output: str) -> bool:
     if starts and last is None:
         return False
     if last is not None:
-        # torch marks each line of a traceback with a prefix. Other lines below it are warnings.
+        # torch puts a prefix before each line of a traceback. Other lines below the traceback may only be warnings.
         match = _PREFIX.match(lines[0])
         prefix = match[0].strip() if match is not None else ""
         rest = [line for line in lines[last + 1 :] if line.strip() and not (prefix and line.startswith(prefix))]
@@ -208,7 +207,7 @@ def _ends_with_traceback(output: str) -> bool:
 
 
 def find_swallowed_exception(output: str) -> str:
-    """Return the exception and line of the traceback at the end of an output; "" without one."""
+    """Return exception and code line of the traceback at the end of an output; "" without a traceback."""
     told = headline.find_final_traceback(output) if output else None
     if told is None:
         return ""
@@ -222,7 +221,7 @@ def is_peer_loss(text: str) -> bool:
 
 
 def _find_headline(exited: Exited) -> headline.Headline:
-    """Return the headline of a worker's end. The error file of the worker goes before its output."""
+    """Return the headline of a worker's failure, from its error file or else from its output."""
     record = exited.error or {}
     code, number = exited.exit_code, exited.signal
     if not record.get("message"):
@@ -245,16 +244,13 @@ def _find_headline(exited: Exited) -> headline.Headline:
     heading = traced if traced.traceback else headline.find_headline(str(record["message"]))
     heading = headline.add_detail_from_output(heading, exited.tail)
     if heading.cls is ProblemClass.UNKNOWN:
-        # `torch.distributed.elastic` records nothing but exceptions.
+        # `torch.distributed.elastic` records only exceptions.
         return replace(heading, cls=ProblemClass.EXCEPTION, confidence=Confidence.CERTAIN)
     return heading
 
 
 def _find_child_failure(exited: Exited, heading: headline.Headline) -> headline.Headline:
-    """Return the failure of the first child process that failed, if the headline tells of none or of a signal.
-
-    A script ends its other children by SIGTERM if one has failed, and the words of that one may be in a file.
-    """
+    """Return the headline of the first failed child process if the worker's own headline gives no reason."""
     child = exited.failed_child
     is_victim = heading.cls in (ProblemClass.UNKNOWN, ProblemClass.KILLED) and not heading.is_recognised
     if child is None or child["message"].startswith("SIGTERM") or exited.signal is not None or not is_victim:
@@ -266,7 +262,7 @@ def _find_child_failure(exited: Exited, heading: headline.Headline) -> headline.
 
 
 def _find_reason_text(exited: Exited, heading: headline.Headline) -> str:
-    """Return the text with the reason: the known message, or the last lines."""
+    """Return the text with the reason: the recognised message, or the last lines."""
     if exited.error and exited.error.get("message") and not _BARE_EXIT.match(str(exited.error["message"])):
         return str(exited.error["message"])
     lines = [] if heading.traceback else [line for line in exited.tail.splitlines() if line.strip()][-6:]
@@ -292,7 +288,7 @@ def _build_cause(node: str, exited: Exited, heading: headline.Headline) -> Cause
         signal=name,
         message=_build_message(exited, heading),
         traceback=_find_traceback(exited, heading),
-        # Any signal but the abort with which runtimes react to a lost peer has a reason of its own.
+        # Runtimes that lose a peer abort with SIGABRT. Any other signal has its own reason.
         secondary=not exited.oom
         and exited.signal in (None, signal.SIGABRT)
         and is_peer_loss(_find_reason_text(exited, heading)),
@@ -323,7 +319,7 @@ def _find_traceback(exited: Exited, heading: headline.Headline) -> str | None:
 
 
 def is_waiting_program(leftover: LeftoverProcess) -> bool:
-    """Return whether a process only waits for others."""
+    """Return whether a process runs a program that only waits for other programs."""
     return leftover["command"].strip("[]").split(" ")[0].rpartition("/")[2] in _IDLE
 
 
@@ -334,5 +330,5 @@ def build_left_work_cause(node: str, leftover: LeftoverProcess) -> Cause:
 
 
 def describe_leftover_process(leftover: LeftoverProcess) -> str:
-    """Return command, pid and age of a process, for a sentence."""
+    """Return command, pid and age of a process as a phrase."""
     return f"`{leftover['command']}` (pid {leftover['pid']}, {describe_duration(leftover['age_s'])} old)"

@@ -1,6 +1,7 @@
 """Watches the health of a run's nodes by their samples, and reports each change once.
 
-Ages are on the node's monotonic clock, so that a changed wall clock does no harm. Silence is measured on the head's.
+The age of a problem is measured on the node's monotonic clock, because the wall clock may be changed. The silence of a
+node is measured on the head's monotonic clock.
 """
 
 from __future__ import annotations

@@ -29,16 +29,16 @@ def refuse_kill_at_logout(hellos: Mapping[str, Mapping[str, Any]]) -> None:
     users = sorted({str(hellos[node].get("user")) for node in bad})
     raise RefusedError(
         f"{fold_hosts(bad)}: logind ends all processes of {' and '.join(users)} at logout (KillUserProcesses=yes), "
-        "so workers would end with our connection",
+        "so workers would end together with clusterctl's connection",
         hint=f"on these nodes: {' and '.join(f'`loginctl enable-linger {user}`' for user in users)}",
     )
 
 
 def describe_head_logout_warning(logind: Mapping[str, Any] | None, user: str) -> str | None:
-    """Return a warning about a logout from this head, or `None`."""
+    """Return a warning if a logout from this head would end the controller, else `None`."""
     if not kills_at_logout(logind):
         return None
     return (
         f"this head ends all processes of {user} at logout (KillUserProcesses=yes), the controller too, and the run "
-        f"then goes on unattended; `loginctl enable-linger {user}` keeps it"
+        f"then goes on unattended; `loginctl enable-linger {user}` prevents this"
     )

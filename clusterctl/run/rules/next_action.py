@@ -1,7 +1,7 @@
-"""What the controller does next: go on, stop the attempt, give up a node, restart or finish. Pure.
+"""Decides what the controller does next: continue, stop the attempt, give up a node, restart or finish. Pure.
 
-A controller may stop an attempt although it does not hear from all nodes. It starts a new attempt only after every node
-of the old one has reported that its processes are gone, or its fence has expired.
+A controller may stop an attempt although some nodes do not answer. It starts a new attempt only after each node of the
+old attempt has reported that all processes have ended, or after the fence of the node has expired.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def build_failure_signature(state: RunState, *, checkpoints: bool, now: float) -> str:
-    """Return a text about the end of an attempt that is equal for attempts that failed in the same way.
+    """Return a text that is equal for attempts that failed in the same way.
 
     Args:
         state: The state of the run, whose attempt is over.
-        checkpoints: Whether the cluster file names the checkpoints, so that they show progress. Otherwise the
-            signature of a long attempt equals no other.
+        checkpoints: Whether the cluster file names the checkpoints, which then show progress. Without them, the
+            signature of a long attempt differs from all others.
         now: The head's clock.
     """
     began = state.running_since
@@ -51,7 +51,7 @@ def build_failure_signature(state: RunState, *, checkpoints: bool, now: float) -
         return f"{cause.kind} {cause.node}"
     error = _VARYING.sub("#", cause.message)
     if cause.traceback:
-        # The frames and the type of the exception: its message may differ each time.
+        # Only the frames and the type of the exception, because its message may differ each time.
         lines = cause.traceback.strip().splitlines()
         frames = [frame[1] for line in lines if (frame := _FRAME.match(line))]
         error = "\n".join([*frames, lines[-1].partition(":")[0] if lines else ""])
@@ -64,7 +64,7 @@ def list_counted_restarts(state: RunState, rules: RestartSpec, now: float) -> li
 
 
 def count_repeated_failures(state: RunState, ending: str) -> int:
-    """Return how many attempts in a row before this one failed in the same way, without a newer checkpoint."""
+    """Return how many attempts directly before this attempt failed in the same way, without a newer checkpoint."""
     count = 0
     for past in reversed(state.endings):
         if past != (ending, state.newest_checkpoint):
@@ -74,14 +74,14 @@ def count_repeated_failures(state: RunState, ending: str) -> int:
 
 
 def describe_repeated_failures(count: int, cause: Cause | None) -> str:
-    """Return why no attempt follows so many equal failures, and which setting would have avoided them.
+    """Return why no attempt follows so many equal failures, and which setting avoids such restarts.
 
     An exit code of 2 does not prove wrong arguments: some programs use it for other errors.
     """
     repeated = f"{count} attempts failed alike, without a newer checkpoint between"
     if cause is None or cause.exit_code != _USAGE_EXIT_CODE:
         return repeated
-    return f"{repeated}; if it refuses its arguments, `restart.never_codes: [{_USAGE_EXIT_CODE}]` spares the restarts"
+    return f"{repeated}; if it rejects its arguments, `restart.never_codes: [{_USAGE_EXIT_CODE}]` avoids the restarts"
 
 
 def list_free_spares(spec: ClusterSpec, state: RunState, usable: Collection[str]) -> list[HostSpec]:
@@ -97,9 +97,9 @@ def choose_next_nodes(
     """Return the nodes of the next attempt in order of node rank, and a message for each replaced node.
 
     Args:
-        state: The state after the attempt before.
+        state: The state after the previous attempt.
         excluded: The nodes that must not take part, and why.
-        spares: At least as many spares.
+        spares: The free spares, at least one for each excluded node.
     """
     waiting, chosen, replaced = list(spares), [], []
     for node in sorted(state.nodes.values(), key=lambda n: n.node_rank):
@@ -113,13 +113,13 @@ def choose_next_nodes(
 
 
 FENCE_MARGIN_S = 10.0
-"""Seconds added to a fence: the node may act this much later than its clock says."""
+"""Seconds added to a fence, because a node may stop its workers later than its clock demands."""
 
 STOP_MARGIN_S = 30.0
-"""Seconds that a node may take beyond the grace for SIGKILL, the sweep, GPU memory and what the kernel needs."""
+"""Seconds that a node may need after the grace for SIGKILL, the sweep, and the release of GPU memory by the kernel."""
 
 MAX_DIRTY_NODE_S = 30.0
-"""Nodes check again for remaining processes. After this time a restart is refused because of them."""
+"""A node with remaining processes checks repeatedly whether they have ended. After this time a restart is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,31 +136,33 @@ class RunLimits:
 
     @property
     def fence(self) -> float | None:
-        """Seconds after the last frame at which a silent node has surely stopped; `None` if it never stops itself."""
+        """Seconds from the controller's last frame until a silent node has stopped its workers; `None` for never."""
         return None if self.stop_after is None else self.stop_after + self.grace + FENCE_MARGIN_S
 
     def with_stop_on_stall(self) -> RunLimits:
-        """Return these limits with a stall ending the run, without a restart."""
+        """Return the limits for a run that a stall ends without a restart."""
         return replace(self, stall_action=StallAction.STOP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunObservations:
-    """What the controller observes and no journal holds.
+    """Observations of the controller that no journal contains.
 
     Attributes:
         silent_s: Seconds since the last frame of each silent node. Nodes that answer are absent.
-        unreachable_s: Seconds since a frame of the controller could last have reached each node. It is less than
-            `silent_s` if only the way back is broken. Fences count from it.
-        stopping_s: Seconds for which each node has been connected since it was told to stop.
-        kill_wait_s: Seconds since a person asked for an immediate end, or `None`.
+        unreachable_s: Seconds since a frame of the controller may last have reached each unreachable node. This is less
+            than `silent_s` if the node receives frames but its answers are lost. Fences count from this moment.
+        stopping_s: Seconds for which each node has been connected since its stop request.
+        kill_wait_s: Seconds since a person demanded an immediate end, or `None`.
         idle_s: Seconds since an unfinished rank last showed activity.
-        cancelled: A person asked for the end.
-        is_evidence_pending: Evidence of a stall is being collected, or a new controller has not confirmed it yet.
-        repeated_failures: How many attempts in a row before this one failed in the same way without a new checkpoint.
+        cancelled: A person cancelled the run.
+        is_evidence_pending: The evidence of the stall is incomplete, or this controller has not confirmed the stall
+            yet.
+        repeated_failures: How many attempts directly before this attempt failed in the same way without a new
+            checkpoint.
         spare_count: How many hosts could replace a node now.
         unhealthy: Nodes that failed a health check during the run, and why.
-        degraded: Nodes that may go on but that the next attempt avoids, and why.
+        degraded: Nodes that may finish this attempt but should not take part in the next attempt, and why.
         dirty_node_s: Seconds for which a node of the attempt has reported remaining processes.
     """
 
@@ -205,7 +207,10 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """End the run with this exit code. `why_no_restart` is for people, if the cluster file allows restarts."""
+    """End the run with this exit code.
+
+    `why_no_restart` is for people: why no restart follows although the file allows it.
+    """
 
     phase: RunPhase
     exit_code: int
@@ -217,12 +222,12 @@ Action = EndAttempt | GiveUpNode | Restart | Finish
 
 
 def decide_action(state: RunState, limits: RunLimits, observations: RunObservations, now: float) -> Action | None:
-    """Return what comes next, or `None` to go on watching.
+    """Return the next action, or `None` to continue watching.
 
     Args:
         state: The state that the journals give.
         limits: The limits that the user has set.
-        observations: What the controller observes beside the journals.
+        observations: The observations that no journal contains.
         now: The head's clock, which stamps the controller's journal.
     """
     if state.is_over or state.attempt < 0 or state.phase is RunPhase.RESTARTING:
@@ -239,7 +244,7 @@ def decide_action(state: RunState, limits: RunLimits, observations: RunObservati
     obstacle = "" if kind is None else find_restart_obstacle(state, limits, observations, kind, now)
     if kind is not None and obstacle is None:
         rules = limits.restart
-        # The pause doubles with every restart that counts, so a long good time begins anew.
+        # The pause doubles with every counted restart. After a long time without failures, none counts.
         count = state.attempt if rules.window is None else len(list_counted_restarts(state, rules, now))
         pause_s = float(min(rules.backoff * 2**count, max(rules.backoff_max, rules.backoff)))
         return Restart(at=now + pause_s, why=kind, excluded=tuple(sorted(choose_excluded_nodes(state, observations))))
@@ -267,7 +272,9 @@ def _find_end_reason(
     if any(w.failed for w in state.workers.values()):
         return EndAttempt(reason=StopReason.PEER_FAILED)
     if fenced := next((node.node for node in nodes if node.stop_reason == StopReason.FENCE.value), None):
-        return EndAttempt(reason=StopReason.FENCE, message=f"{fenced} heard no controller and stopped")
+        return EndAttempt(
+            reason=StopReason.FENCE, message=f"{fenced} had no contact with a controller and stopped its workers"
+        )
     if observations.unhealthy and find_restart_obstacle(state, limits, observations, "unhealthy", now) is None:
         message = "; ".join(f"{node}: {why}" for node, why in sorted(observations.unhealthy.items()))
         return EndAttempt(reason=StopReason.UNHEALTHY, message=message)
@@ -275,12 +282,14 @@ def _find_end_reason(
         return EndAttempt(reason=StopReason.TIME_LIMIT, message=f"max_duration of {limits.max_duration:g} s is over")
     phases = {w.phase for w in state.workers.values()}
     if {WorkerPhase.EXITED, WorkerPhase.RUNNING} <= phases and observations.idle_s >= limits.finish_grace:
-        return EndAttempt(reason=StopReason.PEER_FAILED, message="a rank ended early and the others stand still")
+        return EndAttempt(
+            reason=StopReason.PEER_FAILED, message="a rank ended early and the other ranks make no progress"
+        )
     if state.phase is not RunPhase.STALLED or state.stall is None or observations.is_evidence_pending:
         return None
     if limits.stall_action is StallAction.REPORT:
         return None
-    # The message stays in the journal, so it tells how long the stall was at the end of the attempt.
+    # The message stays in the journal, so it states the length of the stall at the end of the attempt.
     since, limit = (
         describe_duration(state.stall.at_time(now).since_s),
         describe_duration(state.stall.limit_s),
@@ -304,32 +313,32 @@ def _find_lost_node(state: RunState, limits: RunLimits, observations: RunObserva
 
 
 def _is_kill_overdue(observations: RunObservations) -> bool:
-    """Return whether a person who wanted the end at once has waited long enough."""
+    """Return whether the time of the nodes for an immediate end, which a person demanded, is over."""
     return observations.kill_wait_s is not None and observations.kill_wait_s >= STOP_MARGIN_S
 
 
 def _is_node_settled(state: RunState, node: NodeState, limits: RunLimits, observations: RunObservations) -> bool:
-    """Return whether nothing of the attempt runs on a node any more, as far as it can ever be known."""
+    """Return whether all processes of the attempt on a node have ended, as far as the controller can know."""
     if node.swept or _is_overdue(state, node, limits, observations):
         return True
     if node.link != "lost":
         return False
-    # A fence protects the attempt that follows. None follows if a person wants the end.
+    # A fence protects the next attempt. No attempt follows if a person cancelled the run.
     return (
         limits.fence is None or observations.cancelled or observations.unreachable_s.get(node.node, 0.0) >= limits.fence
     )
 
 
 def _is_overdue(state: RunState, node: NodeState, limits: RunLimits, observations: RunObservations) -> bool:
-    """Return whether a reachable node should have ended everything long ago and has not reported it."""
+    """Return whether a reachable node has not reported the end of all processes in time."""
     if node.swept or node.link == "lost" or state.reason is None:
-        # Without a reason the attempt goes on: stop times of an earlier attempt say nothing about this one.
+        # Without a reason the attempt is not stopping, and the times in `stopping_s` are from an earlier attempt.
         return False
     return _is_kill_overdue(observations) or observations.stopping_s.get(node.node, 0.0) >= limits.grace + STOP_MARGIN_S
 
 
 def finish_cancelled(state: RunState) -> Finish:
-    """Return the end of a run that a person cancels between two attempts, while no worker runs."""
+    """Return the action that ends a run which a person cancelled between two attempts."""
     return Finish(
         phase=RunPhase.CANCELLED, exit_code=int(ExitCode.CANCELLED), remaining=outcome.list_remaining_processes(state)
     )
@@ -344,8 +353,8 @@ def list_unusable_nodes(state: RunState) -> dict[str, str]:
 def choose_excluded_nodes(state: RunState, observations: RunObservations) -> dict[str, str]:
     """Return the nodes that the next attempt does not use, and why.
 
-    A node that is only unhealthy is excluded if a spare can replace it. Without a spare the run tries it again: it may
-    get further, and repeated failures end it soon.
+    An unhealthy node is excluded only if a spare can replace it. Otherwise the run tries the node again: it may get
+    further, and repeated failures end the run soon.
     """
     bad = list_unusable_nodes(state)
     why = {**observations.degraded, **observations.unhealthy}
@@ -355,7 +364,7 @@ def choose_excluded_nodes(state: RunState, observations: RunObservations) -> dic
 
 
 def _find_restart_kind(state: RunState) -> str | None:
-    """Return the word of `restart.on` for this end, or `None` if it is no reason for a restart."""
+    """Return the word of `restart.on` for the end of the attempt, or `None` if such an end allows no restart."""
     if all(w.ended_well for w in state.workers.values()):
         return None
     match state.reason:
@@ -374,7 +383,7 @@ def _find_restart_kind(state: RunState) -> str | None:
 def find_restart_obstacle(
     state: RunState, limits: RunLimits, observations: RunObservations, kind: str, now: float
 ) -> str | None:
-    """Return why no attempt may follow an end of this kind: `None` if one may, "" if the user asked for none."""
+    """Return the reason against a restart after such an end; "" if the user wants none, `None` without a reason."""
     rules = limits.restart
     if rules.max_restarts == 0 or kind not in rules.on:
         return ""
@@ -389,10 +398,10 @@ def find_restart_obstacle(
         return f"exit code {state.cause.exit_code} is one of `restart.never_codes`"
     overdue = [n.node for n in state.nodes.values() if _is_overdue(state, n, limits, observations)]
     if overdue:
-        return f"{overdue[0]} does not say that all has ended there"
+        return f"{overdue[0]} has not reported that all processes have ended"
     bad = list_unusable_nodes(state)
     if "lost" in bad.values() and limits.fence is None:
-        return "a lost node may still be at work: `on_controller_loss: {stop_after: ...}` would fence it"
+        return "a lost node may still run workers: `on_controller_loss: {stop_after: ...}` would stop them"
     if kind == "unhealthy":
         bad = dict.fromkeys(observations.unhealthy, "unhealthy") | bad
     if len(bad) > observations.spare_count:
@@ -416,11 +425,11 @@ def build_run_limits(spec: ClusterSpec) -> RunLimits:
 
 
 MAX_STEP_S = 5.0
-"""The most seconds that count between two updates: if this process did not run, it received nothing."""
+"""The maximum time that counts between two updates. In a longer gap this process was suspended and received nothing."""
 
 
 class StopTimers:
-    """Counts for how long each node has been connected since it was told to stop. Times are monotonic seconds."""
+    """Measures for how long each node has been connected since its stop request. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -432,15 +441,15 @@ class StopTimers:
         self._seconds.clear()
 
     def start(self, node: str) -> None:
-        """Start the timer of a node that is told to stop. A second call changes nothing."""
+        """Start the timer of a node that gets a stop request. A second call changes nothing."""
         self._seconds.setdefault(node, 0.0)
 
     def start_kill_timer(self, now: float) -> None:
-        """Note that a person asked for an immediate end."""
+        """Start the timer of an immediate end, which a person demanded."""
         self._kill_at = now
 
     def measure_kill_wait_s(self, now: float) -> float | None:
-        """Return the seconds since a person asked for an immediate end, or `None`."""
+        """Return the seconds since a person demanded an immediate end, or `None`."""
         return None if self._kill_at is None else now - self._kill_at
 
     def update(self, connected: Collection[str], now: float) -> dict[str, float]:
@@ -471,7 +480,10 @@ class ViolationCounter:
         return len(moments) + 1 >= MAX_VIOLATIONS
 
     def is_new(self, node: str, text: str) -> bool:
-        """Return whether a message about a node is new. Only the first few different messages of a node are."""
+        """Return whether a message about a node is new.
+
+        After a few different messages of a node, none counts as new.
+        """
         new = (node, text) not in self._texts and sum(n == node for n, _ in self._texts) < MAX_VIOLATIONS
         if new:
             self._texts.add((node, text))

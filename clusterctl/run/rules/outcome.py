@@ -1,4 +1,4 @@
-"""How a run ended: its phase, its exit code, its cause, and warnings about processes that remain. Pure."""
+"""Determines how a run ended: its phase, its exit code, its cause, and warnings about remaining processes. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clusterctl.why.verdict import shorten
 
 
 def determine_outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
-    """Return how an attempt that is over ended, as the state of its run and its exit code."""
+    """Return the final phase and the exit code of a run whose last attempt is over."""
     match state.reason:
         case StopReason.CANCELLED.value:
             return RunPhase.CANCELLED, ExitCode.CANCELLED
@@ -47,9 +47,9 @@ _RULE_REASONS = (
 
 
 def find_final_cause(state: RunState) -> Cause | None:
-    """Return what ended a run: the first observed failure, or the rule that ended it where no rank had failed.
+    """Return the first observed failure of a run, or the rule that ended the run if no rank failed.
 
-    Where somebody else had taken a port, the ranks can only say that theirs was in use.
+    If another process took a port of the run, that is the cause: ranks can only report that the port was in use.
     """
     by_rule = state.cause is None and state.reason in _RULE_REASONS
     if state.reason is not None and (by_rule or state.reason == StopReason.PORT_TAKEN.value):
@@ -58,18 +58,18 @@ def find_final_cause(state: RunState) -> Cause | None:
 
 
 NODE_LOST = "node lost"
-OVERDUE = "its node does not say that it has ended"
+OVERDUE = "its node has not reported its end"
 
 
 def list_remaining_processes(state: RunState, overdue: Sequence[NodeState] = ()) -> tuple[RemainingProcess, ...]:
-    """Return what may still be there of a run: what could not be ended, and what nobody can know of.
+    """Return the processes of a run that could not be ended, and the processes of unknown state.
 
     Args:
-        state: The run, all of whose attempts have ended as far as can be known.
-        overdue: Nodes that answer and do not say that all has ended.
+        state: The state of the run after its last attempt.
+        overdue: Connected nodes that have not reported the end of all processes.
     """
     processes: list[RemainingProcess] = []
-    # Another attempt is announced once the workers of lost nodes have timed out (`policy`), and not before.
+    # A restart is planned only after the fences of lost nodes have expired (see `next_action`).
     fenced = state.phase is RunPhase.RESTARTING
     for node in (*state.retired.values(), *state.nodes.values()):
         processes += node.remaining
@@ -91,24 +91,24 @@ def is_teardown_incomplete(state: RunState) -> bool:
 
 
 def _list_unconfirmed(state: RunState, node: NodeState, phase: WorkerPhase, why: str) -> list[RemainingProcess]:
-    """Return the workers of a node in that phase; nobody knows whether these workers still run."""
+    """Return the workers of a node in a phase, for which it is unknown whether they still run."""
     workers = [state.workers[rank] for rank in node.ranks]
     return [build_remaining_process(node.node, w, why) for w in workers if w.phase is phase and w.pid is not None]
 
 
 def build_remaining_process(node: str, worker: WorkerState | None, why: str) -> RemainingProcess:
-    """Return one item of `RunState.remaining`; `None` where no process is known."""
+    """Return one item of `RunState.remaining`; pid and start time are `None` if no process is known."""
     pid, start_time = (None, None) if worker is None else (worker.pid, worker.start_time)
     return {"node": node, "pid": pid, "start_time": start_time, "command": None, "why": why}
 
 
 _MAX_REACTION_S = 600.0
-"""A program that ends longer after a signal than a large checkpoint takes has gone on in spite of it."""
+"""A program that runs so long after a signal ignores it: to write a large checkpoint takes less time."""
 _MAX_LINES = _MAX_NAMES = 4
 
 
 def list_end_warnings(state: RunState) -> list[str]:
-    """Return what a person should know about a run that seems to have ended well: one sentence for each finding."""
+    """Return warnings about a run that seems to have ended well, one sentence each."""
     nodes, workers = list(state.nodes.values()), state.workers.values()
     ends = [(worker, worker.exited) for worker in workers if worker.ended_well and worker.exited is not None]
     exits = [exited for _, exited in ends]
@@ -143,12 +143,12 @@ def list_end_warnings(state: RunState) -> list[str]:
 
 
 def _group_messages(messages: Mapping[int, str], text: str, others: str) -> Iterator[str]:
-    """Yield one sentence for each message of ranks that ended with 0. Numbers in it may differ between the ranks.
+    """Yield one sentence for each group of equal messages of ranks that ended with 0. Numbers in messages may differ.
 
     Args:
         messages: The message of each rank.
-        text: What is said of the message, behind "its" or "their".
-        others: What the messages are that have no line of their own.
+        text: The end of the sentence, after "its" or "their", with `{}` for the message.
+        others: The noun for further messages, which are only counted.
     """
     by_message: dict[str, list[int]] = {}
     for rank, message in messages.items():
@@ -161,7 +161,7 @@ def _group_messages(messages: Mapping[int, str], text: str, others: str) -> Iter
 
 
 def _warn_of_separate_groups(nodes: Sequence[NodeState], world_size: int) -> Iterator[str]:
-    """Warn of workers that formed process groups without other nodes: a rank is in several, or their sizes differ."""
+    """Warn of process groups that do not span all nodes: a rank is in several groups, or the sizes are too small."""
     grouped = [(node.node, *node.group) for node in nodes if node.group is not None]
     ranks = [rank for _, own, _ in grouped for rank in own]
     sizes = {size for _, _, size in grouped}
@@ -188,7 +188,10 @@ def _warn_of_outside_signals(exits: Iterable[Exited]) -> Iterator[str]:
 
 
 def _warn_of_failed_children(exits: Iterable[Exited]) -> Iterator[str]:
-    """Warn of child processes that failed although their rank ended with 0. Those that lost a peer come last."""
+    """Warn of child processes that failed although their rank ended with 0.
+
+    Child processes that lost a peer come last.
+    """
     by_message: dict[str, list[tuple[int, int, str]]] = {}
     for exited in exits:
         if exited.failed_child is not None:
@@ -200,7 +203,8 @@ def _warn_of_failed_children(exits: Iterable[Exited]) -> Iterator[str]:
         if message.startswith("future: "):
             whose = "their futures, which" if len(group) > 1 else "its future, which"
             error = shorten(message.removeprefix("future: "))
-            yield f"{name_ranks(each[0] for each in group)} ended with 0, but nobody asked for {whose} raised {error}"
+            names = name_ranks(each[0] for each in group)
+            yield f"{names} ended with 0, but nothing read the result of {whose} raised {error}"
             continue
         preposition = "with" if message.startswith("exit code ") else "by"
         how = f"ended {preposition} {shorten(message.splitlines()[0])}"

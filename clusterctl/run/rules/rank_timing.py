@@ -1,7 +1,7 @@
-"""Measures what the ranks of a run spend their time on, from the nodes' samples. Pure.
+"""Measures on what the ranks of a run spend their time, from the nodes' samples. Pure.
 
-It gives the share of time in collectives, the use of CPUs, the waits in the kernel, and for how long ranks have made no
-progress. `status` asks for the wait shares of every run, so only four samples of each node are parsed for them.
+The results are the share of time in collectives, the CPU use, the waits in the kernel, and the time without progress.
+`status` shows the wait shares of every run, so they are computed from only four samples of each node.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from clusterctl.why.stack_position import describe_wchan
 WINDOW_S = 300.0
 MIN_SPAN_S = 40.0
 PARTS = 3
-"""The parts of the window. A slow rank is slow in each of them, but a rank that was late once is not."""
+"""The number of parts of the window. A slow rank is slow in each part. A rank that was late once is not."""
 _MIN_LOOKS, _MIN_COLLECTIVES = 13, 2
-"""A part with fewer activities at the rank, or fewer collectives, gives no share."""
+"""The shim looks at its rank periodically. A part with fewer looks or fewer collectives gives no share."""
 _MOMENT = re.compile(rb'"m":\s*([0-9.]+)')
 _ATTEMPT = re.compile(rb'"attempt":\s*([0-9]+)')
 
@@ -48,7 +48,7 @@ def measure_wait_shares(
     """Return the wait shares of each observed rank; `None` for a rank with too few counts.
 
     Args:
-        nodes: The newest sample of each node, and the last lines of its samples.
+        nodes: The newest sample of each node, and the last lines of its samples file.
         attempt: The attempt.
     """
     found: dict[int, WaitShares | None] = {}
@@ -64,19 +64,19 @@ def measure_wait_shares(
 
 
 def has_recent_progress(newest: Iterable[ActivitySample], attempt: int, seconds: float) -> bool:
-    """Return whether a rank has made progress within this time. Then no rank is waited for since long."""
+    """Return whether a rank has made progress within this time, so that the ranks do not wait for one rank."""
     ranks = [own for s in newest if s.get("attempt") == attempt for own in (s.get("ranks") or {}).values()]
     ages = [age for own in ranks if (age := _measure_idle_s(own)) is not None]
     return any(age < seconds for age in ages)
 
 
 def have_all_ranks_wait_counts(newest: Iterable[ActivitySample]) -> bool:
-    """Return whether all ranks count the activities at them. Otherwise ranks cannot be compared."""
+    """Return whether the shim of each rank counts its looks at the rank. Otherwise ranks cannot be compared."""
     return all(_read_look_counts(own)[0] for sample in newest for own in (sample.get("ranks") or {}).values())
 
 
 def _parse_earlier_samples(lines: Sequence[bytes], last: ActivitySample) -> list[ActivitySample]:
-    """Return the first sample of each part of the window, of the same attempt as the last sample."""
+    """Return the first sample of each part of the window, from the attempt of the last sample."""
     lines = [line for line in lines if samples.may_be_sample(line, "activity")]
 
     def is_in_window(line: bytes) -> bool:
@@ -95,7 +95,7 @@ def _parse_earlier_samples(lines: Sequence[bytes], last: ActivitySample) -> list
 
 
 def compute_wait_shares(activities: Sequence[RankActivity]) -> WaitShares | None:
-    """Return the wait shares of a rank; `None` if too little was counted in a part."""
+    """Return the wait shares of a rank; `None` if a part has too few looks or collectives."""
     counts = [_read_look_counts(own) for own in activities]
     first, last = counts[0], counts[-1]
     positions = [first[0] + part * (last[0] - first[0]) / PARTS for part in range(1, PARTS)]
@@ -110,14 +110,14 @@ def compute_wait_shares(activities: Sequence[RankActivity]) -> WaitShares | None
 
 
 def _read_look_counts(own: RankActivity) -> tuple[int, int, int]:
-    """Return how often the shim looked at a rank, how often it was in a collective, and how many it has begun."""
+    """Return the number of looks at a rank, of looks at which it was in a collective, and of begun collectives."""
     status = own.get("inside")
     begun = max((begun for begun, _ in get_collective_numbers(own).values()), default=0)
     return (0, 0, begun) if status is None else (status.get("looks") or 0, status.get("held") or 0, begun)
 
 
 def get_collective_numbers(own: RankActivity) -> Mapping[str, tuple[int, int]]:
-    """Return the last collective begun and the last one ended, by process group; nothing if the rank counts none."""
+    """Return the numbers of the last begun and the last ended collective of a rank, by process group."""
     status = own.get("inside")
     return (status.get("seq") if status else None) or {}
 
@@ -127,22 +127,22 @@ def _is_in_collective(own: RankActivity) -> bool:
 
 
 _MAX_AGE_S = 12.0
-"""Nodes whose ranks move look every two seconds, and write down one look in five."""
+"""While ranks make progress, a node measures every two seconds and writes every fifth measurement as a sample."""
 _LINES_BETWEEN = 6
 """The number of lines between the two samples that show the activity of a rank."""
 _BUSY_CORES, _MUCH_BYTES_S = 0.5, 100_000.0
-"""The shim itself uses less CPU, and writes fewer bytes per second."""
+"""A rank above one of these rates is active. The shim itself stays below both rates."""
 
 
 def read_collective_counts_before(
     lines: Mapping[str, Sequence[bytes]], attempt: int, moments: Mapping[str, float]
 ) -> dict[int, Mapping[str, tuple[int, int]]]:
-    """Return the collective numbers of each rank shortly before a moment.
+    """Return the collective numbers of each rank in its last sample before a moment.
 
     Args:
         lines: The newest samples of each node.
         attempt: The attempt.
-        moments: The moment on the clock of each node (seconds since the epoch).
+        moments: The moment on the wall clock of each node (seconds since the epoch).
     """
     found: dict[int, Mapping[str, tuple[int, int]]] = {}
     for node, own in lines.items():
@@ -155,7 +155,7 @@ def read_collective_counts_before(
 
 
 def find_idle_ranks(lines: Mapping[str, Sequence[bytes]], attempt: int) -> dict[int, IdleRank]:
-    """Return for how long each counted rank has made no progress, and what it does meanwhile.
+    """Return for how long each rank that counts collectives has made no progress, and its present activity.
 
     Args:
         lines: The newest samples of each node.
@@ -167,7 +167,7 @@ def find_idle_ranks(lines: Mapping[str, Sequence[bytes]], attempt: int) -> dict[
         if (newest := next(earlier, None)) is None:
             continue
         ages = {rank: age for rank, one in newest["ranks"].items() if (age := _measure_idle_s(one)) is not None}
-        # To parse a line takes up to a millisecond: no further lines if ranks move.
+        # Parsing a line takes up to a millisecond, so older lines are parsed only if no rank makes progress.
         moves = any(age < LONG_WAIT_S for age in ages.values())
         older = [newest, *(() if moves else islice(earlier, _LINES_BETWEEN))][-1]
         for rank, age in ages.items():
@@ -181,7 +181,7 @@ def find_idle_ranks(lines: Mapping[str, Sequence[bytes]], attempt: int) -> dict[
 
 
 def _measure_idle_s(activity: RankActivity) -> float | None:
-    """Return for how many seconds a rank has made no progress; `None` if it has ended, or counts nothing."""
+    """Return for how many seconds a rank has made no progress; `None` if it has ended, or counts no collectives."""
     status = activity.get("inside")
     is_counted = activity.get("alive") and get_collective_numbers(activity)
     return status.get("progress_age_s") if status and is_counted else None
@@ -193,7 +193,7 @@ def _parse_newest_first(lines: Sequence[bytes], attempt: int) -> Iterator[Activi
 
 
 def _describe_activity(now: RankActivity, earlier: RankActivity | None, seconds: float) -> str:
-    """Return what a rank spends its time on; "" if that is not known."""
+    """Return the present activity of a rank as a phrase; "" if unknown."""
     if earlier is None or seconds <= 0 or earlier.get("pid") != now.get("pid"):
         return ""
     writes = ((now.get("written") or 0) - (earlier.get("written") or 0)) / seconds
@@ -207,12 +207,12 @@ def _describe_activity(now: RankActivity, earlier: RankActivity | None, seconds:
 def measure_rank_timings(
     lines: Mapping[str, Sequence[bytes]], attempt: int, *, max_lines: int = 40
 ) -> dict[int, RankTiming]:
-    """Return what each rank has recently spent its time on. Ranks with too few samples are absent.
+    """Return how each rank has recently spent its time. Ranks with too few samples are absent.
 
     Args:
         lines: The newest samples of each node.
         attempt: The attempt.
-        max_lines: How many lines of each node are parsed: a line takes up to a millisecond.
+        max_lines: Maximum number of parsed lines per node, because parsing a line takes up to a millisecond.
     """
     timings: dict[int, RankTiming] = {}
     for own in lines.values():
@@ -242,7 +242,7 @@ def has_no_progress_yet(lines: Mapping[str, Sequence[bytes]], attempt: int) -> b
 
 
 def _list_timed_activities(read: Iterable[ActivitySample], rank: str) -> list[tuple[float, RankActivity]]:
-    """Return time and activity of a rank in each sample, as far as it is the same process as in the last one."""
+    """Return time and activity of a rank in each sample that shows the same process as the last sample."""
     timed = [(sample["m"], own) for sample in read if (own := sample["ranks"].get(rank)) is not None]
     return [each for each in timed if each[1].get("alive") and each[1].get("pid") == timed[-1][1].get("pid")]
 

@@ -13,24 +13,24 @@ from clusterctl.agent.protocol.record_types import RankEvidence
 from clusterctl.formatting import fold_ranks
 from clusterctl.why.evidence_types import StackFrame
 
-# faulthandler's own format: `File "x.py", line 3 in f`; 3.14 adds thread names in brackets.
+# The format of faulthandler: `File "x.py", line 3 in f`. Python 3.14 adds thread names in brackets.
 _THREAD = re.compile(
     r"^(?P<current>Current thread|Thread) 0x(?P<id>[0-9a-fA-F]+)(?: \[.*\])? \(most recent call first\)"
 )
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _SHIM_PATH = "/_clusterctl_shim/"
-# A rank in one of these states is shown apart from running or sleeping ranks with the same stack.
+# A rank in one of these process states is not grouped with running or sleeping ranks of the same stack.
 _SPECIAL_STATES = "TtDZX"
 
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """One thread, most recent call first.
+    """The stack of one thread, most recent call first.
 
     Attributes:
-        ident: pthread identity (signal) or the kernel's thread id (py-spy).
+        ident: Identity of the thread: of pthread in dumps by signal, of the kernel in dumps by py-spy.
         main: Whether it is the main thread.
-        holds_gil: `None` if the dump does not show it.
+        holds_gil: Whether the thread holds the GIL; `None` if the dump does not show this.
     """
 
     ident: int
@@ -41,7 +41,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStack:
-    """The stacks of one rank. `threads` is `None` if only `/proc` could be read; the source is then `proc`."""
+    """The stacks of one rank. If only `/proc` could be read, `source` is `proc` and `threads` is `None`."""
 
     rank: int
     source: str
@@ -51,7 +51,7 @@ class RankStack:
 
     @property
     def main_thread_frames(self) -> tuple[StackFrame, ...] | None:
-        """Frames of the main thread, most recent call first; `None` if they are not known."""
+        """Frames of the main thread, most recent call first; `None` if unknown."""
         return next((thread.frames for thread in self.threads or () if thread.main), None)
 
 
@@ -60,8 +60,8 @@ def parse_faulthandler_dump(text: str, main_thread: int | None = None) -> tuple[
 
     Args:
         text: The dump. Lines of another format are skipped.
-        main_thread: Identity of the main thread, if the worker reported it. Otherwise it is the thread that received
-            the signal, else the thread that started first, which faulthandler lists last.
+        main_thread: Identity of the main thread, if the worker reported it. Otherwise the main thread is the thread
+            that received the signal, or else the oldest thread, which faulthandler lists last.
     """
     blocks: list[tuple[int, bool, list[StackFrame]]] = []
     for line in text.splitlines():
@@ -85,7 +85,7 @@ def parse_faulthandler_dump(text: str, main_thread: int | None = None) -> tuple[
 
 @lru_cache(maxsize=4096)
 def _parse_frame(line: str) -> StackFrame | None:
-    """Return the call in a line of a dump. The cache serves thousands of ranks at the same lines."""
+    """Return the call in a line of a dump; cached, because thousands of ranks may have the same stack."""
     frame = _FRAME.match(line)
     if frame is None:
         return None
@@ -93,7 +93,7 @@ def _parse_frame(line: str) -> StackFrame | None:
 
 
 def parse_py_spy_dump(text: str) -> tuple[Thread, ...]:
-    """Return the threads in the output of `py-spy dump --json`; none if it has another format."""
+    """Return the threads in the output of `py-spy dump --json`; empty if the output has another format."""
     threads: list[Thread] = []
     try:
         for thread in json.loads(text):
@@ -160,13 +160,13 @@ def _join_values(values: Iterable[str | None]) -> str | None:
 
 
 def format_stacks(folded: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return grouped stacks as lines for people, most recent call first."""
+    """Return the groups of `fold_stacks` as lines for people, most recent call first."""
     lines: list[str] = []
     for entry in folded:
         where = f" in {entry['wchan']}" if entry["wchan"] else ""
         word = "rank" if entry["ranks"].isdigit() else "ranks"
         lines.append(f"{word} {entry['ranks']}  state {entry['state'] or '?'}{where}  (by {entry['source']})")
         if entry["frames"] is None:
-            lines.append("    no Python stack to be had")
+            lines.append("    no Python stack available")
         lines += [f"    {frame['function']}  {frame['file']}:{frame['line']}" for frame in entry["frames"] or ()]
     return lines

@@ -1,16 +1,16 @@
 """Decides whether a run stalls, from the samples of its ranks. Pure.
 
-A stall is suspected if nothing has moved for as long as the limit, and confirmed if a second judgement agrees. What
-moves:
+A stall is suspected if the run has been idle for longer than a limit, and confirmed if a later judgement agrees. The
+idle time ends with:
 
-* **Progress** of a worker (steps, collectives, `clusterctl.progress`, the numbers of its printed steps) always counts.
-* A **declared phase** stops the clock until its limit is used up.
-* **Activity** (output, transfers, watched files, CPU time of *all* ranks) stops the clock. It does so only for a
-  limited time after the first progress, and while a rank waits in a collective: a rank that retries and prints for ever
-  must not hide that the group stands still.
+* **Progress** of a worker: steps, collectives, `clusterctl.progress`, and the numbers of printed steps.
+* A **declared phase**, until the limit of the phase is over.
+* **Activity**: output, transfers, watched files, CPU time of *all* ranks. After the first progress, and while a rank
+  waits in a collective, activity counts only for a limited time: a rank that retries and prints all the time must not
+  hide that the group is stuck.
 
-Times are the head's monotonic clock and come in as arguments. A run is judged at the last moment at which *every* live
-rank had a sample, so a controller without samples neither suspects nor confirms anything.
+Times are on the head's monotonic clock and are arguments. A run is judged at the last moment at which *every* live rank
+had a sample. So a controller without samples neither suspects nor confirms a stall.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ from clusterctl.formatting import describe_duration
 from clusterctl.validation import samples
 
 BUSY_CORES = 0.05
-"""Below it, the threads of a waiting worker itself (heartbeats, the status file) would count as work."""
+"""A rank that uses fewer cores does no work: a waiting worker uses some CPU for heartbeats and its status file."""
 RUNNABLE_SHARE = 0.5
-"""On a crowded machine a rank that computes gets less CPU, but is runnable nearly all the time."""
+"""On a busy machine a rank that computes gets less CPU time, but it is runnable for most of the time."""
 TRANSFER_BYTES_S = 16 * 1024
 FRESH_S, FRESH_FOR_S = 2.5, 6.0
-"""A main thread that returns to Python this often, for this long, computes. One that polls every 5 s only waits."""
+"""A main thread computes if it returns to Python at least every 2.5 s for 6 s.
+
+A thread that polls every 5 s only waits.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankObservation:
-    """The last sample of one rank, and when the rank was last active. Times are the head's."""
+    """The last sample of one rank, and the times of its last activity. Times are on the head's clock."""
 
     node: str
     seen_at: float
@@ -66,21 +69,21 @@ class RankObservation:
 def update_rank_observation(
     before: RankObservation | None, activity: RankActivity, sample: ActivitySample, node: str, now: float
 ) -> RankObservation:
-    """Return the view of a rank after one more sample.
+    """Return the observation of a rank after one more sample.
 
     Args:
-        before: The view before, `None` at first.
+        before: The observation after the previous sample; `None` for the first sample.
         activity: The rank's part of the sample.
         sample: The sample of its node.
         node: The node.
-        now: When the sample arrived.
+        now: The time at which the sample arrived.
     """
     status: WorkerStatusSample = activity.get("inside") or {}
     transfers = [moved for moved in (activity.get("read"), activity.get("written")) if moved is not None]
     cpu_s, starved_s = activity.get("cpu_s") or 0.0, activity.get("starved_s") or 0.0
     busy_at = before.busy_at if before else None
     if before is not None:
-        # The rank computed, or would have computed with a CPU.
+        # The rank computed, or waited for a CPU.
         seconds, spent = sample["m"] - before.sampled_at, cpu_s - before.cpu_s
         starved = starved_s - before.starved_s
         if spent >= BUSY_CORES * seconds or spent + starved >= RUNNABLE_SHARE * seconds:
@@ -128,7 +131,7 @@ def update_rank_observation(
 
 
 def has_activity(before: RankObservation, view: RankObservation) -> bool:
-    """Return whether the rank wrote output or transferred data between two views."""
+    """Return whether the rank wrote output or transferred data between two observations."""
     if (view.output or 0) > (before.output or 0):
         return True
     moved = (view.transferred or 0) - (before.transferred or 0)
@@ -143,7 +146,7 @@ MAX_LIMIT_S = 1500.0
 SHARE_OF_GROUP_TIMEOUT = 0.8
 """Evidence must be saved before the timeout of the process group ends the ranks."""
 FIRST_STEPS, FIRST_ADVANCES = 3, 10
-"""A run has started if one rank has done so many steps, or the run has made progress so often."""
+"""A run has started after so many steps of one rank, or after so many advances of the run."""
 FIRST_COLLECTIVES, FIRST_INTERVALS, FIRST_PRINTED_STEPS = 16, 2, 3
 """If a run reports no steps, so many collectives over several intervals are more than a set-up, and so are so many
 steps that several ranks have printed.
@@ -154,13 +157,13 @@ BUSY_FACTOR = 3.0
 """Activity of some ranks lengthens the limit by this factor while other ranks wait in a collective."""
 CONFIRM_MIN_S, CONFIRM_MAX_S, CONFIRM_SHARE = 15.0, 60.0, 0.2
 SAME_ADVANCE_S = 1.0
-"""Ranks report one step at slightly different times. Progress within this time is one advance."""
+"""Ranks report one step at slightly different times. All progress within this time is one advance."""
 MAX_UNSEEN_S, MAX_UNSEEN_STEADY_S = 5.0, 2.0
-"""The most time without a sample that counts. While all ranks move, nodes look more often than they write samples."""
+"""The most seconds without a sample that an interval may include; the second value is for steady progress."""
 
 _NO_STEP_REPORTED = "no step reported by any process"
 HINT = (
-    "work of one rank alone looks like this from outside; declare it by"
+    "work of one rank alone looks like a stall from outside; declare it by"
     ' `with clusterctl.phase("checkpoint", limit="15m")`, `clusterctl.progress()`, or its files under `stall.watch`'
 )
 
@@ -178,13 +181,14 @@ class StallJudgement:
     """The judgement of the rule.
 
     Attributes:
-        since_s: For how long nothing has moved.
-        limit_s: After how many seconds that is a stall.
-        reason: What is missing, such as `no progress`; empty while nothing is wrong.
-        is_known: Every live rank has a sample. Otherwise the rule says nothing.
-        stragglers: Ranks that do not move while others do. They are shown, and have no other effect.
-        last_progress_s: Age of the last progress of a worker; `None` without progress.
-        sample_age_s: Age of the oldest last sample of a rank.
+        since_s: Seconds for which the run has been idle.
+        limit_s: The idle seconds after which the run is stalled.
+        reason: What is missing, such as `no progress`; empty without a stall.
+        is_known: Every live rank has a sample. Otherwise there is no judgement.
+        stragglers: Ranks without progress while other ranks make progress. People see a warning; there is no other
+            effect.
+        last_progress_s: Seconds since the last progress of a worker; `None` before the first progress.
+        sample_age_s: Seconds since every live rank last had a sample.
     """
 
     phase: StallPhase = StallPhase.NONE
@@ -199,7 +203,7 @@ class StallJudgement:
 
 @dataclass(slots=True, kw_only=True)
 class StallWatch:
-    """All that the rule knows of one attempt. Functions of this module return a changed copy."""
+    """All observations of one attempt. The functions of this module return a changed copy."""
 
     attempt: int
     began_at: float
@@ -223,7 +227,7 @@ class StallWatch:
 
     @property
     def last_complete_sample_at(self) -> float | None:
-        """The last moment at which every live rank had a sample; `None` before that."""
+        """The last moment at which every live rank had a sample; `None` if a rank never had one."""
         if not self.expected_ranks <= self.ranks.keys():
             return None
         return min((view.seen_at for view in self.live_ranks.values()), default=None)
@@ -234,8 +238,8 @@ def start_stall_watch(attempt: int, ranks: Iterable[int], now: float) -> StallWa
 
     Args:
         attempt: The number of the attempt.
-        ranks: The ranks that will be sampled. Nothing is judged before all of them have a sample.
-        now: When the workers were started.
+        ranks: The ranks of the attempt. There is no judgement before each of them has a sample.
+        now: The time at which the workers were started.
     """
     return StallWatch(attempt=attempt, began_at=now, expected_ranks=frozenset(ranks))
 
@@ -262,7 +266,8 @@ def add_samples(watch: StallWatch, samples: Iterable[tuple[ActivitySample, str, 
             if watch.watched_files.get(node, watched) != watched:
                 watch.activity_at = watch.watched_at = now
             watch.watched_files[node] = watched
-    # CPU time counts if every rank spends it. With GPUs, waiting spins, so main threads that compute count instead.
+    # CPU time counts if every rank uses it. With GPUs a waiting rank uses CPU time too, so main threads that compute
+    # count.
     live = list(watch.live_ranks.values())
     has_gpus = any(view.has_gpus for view in live)
     moments = [m for view in live if (m := view.computing_at if has_gpus else view.busy_at) is not None]
@@ -272,12 +277,12 @@ def add_samples(watch: StallWatch, samples: Iterable[tuple[ActivitySample, str, 
 
 
 def judge_stall(watch: StallWatch, limits: StallSpec, now: float) -> tuple[StallWatch, StallJudgement]:
-    """Judge an attempt. The returned watch holds a suspicion for the next judgement.
+    """Judge an attempt; return the watch for the next judgement, with the suspicion, and the judgement.
 
     Args:
         watch: The watch with all samples so far.
         limits: The limits that the user has set.
-        now: The present time, which gives the age of the samples.
+        now: The present time, to compute the age of the samples.
     """
     view_time = watch.last_complete_sample_at
     if view_time is None:
@@ -305,7 +310,7 @@ def find_max_stall_limit_s(watch: StallWatch, limits: StallSpec) -> float:
 
 
 def describe_late_stall_limit(watch: StallWatch, limits: StallSpec) -> str | None:
-    """Return a warning if the process group times out before the limit, which ends the run without evidence."""
+    """Return a warning if the process group times out before the stall limit: the run then ends without evidence."""
     group, limit = _find_group_timeout_s(watch), find_max_stall_limit_s(watch, limits)
     if group is None or limit + _confirmation_delay_s(limit) < group:
         return None
@@ -324,7 +329,7 @@ def _add_rank_sample(
     if before is not None and sample["m"] <= before.sampled_at:
         return
     if activity.get("alive") and status is not None and status.get("unseen"):
-        return  # what the rank has done since is unknown, which does not mean that it did nothing
+        return  # the activity of the rank since then is unknown
     view = update_rank_observation(before, activity, sample, node, now)
     if before is not None and _is_other_phase(view.phase, before.phase):
         watch.phase_changed_at = now
@@ -337,16 +342,16 @@ def _add_rank_sample(
 
 
 def _is_other_phase(before: tuple[str, float, float] | None, now: tuple[str, float, float] | None) -> bool:
-    """Return whether two samples show different phases. The begin of a phase is only as exact as the sampling."""
+    """Return whether two samples show different phases. The begin of a phase is known only to about a second."""
     if before is None or now is None:
         return before is not now
     return before[0] != now[0] or abs(before[1] - now[1]) > SAME_ADVANCE_S
 
 
 def _add_progress(watch: StallWatch, moment: float, seen_at: float, now: float, max_unseen_s: float) -> None:
-    """Add progress of the run at a moment. The time since the last progress is an interval.
+    """Record progress of the run at a moment. The time since the last progress is an interval.
 
-    Steps may have taken place without a sample, since `seen_at`. Of that time at most `max_unseen_s` counts.
+    After the sample at `seen_at`, steps may have happened without a sample. At most `max_unseen_s` of that time counts.
     """
     last = watch.progress_at
     if last is None:
@@ -384,7 +389,7 @@ def _describe_indirect_start(watch: StallWatch) -> str | None:
 
 
 def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tuple[float, float, str]:
-    """Return for how long nothing has moved, the limit of that time, and what is missing."""
+    """Return the idle seconds, their limit, and what is missing."""
     progressed_at = max(watch.began_at, watch.progress_at or watch.began_at, watch.phase_changed_at or watch.began_at)
     active_at = max(progressed_at, watch.activity_at or progressed_at)
     live = list(watch.live_ranks.values())
@@ -398,7 +403,7 @@ def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tup
     elif (
         watch.activity_at is not None and watch.advances == 0 and not any(v.has_framework for v in watch.ranks.values())
     ):
-        limit, reason = top, "no activity"  # without a framework no steps will be visible
+        limit, reason = top, "no activity"  # without a framework no steps are visible
     else:
         limit = limits.startup_timeout
         if not watch.advances:
@@ -431,7 +436,7 @@ def _confirmation_delay_s(limit: float) -> float:
 
 
 def _find_stragglers(watch: StallWatch, view_time: float, limit: float) -> tuple[int, ...]:
-    """Return the ranks whose own progress is older than the limit, while the run moves."""
+    """Return the ranks whose last progress is older than the limit, while the run makes progress."""
     if watch.progress_at is None or view_time - watch.progress_at >= limit:
         return ()
     progressed_at = {rank: view.progress_at for rank, view in watch.live_ranks.items() if view.progress_at is not None}
@@ -444,7 +449,7 @@ def _find_group_timeout_s(watch: StallWatch) -> float | None:
 
 def _default_max_limit_s(watch: StallWatch) -> float:
     backends = [view.backend for view in watch.ranks.values() if view.backend]
-    # Until a process group exists, GPUs mean NCCL.
+    # Before a process group exists, assume NCCL on nodes with GPUs.
     nccl = any("nccl" in name for name in backends) if backends else any(v.has_gpus for v in watch.ranks.values())
     top = MAX_LIMIT_NCCL_S if nccl else MAX_LIMIT_S
     group = _find_group_timeout_s(watch)
@@ -452,19 +457,19 @@ def _default_max_limit_s(watch: StallWatch) -> float:
 
 
 MIN_STRAGGLING_S = 5.0
-"""A rank that lags behind for less time is not reported."""
+"""A rank without progress is reported only after this time."""
 MAX_SILENCE_S = 10.0
-"""Samples that arrive after a longer silence of their node are older than their arrival."""
+"""After a longer silence of a node, its samples arrive late."""
 
 
 class StallObserver:
-    """Feeds the stall rule of one attempt with lines of samples, and reports warnings once.
+    """Detects stalls of one attempt from lines of samples, and reports each warning once.
 
     Args:
         attempt: The number of the attempt.
-        ranks: Its ranks.
+        ranks: The ranks of the attempt.
         spec: The settings of the user.
-        now: When its workers were started, on the head's monotonic clock.
+        now: The time at which the workers were started, on the head's monotonic clock.
     """
 
     def __init__(self, attempt: int, ranks: Iterable[int], spec: StallSpec, now: float) -> None:
@@ -515,23 +520,23 @@ class StallObserver:
         return (sample for sample in parsed if sample["attempt"] == self._attempt)
 
     def judge(self, now: float) -> StallJudgement:
-        """Return the judgement of the rule."""
+        """Return the judgement at this moment."""
         self._add_new_samples()
         self._watch, stall = judge_stall(self._watch, self._limits, now)
         return stall
 
     def list_new_warnings(self, stall: StallJudgement, now: float) -> list[str]:
-        """Return new warnings: of a limit that is too long, and of ranks that fall behind."""
+        """Return new warnings of a stall limit that is too long, and of ranks without progress."""
         warnings: list[str] = []
         warned = None if self._has_warned else describe_late_stall_limit(self._watch, self._limits)
         if warned is not None:
             self._has_warned = True
             warnings.append(warned)
         if self._late_at is not None and now - self._late_at < stall.limit_s:
-            # If the steps of one node arrive late, the other ranks seem to have stopped.
+            # If the samples of a node arrive late, ranks without newer samples only seem to make no progress.
             self._behind_since = {}
         elif stall.phase is StallPhase.NONE and stall.is_known:
-            # When a run moves again, the samples of its ranks do not arrive at the same moment.
+            # After a pause of the run, the samples of its ranks do not arrive at the same moment.
             self._behind_since = {rank: self._behind_since.get(rank, now) for rank in stall.stragglers}
             late = frozenset(rank for rank, since in self._behind_since.items() if now - since >= MIN_STRAGGLING_S)
             new, self._reported = late - self._reported, late
@@ -545,7 +550,7 @@ class StallObserver:
     def measure_idle_s(self, nodes: Iterable[str]) -> float:
         """Return for how many seconds the samples of these nodes have shown no output, CPU time or progress.
 
-        A node without samples is not idle, and neither time alone nor a single sample makes it so.
+        A node with fewer than two samples is not idle.
         """
         self._add_new_samples()
         moved = [m for m in (self._watch.activity_at, self._watch.progress_at) if m is not None]

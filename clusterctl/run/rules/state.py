@@ -33,13 +33,13 @@ _MAX_MESSAGE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierAttempt:
-    """An attempt that was followed by another one. Times are the head's.
+    """An attempt before the current attempt. Times are on the head's clock.
 
     Attributes:
-        why: The word of `restart.on` for its end.
+        why: The word of `restart.on` for the end of the attempt.
         cause: The first observed failure, without its traceback.
-        step: The last step of its slowest rank.
-        resume_from: The checkpoint from which it resumed.
+        step: The last step of the slowest rank.
+        resume_from: The checkpoint from which the attempt resumed.
     """
 
     number: int
@@ -52,7 +52,7 @@ class EarlierAttempt:
 
 
 def cause_to_json(cause: Cause | None) -> dict[str, Any] | None:
-    """Return a cause for the journal, without the traceback, which stays in the output of the attempt."""
+    """Return a cause for the journal. The traceback is left out: the output of the attempt contains it."""
     if cause is None:
         return None
     return {key: getattr(replace(cause, message=cause.message[:_MAX_MESSAGE]), key) for key in _JSON_FIELDS}
@@ -114,16 +114,16 @@ class WorkerState:
     """One rank in the current attempt.
 
     Attributes:
-        start_time: Clock ticks since the boot of its node.
-        stopped: The controller stopped it.
-        tail: The end of its output. After a stop only if it had printed a traceback before.
+        start_time: Start of the process in clock ticks since the boot of its node.
+        stopped: The controller stopped the rank.
+        tail: The end of the output. After a stop it is set only if the rank had printed a traceback before.
         swallowed_exception: Exception and line of the traceback at the end of its output, if it ended with 0; else "".
-        cause_before_stop: The error that it had printed before the controller stopped it.
-        began_s: Its start on the monotonic clock of its node.
-        lasted_s: How long its first process ran, once it has ended.
-        has_failed_inside: Its Python failed, although its first process ended with 0.
-        exited: Its exit, as its node reported it.
-        exit_analysis: The analysis of its exit; `None` before that, and if the controller stopped it.
+        cause_before_stop: The error that the rank had printed before the controller stopped it.
+        began_s: Start of the rank on the monotonic clock of its node.
+        lasted_s: How long the first process of the rank ran, once the rank has ended.
+        has_failed_inside: The Python of the rank failed, although its first process ended with 0.
+        exited: The exit event from the node.
+        exit_analysis: The analysis of the exit; `None` before the exit, and if the controller stopped the rank.
     """
 
     rank: int
@@ -146,18 +146,18 @@ class WorkerState:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by itself with an error. A lost exit status counts as an error."""
+        """Whether the rank ended by itself with an error. A lost exit status counts as an error."""
         bad = self.exit_code != 0 or self.has_failed_inside
         return self.phase is WorkerPhase.EXITED and not self.stopped and bad
 
     @property
     def ended_well(self) -> bool:
-        """Whether it ended by itself with 0, and its Python did not fail."""
+        """Whether the rank ended by itself with 0, and its Python did not fail."""
         return self.phase is WorkerPhase.EXITED and not self.stopped and not self.failed
 
     @property
     def is_exit_unknown(self) -> bool:
-        """Whether its exit status was lost."""
+        """Whether the exit status of the rank was lost."""
         return self.exit_code is None and self.signal is None
 
 
@@ -171,15 +171,15 @@ class NodeState:
         stop_reason: Why the node stops or stopped its workers, or `None`.
         remaining: Processes that the node could not end.
         group: The ranks of its workers in one process group, and the size of that group.
-        leftovers: Processes that still worked after all ranks had ended well, and were ended.
-        past_grace: Processes that did not end within the grace of a stop, and were killed.
-        grace_s: The grace of that stop.
+        leftovers: Processes that still worked after all ranks had ended well; the node ended them.
+        past_grace: Processes that did not end within the grace of a stop; the node killed them.
+        grace_s: The grace of the last stop.
         port_conflict: Which other process uses a port of the workers, or `None`.
         gpu_memory_held: Why GPU memory is not free after the attempt, or `None`.
-        clock: Offset and error from its monotonic clock to the head's.
-        ahead: Seconds by which its wall clock is ahead of the head's; 0 until it is known.
-        boot: Boot id of its machine at the preparation; "" before that.
-        seq: Sequence number of the last event that was applied.
+        clock: Seconds from the monotonic clock of the node to the head's clock, and the error of this offset.
+        ahead: Seconds by which the wall clock of the node is ahead of the head's; 0 if unknown.
+        boot: Boot id of the machine when it was prepared; "" before that.
+        seq: Sequence number of the last applied event.
     """
 
     node: str
@@ -205,18 +205,18 @@ class NodeState:
     seq: int = 0
 
     def describe_silence(self, seconds: float | None = None) -> str:
-        """Return "no answer" with its duration, and the reason if the connection broke for one."""
+        """Return "no answer" with the duration, and the reason if the connection broke for a known reason."""
         time = "" if not seconds else f" for {describe_duration(seconds)}"
         silent = not self.link_why or self.link_why == "no answer" or "no sign of life" in self.link_why
         return f"no answer{time}" + ("" if silent else f" ({self.link_why.removeprefix(f'{self.node}: ')})")
 
 
 class MutableNodes(dict[str, NodeState]):
-    """The nodes of a state that `StateBuilder` builds: events change the table in place."""
+    """The nodes of a state while `StateBuilder` builds it. Events change this table in place."""
 
 
 class MutableWorkers(dict[int, WorkerState]):
-    """The workers of such a state. The table counts the workers that were not started yet."""
+    """The workers of a state while `StateBuilder` builds it. The table counts the workers that were not started yet."""
 
     def __init__(self, workers: Mapping[int, WorkerState]) -> None:
         super().__init__(workers)
@@ -259,25 +259,25 @@ class StallState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """The state of a run, from its journals alone.
+    """The state of a run, built from its journals alone.
 
     Attributes:
-        reason: The `StopReason` of the current attempt, or `None` while it goes on.
+        reason: The `StopReason` of the current attempt; `None` before a stop.
         exit_code: The exit code of the run, once it is over.
         external_cause: A cause that is no exit of a worker: a lost node, or a failed start.
         stall: The present stall, or `None`.
-        last_stall: The last stall of this attempt that is over.
+        last_stall: The last stall of the current attempt that has ended.
         remaining: Processes that may still run: `{node, pid, start_time, command, why}`.
-        error: Why the start failed (`StartFailed.error`).
+        error: The error of a failed start (`StartFailed.error`).
         troubles: Present health problems, by node, GPU and key.
         restarts: When each attempt after the first began, on the head's clock.
         restart_why: The word of `restart.on` for the next attempt.
         next_nodes: The nodes of the next attempt in order of node rank, while the run restarts.
-        retired: Nodes of earlier attempts that take part no more.
-        placements: Attempt, node and ranks of all workers that were ever started.
+        retired: Nodes that took part in earlier attempts only.
+        placements: The ranks of each node in each attempt: attempt, node and ranks.
         touched_nodes: Nodes that may hold files of the run, of all attempts and of failed starts.
         newest_checkpoint: The newest checkpoint and its version when the current attempt began.
-        endings: The failure signature of each past attempt, and the newest checkpoint at its begin.
+        endings: The failure signature of each earlier attempt, and the newest checkpoint when this attempt began.
         resume_from: The checkpoint from which the current attempt resumed.
         earlier_attempts: The attempts before the current one.
         unreadable_lines: The first unreadable line of each file of the run, with the reason.
@@ -334,9 +334,9 @@ class RunState:
     def causes(self) -> tuple[Cause, ...]:
         """The causes of the end; the first observed failure comes first. Computed at each access.
 
-        If no rank failed and the others were stopped, a rank that ended well too early is to blame. The same holds if
-        all failed ranks had lost their connection to it. Ranks that had printed an error before they were stopped come
-        before ranks that only lost a peer.
+        A rank that ended with 0 too early is the cause if the other ranks were stopped and none failed, or if all
+        failed ranks had lost the connection to this rank. Ranks that had printed an error before a stop come before
+        ranks that only lost a peer.
         """
         ended = [w for w in self.workers.values() if w.exit_analysis is not None and not self._lost_with_node(w)]
         failed = [w.exit_analysis for w in ended if w.failed and w.exit_analysis is not None]
@@ -374,7 +374,10 @@ class RunState:
         return find_errors_before_stop(stopped, failed) if stopped else ()
 
     def _lost_with_node(self, worker: WorkerState) -> bool:
-        """Return whether nobody saw a worker's end because its machine went down with it: that is what is to blame."""
+        """Return whether the exit status of a worker was lost together with its node.
+
+        The lost node is then the cause.
+        """
         return worker.is_exit_unknown and self.nodes[worker.node].link == "lost"
 
     def list_unfinished_nodes(self) -> list[str]:
@@ -382,7 +385,7 @@ class RunState:
         return list({w.node: None for w in self.workers.values() if w.phase is not WorkerPhase.EXITED})
 
     def ahead(self, node: str) -> float:
-        """Return by how many seconds the wall clock of a node is ahead of the head's; 0 if it is not known."""
+        """Return by how many seconds the wall clock of a node is ahead of the head's; 0 if unknown."""
         state = self.nodes.get(node) or self.retired.get(node)
         return 0.0 if state is None else state.ahead
 
@@ -407,14 +410,14 @@ Placement = tuple[int, str, tuple[int, ...]]
 
 
 class RankIndex:
-    """An index over `RunState.placements`, which only grows. A look-up does not cost more with every restart."""
+    """An index over `RunState.placements`, which only grows. So a look-up is not slower after many restarts."""
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[int, str], frozenset[int]] = {}
         self._taken = 0
 
     def find_ranks(self, placed: Sequence[Placement], attempt: int, node: str) -> frozenset[int]:
-        """Return the ranks of a node in an attempt; none if it takes no part."""
+        """Return the ranks of a node in an attempt; empty if the node takes no part."""
         for number, name, ranks in placed[self._taken :]:
             self._ranks[number, name] = self._ranks.get((number, name), frozenset()).union(ranks)
         self._taken = len(placed)

@@ -32,9 +32,9 @@ from clusterctl.run.rules.state import (
 
 
 def apply_node_event(state: RunState, node: str, stamp: events.Stamp, event: events.Event) -> RunState:
-    """Return `state` after an event of a node's journal, or `state` itself if the event was applied before.
+    """Return the state after an event of a node's journal; the same state if the event was applied before.
 
-    An event of an earlier attempt changes nothing but the sequence number that was read last.
+    An event of an earlier attempt changes only the sequence number of the last applied event.
     """
     if node in state.retired:
         return _apply_retired(state, state.retired[node], stamp, event)
@@ -49,12 +49,12 @@ def apply_node_event(state: RunState, node: str, stamp: events.Stamp, event: eve
 
 
 class StateBuilder:
-    """Applies many events to a state and copies its tables once.
+    """Applies many events to a state, and copies the tables of the state only once.
 
     A run of thousands of ranks has tens of thousands of events, and `apply_node_event` copies a table for each.
 
     Attributes:
-        state: The state after the events so far. Its tables change with each event until `build`.
+        state: The state after the applied events. Its tables change with each event until `build`.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -71,7 +71,7 @@ class StateBuilder:
             self.state = StateBuilder(self.state).state
 
     def build(self) -> RunState:
-        """Return the final state, whose tables never change."""
+        """Return the state after all events. Its tables never change."""
         return replace(self.state, nodes=dict(self.state.nodes), workers=dict(self.state.workers))
 
 
@@ -133,7 +133,7 @@ def _started(state: RunState, node: NodeState, event: events.Started, mono: floa
 
 def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
     worker = state.workers.get(event.rank)
-    # A node reports its own ranks alone.
+    # A node may report only its own ranks.
     if worker is None or worker.node != node.node:
         return state
     worker = replace(
@@ -156,7 +156,7 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
 
 
 def apply_controller_event(state: RunState, time: float, event: head.ControllerEvent) -> RunState:
-    """Return `state` after an event of the controller's journal; `time` is when it was written (head, seconds)."""
+    """Return the state after an event of the controller's journal; `time` is the head's clock when it was written."""
     match event:
         case head.RunCreated():
             return replace(state, run=event.run, name=event.name, path=event.path, created=time)
@@ -180,7 +180,7 @@ def apply_controller_event(state: RunState, time: float, event: head.ControllerE
             return replace(state, error=event.error, external_cause=cause)
         case head.RunEnded():
             phase = RunPhase(event.state)
-            # A second event follows if the remaining processes were checked later: the run ended at the first.
+            # A later check of the remaining processes writes a second event. The run ended at the first event.
             ended = state.ended if state.is_over else time
             return replace(state, phase=phase, exit_code=event.exit_code, ended=ended, remaining=tuple(event.remaining))
         case head.HealthChanged():

@@ -1,4 +1,4 @@
-"""Builds the evidence that `why` judges: the state of a run, and the stacks of its ranks. Pure."""
+"""Builds the input of `why` from the state of a run and the evidence of its ranks. Pure."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def build_why_evidence(
 
     Args:
         state: The state that the journals give.
-        evidence: The evidence of each rank (`agent.watch.evidence_collector`) from before its end.
-        evidence_folder: The folder with stored evidence.
+        evidence: The evidence of each rank that was collected before the rank ended.
+        evidence_folder: The folder with the saved evidence.
         folder: The folder of the run.
-        stalled: The evidence is from a stall, even if the rule does not see one now.
-        outputs: The last output of each rank that was stopped.
-        collective_counts: The collective numbers of each rank before the first rank ended.
+        stalled: The evidence was collected in a stall, which may be over now.
+        outputs: The last output of each stopped rank.
+        collective_counts: The collective numbers of each rank before the first exit.
     """
     collective_counts, outputs = collective_counts or {}, outputs or {}
     snapshots = {stack.rank: _rank_snapshot(stack, evidence[str(stack.rank)]) for stack in parse_rank_stacks(evidence)}
@@ -134,7 +134,7 @@ def _run_error(state: RunState) -> RunError | None:
 
 
 def _start_refusals(error: Mapping[str, Any]) -> Iterator[StartRefusal]:
-    """Yield the reasons in the error of a start (see `controller_events.StartFailed`)."""
+    """Yield the reasons in the error of a failed start (see `controller_events.StartFailed`)."""
     for entry in (*(error.get("findings") or ()), *(error.get("nodes") or ())):
         node = entry.get("node")
         message = str(entry.get("message") or "").removeprefix(f"{node}: ")
@@ -170,10 +170,10 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence) -> RankSnapshot:
 
 
 def _entries(evidence: RankEvidence, seq: Mapping[str, Any]) -> tuple[FlightRecorderEntry, ...] | None:
-    """Return the entries of the flight recorder, unless they are from an earlier pause.
+    """Return the entries of the flight recorder; `None` if they are out of date.
 
-    The shim writes them after some seconds without a collective. A rank that was stopped sooner still has the entries
-    of an earlier pause, and its counters are ahead of them.
+    The shim writes the entries after some seconds without a collective. If a rank was stopped sooner, its entries are
+    from an earlier pause, and its collective counters are higher than the numbers in the entries.
     """
     recorded = evidence.get("recorded")
     if recorded is None:

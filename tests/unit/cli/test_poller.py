@@ -64,7 +64,7 @@ def test_the_only_look_at_a_run_without_a_controller_says_so_and_what_is_new(tmp
     run = begun(tmp_path)
     (look,) = RunPoller(run).watch()
     assert look.attendance is RunAttendance.UNATTENDED
-    assert [type(event) for _, event in look.controller_news] == [controller_events.RunCreated]
+    assert [type(event) for _, event in look.new_controller_events] == [controller_events.RunCreated]
 
 
 def test_a_run_is_looked_at_until_it_is_over_while_its_controller_lives(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_lists_show_the_same_of_an_ended_run_whether_it_has_an_outline_or_not(tm
         "created",
         "ended",
         "exit_code",
-        "over",
+        "is_over",
         "remaining",
     )
     for field in fields:

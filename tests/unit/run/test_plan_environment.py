@@ -375,8 +375,8 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are(
     with pytest.raises(RefusedError) as caught:
         rendezvous.guess_address(HOSTS[0], rendezvous.NodeFacts(node="a", addresses=addresses), "ib0")
 
-    assert str(caught.value) == f"a: no interface `ib0` with an address (there are: {there})"
-    assert caught.value.hint == "set `network.interface` to one that every node has, or leave it out"
+    assert str(caught.value) == f"a: no interface `ib0` with an address (it has: {there})"
+    assert caught.value.hint == "set `network.interface` to an interface that every node has, or remove it"
 
 
 def test_the_master_address_of_the_file_is_taken_as_it_is() -> None:

@@ -92,7 +92,7 @@ def test_the_text_names_ranks_rung_and_lines():
         "ranks 0-1  state S in futex  (by signal)",
         "    f  w.py:1",
         "rank 2  state S in futex  (by proc)",
-        "    no Python stack to be had",
+        "    no Python stack available",
     ]
 
 
