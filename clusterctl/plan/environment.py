@@ -218,8 +218,8 @@ class _NodeInterfaces:
         preferred: The interface to use by default; empty if none is known.
         named: The value of `network.interface`; empty if the node has no such interface.
         names: All interfaces of the node.
-        file_env: Variables that the cluster file sets for its ranks.
-        login_env: Variables that its login sets.
+        file_env: Variables that the cluster file sets for the ranks of the node.
+        login_env: Variables that the login on the node sets.
         has_choice: NCCL may use several networks, or RDMA.
     """
 

@@ -187,11 +187,12 @@ def _plan_node(settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts |
 
 
 def build_job_argv(job: JobSpec, known_variables: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the arguments of one worker. A string as `job.command` runs in a strict bash, as a prologue does.
+    """Return the arguments of one worker. If `job.command` is a string, it runs in `STRICT_BASH`.
 
     Args:
         job: The job.
-        known_variables: Variables that the worker has in any case; of others that the text reads, bash names those not set.
+        known_variables: Variables that clusterctl sets. For any other variable that the command reads, bash warns if
+            the variable is not set.
     """
     match job:
         case JobSpec(script=str() as script):
@@ -207,7 +208,7 @@ def build_job_argv(job: JobSpec, known_variables: Collection[str] = ()) -> tuple
 
 
 def _report_unset_variables(text: str, known_variables: Collection[str]) -> str:
-    """Return commands before a text that name each variable which it reads and the node does not set."""
+    """Return shell commands that warn of each variable which a shell command reads and the node does not set."""
     return "".join(
         f"[[ -v {name} ]] || echo 'clusterctl: `${name}` is not set on this node: bash takes it as empty' >&2; "
         for name in analyze_shell_variables(text).inherited

@@ -85,7 +85,7 @@ def list_remaining_processes(state: RunState, overdue: Sequence[NodeState] = ())
 
 
 def is_teardown_incomplete(state: RunState) -> bool:
-    """Return whether something of an ended run may still run, and its own exit code does not say so: exit code 7."""
+    """Return whether exit code 7 (something may still run) replaces the exit code of an ended run."""
     lost = state.phase is RunPhase.LOST
     return any(not lost or item.get("why") != NODE_LOST for item in state.remaining)
 
