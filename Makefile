@@ -115,7 +115,7 @@ docs: $(VENV)/.dev  ## Write the generated files again
 	$(BIN)/python -m clusterctl.cli.command_reference docs/cli.md
 	$(BIN)/clusterctl config --schema -o docs/cluster.schema.json
 	$(BIN)/python -m clusterctl.config.schema docs/cluster-file.md
-	$(BIN)/python -m clusterctl.health.docs > docs/health.md
+	$(BIN)/python -m clusterctl.health.reference_page > docs/health.md
 
 dist: $(VENV)/.dev  ## Build the wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

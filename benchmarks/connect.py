@@ -68,7 +68,9 @@ def connect(path: str) -> dict[str, float]:
     from clusterctl.transport.agent_archive import load_agent_archive
 
     spec = load_cluster_file([path], environ={}).spec
-    importlib.import_module("clusterctl.transport.ssh.ssh")  # which is done once, however many nodes there are
+    importlib.import_module(
+        "clusterctl.transport.ssh.paramiko_transport"
+    )  # which is done once, however many nodes there are
     load_agent_archive()
     inbox: SimpleQueue[InboxItem] = SimpleQueue()
     own, below = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN

@@ -35,7 +35,7 @@ from clusterctl.transport.agent_archive import AgentArchive, pack_files
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
-    from clusterctl.transport.base import Transport
+    from clusterctl.transport.interfaces import Transport
 
 Reach = tuple["Transport", "HostSpec"]
 Open = Callable[..., Session]

@@ -121,7 +121,7 @@ STORY: Final = [
 ELSEWHERE: Final = {
     "clusterctl up cluster.example.yaml": "Makefile",
     "python -m clusterctl.cli.command_reference docs/cli.md": "tests/unit/test_docs.py",
-    "python -m clusterctl.health.docs": "tests/unit/test_docs.py",
+    "python -m clusterctl.health.reference_page": "tests/unit/test_docs.py",
     "python -m benchmarks": "Makefile",
     "clusterctl ps | head -1": "tests/e2e/test_streams.py",
     "clusterctl exec --stream": "tests/e2e/test_streams.py",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol.record_types import ActivitySample
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_index_path, format_output_path
 from clusterctl.agent.protocol.stall_folders import list_stall_folders
-from clusterctl.logs.sanitize import clean_block
+from clusterctl.logs.safe_text import clean_block
 from clusterctl.render.run_messages import UnattendedRun, predict_unattended
 from clusterctl.render.stack_report import summarize_stacks
 from clusterctl.render.status_report import RunSnapshot, WorkerActivity, activity_from_sample

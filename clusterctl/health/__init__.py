@@ -1,7 +1,7 @@
-"""Health checks: pure functions from facts of nodes to findings.
+"""Health checks: pure functions that turn the facts of nodes into findings.
 
-    facts (agent.facts.collect, one per node)  +  Context (the `health` section of the cluster file)
+    facts (agent.facts.collect, one per node)  +  HealthSettings (the `health` section of the cluster file)
         -> judge.judge_node, judge.judge_cluster  ->  Finding...  ->  judge.verdict
 
-Nothing here does I/O or reads a clock.
+No function of this package does I/O or reads a clock.
 """

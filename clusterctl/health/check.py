@@ -1,4 +1,4 @@
-"""A check, and its view of one node or of all nodes."""
+"""The definition of a check, and its input: one node, or all nodes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from clusterctl.health.context import Context, Expectation
-from clusterctl.health.model import NVIDIA, Action, Finding, Outcome, Status, unknown
+from clusterctl.health.findings import NVIDIA, Action, Finding, Outcome, Status, unknown
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 
 Facts = dict[str, Any]
-"""The result of `clusterctl.agent.facts.collect` plus the key `controller` (see `Context`)."""
+"""The result of `clusterctl.agent.facts.collect`, plus the key `controller` (see `HealthSettings`)."""
 
 
 class NotJudgedError(Exception):
-    """A check has nothing to judge.
+    """A check cannot judge, because facts are missing or it does not apply.
 
     Attributes:
-        outcome: Why.
+        outcome: The outcome of the check, with the reason.
     """
 
     def __init__(self, outcome: Outcome) -> None:
@@ -28,104 +28,117 @@ class NotJudgedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactGroup:
-    """One group of facts. The status is ok, timeout, error, denied or absent."""
+    """One group of facts of a node.
+
+    Attributes:
+        status: `ok`, `timeout`, `error`, `denied` or `absent`.
+        reason: Why the status is not `ok`.
+        facts: Name of each fact to its value.
+        duration_ms: How long the agent took to collect the group.
+    """
 
     status: str
     reason: str | None
-    data: dict[str, Any]
-    ms: float | None
+    facts: dict[str, Any]
+    duration_ms: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
-    """The view of a check on one node."""
+class CheckedNode:
+    """One node as the input of a check.
 
-    node: str
+    Attributes:
+        name: Name of the node.
+        facts: All facts of the node.
+        settings: The `health` section of the cluster file.
+        check: The check that judges the node.
+    """
+
+    name: str
     facts: Facts
-    context: Context
+    settings: HealthSettings
     check: Check
 
     @property
-    def expected(self) -> Expectation:
+    def declaration(self) -> NodeDeclaration:
         """The declaration of this node in the cluster file."""
-        return self.context.nodes.get(self.node, Expectation())
+        return self.settings.nodes.get(self.name, NodeDeclaration())
 
     @property
     def controller(self) -> dict[str, Any]:
-        """Facts that only the controller knows about this node."""
+        """Facts about this node that only the controller knows."""
         facts = self.facts.get("controller")
         return facts if isinstance(facts, dict) else {}
 
     def group(self, name: str | None = None) -> FactGroup:
-        """Return a group of facts; `absent` if it was not requested."""
+        """Return a group of facts, by default the group of the check; its status is `absent` if the agent has none."""
         name = name or self.check.group or ""
         raw = (self.facts.get("groups") or {}).get(name)
         if not isinstance(raw, dict):
-            return FactGroup(status="absent", reason=f"`{name}` was not looked at", data={}, ms=None)
+            return FactGroup(status="absent", reason=f"`{name}` was not requested", facts={}, duration_ms=None)
         return FactGroup(
             status=str(raw.get("status", "error")),
             reason=raw.get("reason"),
-            data=raw.get("data") or {},
-            ms=raw.get("ms"),
+            facts=raw.get("data") or {},
+            duration_ms=raw.get("ms"),
         )
 
     def read(self, name: str, if_missing: str) -> Any:
-        """Return a value of the check's group of facts.
+        """Return a fact from the group of the check.
 
         Raises:
-            NotJudgedError: The value is missing; the check is UNKNOWN for the reason `if_missing`.
+            NotJudgedError: The fact is missing. The outcome is UNKNOWN with the message `if_missing`.
         """
-        value = self.group().data.get(name)
+        value = self.group().facts.get(name)
         if value is None:
             raise NotJudgedError(unknown(if_missing))
         return value
 
     def limit(self, name: str) -> float:
-        """Return the threshold `name` of this check from the cluster file, else from the registry."""
-        return float(self.context.thresholds.get(f"{self.check.name}.{name}", self.check.thresholds[name]))
+        """Return the threshold `name` of this check: the value of the cluster file, else the default."""
+        return float(self.settings.thresholds.get(f"{self.check.name}.{name}", self.check.thresholds[name]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterView:
-    """The view of a check on all nodes: one `NodeView` per node that gave facts."""
+class CheckedCluster:
+    """The nodes with facts, as the input of a check that compares nodes."""
 
-    views: tuple[NodeView, ...]
-    context: Context
+    nodes: tuple[CheckedNode, ...]
+    settings: HealthSettings
     check: Check
 
     def limit(self, name: str) -> float:
-        """Return the threshold `name` of this check from the cluster file, else from the registry."""
-        return float(self.context.thresholds.get(f"{self.check.name}.{name}", self.check.thresholds[name]))
+        """Return the threshold `name` of this check: the value of the cluster file, else the default."""
+        return float(self.settings.thresholds.get(f"{self.check.name}.{name}", self.check.thresholds[name]))
 
 
-AnyView = TypeVar("AnyView", NodeView, ClusterView)
-NodeJudge = Callable[[NodeView], Outcome | Iterable[Outcome]]
-ClusterJudge = Callable[[ClusterView], Outcome | Iterable[Outcome]]
+Checked = TypeVar("Checked", CheckedNode, CheckedCluster)
+NodeJudge = Callable[[CheckedNode], Outcome | Iterable[Outcome]]
+ClusterJudge = Callable[[CheckedCluster], Outcome | Iterable[Outcome]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check. The reference page is generated from the registry of checks.
+    """One check. The page `docs/health.md` is generated from all checks.
 
     Attributes:
-        name: `family.thing`.
+        name: The family and the judged thing, such as `gpu.count`.
         family: The heading in the documentation.
         source: Where the facts come from.
-        threshold: What is healthy, in words.
-        doc: What the check is for, one or two sentences.
-        severity: The worst status that the check gives by default: `FAIL` or `WARN`.
+        threshold: The healthy values, in words.
+        purpose: What the check is for, in one or two sentences.
+        severity: The worst default status of the check: `FAIL` or `WARN`.
         remedy: The default hint.
-        group: The group of facts that the check needs; UNKNOWN if that is not ok. `None`: the judge asks for groups
-            itself.
-        gpu: The check concerns GPUs: SKIP if none is declared or present.
-        vendors: GPU vendors that the check supports; SKIP for the others.
-        by_vendor: Vendor to the judge of a node with its GPUs, if that is not `node_judge`; `vendors` lists it, too.
-        root: If ordinary users may be unable to read the source: what covers the check instead, in words. `None`:
-            anybody can.
-        witness: For a node whose source is not readable: judges by what everybody can read; `None` if that is not
-            enough.
+        group: The group of facts that the check needs. If the status of the group is not `ok`, the check is UNKNOWN.
+            `None`: the judge selects the groups itself.
+        gpu: The check concerns GPUs. It is SKIP if the node has no GPU and none is declared.
+        vendors: GPU vendors that the check supports. It is SKIP for other vendors.
+        judges_by_vendor: Judges that replace `node_judge` for GPUs of a vendor in `vendors`.
+        without_root: What covers the check if only root can read the source. `None`: every user can read the source.
+        judge_without_source: Judges a node with an unreadable source by other facts. It returns `None` if these facts
+            are not enough.
         action: The default action.
-        thresholds: Numbers that `health.thresholds` may override as `name.key`.
+        thresholds: Default thresholds. `health.thresholds` overrides them as `CHECK.KEY`.
         node_judge: Judges one node, or `None`.
         cluster_judge: Judges all nodes, or `None`.
     """
@@ -134,22 +147,22 @@ class Check:
     family: str
     source: str
     threshold: str
-    doc: str
+    purpose: str
     severity: str = "FAIL"
     remedy: str = ""
     group: str | None = None
     gpu: bool = False
     vendors: tuple[str, ...] = (NVIDIA,)
-    by_vendor: Mapping[str, NodeJudge] = field(default_factory=dict)
-    root: str | None = None
-    witness: Callable[[NodeView], Outcome | None] | None = None
+    judges_by_vendor: Mapping[str, NodeJudge] = field(default_factory=dict)
+    without_root: str | None = None
+    judge_without_source: Callable[[CheckedNode], Outcome | None] | None = None
     action: Action = Action.NONE
     thresholds: Mapping[str, float] = field(default_factory=dict)
     node_judge: NodeJudge | None = None
     cluster_judge: ClusterJudge | None = None
 
-    def finding(self, outcome: Outcome, *, node: str | None, duration_ms: float | None = None) -> Finding:
-        """Make a finding from an outcome and the defaults of this check."""
+    def make_finding(self, outcome: Outcome, *, node: str | None, duration_ms: float | None = None) -> Finding:
+        """Return a finding: the outcome, with the defaults of this check."""
         adverse = outcome.status in (Status.WARN, Status.FAIL)
         hint = outcome.hint or (self.remedy if adverse else None)
         action = outcome.action or (self.action if adverse else Action.NONE)
@@ -165,39 +178,39 @@ class Check:
             gpu=outcome.gpu,
             duration_ms=duration_ms,
             needs_root=outcome.needs_root,
-            key=outcome.key,
+            override_key=outcome.override_key,
         )
 
 
-def run_judge(judge: Callable[[AnyView], Outcome | Iterable[Outcome]], view: AnyView) -> list[Outcome]:
-    """Return the outcomes of a judge."""
+def run_judge(judge: Callable[[Checked], Outcome | Iterable[Outcome]], checked: Checked) -> list[Outcome]:
+    """Run a judge and return its outcomes as a list."""
     try:
-        outcomes = judge(view)
+        outcomes = judge(checked)
         return [outcomes] if isinstance(outcomes, Outcome) else list(outcomes)
     except NotJudgedError as stop:
         return [stop.outcome]
 
 
 def node_check(name: str, family: str, **fields: Any) -> Callable[[NodeJudge], Check]:
-    """Make a check from a function that judges one node; its docstring documents the check."""
-    return lambda judge: Check(name=name, family=family, node_judge=judge, **read_docstring(judge), **fields)
+    """Turn a function that judges one node into a check. Its docstring documents the check."""
+    return lambda judge: Check(name=name, family=family, node_judge=judge, **parse_docstring(judge), **fields)
 
 
 def cluster_check(name: str, family: str, **fields: Any) -> Callable[[ClusterJudge], Check]:
-    """Make a check from a function that judges all nodes together; its docstring documents the check."""
-    return lambda judge: Check(name=name, family=family, cluster_judge=judge, **read_docstring(judge), **fields)
+    """Turn a function that compares all nodes into a check. Its docstring documents the check."""
+    return lambda judge: Check(name=name, family=family, cluster_judge=judge, **parse_docstring(judge), **fields)
 
 
 def remedy(action: Action, text: str) -> Callable[[Check], Check]:
-    """Give a check its default action and hint."""
+    """Set the default action and the default hint of a check."""
     return lambda check: replace(check, action=action, remedy=text)
 
 
 _SECTIONS = {"Source": "source", "Healthy": "threshold"}
 
 
-def read_docstring(judge: Callable[..., object]) -> dict[str, Any]:
-    """Return the documentation of a check: the text of a docstring, and its sections `Source` and `Healthy`."""
-    doc, *sections = re.split(rf"\n *({'|'.join(_SECTIONS)}): ", judge.__doc__ or "")
-    texts = {"doc": doc, **dict(zip(map(_SECTIONS.__getitem__, sections[::2]), sections[1::2], strict=True))}
+def parse_docstring(judge: Callable[..., object]) -> dict[str, Any]:
+    """Return the fields `purpose`, `source` and `threshold` of a check from the docstring of its judge."""
+    purpose, *sections = re.split(rf"\n *({'|'.join(_SECTIONS)}): ", judge.__doc__ or "")
+    texts = {"purpose": purpose, **dict(zip(map(_SECTIONS.__getitem__, sections[::2]), sections[1::2], strict=True))}
     return {key: " ".join(text.split()) for key, text in texts.items()}

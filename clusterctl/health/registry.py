@@ -1,4 +1,4 @@
-"""All checks, in the order of their families."""
+"""The registry of all health checks, sorted by family."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from clusterctl.config.spec import SAMPLING_INTERVAL_KEY, HealthSpec
 from clusterctl.health.check import Check
 from clusterctl.health.checks import (
     amd,
-    clocks,
-    device_errors,
-    driver,
+    clock_sync,
     framework,
+    gpu_driver,
+    gpu_failures,
     gpu_links,
     gpu_memory,
     gpu_presence,
+    gpu_thermal,
     gpu_usage,
     hardware_errors,
+    host_resources,
     infiniband,
     machine_kernel_log,
     network,
-    resources,
     storage,
-    thermal,
     versions,
     xid,
 )
@@ -35,8 +35,8 @@ _FAMILIES = (
     *("Rendezvous", "Clocks", "Versions"),
 )
 _MODULES = (
-    *(network, infiniband, driver, gpu_presence, device_errors, xid, amd, gpu_memory, thermal, gpu_links, gpu_usage),
-    *(resources, hardware_errors, clocks, storage, machine_kernel_log, versions, framework),
+    *(network, infiniband, gpu_driver, gpu_presence, gpu_failures, xid, amd, gpu_memory, gpu_thermal, gpu_links),
+    *(gpu_usage, host_resources, hardware_errors, clock_sync, storage, machine_kernel_log, versions, framework),
 )
 _ALL = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Check)]
 
@@ -44,32 +44,30 @@ CHECKS = {check.name: check for check in sorted(_ALL, key=lambda check: _FAMILIE
 """Checks by name."""
 
 DEADLINE_KEY = "probe.deadline"
-"""A threshold of no check: seconds that the probe of a node may take."""
-LIMITS = ("slowdown", "stuck", "disk", "clear_after", "silence", "recovered_after")
-"""Thresholds of no check, each with the prefix `during.`: how long a symptom lasts before it is reported
-(`monitor.Limits`).
-"""
+"""The threshold for the duration of the collection of facts on a node, in seconds. It belongs to no check."""
+LIMIT_KEYS = ("slowdown", "stuck", "disk", "clear_after", "silence", "recovered_after")
+"""Thresholds `during.KEY` for symptoms during a run (`monitor.SymptomLimits`). They belong to no check."""
 
 
 def find_unknown_names(health: HealthSpec) -> list[tuple[str, str, str | None]]:
-    """Return the unknown names in a `health:` section: (key, name, closest known name).
+    """Return the unknown names in a `health` section, each as (key, name, closest known name).
 
-    A rule for an unknown check would silently do nothing, so it is an error of the cluster file.
+    They are errors of the cluster file, because a rule for an unknown check would silently have no effect.
     """
-    from clusterctl.health.context import EXPECT_KEYS
+    from clusterctl.health.settings import EXPECT_KEYS
 
     wrong: list[tuple[str, str, str | None]] = []
     thresholds = [f"{check.name}.{key}" for check in CHECKS.values() for key in check.thresholds]
-    thresholds += [DEADLINE_KEY, SAMPLING_INTERVAL_KEY, *(f"during.{key}" for key in LIMITS)]
-    wrong += _unknown("ignore", (pattern.partition("@")[0] for pattern in health.ignore), CHECKS)
-    wrong += _unknown("severity", health.severity, CHECKS)
-    wrong += _unknown("required", health.required, CHECKS)
-    wrong += _unknown("thresholds", health.thresholds, thresholds)
-    wrong += _unknown("expect", health.expect, EXPECT_KEYS)
+    thresholds += [DEADLINE_KEY, SAMPLING_INTERVAL_KEY, *(f"during.{key}" for key in LIMIT_KEYS)]
+    wrong += _find_unknown("ignore", (pattern.partition("@")[0] for pattern in health.ignore), CHECKS)
+    wrong += _find_unknown("severity", health.severity, CHECKS)
+    wrong += _find_unknown("required", health.required, CHECKS)
+    wrong += _find_unknown("thresholds", health.thresholds, thresholds)
+    wrong += _find_unknown("expect", health.expect, EXPECT_KEYS)
     return wrong
 
 
-def _unknown(key: str, names: Iterable[str], known: Iterable[str]) -> list[tuple[str, str, str | None]]:
+def _find_unknown(key: str, names: Iterable[str], known: Iterable[str]) -> list[tuple[str, str, str | None]]:
     everything = list(known)
     wrong: list[tuple[str, str, str | None]] = []
     for name in names:

@@ -1,4 +1,4 @@
-"""Builds the probe request for a node from the cluster file."""
+"""Builds the request for the facts of a node from the cluster file."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from clusterctl.agent.protocol.command_payload_types import FactsRequest
 from clusterctl.config.spec import ClusterSpec, HostSpec
-from clusterctl.health.checks.driver import check_response_time
+from clusterctl.health.checks.gpu_driver import check_response_time
 from clusterctl.health.registry import DEADLINE_KEY
 
 DEADLINE = 3.0
-"""Seconds that the probe of a node may take; `health.thresholds: {probe.deadline: N}` overrides it."""
+"""Seconds for collecting the facts of a node; `health.thresholds: {probe.deadline: N}` overrides it."""
 PROCS_DEADLINE = 9.0
-"""Seconds for the process list, which watches a process that holds a GPU and sleeps in the kernel."""
+"""Seconds for the facts about processes: the agent watches each process that holds a GPU and sleeps in the kernel."""
 
 
 def build_probe_request(
@@ -27,17 +27,17 @@ def build_probe_request(
     run: str | None = None,
     salt: str = "",
 ) -> FactsRequest:
-    """Return the request for one node (shape: `clusterctl.agent.facts`).
+    """Return the request for the facts of one node (format: `clusterctl.agent.facts`).
 
     Args:
         spec: The cluster file.
         host: The node.
-        peers: Names of the other nodes to the addresses that workers will use.
-        workdir: Folder of the code, if it is known better than in `host.workdir`.
-        ports: Ports on this node that the run asks for by number.
-        groups: Only these groups of facts; `None` for all.
-        run: The run that asks, if there is one.
-        salt: Added to hashes that are compared between nodes.
+        peers: Name of each node to the address that workers will use.
+        workdir: Folder of the code; `None` for `host.workdir`.
+        ports: Port numbers on this node that the cluster file names.
+        groups: Names of the requested groups of facts; `None` for all.
+        run: Id of the run that requests the facts, or `None`.
+        salt: Salt for hashes that checks compare between nodes.
     """
     return {
         "deadline": float(spec.health.thresholds.get(DEADLINE_KEY, DEADLINE)),
@@ -60,6 +60,6 @@ def build_probe_request(
     }
 
 
-def longest_timeout_s(request: Mapping[str, Any]) -> float:
-    """Return the time after which a probe has answered, even if something hangs."""
+def get_longest_deadline(request: Mapping[str, Any]) -> float:
+    """Return the seconds after which the agent answers the request, even if a group of facts hangs."""
     return max(float(request["deadline"]), *map(float, (request.get("deadlines") or {}).values()))

@@ -10,10 +10,10 @@ from operator import attrgetter
 
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.logs.fold import FoldedLine, fold_history
-from clusterctl.logs.line import LogLine, LogQuery, Skew
+from clusterctl.logs.log_line import LogLine, LogQuery, Skew
 from clusterctl.logs.merge import filter_lines, open_streams, read_history, read_lines
-from clusterctl.logs.output_files import OutputFiles
-from clusterctl.logs.sanitize import clean_block, strip_colours
+from clusterctl.logs.output_replicas import OutputFiles
+from clusterctl.logs.safe_text import clean_block, strip_colours
 
 TAIL_LINES = 20
 TRACEBACK_LINES = 60

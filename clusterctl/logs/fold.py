@@ -15,7 +15,7 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import NamedTuple
 
-from clusterctl.logs.line import LogLine
+from clusterctl.logs.log_line import LogLine
 
 FOLD_WINDOW_S = 0.2
 """Seconds that a line waits for its copies."""

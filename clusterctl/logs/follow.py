@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from clusterctl.logs.line import LogLine, LogQuery, Skew
+from clusterctl.logs.log_line import LogLine, LogQuery, Skew
 from clusterctl.logs.merge import filter_lines, open_streams, read_history
-from clusterctl.logs.output_files import OutputFiles
-from clusterctl.logs.stream import Batch, OutputStream
+from clusterctl.logs.output_replicas import OutputFiles
+from clusterctl.logs.output_stream import Batch, OutputStream
 
 _POLL_BYTES = 1024 * 1024
 """Bytes read per poll. The caller handles signals and keys in between, and a line may be one byte long."""

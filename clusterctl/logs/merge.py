@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
 
-from clusterctl.logs.line import LogLine, LogQuery, Skew
-from clusterctl.logs.output_files import OutputFile, OutputFiles
-from clusterctl.logs.sanitize import strip_colours
-from clusterctl.logs.stream import Batch, OutputStream, find_line_start, find_tail_start
+from clusterctl.logs.log_line import LogLine, LogQuery, Skew
+from clusterctl.logs.output_replicas import OutputFile, OutputFiles
+from clusterctl.logs.output_stream import Batch, OutputStream, find_line_start, find_tail_start
+from clusterctl.logs.safe_text import strip_colours
 
 _WINDOW_GROWTH = 8
 _MIN_LINES_PER_STREAM = 4

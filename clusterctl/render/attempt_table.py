@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import describe_duration, format_duration
 from clusterctl.logs.fold import FoldedLine
-from clusterctl.logs.line import LogLine
+from clusterctl.logs.log_line import LogLine
 from clusterctl.render.console import DIM, Terminal, safe
 from clusterctl.render.log_output import format_rfc3339
 from clusterctl.render.run_messages import cause_json, describe_exit, failure_line

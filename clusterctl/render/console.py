@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TextIO
 
-from clusterctl.logs.sanitize import clean_text, strip_colours
+from clusterctl.logs.safe_text import clean_text, strip_colours
 from clusterctl.render import standard_streams
 from clusterctl.render.line_wrapping import count_columns, wrap_line
 from clusterctl.render.terminal_sanitizer import ansi_style, keep_ansi_colours, sanitize_line, sanitize_lines

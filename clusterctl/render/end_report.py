@@ -13,8 +13,8 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import describe_duration, format_duration, group_pairs, name_ranks, plural
 from clusterctl.logs.failure_tails import select_cause_lines
 from clusterctl.logs.fold import FoldedLine
-from clusterctl.logs.line import LogLine
-from clusterctl.logs.sanitize import clean_block, strip_colours
+from clusterctl.logs.log_line import LogLine
+from clusterctl.logs.safe_text import clean_block, strip_colours
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, Terminal, safe
 from clusterctl.render.error_messages import render_remaining_processes, render_start_error
 from clusterctl.render.run_messages import (

@@ -10,7 +10,7 @@ from typing import Any
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import group_pairs, plural, signal_name
-from clusterctl.logs.sanitize import clean_block
+from clusterctl.logs.safe_text import clean_block
 from clusterctl.render.console import BOLD, Terminal, pad
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import fold_ranks, group_pairs, plural
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.findings import Finding, Status
 from clusterctl.render.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Terminal, fit, pad, safe
 from clusterctl.render.line_wrapping import count_columns
 from clusterctl.render.terminal_sanitizer import json_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from clusterctl.logs.sanitize import strip_colours
+from clusterctl.logs.safe_text import strip_colours
 
 _WORD = re.compile(r"(?:`[^`]*`|[^\s`])+|`|\s+")
 """A word or a gap. Text between backticks belongs to one word."""

@@ -8,8 +8,8 @@ from enum import Enum
 
 from clusterctl.formatting import fold_ranks
 from clusterctl.logs.fold import FoldedLine
-from clusterctl.logs.line import LogLine
-from clusterctl.logs.sanitize import RESET, strip_colours
+from clusterctl.logs.log_line import LogLine
+from clusterctl.logs.safe_text import RESET, strip_colours
 from clusterctl.render.console import DIM, Terminal
 from clusterctl.render.line_wrapping import count_columns
 from clusterctl.render.terminal_sanitizer import json_line

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration, plural
-from clusterctl.logs.sanitize import clean_text, strip_colours
+from clusterctl.logs.safe_text import clean_text, strip_colours
 from clusterctl.render import charts
 from clusterctl.render.attempt_table import describe_cause, list_attempt_spans
 from clusterctl.render.charts import Bar, Chart, TimeAxis, TimelineEvent, make_chart

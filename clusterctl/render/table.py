@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from clusterctl.logs.sanitize import strip_colours
+from clusterctl.logs.safe_text import strip_colours
 from clusterctl.render.console import BOLD, Terminal, fit, pad, safe
 from clusterctl.render.line_wrapping import count_columns, wrap_line
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from clusterctl.logs.sanitize import CONTROL_CHARACTERS, STRAY_JOINER, escape_character
+from clusterctl.logs.safe_text import CONTROL_CHARACTERS, STRAY_JOINER, escape_character
 
 CONTINUED = "    "
 """The indent of a text's second line and those after it."""
@@ -35,7 +35,7 @@ def ansi_style(text: str, *codes: str) -> str:
 
 
 def keep_ansi_colours(line: str) -> str:
-    """Return a cleaned line of a program (`logs/sanitize.py`) with its colours, which pass the door unchanged."""
+    """Return a cleaned line of a program (`logs/safe_text.py`) with its colours, which pass the door unchanged."""
     return _SGR.sub(f"\x1b[\\1;{_NUMBER}m", line) if "\x1b" in line else line
 
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import describe_duration, fold_ranks, format_duration
-from clusterctl.logs.sanitize import strip_colours
+from clusterctl.logs.safe_text import strip_colours
 from clusterctl.render.console import BOLD, DIM, RED, Glyphs, Terminal, fit
 from clusterctl.render.line_wrapping import count_columns, wrap_line
 from clusterctl.render.live_footer import format_step_rate

@@ -18,11 +18,11 @@ from clusterctl.session.controller_inbox import InboxItemQueue
 from clusterctl.session.node_requests import HELLO
 from clusterctl.session.node_session import Session
 from clusterctl.transport.agent_archive import AgentArchive, load_agent_archive
-from clusterctl.transport.base import Channel, Transport
 from clusterctl.transport.bootstrap import Preamble, start_agent
-from clusterctl.transport.fallback import FallbackTransport
+from clusterctl.transport.interfaces import Channel, Transport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.openssh import OpenSshTransport
+from clusterctl.transport.openssh_fallback import FallbackTransport
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 E = TypeVar("E", bound=ClusterctlError)
@@ -81,7 +81,7 @@ class Transports:
         # paramiko imports `invoke` for its own ssh_config reader, which clusterctl does not use. This import takes a
         # third of paramiko's import time.
         with _hide_module("invoke"):
-            from clusterctl.transport.ssh.ssh import SshTransport
+            from clusterctl.transport.ssh.paramiko_transport import SshTransport
 
         builtin = SshTransport(self._ssh_spec, predialer=self._predialer)
         return builtin if self._ssh_spec.client == "builtin" else FallbackTransport(builtin, openssh, self._predialer)

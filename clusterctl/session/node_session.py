@@ -48,8 +48,8 @@ from clusterctl.session.controller_inbox import (
 from clusterctl.session.heartbeat import HEARTBEAT_TIMER, ClockOffsetMeter
 from clusterctl.session.node_requests import REQUESTS, ProtocolError, convert_error_answer
 from clusterctl.session.sender import Sender
-from clusterctl.transport.base import Channel
 from clusterctl.transport.bootstrap import Preamble
+from clusterctl.transport.interfaces import Channel
 from clusterctl.validation import journal_lines, messages
 from clusterctl.validation.quota import SessionQuota
 

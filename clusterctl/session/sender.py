@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from clusterctl.transport.base import Channel
+from clusterctl.transport.interfaces import Channel
 
 _BULK_QUEUE_BYTES = 256 * 1024
 """The maximum size of the queue of bulk data. A larger queue would delay requests; a smaller one would slow down a fast

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from clusterctl.errors import AgentError
 from clusterctl.transport.agent_archive import AgentArchive
-from clusterctl.transport.base import Channel, Progress, ignore_progress
+from clusterctl.transport.interfaces import Channel, Progress, ignore_progress
 from clusterctl.validation.messages import PREAMBLE
 
 NOISE_BYTES = 64 * 1024

@@ -22,7 +22,7 @@ from clusterctl import rlimits
 from clusterctl.config import value_parsers
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError
-from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, Progress, ignore_progress
+from clusterctl.transport.interfaces import EXEC_COMMAND, STDERR_TAIL_BYTES, Progress, ignore_progress
 
 _EXIT_TIMEOUT_S = 2.0
 _MAX_TIMEOUT_S = 1e6

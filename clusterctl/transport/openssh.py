@@ -29,18 +29,18 @@ from typing_extensions import override
 
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, NodeError
-from clusterctl.transport.base import Progress, ignore_progress
+from clusterctl.transport.interfaces import Progress, ignore_progress
 from clusterctl.transport.local import LocalChannel, start_child_process
 from clusterctl.transport.ssh import known_hosts
-from clusterctl.transport.ssh.config import (
+from clusterctl.transport.ssh.host_keys import accepts_new_keys
+from clusterctl.transport.ssh.login_errors import explain_ssh_log
+from clusterctl.transport.ssh.ssh_options import (
     Destination,
     SshOptions,
     build_ssh_arguments,
     get_destination,
     split_last_hop,
 )
-from clusterctl.transport.ssh.host_keys import accepts_new_keys
-from clusterctl.transport.ssh.login_errors import explain_ssh_log
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 _SHELL = "sh"

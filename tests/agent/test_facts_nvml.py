@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.facts import gpu_values as agent_answers
-from clusterctl.health import gpu_library_errors
-from clusterctl.health.context import Context, Expectation
+from clusterctl.health import gpu_errors
+from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_node, verdict
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests import fake_nvml
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ class Machine:
     ) -> dict[str, list[Finding]]:
         told = self.look(groups=["nvml", "driver", "kernel_log"], **request)
         found: dict[str, list[Finding]] = {}
-        for finding in judge_node("gpu03", told, Context(nodes={"gpu03": Expectation(gpus=gpus)}, **(context or {}))):
+        for finding in judge_node(
+            "gpu03", told, HealthSettings(nodes={"gpu03": NodeDeclaration(gpus=gpus)}, **(context or {}))
+        ):
             if finding.check.startswith("gpu."):
                 found.setdefault(finding.check, []).append(finding)
         return found
@@ -322,11 +324,11 @@ WORDS = {
 
 def test_every_word_for_an_answer_has_a_meaning_for_the_judges() -> None:
     known = {
-        *gpu_library_errors.MEANINGS,
-        gpu_library_errors.UNSUPPORTED,
-        gpu_library_errors.DENIED,
-        gpu_library_errors.CORRUPTED,
-        gpu_library_errors.FAILED,
+        *gpu_errors.ERROR_MEANINGS,
+        gpu_errors.UNSUPPORTED,
+        gpu_errors.DENIED,
+        gpu_errors.CORRUPTED,
+        gpu_errors.FAILED,
     }
     of_nvml = {agent_answers.NVML_WORDS.get(code, agent_answers.FAILED) for code in range(1000)}
     assert set(WORDS.values()) | {"failed"} == of_nvml
@@ -395,7 +397,7 @@ def test_a_machine_whose_kernel_log_is_closed_passes_strictly_for_a_plain_user(m
     if old:
         driver_550(machine)
     told = machine.look()
-    context = Context(nodes={"gpu03": Expectation(gpus=8)})
+    context = HealthSettings(nodes={"gpu03": NodeDeclaration(gpus=8)})
     findings = [f for f in judge_node("gpu03", told, context) if f.check.startswith(("gpu.", "host.kernel"))]
     assert {f.check for f in findings if f.needs_root} == {"gpu.xid", "gpu.sxid", "host.kernel_log"}
     assert verdict(findings, strict=True) is PASS, [f for f in findings if f.status not in (PASS, Status.SKIP)]
@@ -443,7 +445,9 @@ def test_a_node_that_is_closed_matters_only_where_the_run_uses_the_gpu(machine: 
         node["readable"] = node["path"] not in {f"/dev/{path.name}" for path in shut}
     seen = []
     for declared in (4, 8):
-        found = judge_node("n", told, Context(nodes={"n": Expectation(gpus=declared)}), ["gpu.device_access"])
+        found = judge_node(
+            "n", told, HealthSettings(nodes={"n": NodeDeclaration(gpus=declared)}), ["gpu.device_access"]
+        )
         seen.append((found[0].status, found[0].message))
     closed = ", ".join(f"/dev/nvidia{index}" for index in range(4, 8))
     assert seen == [(PASS, "6 device nodes are accessible"), (FAIL, f"no access to {closed}")]

@@ -33,7 +33,7 @@ from tests.lab.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from clusterctl.transport.base import Channel
+    from clusterctl.transport.interfaces import Channel
 
 HOST = HostSpec(name="here", host="here", transport=TransportKind.LOCAL)
 

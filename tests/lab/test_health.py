@@ -487,7 +487,7 @@ def test_the_cluster_file_decides_what_is_expected_ignored_and_how_grave(four: M
     assert by_check["gpu.lost"]["message"].startswith("ignored (FAIL): ")
     assert by_check["version.expected"]["status"] == "WARN"
     assert by_check["gpu.device_access"]["status"] == "FAIL"
-    assert by_check["gpu.device_access"]["message"].startswith("required, but could not look: ")
+    assert by_check["gpu.device_access"]["message"].startswith("required, but unknown: ")
     assert by_check["host.nofile"]["status"] == "WARN"
 
 

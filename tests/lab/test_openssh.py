@@ -17,7 +17,7 @@ from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.session.connect import open_session
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.ssh.ssh import SshTransport
+from clusterctl.transport.ssh.paramiko_transport import SshTransport
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, standin_bundle
 from tests.lab.spec import NodeSpec

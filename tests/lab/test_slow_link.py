@@ -15,7 +15,7 @@ from clusterctl.run.nodes.uploads import build_code_upload, sync_files
 from clusterctl.session.connect import open_session
 from clusterctl.session.controller_inbox import InboxItem, SessionLost
 from clusterctl.session.node_session import Session
-from clusterctl.transport.ssh.ssh import SshTransport
+from clusterctl.transport.ssh.paramiko_transport import SshTransport
 from tests.contract_sessions import DEADLINE, next_of
 from tests.relay import Relay
 

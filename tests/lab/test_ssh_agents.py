@@ -17,7 +17,7 @@ from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, NodeError
 from clusterctl.session.connect import Transports, open_session, open_sessions
 from clusterctl.transport.ssh.login_keys import AGENT_ONLY
-from clusterctl.transport.ssh.ssh import SshTransport
+from clusterctl.transport.ssh.paramiko_transport import SshTransport
 from tests.contract_sessions import standin_bundle
 from tests.lab.keys import make_key
 from tests.lab.waiting import wait_for

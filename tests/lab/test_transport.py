@@ -21,7 +21,7 @@ from clusterctl.transport.ssh.host_keys import add_to_known_hosts, fetch_keys
 from clusterctl.transport.ssh.known_hosts import HostKeyVerdict
 from clusterctl.transport.ssh.login_errors import LoginRefusedError
 from clusterctl.transport.ssh.login_keys import AGENT_ONLY
-from clusterctl.transport.ssh.ssh import SshTransport
+from clusterctl.transport.ssh.paramiko_transport import SshTransport
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, next_of, standin_bundle
 from tests.lab.keys import make_key
 from tests.lab.spec import NOISE, NodeSpec

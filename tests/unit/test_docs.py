@@ -151,7 +151,7 @@ def test_the_command_on_top_of_a_generated_page_makes_it(tmp_path: Path) -> None
         return subprocess.run([sys.executable, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
     make(documented.typed("python -m clusterctl.cli.command_reference docs/cli.md"))
-    checks = make(documented.typed("python -m clusterctl.health.docs"))
+    checks = make(documented.typed("python -m clusterctl.health.reference_page"))
 
     assert (tmp_path / "docs" / "cli.md").read_text() == (REPOSITORY / "docs" / "cli.md").read_text()
     assert checks == (REPOSITORY / "docs" / "health.md").read_text()

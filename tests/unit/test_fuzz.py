@@ -39,7 +39,7 @@ from clusterctl.run.rules.state import RunState
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 from clusterctl.session.node_requests import REQUESTS
 from clusterctl.transport.bootstrap import PreambleParser
-from clusterctl.transport.ssh import config, known_hosts
+from clusterctl.transport.ssh import known_hosts, ssh_options
 from clusterctl.validation import journal_lines, messages, quota, samples
 from clusterctl.validation.derived_validators import derive_object_validator
 from tests.unit.config.conftest import _parse as parse_config
@@ -282,7 +282,7 @@ def preamble(data: bytes) -> None:
 
 
 def ssh_answer(lines: list[tuple[str, str]]) -> None:
-    config.parse_options("n", "\n".join(" ".join(pair) for pair in lines), config.Destination(host="h"))
+    ssh_options.parse_options("n", "\n".join(" ".join(pair) for pair in lines), ssh_options.Destination(host="h"))
 
 
 def cluster_file(text: str | bytes) -> None:

@@ -32,7 +32,7 @@ from clusterctl.render.table import Column, render_table
 from clusterctl.run.nodes.code_exclusions import list_unsent_arguments
 from clusterctl.run.nodes.fan_out import raise_first
 from clusterctl.run.nodes.network_probe import build_node_facts, resolve_rendezvous
-from clusterctl.transport.ssh.config import (
+from clusterctl.transport.ssh.ssh_options import (
     CONFIG_VARIABLE,
     SshOptions,
     find_names_of_one_host,

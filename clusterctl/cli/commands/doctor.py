@@ -23,15 +23,15 @@ from clusterctl.cli import options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.formatting import format_size
+from clusterctl.health.findings import Status
 from clusterctl.health.head_checks import (
     ControllerFacts,
     HeadFacts,
     SshAgentFacts,
     StateFolderFacts,
-    head_verdict,
+    compute_head_verdict,
     judge_head,
 )
-from clusterctl.health.model import Status
 from clusterctl.render.health_report import render_head_checks
 from clusterctl.run.record import ownership
 from clusterctl.run.record.disk_files import make_private_folder
@@ -55,7 +55,7 @@ def command(common: CommonOptions, as_json: bool) -> int:
     console = common.console()
     facts = read_head_facts()
     findings = judge_head(facts, format_size)
-    worst = head_verdict(findings)
+    worst = compute_head_verdict(findings)
     if as_json:
         console.write_stdout_json(
             {
@@ -78,7 +78,7 @@ def read_head_facts() -> HeadFacts:
         ssh_agent=_read_ssh_agent_facts(),
         folder=_read_state_folder_facts(find_runs_root().parent),
         open_files=_read_open_files_limits(),
-        ends_at_logout=kills_at_logout(read_logind_settings(user)),
+        killed_at_logout=kills_at_logout(read_logind_settings(user)),
         user=user,
         clock_error=read_clock_error(),
         controllers=tuple(_list_controllers()),

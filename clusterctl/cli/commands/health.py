@@ -21,10 +21,10 @@ from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import plural
 from clusterctl.health import recording
 from clusterctl.health.check import Check
-from clusterctl.health.context import Context
+from clusterctl.health.findings import Finding
 from clusterctl.health.judge import verdict
-from clusterctl.health.model import Finding
 from clusterctl.health.registry import CHECKS
+from clusterctl.health.settings import HealthSettings
 from clusterctl.render import health_report as render
 from clusterctl.render.health_report import HealthReport, NodeHealth
 from clusterctl.render.table import Column, render_table
@@ -154,7 +154,7 @@ def _print_checks(names: list[str] | None, console: Console, *, as_json: bool) -
 
 def render_checks(checks: Iterable[Check], terminal: Terminal) -> list[str]:
     """Return a table of checks: name, default severity, description."""
-    return render_table(_CHECK_COLUMNS, [(check.name, check.severity, check.doc) for check in checks], terminal)
+    return render_table(_CHECK_COLUMNS, [(check.name, check.severity, check.purpose) for check in checks], terminal)
 
 
 def checks_to_json(checks: Iterable[Check]) -> list[dict[str, Any]]:
@@ -232,7 +232,7 @@ def _write_recording(path: str, spec: ClusterSpec, view: HealthReport, console: 
         for name in re.split(r"[@,]", text or "")
         if name
     ]
-    recorded = recording.make_recording(facts, Context.from_spec(spec), reached_as)
+    recorded = recording.make_recording(facts, HealthSettings.from_spec(spec), reached_as)
     write_text_file(path, json.dumps(recorded, indent=1) + "\n")
     console.write_stderr(
         f"the facts of {plural(len(facts), 'node')} are in {path}; read it before you send it (docs/recordings.md)"

@@ -27,9 +27,9 @@ from clusterctl.formatting import fold_ranks, plural
 from clusterctl.logs.failure_tails import FailureTails, fold_last_lines, merge_lines, read_failure_tails
 from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
 from clusterctl.logs.follow import Follower
-from clusterctl.logs.line import LogLine, LogQuery
+from clusterctl.logs.log_line import LogLine, LogQuery
 from clusterctl.logs.merge import filter_lines, read_lines
-from clusterctl.logs.sanitize import clean_block
+from clusterctl.logs.safe_text import clean_block
 from clusterctl.render.attempt_table import AttemptSeparators
 from clusterctl.render.error_messages import error_line, hint_lines
 from clusterctl.render.log_output import LogWriter, Timestamps, encode_raw_line, format_json_line

@@ -18,7 +18,7 @@ from clusterctl.errors import AuthError, ExitCode, NodeError, NodesError, Refuse
 from clusterctl.formatting import plural
 from clusterctl.transport.openssh import OpenSshTransport
 from clusterctl.transport.ssh.host_keys import add_to_known_hosts, explain_untrusted_key, fetch_keys
-from clusterctl.transport.ssh.ssh import SshTransport
+from clusterctl.transport.ssh.paramiko_transport import SshTransport
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from clusterctl.logs.line import LogLine
+from clusterctl.logs.log_line import LogLine
 from clusterctl.render import run_messages
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import StateReader

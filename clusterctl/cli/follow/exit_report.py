@@ -10,7 +10,7 @@ from clusterctl.cli.run_views import predict_run_without_controller
 from clusterctl.cli.verdicts import add_file_hints
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ExitCode
-from clusterctl.logs.sanitize import strip_colours
+from clusterctl.logs.safe_text import strip_colours
 from clusterctl.render.console import safe
 from clusterctl.render.end_report import ReportContext, VisibleOutput, render_end_report
 from clusterctl.render.error_messages import error_line, hint_lines

@@ -21,7 +21,7 @@ from clusterctl.formatting import plural
 from clusterctl.logs.failure_tails import FailureTails, choose_default_ranks
 from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
 from clusterctl.logs.follow import Follower
-from clusterctl.logs.line import LogLine, LogQuery
+from clusterctl.logs.log_line import LogLine, LogQuery
 from clusterctl.render import run_messages
 from clusterctl.render.attempt_table import render_separator
 from clusterctl.render.end_report import OutputTail, VisibleOutput

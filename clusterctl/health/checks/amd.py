@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.formatting import group_pairs
-from clusterctl.health.check import ClusterView, NodeView, cluster_check, node_check, remedy
-from clusterctl.health.checks import compare, gpus
-from clusterctl.health.checks.machine_kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
-from clusterctl.health.checks.thermal import COOLING
-from clusterctl.health.model import AMD, Action, Outcome, Status, Symptom, fail, ok, skip, unknown, warn
+from clusterctl.health.check import CheckedCluster, CheckedNode, cluster_check, node_check, remedy
+from clusterctl.health.checks import comparison, gpu_facts
+from clusterctl.health.checks.gpu_thermal import COOLING
+from clusterctl.health.checks.machine_kernel_log import (
+    describe_covered_time,
+    describe_occurrences,
+    report_unreadable_gpu_log,
+)
+from clusterctl.health.findings import AMD, Action, Outcome, Status, Symptom, fail, ok, skip, unknown, warn
 
 _HINTS = {
     Action.REBOOT_NODE: "Reboot the node; twice the same on one serial number means a replacement",
@@ -21,27 +25,27 @@ _HINTS = {
 }
 
 
-def list_hive_members(view: NodeView, device: gpus.Device) -> list[int]:
+def list_hive_members(node: CheckedNode, device: gpu_facts.Device) -> list[int]:
     """Return the GPUs of the node that are reset together with one, itself among them, used by the run or not."""
-    own = gpus.read_value(device, "hive")
-    members = [d["index"] for d in gpus.list_gpus(view) if own and gpus.read_value(d, "hive") == own]
+    own = gpu_facts.read_value(device, "hive")
+    members = [d["index"] for d in gpu_facts.list_gpus(node) if own and gpu_facts.read_value(d, "hive") == own]
     return members or [device["index"]]
 
 
-def reset_hint(view: NodeView, device: gpus.Device, action: Action) -> str | None:
+def get_reset_hint(node: CheckedNode, device: gpu_facts.Device, action: Action) -> str | None:
     """Return the remedy of an action for one GPU."""
     if action is not Action.RESET_GPU:
         return _HINTS.get(action)
-    members = list_hive_members(view, device)
+    members = list_hive_members(node, device)
     if len(members) == 1:
-        target = gpus.read_value(device, "pci") or device["index"]
+        target = gpu_facts.read_value(device, "pci") or device["index"]
         return f"Stop all jobs that use it, then `sudo amd-smi reset -G -g {target}`, or reboot"
     return f"{describe_joint_reset(members)}: an XGMI hive is reset as one"
 
 
 def describe_joint_reset(members: Sequence[int]) -> str:
     """Return how some GPUs are reset at once."""
-    named = gpus.format_gpu_names(members)
+    named = gpu_facts.format_gpu_names(members)
     return f"Stop all jobs on the node, then reset {named} together (`sudo amd-smi reset -G -g all`), or reboot"
 
 
@@ -52,25 +56,25 @@ _ROCR, _HIP, _CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBL
 
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
 @node_check("gpu.slowdown", "GPU temperature, power, clocks", severity="WARN", gpu=True, vendors=(AMD,))
-def check_slowdown(view: NodeView) -> Outcome | list[Outcome]:
+def check_reduced_clocks(node: CheckedNode) -> Outcome | list[Outcome]:
     """Neither heat nor the board holds down the clocks of AMD's GPUs.
 
     Source: `gpu_metrics` of AMD: throttle status (MI200), residencies of two readings (MI300 and later, newer drivers)
     Healthy: nothing but the power limit, which is normal under load, holds the clocks down
     """
-    gpus.require_library(view)
-    if not any("slowdown" in device.get("v", {}) for device in gpus.list_used_gpus(view)):
+    gpu_facts.require_library_facts(node)
+    if not any("slowdown" in device.get("v", {}) for device in gpu_facts.list_used_gpus(node)):
         return skip("not told by this GPU or driver")
-    return gpus.judge_each(view, "slowdown", _judge_slowdown, "clocks of {n} GPUs are not held down")
+    return gpu_facts.judge_each_gpu(node, "slowdown", _judge_slowdown, "clocks of {n} GPUs are not held down")
 
 
-def _judge_slowdown(gpu: gpus.GpuValue) -> Outcome | None:
+def _judge_slowdown(gpu: gpu_facts.GpuValue) -> Outcome | None:
     return gpu.warn(f"held down by {', '.join(gpu.value)}") if gpu.value else None
 
 
 @remedy(Action.FIX_CONFIG, "`sudo amd-smi set --compute-partition SPX` (and `--memory-partition NPS1`) on all GPUs")
 @cluster_check("gpu.partition", "GPU modes", severity="WARN", gpu=True, vendors=(AMD,))
-def check_partitions(view: ClusterView) -> Iterable[Outcome]:
+def check_partition_modes(cluster: CheckedCluster) -> Iterable[Outcome]:
     """All of AMD's GPUs have the same partition mode.
 
     Otherwise ranks with a part of a GPU and ranks with a whole GPU wait for each other.
@@ -78,18 +82,18 @@ def check_partitions(view: ClusterView) -> Iterable[Outcome]:
     Source: `current_compute_partition`, `current_memory_partition` of AMD (MI300 and later)
     Healthy: the same on all GPUs of one board
     """
-    return compare.compare_gpus(view, lambda device: gpus.read_value(device, "modes"), "partition", "/".join)
+    return comparison.compare_gpus(cluster, lambda device: gpu_facts.read_value(device, "modes"), "partition", "/".join)
 
 
 @remedy(Action.FIX_CONFIG, "`sudo sysctl kernel.numa_balancing=0`")
 @node_check("gpu.numa_balancing", "GPU modes", severity="WARN", gpu=True, vendors=(AMD,))
-def check_numa_balancing(view: NodeView) -> Outcome:
+def check_numa_balancing(node: CheckedNode) -> Outcome:
     """The kernel does not move memory between processors by itself while AMD's GPUs use it.
 
     Source: /proc/sys/kernel/numa_balancing
     Healthy: 0 (AMD's guides to MI200 and MI300 turn it off: it moves pages that GPUs have mapped)
     """
-    value = gpus.read_library(view).data.get("numa_balancing")
+    value = gpu_facts.get_library_facts(node).facts.get("numa_balancing")
     if value is None:
         return unknown("could not read /proc/sys/kernel/numa_balancing")
     return warn("NUMA balancing is on", value=value, expected=0) if value else ok("NUMA balancing is off")
@@ -97,16 +101,16 @@ def check_numa_balancing(view: NodeView) -> Outcome:
 
 @remedy(Action.FIX_CONFIG, "Unset it in `env`, the prologue or the shell's start files")
 @node_check("gpu.visible_env", "GPU modes", gpu=True, vendors=(AMD,), group="host")
-def check_visible_devices(view: NodeView) -> Outcome:
+def check_visible_devices(node: CheckedNode) -> Outcome:
     """The variables that select AMD's GPUs agree: HIP counts only the GPUs that ROCR leaves visible.
 
     Source: ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES (else CUDA_VISIBLE_DEVICES) in the job's environment
     Healthy: no ROCR_VISIBLE_DEVICES if the cluster file names GPUs by index; it has at least as many GPUs as
         HIP_VISIBLE_DEVICES; neither has fewer GPUs than the file declares
     """
-    env = view.read("env", "the environment was not reported")
+    env = node.read("env", "the environment was not reported")
     rocr, hip = env.get(_ROCR), env.get(_HIP)
-    declared, least = view.expected.gpus, view.expected.count or 0
+    declared, least = node.declaration.gpus, node.declaration.gpu_count or 0
     if rocr is not None and isinstance(declared, tuple):
         message = f"{_ROCR} is {rocr}: the cluster file's GPUs {list(declared)} would be indices into this list"
         return fail(message, value=rocr)
@@ -120,13 +124,15 @@ def check_visible_devices(view: NodeView) -> Outcome:
     return ok("no variables at odds")
 
 
-def find_setup_symptom(gpu: int, causes: Sequence[str] | None, degrees: float | None, lasting: float) -> Symptom | None:
+def find_reduced_clocks_symptom(
+    gpu: int, causes: Sequence[str] | None, degrees: float | None, lasting: float
+) -> Symptom | None:
     """Return the symptom of reduced clocks in a sample; it must last for `lasting` seconds to be reported."""
     if not causes:
         return None
     words, detail = f"held down by {', '.join(causes)}", f"{degrees:.0f} °C" if degrees is not None else ""
     action = Action.CHECK_POWER_COOLING
-    return Symptom("gpu.slowdown", Status.WARN, words, action, gpu=gpu, lasting=lasting, detail=detail)
+    return Symptom("gpu.slowdown", Status.WARN, words, action, gpu=gpu, min_duration_s=lasting, detail=detail)
 
 
 # --- Links between AMD's GPUs (XGMI, Infinity Fabric): a hive is whole, and every link of it is up.
@@ -138,7 +144,7 @@ _LASTING = 30.0
 
 @remedy(Action.RESET_GPU, _REMEDY)
 @node_check("gpu.xgmi", _FAMILY, gpu=True, vendors=(AMD,))
-def check_xgmi_links(view: NodeView) -> Outcome | list[Outcome]:
+def check_xgmi_links(node: CheckedNode) -> Outcome | list[Outcome]:
     """AMD's GPUs that are joined by XGMI have all their links up.
 
     A link that is down slows every collective.
@@ -147,58 +153,64 @@ def check_xgmi_links(view: NodeView) -> Outcome | list[Outcome]:
     Healthy: as many active links as on most GPUs of the hive; every pair of a hive is linked; no GPU is outside the
         hive of all others. SKIP if XGMI joins no GPUs
     """
-    gpus.require_library(view)
-    devices = gpus.list_used_gpus(view)
-    bad = [*_outside(devices), *_unlinked(view, devices), *_down(view, devices)]
-    joined = sum(bool(gpus.read_value(device, "xgmi")) for device in devices)
+    gpu_facts.require_library_facts(node)
+    devices = gpu_facts.list_used_gpus(node)
+    bad = [
+        *_judge_hive_membership(devices),
+        *_judge_unlinked_pairs(node, devices),
+        *_judge_inactive_links(node, devices),
+    ]
+    joined = sum(bool(gpu_facts.read_value(device, "xgmi")) for device in devices)
     healthy = ok(f"XGMI links as they should be on {joined} GPUs") if joined else skip("no GPUs are joined by XGMI")
     return bad or healthy
 
 
-def _outside(devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
+def _judge_hive_membership(devices: Sequence[gpu_facts.Device]) -> Iterator[Outcome]:
     """Name the one GPU that is in no hive with the others. Two hives of equal size are how bridged cards are built."""
-    hives = Counter(gpus.read_value(device, "hive") for device in devices)
+    hives = Counter(gpu_facts.read_value(device, "hive") for device in devices)
     if len(devices) < 3:
         return
     for device in devices:
-        own = gpus.read_value(device, "hive")
+        own = gpu_facts.read_value(device, "hive")
         others = max((count for hive, count in hives.items() if hive and hive != own), default=0)
         if others == len(devices) - 1:
-            message = f"{gpus.describe_gpu(device)}: not in the XGMI hive of the other {others} GPUs"
+            message = f"{gpu_facts.describe_gpu(device)}: not in the XGMI hive of the other {others} GPUs"
             hint = _describe_remedy([d["index"] for d in devices])
             yield fail(message, gpu=device["index"], hint=hint, action=Action.RESET_GPU)
 
 
-def _unlinked(view: NodeView, devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
+def _judge_unlinked_pairs(node: CheckedNode, devices: Sequence[gpu_facts.Device]) -> Iterator[Outcome]:
     pairs = []
     for i, device in enumerate(devices):
         for other in devices[i + 1 :]:
-            same = gpus.read_value(device, "hive") and gpus.read_value(device, "hive") == gpus.read_value(other, "hive")
-            if same and not (_reaches(device, other) and _reaches(other, device)):
+            same = gpu_facts.read_value(device, "hive") and gpu_facts.read_value(
+                device, "hive"
+            ) == gpu_facts.read_value(other, "hive")
+            if same and not (_has_link(device, other) and _has_link(other, device)):
                 pairs.append((device, other))
     if pairs:
         names = [f"{one['index']}-{other['index']}" for one, other in pairs]
-        hint = _describe_remedy(list_hive_members(view, pairs[0][0]))
+        hint = _describe_remedy(list_hive_members(node, pairs[0][0]))
         yield fail(f"no XGMI between GPUs {', '.join(names[:8])}, which are in one hive", value=names, hint=hint)
 
 
-def _reaches(one: gpus.Device, other: gpus.Device) -> bool:
+def _has_link(one: gpu_facts.Device, other: gpu_facts.Device) -> bool:
     # A partition reaches the others of its own GPU without a link.
-    if gpus.read_value(one, "pci") == gpus.read_value(other, "pci"):
+    if gpu_facts.read_value(one, "pci") == gpu_facts.read_value(other, "pci"):
         return True
-    return str(other["index"]) in (gpus.read_value(one, "xgmi") or {})
+    return str(other["index"]) in (gpu_facts.read_value(one, "xgmi") or {})
 
 
-def _down(view: NodeView, devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
-    told = {device["index"]: gpus.read_value(device, "xgmi_links") for device in gpus.list_gpus(view)}
+def _judge_inactive_links(node: CheckedNode, devices: Sequence[gpu_facts.Device]) -> Iterator[Outcome]:
+    told = {device["index"]: gpu_facts.read_value(device, "xgmi_links") for device in gpu_facts.list_gpus(node)}
     up = {index: sum(states) for index, states in told.items() if states}
     for device in devices:
         index = device["index"]
-        members = [up[member] for member in list_hive_members(view, device) if member in up]
+        members = [up[member] for member in list_hive_members(node, device) if member in up]
         usual, times = Counter(members).most_common(1)[0] if members else (0, 0)
         if index in up and up[index] < usual and times * 2 > len(members):
-            message = f"{gpus.describe_gpu(device)}: {up[index]} of {usual} XGMI links up"
-            hint = _describe_remedy(list_hive_members(view, device))
+            message = f"{gpu_facts.describe_gpu(device)}: {up[index]} of {usual} XGMI links up"
+            hint = _describe_remedy(list_hive_members(node, device))
             yield fail(message, gpu=index, value=up[index], expected=usual, hint=hint)
 
 
@@ -208,45 +220,47 @@ def _describe_remedy(members: Sequence[int]) -> str:
 
 @remedy(Action.RESET_GPU, _REMEDY)
 @cluster_check("gpu.xgmi_outlier", _FAMILY, gpu=True, vendors=(AMD,))
-def check_xgmi_outliers(view: ClusterView) -> Outcome | list[Outcome]:
+def check_xgmi_outliers(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     """No pair of AMD's GPUs is slower, or has more hops, than the same pair on other nodes.
 
     Source: active links, hops and bandwidth of each pair of GPUs, compared at the same addresses of machines with the
         same layout
     Healthy: the same as on most nodes; if only two nodes differ, the lesser one is WARN
     """
-    fast = compare.group_by_slot(view, lambda node: _pairs(node, 1))
-    near = compare.group_by_slot(view, lambda node: {pair: -weight for pair, weight in _pairs(node, 0).items()})
+    fast = comparison.group_by_slot(cluster, lambda node: _read_pairs(node, 1))
+    near = comparison.group_by_slot(
+        cluster, lambda node: {pair: -weight for pair, weight in _read_pairs(node, 0).items()}
+    )
     if not fast:
-        return compare.report_no_outlier(view, 0, "pairs of GPUs")
-    odd = _odd(fast, "slower than") or _odd(near, "farther apart than")
+        return comparison.report_no_outlier(cluster, 0, "pairs of GPUs")
+    odd = _report_deficits(fast, "slower than") or _report_deficits(near, "farther apart than")
     return odd or ok("pairs of GPUs are joined as on other nodes")
 
 
-def _pairs(node: NodeView, which: int) -> dict[str, int]:
+def _read_pairs(node: CheckedNode, which: int) -> dict[str, int]:
     """Return the weight (0) or the bandwidth (1) of each pair, by their indices."""
     return {
         f"{device['index']}-{peer}": link[which]
-        for device in gpus.list_used_gpus(node)
-        for peer, link in (gpus.read_value(device, "xgmi") or {}).items()
+        for device in gpu_facts.list_used_gpus(node)
+        for peer, link in (gpu_facts.read_value(device, "xgmi") or {}).items()
         if device["index"] < int(peer)
     }
 
 
-def _odd(places: Mapping[str, Mapping[str, int]], how: str) -> list[Outcome]:
-    by_state = group_pairs(((slot.node, slot.is_certain), slot.index) for slot in compare.find_lesser_slots(places))
+def _report_deficits(places: Mapping[str, Mapping[str, int]], how: str) -> list[Outcome]:
+    by_state = group_pairs(((slot.node, slot.is_certain), slot.index) for slot in comparison.find_slot_deficits(places))
     return [
         (fail if certain else warn)(f"GPUs {', '.join(pairs[:8])} are {how} on other nodes", node=node, value=pairs)
         for (node, certain), pairs in by_state.items()
     ]
 
 
-def find_xgmi_symptom(gpu: int, lost: int | None) -> Symptom | None:
+def find_xgmi_symptom(gpu: int, lost_links: int | None) -> Symptom | None:
     """Return the symptom of a GPU whose links went down during a run."""
-    if not lost or lost < 0:
+    if not lost_links or lost_links < 0:
         return None
-    words = f"{lost} XGMI links have gone down"
-    return Symptom("gpu.xgmi", Status.FAIL, words, Action.RESET_GPU, gpu=gpu, lasting=_LASTING)
+    words = f"{lost_links} XGMI links have gone down"
+    return Symptom("gpu.xgmi", Status.FAIL, words, Action.RESET_GPU, gpu=gpu, min_duration_s=_LASTING)
 
 
 # --- What AMD's driver has reported in the kernel log: errors, hangs, resets, and how they ended.
@@ -260,14 +274,14 @@ class _Meaning:
     """The meaning of a kind of event.
 
     Attributes:
-        hard: It speaks of hardware.
-        mends: A reset of the GPU repairs it.
+        is_hardware: It speaks of hardware.
+        repaired_by_reset: A reset of the GPU repairs it.
     """
 
-    words: str
-    hard: bool
+    description: str
+    is_hardware: bool
     action: Action
-    mends: bool = False
+    repaired_by_reset: bool = False
 
 
 _MEANINGS: dict[tuple[str, str], _Meaning] = {
@@ -280,16 +294,16 @@ _MEANINGS: dict[tuple[str, str], _Meaning] = {
 }
 
 
-def was_reset_since(view: NodeView, device: gpus.Device, kind: str) -> bool:
+def was_reset_after(node: CheckedNode, device: gpu_facts.Device, event_kind: str) -> bool:
     """Return whether the kernel log has a reset of a GPU after the last event of a kind."""
-    own = [event for event in _events(view) if event["device"] == gpus.read_value(device, "pci")]
-    of_kind = [event["order"] for event in own if event["kind"] == kind]
+    own = [event for event in _list_events(node) if event["device"] == gpu_facts.read_value(device, "pci")]
+    of_kind = [event["order"] for event in own if event["kind"] == event_kind]
     resets = [event["order"] for event in own if (event["kind"], event["grade"]) == ("reset", "done")]
     return bool(of_kind and resets) and max(resets) > max(of_kind)
 
 
-def _events(view: NodeView) -> list[Event]:
-    events = view.group("kernel_log").data.get("events") or []
+def _list_events(node: CheckedNode) -> list[Event]:
+    events = node.group("kernel_log").facts.get("events") or []
     return [event for event in events if event.get("vendor") == AMD]
 
 
@@ -303,11 +317,11 @@ def _events(view: NodeView) -> list[Event]:
     gpu=True,
     vendors=(AMD,),
     group="kernel_log",
-    root="counts of errors and bad pages, and that the GPUs answer, speak for them",
-    witness=report_closed_gpu_log,
+    without_root="counts of errors and bad pages, and that the GPUs answer, speak for them",
+    judge_without_source=report_unreadable_gpu_log,
     thresholds={"lookback": 86400.0, "unended": 120.0},
 )
-def check_driver_log(view: NodeView) -> Outcome | list[Outcome]:
+def check_driver_log(node: CheckedNode) -> Outcome | list[Outcome]:
     """Errors, hangs and resets that AMD's driver reported since boot.
 
     Source: lines of amdgpu in the kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted
@@ -315,71 +329,73 @@ def check_driver_log(view: NodeView) -> Outcome | list[Outcome]:
         there are no more bad pages than the driver accepts. An uncorrected error is FAIL within `lookback` seconds, and
         WARN once the GPU was reset; resets and hung queues, which programs cause too, are WARN within `lookback`
     """
-    events = _events(view)
-    outcomes = [outcome for event in events if (outcome := _weigh(view, event, events)) is not None]
-    return outcomes or ok(f"no trouble of amdgpu {describe_reach(view)}")
+    events = _list_events(node)
+    outcomes = [outcome for event in events if (outcome := _judge_event(node, event, events)) is not None]
+    return outcomes or ok(f"no trouble of amdgpu {describe_covered_time(node)}")
 
 
-def _weigh(view: NodeView, event: Event, events: list[Event]) -> Outcome | None:
-    device, index, mine = _place(view, event["device"])
+def _judge_event(node: CheckedNode, event: Event, events: list[Event]) -> Outcome | None:
+    device, index, mine = _find_gpu(node, event["device"])
     age = event["last_age_s"]
-    recent = age is None or age <= view.limit("lookback")
-    meaning = _meaning(view, event, events)
-    if not mine or meaning is None or not (recent or meaning.hard):
+    recent = age is None or age <= node.limit("lookback")
+    meaning = _find_meaning(node, event, events)
+    if not mine or meaning is None or not (recent or meaning.is_hardware):
         return None
-    mended = meaning.mends and any(
-        e["order"] > event["order"] and e["grade"] == "done" for e in _of(event, events, "reset")
+    repaired = meaning.repaired_by_reset and any(
+        e["order"] > event["order"] and e["grade"] == "done" for e in _select_events(event, events, "reset")
     )
-    say = fail if meaning.hard and not mended and (recent or not meaning.mends) else warn
-    action = Action.NONE if mended else meaning.action
-    times = f"{describe_recurrence(event)}{', since reset' if mended else ''}"
+    say = fail if meaning.is_hardware and not repaired and (recent or not meaning.repaired_by_reset) else warn
+    action = Action.NONE if repaired else meaning.action
+    times = f"{describe_occurrences(event)}{', reset since' if repaired else ''}"
     return say(
-        f"{_label(index, event['device'])}: {meaning.words}{times}",
+        f"{_format_gpu(index, event['device'])}: {meaning.description}{times}",
         gpu=index,
         value={"kind": event["kind"], "count": event["count"], "last_age_s": age, "text": event["text"]},
         action=action,
-        hint=_hint(view, device, action),
-        key=f"amdgpu.{event['kind']}",
+        hint=_choose_hint(node, device, action),
+        override_key=f"amdgpu.{event['kind']}",
     )
 
 
-def _meaning(view: NodeView, event: Event, events: list[Event]) -> _Meaning | None:
+def _find_meaning(node: CheckedNode, event: Event, events: list[Event]) -> _Meaning | None:
     kind, grade = event["kind"], event["grade"]
     if kind == "ras":
-        return _Meaning(f"uncorrected errors in {grade}", True, Action.RESET_GPU, mends=True)
+        return _Meaning(f"uncorrected errors in {grade}", True, Action.RESET_GPU, repaired_by_reset=True)
     if (kind, grade) == ("reset", "begin"):
-        ended = any(e["order"] > event["order"] and e["grade"] in _ENDED for e in _of(event, events, "reset"))
+        ended = any(
+            e["order"] > event["order"] and e["grade"] in _ENDED for e in _select_events(event, events, "reset")
+        )
         age = event["last_age_s"]
-        if ended or (age is not None and age < view.limit("unended")):
+        if ended or (age is not None and age < node.limit("unended")):
             return None
         return _Meaning("a reset of the GPU has not ended", True, Action.REBOOT_NODE)
     return _MEANINGS.get((kind, grade))
 
 
-def _of(event: Event, events: list[Event], kind: str) -> list[Event]:
+def _select_events(event: Event, events: list[Event], kind: str) -> list[Event]:
     return [other for other in events if other["device"] == event["device"] and other["kind"] == kind]
 
 
-def _place(view: NodeView, address: str) -> tuple[gpus.Device | None, int | None, bool]:
+def _find_gpu(node: CheckedNode, address: str) -> tuple[gpu_facts.Device | None, int | None, bool]:
     """Return the GPU at an address, its index, and whether the run uses it, which an unknown address may be."""
-    device = next((d for d in gpus.list_gpus(view) if gpus.read_value(d, "pci") == address), None)
+    device = next((d for d in gpu_facts.list_gpus(node) if gpu_facts.read_value(d, "pci") == address), None)
     if device is None:
         return None, None, True
-    return device, device["index"], device in gpus.list_used_gpus(view)
+    return device, device["index"], device in gpu_facts.list_used_gpus(node)
 
 
-def _label(index: int | None, address: str) -> str:
+def _format_gpu(index: int | None, address: str) -> str:
     if index is not None:
         return f"GPU {index}"
     return f"GPU at {address}" if address else "a GPU"
 
 
-def _hint(view: NodeView, device: gpus.Device | None, action: Action) -> str:
+def _choose_hint(node: CheckedNode, device: gpu_facts.Device | None, action: Action) -> str:
     if action is Action.RESTART_APP:
         return "A program may have caused it; if it comes again with others, have the hardware looked at"
     if action is Action.NONE:
         return "Nothing to do: the GPU has been reset; look at what came before it if it was not on purpose"
-    remedy = reset_hint(view, device or {"index": 0}, action)
+    remedy = get_reset_hint(node, device or {"index": 0}, action)
     return remedy or "Look at the lines of amdgpu around it in the kernel log (`dmesg -T`)"
 
 
@@ -390,24 +406,24 @@ _REPAIRED = (
 )
 
 
-def judge_uncorrected_errors(view: NodeView) -> list[Outcome]:
+def judge_uncorrected_errors(node: CheckedNode) -> list[Outcome]:
     """Judge uncorrected errors since the driver was loaded; a reset does not clear the driver's counts."""
-    return gpus.judge_each(view, "ecc_unc", _judge_uncorrected, "no uncorrected errors on {n} GPUs")
+    return gpu_facts.judge_each_gpu(node, "ecc_unc", _judge_uncorrected, "no uncorrected errors on {n} GPUs")
 
 
-def _judge_uncorrected(gpu: gpus.GpuValue) -> Outcome | None:
+def _judge_uncorrected(gpu: gpu_facts.GpuValue) -> Outcome | None:
     if gpu.value <= 0:
         return None
     blocks = ", ".join(name for name, (wrong, _) in (gpu.get("ras") or {}).items() if wrong)
     message = f"{gpu.value} uncorrected errors in {blocks or 'memory'}"
-    if was_reset_since(gpu.view, gpu.device, "ras"):
-        return gpu.warn(f"{message}, since reset", expected=0, action=Action.NONE, hint=_REPAIRED)
-    hint = reset_hint(gpu.view, gpu.device, Action.RESET_GPU)
+    if was_reset_after(gpu.node, gpu.device, "ras"):
+        return gpu.warn(f"{message}, reset since", expected=0, action=Action.NONE, hint=_REPAIRED)
+    hint = get_reset_hint(gpu.node, gpu.device, Action.RESET_GPU)
     return gpu.fail(message, expected=0, action=Action.RESET_GPU, hint=hint)
 
 
 @remedy(Action.RESET_GPU, "Reset the GPU, with all of its XGMI hive, or reboot")
-@gpus.gpu_check(
+@gpu_facts.gpu_check(
     "gpu.bad_pages",
     "GPU memory",
     "bad_pages",
@@ -415,7 +431,7 @@ def _judge_uncorrected(gpu: gpus.GpuValue) -> Outcome | None:
     vendors=(AMD,),
     thresholds={"warn": 256.0},
 )
-def check_bad_pages(gpu: gpus.GpuValue) -> Outcome | None:
+def check_bad_pages(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """No bad memory page of an AMD GPU is still in use, and few have been taken out of it.
 
     Source: `ras/gpu_vram_bad_pages` of AMD's driver
@@ -424,17 +440,17 @@ def check_bad_pages(gpu: gpus.GpuValue) -> Outcome | None:
     """
     in_use, retired = gpu.value["pending"] + gpu.value["failed"], gpu.value["retired"]
     if in_use:
-        hint = reset_hint(gpu.view, gpu.device, Action.RESET_GPU)
+        hint = get_reset_hint(gpu.node, gpu.device, Action.RESET_GPU)
         return gpu.fail(f"{in_use} bad memory pages are still in use", action=Action.RESET_GPU, hint=hint)
     if retired <= gpu.limit("warn"):
         return None
-    hint = reset_hint(gpu.view, gpu.device, Action.RMA)
+    hint = get_reset_hint(gpu.node, gpu.device, Action.RMA)
     return gpu.warn(f"{retired} bad memory pages taken out of use", action=Action.RMA, hint=hint)
 
 
-def find_ras_symptom(gpu: int, more: int) -> Symptom | None:
-    """Return the symptom of a GPU with `more` uncorrected errors since the start of the run."""
-    if more <= 0:
+def find_uncorrected_errors_symptom(gpu: int, new_errors: int) -> Symptom | None:
+    """Return the symptom of a GPU with `new_errors` uncorrected errors since the start of the run."""
+    if new_errors <= 0:
         return None
-    check, detail = "gpu.ecc_uncorrected", f"{more} since the start"
+    check, detail = "gpu.ecc_uncorrected", f"{new_errors} since the start"
     return Symptom(check, Status.FAIL, "uncorrected errors", Action.RESET_GPU, gpu=gpu, detail=detail)

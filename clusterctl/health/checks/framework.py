@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.health.check import NodeView, node_check, remedy
-from clusterctl.health.checks import gpus
-from clusterctl.health.model import AMD, NVIDIA, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
+from clusterctl.health.check import CheckedNode, node_check, remedy
+from clusterctl.health.checks import gpu_facts
+from clusterctl.health.findings import AMD, NVIDIA, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
 
 _FAMILY = "Versions"
 _PACKAGES = {
@@ -24,13 +24,13 @@ _ANY_OF = frozenset({"tensorflow"})
 
 @remedy(Action.FIX_CONFIG, "Install it on the node, or point `python` of the host at the environment that has it")
 @node_check("version.framework", _FAMILY, group="versions")
-def check_framework_installed(view: NodeView) -> Outcome:
+def check_framework_installed(node: CheckedNode) -> Outcome:
     """The job's Python has the framework that the cluster file names.
 
     Source: package metadata in the job's Python (nothing is imported)
     Healthy: what `job.framework` names is there
     """
-    framework, versions = view.context.framework, view.group().data
+    framework, versions = node.settings.framework, node.group().facts
     wanted, names = _PACKAGES.get(framework or "", ()), versions.get("names", {})
     if not wanted:
         return skip("`job.framework` names none")
@@ -46,7 +46,7 @@ def check_framework_installed(view: NodeView) -> Outcome:
     Action.FIX_CONFIG, "Install a CUDA or ROCm build of torch on the node, or declare `gpus: 0` to train on its CPU"
 )
 @node_check("version.gpu_build", _FAMILY, group="versions")
-def check_gpu_build(view: NodeView) -> Outcome:
+def check_gpu_build(node: CheckedNode) -> Outcome:
     """Torch can use the GPUs that the cluster file declares.
 
     A build for CPUs would ignore them silently.
@@ -55,7 +55,7 @@ def check_gpu_build(view: NodeView) -> Outcome:
     Healthy: torch is built for the GPUs of the node (CUDA for NVIDIA's, ROCm for AMD's) if the cluster file declares
         some
     """
-    versions, framework, declared = view.group().data, view.context.framework, view.expected.count
+    versions, framework, declared = node.group().facts, node.settings.framework, node.declaration.gpu_count
     torch = versions.get("torch")
     if not declared or framework in ("tensorflow", "jax", "none"):
         return skip("not a job for torch" if declared else "no GPUs declared")
@@ -63,7 +63,7 @@ def check_gpu_build(view: NodeView) -> Outcome:
         return skip("no torch here")
     # If the file does not say that the job uses torch, other frameworks of the environment may use the GPUs.
     say = fail if framework in ("torch", "keras") else warn
-    built, maker = _built_for(torch, versions), _maker(view)
+    built, maker = _built_for(torch, versions), _find_gpu_vendor(node)
     if built is None:
         return say(f"torch {torch} is built for CPUs alone, {declared} GPUs are declared", value=torch)
     if maker is None or built == maker:
@@ -83,9 +83,9 @@ def _built_for(torch: str, versions: dict[str, Any]) -> str | None:
     return NVIDIA if versions.get("torch_cuda") else None
 
 
-def _maker(view: NodeView) -> str | None:
+def _find_gpu_vendor(node: CheckedNode) -> str | None:
     """Return the vendor of the node's GPUs, or `None` if the node shows no GPU."""
-    return gpus.find_vendor(view) if gpus.list_compute_cards(view) or gpus.list_gpus(view) else None
+    return gpu_facts.find_gpu_vendor(node) if gpu_facts.list_compute_cards(node) or gpu_facts.list_gpus(node) else None
 
 
 # --- Whether the framework's CUDA can run here: on this driver, and on these GPUs.
@@ -101,7 +101,7 @@ _TURING = (7, 5)
 _OWN_BUILD = re.compile(r"\d(?:a|b|rc|\.dev)\d|\+git")
 """Versions of builds that one makes or gets from a vendor: they may carry code that a driver translates."""
 _LIBRARY_NOT_FOUND = 12
-_OTHERS = frozenset({"jax", "tensorflow", "tensorflow-cpu"})
+_OTHER_FRAMEWORKS = frozenset({"jax", "tensorflow", "tensorflow-cpu"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class _Build:
     minor: int | None
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """What it is built for."""
         minor = "" if self.minor is None else f".{self.minor}"
         return f"{self.name} is built for CUDA {self.major}{minor}"
@@ -124,7 +124,7 @@ class _Build:
     "Install a build of the framework for a CUDA that this driver and these GPUs run, or a newer driver",
 )
 @node_check("version.cuda_driver", "Versions", gpu=True, group="versions")
-def check_cuda_driver_support(view: NodeView) -> Iterator[Outcome]:
+def check_cuda_driver_support(node: CheckedNode) -> Iterator[Outcome]:
     """The framework's CUDA starts on this driver and has code for these GPUs; else its first call ends the run.
 
     Source: CUDA that torch or JAX is built for (package metadata), CUDA of the driver and compute capability (NVML)
@@ -133,36 +133,41 @@ def check_cuda_driver_support(view: NodeView) -> Iterator[Outcome]:
         run: CUDA 11.8 for sm_90, 12.8 for sm_100 and sm_120, less than 13 for sm_70 and older. WARN if the job may use
         another framework, or if the build is the user's own
     """
-    nvml = view.group("nvml")
-    build = _list_built_architectures(view)
+    nvml = node.group("nvml")
+    build = _find_cuda_build(node)
     if isinstance(build, str):
         yield skip(build)
-    elif nvml.status != "ok" or nvml.data.get("init_error") is not None:
+    elif nvml.status != "ok" or nvml.facts.get("init_error") is not None:
         yield unknown("the driver could not be asked for its CUDA")
-    elif nvml.data.get("cuda_error") == _LIBRARY_NOT_FOUND:
-        yield warn(f"{build.words}, and there is no `libcuda.so.1`", hint=_NO_LIBRARY)
-    elif (most := _cuda_of_driver(nvml.data)) is None:
+    elif nvml.facts.get("cuda_error") == _LIBRARY_NOT_FOUND:
+        yield warn(f"{build.description}, and there is no `libcuda.so.1`", hint=_NO_LIBRARY)
+    elif (most := _read_newest_cuda(nvml.facts)) is None:
         yield unknown("the driver does not tell its CUDA")
     else:
-        yield from _compared(view, build, most)
+        yield from _judge_build(node, build, most)
 
 
 _NO_LIBRARY = "Give a container the driver's compute libraries (`NVIDIA_DRIVER_CAPABILITIES=compute,utility`)"
 
 
-def _compared(view: NodeView, build: _Build, most: tuple[int, int]) -> Iterator[Outcome]:
-    names = view.group("versions").data.get("names") or {}
-    unsure = view.context.framework not in ("torch", "keras", "jax") and _OTHERS & set(names)
+def _judge_build(node: CheckedNode, build: _Build, most: tuple[int, int]) -> Iterator[Outcome]:
+    names = node.group("versions").facts.get("names") or {}
+    unsure = node.settings.framework not in ("torch", "keras", "jax") and _OTHER_FRAMEWORKS & set(names)
     say = warn if unsure else fail
-    limit = f"driver {view.group('nvml').data.get('driver')} runs CUDA up to {most[0]}.{most[1]}"
+    limit = f"driver {node.group('nvml').facts.get('driver')} runs CUDA up to {most[0]}.{most[1]}"
     if build.major > most[0]:
-        yield say(f"{build.words}, {limit}", value=build.major, expected=most[0], hint=_newer(build.major, most[0]))
+        yield say(
+            f"{build.description}, {limit}",
+            value=build.major,
+            expected=most[0],
+            hint=_suggest_install(build.major, most[0]),
+        )
         return
-    missing = list(_without_code(view, build, warn if _OWN_BUILD.search(build.name) else say))
-    yield from missing or [ok(f"{build.words}; {limit}")]
+    missing = list(_find_gpus_without_code(node, build, warn if _OWN_BUILD.search(build.name) else say))
+    yield from missing or [ok(f"{build.description}; {limit}")]
 
 
-def _newer(needed: int, there: int) -> str:
+def _suggest_install(needed: int, there: int) -> str:
     wheels = {11: "cu118", 12: "cu128"}.get(there, f"cu{there}0")
     driver = _DRIVERS.get(needed, "a newer one")
     index = f"https://download.pytorch.org/whl/{wheels}"
@@ -170,10 +175,10 @@ def _newer(needed: int, there: int) -> str:
     return f"Install driver {driver} or later, or a build for CUDA {there} (torch: {wheel})"
 
 
-def _without_code(view: NodeView, build: _Build, say: Callable[..., Outcome]) -> Iterator[Outcome]:
+def _find_gpus_without_code(node: CheckedNode, build: _Build, say: Callable[..., Outcome]) -> Iterator[Outcome]:
     """Yield the GPUs for which the build has no code. Code of a major compute capability runs on its minor ones."""
-    for device in gpus.list_used_gpus(view):
-        major, minor = gpus.read_value(device, "capability") or (0, 0)
+    for device in gpu_facts.list_used_gpus(node):
+        major, minor = gpu_facts.read_value(device, "capability") or (0, 0)
         first = _FIRST_CUDA.get(major, (0, 0))
         old = build.minor is not None and (build.major, build.minor) < first
         last = next((cuda for oldest, cuda in _LAST_CUDA if major <= oldest), build.major)
@@ -185,13 +190,13 @@ def _without_code(view: NodeView, build: _Build, say: Callable[..., Outcome]) ->
         else:
             continue
         code = f"sm_{major}{minor}"
-        message = f"{gpus.describe_gpu(device)}: {build.words}, without code for {code}; {why}"
+        message = f"{gpu_facts.describe_gpu(device)}: {build.description}, without code for {code}; {why}"
         yield say(message, gpu=device["index"], value=code)
 
 
-def _list_built_architectures(view: NodeView) -> _Build | str:
+def _find_cuda_build(node: CheckedNode) -> _Build | str:
     """Return the framework and its CUDA, or why there is nothing to compare."""
-    data, framework = view.group("versions").data, view.context.framework
+    data, framework = node.group("versions").facts, node.settings.framework
     if framework in ("tensorflow", "none"):
         return f"`job.framework` is {framework}"
     if framework == "jax":
@@ -205,7 +210,7 @@ def _list_built_architectures(view: NodeView) -> _Build | str:
     return _Build(f"torch {data['torch']}", int(major), int(minor.split(".")[0] or 0))
 
 
-def _cuda_of_driver(nvml: dict[str, Any]) -> tuple[int, int] | None:
+def _read_newest_cuda(nvml: dict[str, Any]) -> tuple[int, int] | None:
     """Return the newest CUDA that the driver's library in the job's environment runs, a compatibility package's too."""
     if nvml.get("cuda"):
         return int(nvml["cuda"]) // 1000, int(nvml["cuda"]) % 1000 // 10

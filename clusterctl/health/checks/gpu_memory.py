@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from clusterctl.health.check import NodeView, node_check, remedy
-from clusterctl.health.checks import amd, gpus, xid
-from clusterctl.health.checks.device_errors import HINTS
-from clusterctl.health.model import AMD, JUDGED, Action, Outcome, Status, Symptom
+from clusterctl.health.check import CheckedNode, node_check, remedy
+from clusterctl.health.checks import amd, gpu_facts, xid
+from clusterctl.health.checks.gpu_failures import HINTS
+from clusterctl.health.findings import AMD, JUDGED, Action, Outcome, Status, Symptom
 
 _FAMILY = "GPU memory"
 CONTAINED_AT_MOST = 3.0
@@ -14,8 +14,8 @@ _REPLACE = "Have the GPU replaced; run `nvidia-bug-report.sh` and give its seria
 
 
 @remedy(Action.FIX_CONFIG, "Turn ECC on (`sudo nvidia-smi -e 1`) and reboot")
-@gpus.gpu_check("gpu.ecc_mode", _FAMILY, "ecc_mode", "ECC as by default on {n} GPUs", severity="WARN")
-def check_ecc_mode(gpu: gpus.GpuValue) -> Outcome | None:
+@gpu_facts.gpu_check("gpu.ecc_mode", _FAMILY, "ecc_mode", "ECC as by default on {n} GPUs", severity="WARN")
+def check_ecc_mode(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """Error correction of GPU memory is on if it is on by default for this board.
 
     Source: NVML nvmlDeviceGetEccMode, nvmlDeviceGetDefaultEccMode
@@ -29,16 +29,16 @@ def check_ecc_mode(gpu: gpus.GpuValue) -> Outcome | None:
 
 
 @remedy(Action.RESET_GPU, HINTS[Action.RESET_GPU])
-@gpus.gpu_check(
+@gpu_facts.gpu_check(
     "gpu.ecc_uncorrected",
     _FAMILY,
     "ecc_unc",
     "no uncorrected memory errors on {n} GPUs",
     vendors=JUDGED,
-    by_vendor={AMD: amd.judge_uncorrected_errors},
+    judges_by_vendor={AMD: amd.judge_uncorrected_errors},
     thresholds={"fail": CONTAINED_AT_MOST},
 )
-def check_uncorrected_errors(gpu: gpus.GpuValue) -> Outcome | None:
+def check_uncorrected_errors(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """There were no uncorrected memory errors since the driver was loaded.
 
     Source: NVML nvmlDeviceGetTotalEccErrors (uncorrected, since the driver was loaded), recovery action; of AMD the
@@ -51,18 +51,18 @@ def check_uncorrected_errors(gpu: gpus.GpuValue) -> Outcome | None:
     if gpu.value <= 0:
         return None
     message = f"{gpu.value} uncorrected memory errors"
-    uncontained = gpu.index in xid.find_gpus_with_xids(gpu.view, _UNCONTAINED)
+    uncontained = gpu.index in xid.find_gpus_with_xids(gpu.node, _UNCONTAINED)
     if gpu.value > gpu.limit("fail") or gpu.get("recovery_action") or uncontained:
         return gpu.fail(message, expected=0)
-    return gpu.warn(f"{message}, contained", expected=0, action=Action.NONE, hint=_CONTAINED)
+    return gpu.warn(f"{message}, contained", expected=0, action=Action.NONE, hint=_CONTAINED_HINT)
 
 
 _UNCONTAINED = frozenset({48, 95, 140})
-_CONTAINED = "The program that met it died, nothing else; a reset at the next occasion replaces the bad memory"
+_CONTAINED_HINT = "The program that met it died, nothing else; a reset at the next occasion replaces the bad memory"
 
 
 @remedy(Action.NONE, "Watch this GPU: many corrected errors come before uncorrected ones")
-@gpus.gpu_check(
+@gpu_facts.gpu_check(
     "gpu.ecc_corrected",
     _FAMILY,
     "ecc_cor",
@@ -71,7 +71,7 @@ _CONTAINED = "The program that met it died, nothing else; a reset at the next oc
     vendors=JUDGED,
     thresholds={"warn": 20_000_000.0},
 )
-def check_corrected_errors(gpu: gpus.GpuValue) -> Outcome | None:
+def check_corrected_errors(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """The number of corrected memory errors is in the usual range.
 
     Source: corrected errors since the driver was loaded: NVML nvmlDeviceGetTotalEccErrors, `ras/` of AMD
@@ -82,15 +82,15 @@ def check_corrected_errors(gpu: gpus.GpuValue) -> Outcome | None:
 
 
 @remedy(Action.RMA, _REPLACE)
-@gpus.gpu_check(
+@gpu_facts.gpu_check(
     "gpu.sram_ecc",
     _FAMILY,
     "sram",
     "SRAM of {n} GPUs is within the limit",
-    root="the threshold flag stays unread",
+    without_root="the threshold flag stays unread",
     thresholds={"warn": 4.0},
 )
-def check_sram_errors(gpu: gpus.GpuValue) -> Outcome | None:
+def check_sram_errors(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """Errors of the on-chip memory stay under NVIDIA's limit for replacement.
 
     Source: NVML nvmlDeviceGetSramEccErrorStatus
@@ -102,15 +102,15 @@ def check_sram_errors(gpu: gpus.GpuValue) -> Outcome | None:
     return gpu.warn(f"{count} uncorrected SRAM errors") if count > gpu.limit("warn") else None
 
 
-def find_ecc_symptom(gpu: int, more: int, recovery: int | None) -> Symptom | None:
-    """Return the symptom of a GPU with `more` uncorrected errors since the start of the run.
+def find_ecc_symptom(gpu: int, new_errors: int, recovery_action: int | None) -> Symptom | None:
+    """Return the symptom of a GPU with `new_errors` uncorrected errors since the start of the run.
 
     Those that were not contained are told by their XIDs too.
     """
-    if more <= 0:
+    if new_errors <= 0:
         return None
-    check, words, detail = "gpu.ecc_uncorrected", "uncorrected memory errors", f"{more} since the start"
-    if more > CONTAINED_AT_MOST or recovery:
+    check, words, detail = "gpu.ecc_uncorrected", "uncorrected memory errors", f"{new_errors} since the start"
+    if new_errors > CONTAINED_AT_MOST or recovery_action:
         return Symptom(check, Status.FAIL, words, Action.RESET_GPU, gpu=gpu, detail=detail)
     return Symptom(check, Status.WARN, f"{words}, contained", Action.NONE, gpu=gpu, detail=detail)
 
@@ -119,8 +119,8 @@ def find_ecc_symptom(gpu: int, more: int, recovery: int | None) -> Symptom | Non
 
 
 @remedy(Action.RESET_GPU, HINTS[Action.RESET_GPU])
-@gpus.gpu_check("gpu.remap_pending", _FAMILY, "remapped", "no row remapping pending on {n} GPUs")
-def check_pending_row_remapping(gpu: gpus.GpuValue) -> Outcome | None:
+@gpu_facts.gpu_check("gpu.remap_pending", _FAMILY, "remapped", "no row remapping pending on {n} GPUs")
+def check_pending_row_remapping(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """No bad memory row waits for a reset to be replaced.
 
     Source: NVML nvmlDeviceGetRemappedRows, recovery action
@@ -134,8 +134,8 @@ def check_pending_row_remapping(gpu: gpus.GpuValue) -> Outcome | None:
 
 
 @remedy(Action.RMA, _REPLACE)
-@gpus.gpu_check("gpu.remap_failure", _FAMILY, "remapped", "no row remapping failed on {n} GPUs")
-def check_failed_row_remapping(gpu: gpus.GpuValue) -> Outcome | None:
+@gpu_facts.gpu_check("gpu.remap_failure", _FAMILY, "remapped", "no row remapping failed on {n} GPUs")
+def check_failed_row_remapping(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """Bad memory rows could be replaced by spare ones.
 
     Source: NVML nvmlDeviceGetRemappedRows
@@ -149,8 +149,8 @@ def check_failed_row_remapping(gpu: gpus.GpuValue) -> Outcome | None:
 
 
 @remedy(Action.RMA, "Plan a replacement: the next bad row of such a bank cannot be replaced")
-@gpus.gpu_check("gpu.remap_total", _FAMILY, "rows", "spare rows in all banks of {n} GPUs", severity="WARN")
-def check_spare_rows(gpu: gpus.GpuValue) -> Outcome | None:
+@gpu_facts.gpu_check("gpu.remap_total", _FAMILY, "rows", "spare rows in all banks of {n} GPUs", severity="WARN")
+def check_spare_rows(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """Spare memory rows are not running out.
 
     Source: NVML nvmlDeviceGetRowRemapperHistogram: number of memory banks by remaining spare rows
@@ -163,8 +163,8 @@ def check_spare_rows(gpu: gpus.GpuValue) -> Outcome | None:
 
 
 @remedy(Action.REBOOT_NODE, "Reboot the node so that the repair takes place")
-@gpus.gpu_check("gpu.repair_pending", _FAMILY, "repair", "no repair pending on {n} GPUs", severity="WARN")
-def check_pending_repairs(gpu: gpus.GpuValue) -> Outcome | None:
+@gpu_facts.gpu_check("gpu.repair_pending", _FAMILY, "repair", "no repair pending on {n} GPUs", severity="WARN")
+def check_pending_repairs(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """No repair waits for a reboot.
 
     Source: NVML nvmlDeviceGetRepairStatus
@@ -175,26 +175,28 @@ def check_pending_repairs(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.RESET_GPU, HINTS[Action.RESET_GPU])
 @node_check("gpu.retired_pages", _FAMILY, gpu=True, thresholds={"warn": 15.0, "fail": 60.0})
-def check_retired_pages(view: NodeView) -> Outcome | list[Outcome]:
+def check_retired_pages(node: CheckedNode) -> Outcome | list[Outcome]:
     """No bad memory page of an older GPU waits for a reset, and there is room to retire more.
 
     Source: NVML fields 29 and 30, nvmlDeviceGetRetiredPagesPendingStatus (before Ampere)
     Healthy: none pending (these cards go on using a bad page until a reset); WARN above `warn` retired for one reason,
         FAIL from `fail` on in all (NVIDIA's guide to page retirement replaces at 60; 64 fit)
     """
-    waiting = gpus.judge_each(view, "retired_pending", _judge_retirement, "no page retirement pending on {n} GPUs")
-    retired = gpus.judge_each(view, "retired", _judge_retired_pages, "few memory pages retired on {n} GPUs")
+    waiting = gpu_facts.judge_each_gpu(
+        node, "retired_pending", _judge_retirement, "no page retirement pending on {n} GPUs"
+    )
+    retired = gpu_facts.judge_each_gpu(node, "retired", _judge_retired_pages, "few memory pages retired on {n} GPUs")
     both = [*waiting, *retired]
     adverse = [outcome for outcome in both if outcome.status not in (Status.PASS, Status.SKIP)]
     # Two values, one check: if neither is bad, one sentence is enough.
     return adverse or next((outcome for outcome in both if outcome.status is Status.PASS), both[0])
 
 
-def _judge_retirement(gpu: gpus.GpuValue) -> Outcome | None:
+def _judge_retirement(gpu: gpu_facts.GpuValue) -> Outcome | None:
     return gpu.fail("page retirement waits for a reset") if gpu.value else None
 
 
-def _judge_retired_pages(gpu: gpus.GpuValue) -> Outcome | None:
+def _judge_retired_pages(gpu: gpu_facts.GpuValue) -> Outcome | None:
     total, too_many = sum(gpu.value), sum(gpu.value) >= gpu.limit("fail")
     if not too_many and max(gpu.value) <= gpu.limit("warn"):
         return None
@@ -202,6 +204,6 @@ def _judge_retired_pages(gpu: gpus.GpuValue) -> Outcome | None:
     return say(f"{total} memory pages retired", action=Action.RMA, hint=_REPLACE)
 
 
-def find_row_remap_symptom(gpu: int, failure: int | None) -> Symptom | None:
+def find_row_remap_symptom(gpu: int, failed: int | None) -> Symptom | None:
     """Return the symptom of a GPU whose row remapping failed; a pending one may wait for the end of the run."""
-    return Symptom("gpu.remap_failure", Status.FAIL, "row remapping failed", Action.RMA, gpu=gpu) if failure else None
+    return Symptom("gpu.remap_failure", Status.FAIL, "row remapping failed", Action.RMA, gpu=gpu) if failed else None

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from clusterctl.formatting import group_pairs, plural
-from clusterctl.health.check import NodeView, node_check, remedy
-from clusterctl.health.checks import gpus
-from clusterctl.health.model import JUDGED, Action, Outcome, fail, ok, warn
+from clusterctl.health.check import CheckedNode, node_check, remedy
+from clusterctl.health.checks import gpu_facts
+from clusterctl.health.findings import JUDGED, Action, Outcome, fail, ok, warn
 
 _FAMILY = "GPU already in use"
 _GIB = 1024**3
 
 
-def _process(entry: dict[str, Any]) -> str:
+def _describe_process(entry: dict[str, Any]) -> str:
     used = entry.get("used")
     size = f", {used / _GIB:.1f} GiB" if isinstance(used, int) else ""
     if not entry.get("visible", True):
@@ -22,10 +22,10 @@ def _process(entry: dict[str, Any]) -> str:
     return f"{entry.get('comm')} {entry['pid']} (uid {entry.get('user')}{size})"
 
 
-def _allowed(view: NodeView, entry: dict[str, Any]) -> bool:
+def _is_allowed(node: CheckedNode, entry: dict[str, Any]) -> bool:
     run = entry.get("run")
-    mine = run is not None and run == view.controller.get("own_run")
-    names = [str(name)[:15] for name in view.context.expect.get("allowed_procs") or ()]
+    mine = run is not None and run == node.controller.get("own_run")
+    names = [str(name)[:15] for name in node.settings.expect.get("allowed_procs") or ()]
     return mine or bool(entry.get("agent")) or (entry.get("comm") or "") in names
 
 
@@ -33,8 +33,8 @@ def _allowed(view: NodeView, entry: dict[str, Any]) -> bool:
     Action.KILL_PROCS,
     "End the process, or its run (`clusterctl down RUN`); clusterctl does not kill what it did not start",
 )
-@gpus.gpu_check("gpu.foreign_procs", _FAMILY, "procs", "no foreign process on {n} GPUs", vendors=JUDGED)
-def check_foreign_processes(gpu: gpus.GpuValue) -> Outcome | None:
+@gpu_facts.gpu_check("gpu.foreign_procs", _FAMILY, "procs", "no foreign process on {n} GPUs", vendors=JUDGED)
+def check_foreign_processes(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """No foreign process computes on the GPUs.
 
     This is the most common reason why training does not start on a healthy node.
@@ -42,7 +42,7 @@ def check_foreign_processes(gpu: gpus.GpuValue) -> Outcome | None:
     Source: NVML compute, MPS and graphics processes, or /sys/class/kfd/kfd/proc of AMD; /proc
     Healthy: none but monitoring agents, the MPS server and `health.expect.allowed_procs`; graphics clients WARN
     """
-    strangers = [entry for entry in gpu.value if not _allowed(gpu.view, entry)]
+    strangers = [entry for entry in gpu.value if not _is_allowed(gpu.node, entry)]
     if not strangers:
         return None
     computing = [entry for entry in strangers if entry["kind"] != "graphics"]
@@ -50,7 +50,7 @@ def check_foreign_processes(gpu: gpus.GpuValue) -> Outcome | None:
     whose = computing or strangers
     runs = sorted({entry["run"] for entry in whose if entry.get("run")})
     hint = f"They belong to run {', '.join(runs)}: `clusterctl down {runs[0]}`" if runs else None
-    holders = ", ".join(map(_process, whose[:4]))
+    holders = ", ".join(map(_describe_process, whose[:4]))
     return say(f"held by {holders}", value=[entry["pid"] for entry in whose], hint=hint)
 
 
@@ -58,7 +58,7 @@ def check_foreign_processes(gpu: gpus.GpuValue) -> Outcome | None:
     Action.KILL_PROCS,
     "Find the holder: `sudo fuser -v /dev/nvidia* /dev/kfd` (a container or a zombie is invisible to us)",
 )
-@gpus.gpu_check(
+@gpu_facts.gpu_check(
     "gpu.mem_used",
     _FAMILY,
     "memory",
@@ -66,7 +66,7 @@ def check_foreign_processes(gpu: gpus.GpuValue) -> Outcome | None:
     vendors=JUDGED,
     thresholds={"warn": 0.3 * _GIB, "fail": 1.0 * _GIB, "old": 1.5 * _GIB},
 )
-def check_used_memory(gpu: gpus.GpuValue) -> Outcome | None:
+def check_used_memory(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """GPU memory is free before a run.
 
     Source: NVML memory info, version 2 (which leaves out what the driver reserves); `mem_info_vram_used` of AMD
@@ -74,22 +74,22 @@ def check_used_memory(gpu: gpus.GpuValue) -> Outcome | None:
         include the driver's reserve. Memory of a desktop is WARN at most
     """
     used, processes = gpu.value["used"], gpu.get("procs") or []
-    foreign = [entry for entry in processes if not _allowed(gpu.view, entry)]
+    foreign = [entry for entry in processes if not _is_allowed(gpu.node, entry)]
     own = sum(entry.get("used") or 0 for entry in processes if entry not in foreign)
     if used - own < gpu.limit("warn" if gpu.value["version"] == 2 else "old"):
         return None
     desktop = sum(entry.get("used") or 0 for entry in foreign if entry["kind"] == "graphics")
     say = gpu.fail if used - own - desktop >= gpu.limit("fail") else gpu.warn
-    holders = ", ".join(map(_process, foreign[:4])) or "a process that we cannot see"
+    holders = ", ".join(map(_describe_process, foreign[:4])) or "a process that we cannot see"
     total = gpu.value["total"]
     return say(f"{used / _GIB:.1f} of {total / _GIB:.0f} GiB in use by {holders}", value=used, expected=0)
 
 
 @remedy(Action.KILL_PROCS, "Something computes on this GPU; look at `nvidia-smi` or `amd-smi` on the node")
-@gpus.gpu_check(
+@gpu_facts.gpu_check(
     "gpu.idle", _FAMILY, "util", "{n} GPUs are idle", severity="WARN", vendors=JUDGED, thresholds={"warn": 20.0}
 )
-def check_idle_gpus(gpu: gpus.GpuValue) -> Outcome | None:
+def check_idle_gpus(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """GPUs do nothing before a run.
 
     Source: NVML utilisation, `gpu_busy_percent` of AMD
@@ -100,14 +100,14 @@ def check_idle_gpus(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.KILL_PROCS, "`clusterctl down RUN` ends what a run left behind")
 @node_check("run.leftover", _FAMILY, group="procs")
-def check_leftover_processes(view: NodeView) -> Iterator[Outcome]:
+def check_leftover_processes(node: CheckedNode) -> Iterator[Outcome]:
     """No process of an earlier run is alive.
 
     Source: run marker in the environment of processes of this user
     Healthy: no process of a run that is over
     """
-    live, strange = view.controller.get("live_runs"), view.controller.get("strange_runs") or ()
-    own, entries = view.controller.get("own_run"), view.group().data.get("runs") or []
+    live, strange = node.controller.get("live_runs"), node.controller.get("strange_runs") or ()
+    own, entries = node.controller.get("own_run"), node.group().facts.get("runs") or []
     holders = group_pairs((entry["run"], entry["pid"]) for entry in entries if entry["run"] != own)
     for run, pids in holders.items():
         shown = ", ".join(map(str, pids[:5]))
@@ -131,20 +131,20 @@ def check_leftover_processes(view: NodeView) -> Iterator[Outcome]:
     "Such a process cannot be killed; find what it waits for (mount, disk, driver), else reboot the node",
 )
 @node_check("host.stuck_procs", _FAMILY, group="procs", thresholds={"warn": 3.0})
-def check_stuck_processes(view: NodeView) -> Iterator[Outcome]:
+def check_stuck_processes(node: CheckedNode) -> Iterator[Outcome]:
     """No process that holds a GPU is stuck in the kernel.
 
     Source: /proc/*/stat, /proc/*/status, /proc/*/wchan
     Healthy: no process that holds a GPU is in state D for five seconds without waking up once (a process that reads
         files is in this state only for moments); other processes in state D are WARN from `warn` on
     """
-    stuck = view.read("dstate", "states of processes were not reported")
+    stuck = node.read("dstate", "states of processes were not reported")
     with_gpu = [entry for entry in stuck if entry.get("gpu") and entry.get("stuck_s")]
     for entry in with_gpu:
         where = entry.get("wchan") or "the kernel"
         message = f"{entry['comm']} {entry['pid']} holds a GPU and is stuck in {where} for {entry['stuck_s']:.0f} s"
         yield fail(message, value=entry["pid"])
-    if not with_gpu and len(stuck) >= view.limit("warn"):
+    if not with_gpu and len(stuck) >= node.limit("warn"):
         names = ", ".join(entry["comm"] for entry in stuck[:5])
         yield warn(f"{plural(len(stuck), 'process', 'processes')} in state D: {names}", value=len(stuck))
     elif not with_gpu:
@@ -159,14 +159,14 @@ _EXCLUSIVE = 3
 
 
 @remedy(Action.FIX_CONFIG, "`sudo nvidia-smi -mig 0` (or 1) and reset the GPU")
-@gpus.gpu_check("gpu.mig_mode", _MODES_FAMILY, "mig", "MIG as expected on {n} GPUs")
-def check_mig_mode(gpu: gpus.GpuValue) -> Outcome | None:
+@gpu_facts.gpu_check("gpu.mig_mode", _MODES_FAMILY, "mig", "MIG as expected on {n} GPUs")
+def check_mig_mode(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """GPUs are not split into instances, unless the cluster file says so.
 
     Source: NVML nvmlDeviceGetMigMode
     Healthy: off, or on if `health.expect.mig` is true; no change pending
     """
-    wanted = int(bool(gpu.view.context.expect.get("mig", False)))
+    wanted = int(bool(gpu.node.settings.expect.get("mig", False)))
     now, pending = gpu.value
     if now != pending:
         return gpu.fail("MIG mode changes at the next reset", expected=wanted)
@@ -174,8 +174,8 @@ def check_mig_mode(gpu: gpus.GpuValue) -> Outcome | None:
 
 
 @remedy(Action.FIX_CONFIG, "`sudo nvidia-smi -c 0`")
-@gpus.gpu_check("gpu.compute_mode", _MODES_FAMILY, "compute_mode", "compute mode of {n} GPUs is default")
-def check_compute_mode(gpu: gpus.GpuValue) -> Outcome | None:
+@gpu_facts.gpu_check("gpu.compute_mode", _MODES_FAMILY, "compute_mode", "compute mode of {n} GPUs is default")
+def check_compute_mode(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """GPUs may be computed on.
 
     Source: NVML nvmlDeviceGetComputeMode
@@ -189,8 +189,10 @@ def check_compute_mode(gpu: gpus.GpuValue) -> Outcome | None:
 @remedy(
     Action.FIX_CONFIG, "`sudo nvidia-smi -pm 1` (or nvidia-persistenced): without it every start of CUDA costs seconds"
 )
-@gpus.gpu_check("gpu.persistence", _MODES_FAMILY, "persistence", "persistence mode is on, {n} GPUs", severity="WARN")
-def check_persistence_mode(gpu: gpus.GpuValue) -> Outcome | None:
+@gpu_facts.gpu_check(
+    "gpu.persistence", _MODES_FAMILY, "persistence", "persistence mode is on, {n} GPUs", severity="WARN"
+)
+def check_persistence_mode(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """The driver stays loaded while no program uses a GPU.
 
     Source: NVML nvmlDeviceGetPersistenceMode
@@ -201,18 +203,18 @@ def check_persistence_mode(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.FIX_CONFIG, "Unset the variable in `env`, the prologue or the shell's start files")
 @node_check("gpu.bad_env", "GPU state", severity="WARN", gpu=True, group="host")
-def check_debug_variables(view: NodeView) -> Outcome:
+def check_debug_variables(node: CheckedNode) -> Outcome:
     """No variable is set that injects a debugger or profiler into CUDA or makes it wait.
 
     Source: environment of the job
     Healthy: none of the debugging variables of CUDA set
     """
-    env = view.read("env", "the environment was not reported")
-    names = sorted(name for name in _BAD_ENV if name in env)
+    env = node.read("env", "the environment was not reported")
+    names = sorted(name for name in _DEBUG_VARIABLES if name in env)
     return warn(f"{', '.join(names)} set", value=names) if names else ok("no debugging variable set")
 
 
-_BAD_ENV = (
+_DEBUG_VARIABLES = (
     *("NSIGHT_CUDA_DEBUGGER", "CUDA_INJECTION32_PATH", "CUDA_INJECTION64_PATH", "CUDA_AUTO_BOOST", "CUDA_PROFILE"),
     *("CUDA_ENABLE_COREDUMP_ON_EXCEPTION", "CUDA_COREDUMP_FILE", "CUDA_DEVICE_WAITS_ON_EXCEPTION", "COMPUTE_PROFILE"),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.health.check import NodeView, node_check, remedy
-from clusterctl.health.model import Action, Outcome, ok, skip, warn
+from clusterctl.health.check import CheckedNode, node_check, remedy
+from clusterctl.health.findings import Action, Outcome, ok, skip, warn
 
 RECENT_BOOT_S = 600.0
 """Seconds after a boot in which it is asked whether a run was lost by it."""
@@ -15,16 +15,16 @@ RECENT_BOOT_S = 600.0
     Action.NONE, "Find out why the node went down (`last -x`, `journalctl -b -1`) before trusting it with a long run"
 )
 @node_check("host.uptime", "Host", severity="WARN", group="host", thresholds={"warn": RECENT_BOOT_S})
-def check_uptime(view: NodeView) -> Outcome:
+def check_uptime(node: CheckedNode) -> Outcome:
     """The node has not just come back from a crash.
 
     Source: /proc/uptime; boot ids that this head knows, and runs that lost the node
     Healthy: more than `warn` seconds if the node went down during a run of this head. A reboot between runs is fine: it
         is the remedy of many faults
     """
-    seconds, lost = view.read("uptime", "/proc/uptime cannot be read"), view.controller.get("rebooted_under")
+    seconds, lost = node.read("uptime", "/proc/uptime cannot be read"), node.controller.get("rebooted_under")
     since = f"up for {seconds / 3600:.1f} h"
-    if lost and seconds < view.limit("warn"):
+    if lost and seconds < node.limit("warn"):
         return warn(f"{since}: it went down under run {lost}", value=seconds)
     return ok(since, value=seconds)
 
@@ -32,9 +32,9 @@ def check_uptime(view: NodeView) -> Outcome:
 # --- Errors that hardware has counted since the boot: PCIe links of GPUs and network cards, and main memory.
 
 _FAMILY = "Host"
-_LINK = frozenset({"RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout"})
+_LINK_ERRORS = frozenset({"RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout"})
 """Correctable errors of the link itself; what else is correctable is advice."""
-_HARMLESS = frozenset({"UnsupReq", "SDES"})
+_HARMLESS_ERRORS = frozenset({"UnsupReq", "SDES"})
 """Asked for something that a card does not have, as a look over the bus does; and a card that went for a reset."""
 _DAY = 86400.0
 
@@ -45,7 +45,7 @@ _DAY = 86400.0
     "follow the card or stay with the slot",
 )
 @node_check("host.pcie_errors", _FAMILY, severity="WARN", group="hardware", thresholds={"rate": 8.0})
-def check_pcie_errors(view: NodeView) -> Outcome | list[Outcome]:
+def check_pcie_errors(node: CheckedNode) -> Outcome | list[Outcome]:
     """The PCIe links of GPUs and network cards carry data without errors.
 
     Source: sysfs aer_dev_correctable, aer_dev_nonfatal, aer_dev_fatal of GPUs and network cards, of the port above each
@@ -53,18 +53,18 @@ def check_pcie_errors(view: NodeView) -> Outcome | list[Outcome]:
     Healthy: since the boot fewer than `rate` corrected link errors a minute (DCGM's policy for PCIe replays), and no
         other errors, except requests that a card does not support and links that went down for a reset
     """
-    links, uptime = view.read("pcie", "errors of PCIe links were not reported"), view.group("host").data.get("uptime")
+    links, uptime = node.read("pcie", "errors of PCIe links were not reported"), node.group("host").facts.get("uptime")
     if not links:
         return skip("this machine counts no errors of PCIe links")
-    errors = {link["address"]: (link["of"], _errors(link, uptime, view.limit("rate"))) for link in links}
+    errors = {link["address"]: (link["of"], _describe_errors(link, uptime, node.limit("rate"))) for link in links}
     bad = [warn(f"{of} ({address}): {words}", value=address) for address, (of, words) in errors.items() if words]
     return bad or ok(f"{len(links)} PCIe links without errors that matter")
 
 
-def _errors(link: dict[str, Any], uptime: float | None, rate: float) -> str:
+def _describe_errors(link: dict[str, Any], uptime: float | None, rate: float) -> str:
     grave = {f"{kind} ({grade})": n for grade in ("fatal", "nonfatal") for kind, n in link[grade].items()}
-    grave = {words: n for words, n in grave.items() if words.partition(" ")[0] not in _HARMLESS}
-    corrected = sum(n for kind, n in link["correctable"].items() if kind in _LINK)
+    grave = {words: n for words, n in grave.items() if words.partition(" ")[0] not in _HARMLESS_ERRORS}
+    corrected = sum(n for kind, n in link["correctable"].items() if kind in _LINK_ERRORS)
     errors = [f"{n} {words}" for words, n in grave.items()]
     if uptime and corrected / max(uptime / 60, 1.0) > rate:
         errors.append(f"{corrected} corrected link errors, {corrected * 60 / uptime:.0f} a minute")
@@ -73,14 +73,14 @@ def _errors(link: dict[str, Any], uptime: float | None, rate: float) -> str:
 
 @remedy(Action.CONTACT_SUPPORT, "Have the memory module replaced; `ras-mc-ctl --error-count` names it")
 @node_check("host.memory_errors", _FAMILY, severity="WARN", group="hardware", thresholds={"corrected": 1000.0})
-def check_memory_errors(view: NodeView) -> Outcome | list[Outcome]:
+def check_memory_errors(node: CheckedNode) -> Outcome | list[Outcome]:
     """Main memory works: many corrected errors often precede uncorrected ones.
 
     Source: sysfs edac/mc/*/ce_count, ue_count, seconds_since_reset
     Healthy: no uncorrected error, and fewer than `corrected` corrected errors a day; ECC is made for single errors.
         SKIP if the machine counts no errors (no ECC, a virtual machine, or firmware that hides them)
     """
-    controllers, most = view.read("memory", "errors of memory were not reported"), view.limit("corrected")
+    controllers, most = node.read("memory", "errors of memory were not reported"), node.limit("corrected")
     bad = []
     for entry in controllers:
         corrected, uncorrected = entry.get("corrected") or 0, entry.get("uncorrected") or 0

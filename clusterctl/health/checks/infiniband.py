@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.health.check import ClusterView, NodeView, NotJudgedError, cluster_check, node_check, remedy
-from clusterctl.health.checks import compare, gpus
-from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
+from clusterctl.health.check import CheckedCluster, CheckedNode, NotJudgedError, cluster_check, node_check, remedy
+from clusterctl.health.checks import comparison, gpu_facts
+from clusterctl.health.findings import Action, Outcome, fail, ok, skip, unknown, warn
 
 Port = dict[str, Any]
 
@@ -17,60 +17,60 @@ _SOCKETS = "socket"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class PortSelection:
     """The RDMA ports of a node that NCCL would use.
 
     Attributes:
         used: The active ports that it would use.
-        named: Ports that `NCCL_IB_HCA` names in full, active or not: somebody counts on them.
-        why_none: Why it uses none, where it does not.
+        named_ports: Ports that `NCCL_IB_HCA` names in full, active or not: somebody counts on them.
+        why_unused: Why it uses none, where it does not.
     """
 
     used: tuple[Port, ...] = ()
-    named: tuple[Port, ...] = ()
-    why_none: str = ""
+    named_ports: tuple[Port, ...] = ()
+    why_unused: str = ""
 
 
-def find_missing_facts(view: NodeView) -> Outcome | None:
+def find_missing_facts(node: CheckedNode) -> Outcome | None:
     """Return the outcome for missing facts about RDMA ports, or `None` if they are complete."""
     for group in ("net", "host", "versions"):
-        if view.group(group).status != "ok":
-            return unknown(f"could not look for RDMA: {view.group(group).reason or group}")
+        if node.group(group).status != "ok":
+            return unknown(f"could not search for RDMA: {node.group(group).reason or group}")
     return None
 
 
-def list_ports(view: NodeView) -> list[Port]:
+def list_ports(node: CheckedNode) -> list[Port]:
     """Return all RDMA ports of the node."""
-    return view.group("net").data.get("ib") or []
+    return node.group("net").facts.get("ib") or []
 
 
-def select_ports(view: NodeView) -> Selection:
+def select_ports(node: CheckedNode) -> PortSelection:
     """Return the ports that NCCL would use on a node."""
-    env: dict[str, str] = {k: v for k, v in (view.group("host").data.get("env") or {}).items() if v}
-    versions = view.group("versions").data
+    env: dict[str, str] = {k: v for k, v in (node.group("host").facts.get("env") or {}).items() if v}
+    versions = node.group("versions").facts
     wanted = env.get("NCCL_NET", "").lower()
-    every = list_ports(view)
+    every = list_ports(node)
     if not every:
-        return Selection(why_none="there are no RDMA ports")
-    if not gpus.uses_gpus(view):
-        return Selection(why_none="no GPU takes part, so NCCL does not either")
+        return PortSelection(why_unused="there are no RDMA ports")
+    if not gpu_facts.uses_gpus(node):
+        return PortSelection(why_unused="no GPU takes part, so NCCL does not either")
     if wanted == _SOCKETS:
-        return Selection(why_none="NCCL_NET=Socket")
+        return PortSelection(why_unused="NCCL_NET=Socket")
     efa = [port for port in every if port.get("link_layer") not in _LINKS]
     verbs = [port for port in every if port not in efa]
     hca = env.get("NCCL_IB_HCA", "")
     named = tuple(port for port in verbs if _is_named_in_full(port, hca))
     by_plugin = tuple(filter(is_active, efa)) if versions.get("net_plugin") and wanted != "ib" else ()
     if env.get("NCCL_IB_DISABLE", "0") not in ("0", ""):
-        return Selection(used=by_plugin, why_none="NCCL_IB_DISABLE is set")
+        return PortSelection(used=by_plugin, why_unused="NCCL_IB_DISABLE is set")
     if not versions.get("verbs"):
-        return Selection(used=by_plugin, why_none="libibverbs is not installed, without which NCCL uses sockets")
-    used = tuple(port for port in verbs if is_active(port) and _matches(port, hca))
-    why = "" if used or by_plugin else _why_none(verbs, hca)
-    return Selection(used=used + by_plugin, named=named, why_none=why)
+        return PortSelection(used=by_plugin, why_unused="libibverbs is not installed, without which NCCL uses sockets")
+    used = tuple(port for port in verbs if is_active(port) and _is_selected(port, hca))
+    why = "" if used or by_plugin else _explain_no_ports(verbs, hca)
+    return PortSelection(used=used + by_plugin, named_ports=named, why_unused=why)
 
 
-def _why_none(verbs: list[Port], hca: str) -> str:
+def _explain_no_ports(verbs: list[Port], hca: str) -> str:
     if not verbs:
         return "EFA is used by NCCL's plugin alone (aws-ofi-nccl), which is not there"
     return f"NCCL_IB_HCA={hca} selects no active port" if any(map(is_active, verbs)) else "no RDMA port is active"
@@ -86,25 +86,25 @@ def format_port_name(port: Port) -> str:
     return f"{port['device']}/{port['port']}"
 
 
-def format_port_names(some: Iterable[Port]) -> str:
+def format_port_names(ports: Iterable[Port]) -> str:
     """Return the names of ports for messages."""
-    return ", ".join(map(format_port_name, some))
+    return ", ".join(map(format_port_name, ports))
 
 
-def describe_state(port: Port) -> str:
+def describe_port_state(port: Port) -> str:
     """Return the state of a port: `DOWN, Polling` means no cable, or a dead port at the other end."""
     return f"{format_port_name(port)} {port.get('state')}, {port.get('phys')}"
 
 
-def _entries(hca: str) -> list[tuple[str, str]]:
+def _parse_hca(hca: str) -> list[tuple[str, str]]:
     """Return the names and ports (empty for any) of a value of NCCL_IB_HCA."""
     listed = [entry.strip() for entry in hca.lstrip("^=").split(",") if entry.strip()]
     return [(entry.partition(":")[0], entry.partition(":")[2]) for entry in listed]
 
 
-def _matches(port: Port, hca: str) -> bool:
+def _is_selected(port: Port, hca: str) -> bool:
     """Return whether NCCL_IB_HCA selects a port."""
-    entries = _entries(hca)
+    entries = _parse_hca(hca)
     if not entries:
         return True
     exact = hca.lstrip("^").startswith("=")
@@ -119,7 +119,7 @@ def _matches(port: Port, hca: str) -> bool:
 def _is_named_in_full(port: Port, hca: str) -> bool:
     """Return whether a port is named in full; a prefix such as `mlx5` names no port in particular."""
     return not hca.startswith("^") and any(
-        port["device"] == device and number in ("", str(port["port"])) for device, number in _entries(hca)
+        port["device"] == device and number in ("", str(port["port"])) for device, number in _parse_hca(hca)
     )
 
 
@@ -127,13 +127,13 @@ def _is_named_in_full(port: Port, hca: str) -> bool:
 
 _FAMILY = "RDMA"
 _CABLED = "LinkUp"
-_LIKE = 3
+_MIN_ALIKE = 3
 """So many ports of one kind of card have to be there before one that is dark counts as the odd one."""
 
 
 @remedy(Action.CHECK_LINK, "Check cable, switch port and subnet manager (`ibstat` on the node)")
 @node_check("net.ib_port", _FAMILY, group="net")
-def check_ports(view: NodeView) -> Outcome | list[Outcome]:
+def check_ports(node: CheckedNode) -> Outcome | list[Outcome]:
     """RDMA ports that NCCL would use are up.
 
     Source: /sys/class/infiniband/*/ports/*; NCCL_IB_HCA, NCCL_IB_DISABLE, NCCL_NET and nccl.conf; libibverbs, plugin
@@ -141,75 +141,77 @@ def check_ports(view: NodeView) -> Outcome | list[Outcome]:
         for a port with a link but no subnet manager, and for an inactive port if most ports of the same kind of card
         are active. A port that NCCL does not use is no fault: storage and spare ports often have no cable
     """
-    ports, wanted = list_ports(view), view.context.expect.get("ib_ports")
+    ports, wanted = list_ports(node), node.settings.expect.get("ib_ports")
     up = [port for port in ports if is_active(port)]
     if wanted is not None and len(up) < wanted:
-        down = "; ".join(describe_state(port) for port in ports if not is_active(port))
+        down = "; ".join(describe_port_state(port) for port in ports if not is_active(port))
         message = f"{len(up)} of {wanted} RDMA ports active{': ' + down if down else ''}"
         return fail(message, value=len(up), expected=wanted)
-    selection = _require_selection(view)
-    problems = _describe_port_problem(ports, selection)
+    selection = _require_selection(node)
+    problems = _judge_ports(ports, selection)
     if problems or not selection.used:
-        return problems or skip(selection.why_none)
+        return problems or skip(selection.why_unused)
     rest = [port for port in ports if port not in selection.used]
     others = f"; not used: {format_port_names(rest)}" if rest else ""
     return ok(f"{len(selection.used)} RDMA ports active{others}", value=len(selection.used))
 
 
-def _require_selection(view: NodeView) -> Selection:
+def _require_selection(node: CheckedNode) -> PortSelection:
     """Return the ports that NCCL would use; raise `NotJudgedError` if that cannot be known."""
-    blocked = find_missing_facts(view) if list_ports(view) else None
+    blocked = find_missing_facts(node) if list_ports(node) else None
     if blocked is not None:
         raise NotJudgedError(blocked)
-    return select_ports(view)
+    return select_ports(node)
 
 
-def _describe_port_problem(found: list[Port], chosen: Selection) -> list[Outcome]:
-    missing = [port for port in chosen.named if not is_active(port)]
-    outcomes = [fail(f"NCCL_IB_HCA names {describe_state(port)}", value=format_port_name(port)) for port in missing]
-    if not chosen.used and not chosen.why_none.startswith("no RDMA port"):
+def _judge_ports(found: list[Port], chosen: PortSelection) -> list[Outcome]:
+    missing = [port for port in chosen.named_ports if not is_active(port)]
+    outcomes = [
+        fail(f"NCCL_IB_HCA names {describe_port_state(port)}", value=format_port_name(port)) for port in missing
+    ]
+    if not chosen.used and not chosen.why_unused.startswith("no RDMA port"):
         return outcomes
     for port in found:
         if is_active(port) or port in missing:
             continue
         if port.get("phys") == _CABLED:
             hint = "No subnet manager has taken it up: start opensm or the one of the switch"
-            outcomes.append(warn(f"{describe_state(port)}", value=format_port_name(port), hint=hint))
-        elif _is_odd(port, found):
-            message = f"{describe_state(port)}, while most ports of such cards are active"
+            outcomes.append(warn(f"{describe_port_state(port)}", value=format_port_name(port), hint=hint))
+        elif _is_odd_one_out(port, found):
+            message = f"{describe_port_state(port)}, while most ports of such cards are active"
             outcomes.append(warn(message, value=format_port_name(port)))
     return outcomes
 
 
-def _is_odd(port: Port, found: list[Port]) -> bool:
+def _is_odd_one_out(port: Port, found: list[Port]) -> bool:
     """Return whether most ports of the same kind of card are active, which needs more than one card."""
     kind = (port.get("board"), port.get("link_layer"))
     like = [other for other in found if (other.get("board"), other.get("link_layer")) == kind]
     up = sum(map(is_active, like))
-    return kind[0] is not None and len(like) > _LIKE and up * 2 > len(like)
+    return kind[0] is not None and len(like) > _MIN_ALIKE and up * 2 > len(like)
 
 
 @remedy(Action.FIX_CONFIG, "Give the interface an IP address and set RoCE v2 as its mode")
 @node_check("net.roce_gid", _FAMILY, group="net")
-def check_port_addresses(view: NodeView) -> Outcome | list[Outcome]:
+def check_port_addresses(node: CheckedNode) -> Outcome | list[Outcome]:
     """Active RDMA ports have an address that peers can use.
 
     Source: /sys/class/infiniband/*/ports/*/gids, gid_attrs/types
     Healthy: of the ports that NCCL would use: a RoCE v2 address on Ethernet, any on InfiniBand
     """
-    used = _require_selection(view).used
+    used = _require_selection(node).used
     needed = {"Ethernet": "roce_v2", "InfiniBand": "gids"}
     bad = [
         fail(f"{format_port_name(port)} has no usable address ({port.get('link_layer')})", value=port["device"])
         for port in used
         if (key := needed.get(port.get("link_layer") or "")) and not port.get(key)
     ]
-    return bad or (ok(f"{len(used)} RDMA ports have addresses") if used else skip(select_ports(view).why_none))
+    return bad or (ok(f"{len(used)} RDMA ports have addresses") if used else skip(select_ports(node).why_unused))
 
 
 @remedy(Action.CHECK_LINK, "Reseat the card; the kernel log of the boot may say `limited by`")
 @node_check("net.ib_width", _FAMILY, severity="WARN", group="net")
-def check_pcie_lanes(view: NodeView) -> Outcome | list[Outcome]:
+def check_pcie_lanes(node: CheckedNode) -> Outcome | list[Outcome]:
     """RDMA cards have all the PCIe lanes of their slots.
 
     Source: sysfs current_link_width and max_link_width of the cards that NCCL would use, and of the port above each
@@ -217,7 +219,7 @@ def check_pcie_lanes(view: NodeView) -> Outcome | list[Outcome]:
     """
     lanes = {
         port["device"]: (port["width"], min(port["max_width"], port["slot_width"]))
-        for port in _require_selection(view).used
+        for port in _require_selection(node).used
         if port.get("width") and port.get("max_width") and port.get("slot_width")
     }
     if not lanes:
@@ -230,9 +232,9 @@ def check_pcie_lanes(view: NodeView) -> Outcome | list[Outcome]:
     return narrow or ok(f"all PCIe lanes of {len(lanes)} RDMA cards")
 
 
-def _used_by_node(view: ClusterView) -> dict[str, tuple[Port, ...]]:
+def _used_by_node(cluster: CheckedCluster) -> dict[str, tuple[Port, ...]]:
     """Return the ports that NCCL would use, by node; raise `NotJudgedError` if there is nothing to compare."""
-    used = {node.node: select_ports(node).used for node in view.views if find_missing_facts(node) is None}
+    used = {node.name: select_ports(node).used for node in cluster.nodes if find_missing_facts(node) is None}
     if not used:
         raise NotJudgedError(unknown("no node could be asked for RDMA ports"))
     if not any(used.values()):
@@ -245,15 +247,15 @@ def _used_by_node(view: ClusterView) -> dict[str, tuple[Port, ...]]:
     "Bring up RDMA on all nodes, or set NCCL_IB_DISABLE=1 for all: one on RDMA and one on TCP hang (nccl#234)",
 )
 @cluster_check("net.ib_mixed", _FAMILY)
-def check_rdma_on_all_nodes(view: ClusterView) -> Outcome | list[Outcome]:
+def check_rdma_on_all_nodes(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     """Either all nodes use RDMA or none.
 
     Source: ports that NCCL would use, of all nodes
     Healthy: all nodes use RDMA, or none
     """
-    used = _used_by_node(view)
+    used = _used_by_node(cluster)
     without = [node for node, ports in used.items() if not ports]
-    why = {node.node: select_ports(node).why_none for node in view.views}
+    why = {node.name: select_ports(node).why_unused for node in cluster.nodes}
     if not without:
         return ok(f"all {len(used)} nodes use RDMA")
     if len(without) * 2 < len(used):
@@ -268,39 +270,42 @@ def check_rdma_on_all_nodes(view: ClusterView) -> Outcome | list[Outcome]:
     "Look at the port that is missing; where one node has a storage card more, name the others in NCCL_IB_HCA",
 )
 @cluster_check("net.ib_count", _FAMILY, severity="WARN")
-def check_port_count(view: ClusterView) -> Outcome | list[Outcome]:
+def check_port_count(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     """All nodes use equally many RDMA ports: each rail of a collective goes as fast as its slowest node.
 
     Source: ports that NCCL would use, of all nodes that use any
     Healthy: the same number on all nodes
     """
-    used = _used_by_node(view)
-    return compare.compare_nodes(view, lambda node: len(used.get(node.node, ())) or None, "number of RDMA ports in use")
+    used = _used_by_node(cluster)
+    return comparison.compare_nodes(
+        cluster, lambda node: len(used.get(node.name, ())) or None, "number of RDMA ports in use"
+    )
 
 
 @remedy(Action.CHECK_LINK, "A port that came up slower than its like wants a new cable")
 @cluster_check("net.ib_rate", _FAMILY, severity="WARN")
-def check_port_rates(view: ClusterView) -> Outcome | list[Outcome]:
+def check_port_rates(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     """RDMA ports run at the same rate on all nodes.
 
     Source: /sys/class/infiniband/*/ports/*/rate of the ports that NCCL would use
     Healthy: the same for ports of one name on all nodes
     """
     rates: dict[str, dict[str, Any]] = {}
-    for node, ports in _used_by_node(view).items():
+    for node, ports in _used_by_node(cluster).items():
         for port in ports:
             rates.setdefault(format_port_name(port), {})[node] = port.get("rate")
     shared = {name: by_node for name, by_node in rates.items() if len(by_node) > 1}
     if not shared:
         return skip("no port of one name on several nodes")
-    odd = [outcome for name, by_node in shared.items() for outcome in _odd_rates(name, by_node)]
+    odd = [outcome for name, by_node in shared.items() for outcome in _report_odd_rates(name, by_node)]
     return odd or ok(f"rates of {len(shared)} RDMA ports alike")
 
 
-def _odd_rates(name: str, rates: dict[str, Any]) -> list[Outcome]:
-    vote = compare.count_votes(rates)
+def _report_odd_rates(name: str, rates: dict[str, Any]) -> list[Outcome]:
+    vote = comparison.count_votes(rates)
     if vote.majority is None:
         return [warn(f"nodes disagree on the rate of {name}: {', '.join(sorted(set(map(str, rates.values()))))}")]
     return [
-        warn(f"{name} at {rates[node]}, {vote.majority} elsewhere", node=node, value=rates[node]) for node in vote.odd
+        warn(f"{name} at {rates[node]}, {vote.majority} elsewhere", node=node, value=rates[node])
+        for node in vote.dissenters
     ]

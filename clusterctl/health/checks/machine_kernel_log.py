@@ -8,111 +8,111 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.formatting import describe_duration
-from clusterctl.health import gpu_library_errors
-from clusterctl.health.check import NodeView, node_check, remedy
-from clusterctl.health.checks import gpus
-from clusterctl.health.model import AMD, NVIDIA, Action, Outcome, fail, ok, skip_for_root, warn
+from clusterctl.health import gpu_errors
+from clusterctl.health.check import CheckedNode, node_check, remedy
+from clusterctl.health.checks import gpu_facts
+from clusterctl.health.findings import AMD, NVIDIA, Action, Outcome, fail, ok, skip_without_root, warn
 
 _WHOLE_SECONDS = 60.0
 """A log that begins within so many seconds of the boot has lost nothing that matters."""
-_SPEAKING = {
+_EVIDENCE_FIELDS = {
     NVIDIA: {"recovery_action": "recovery action", "ecc_unc": "ECC counters", "remapped": "remapped rows"},
     AMD: {"ecc_unc": "counts of errors", "bad_pages": "bad pages"},
 }
 """By vendor, values that an error of the hardware leaves its mark in, and that anybody may read."""
 
 
-def describe_reach(view: NodeView) -> str:
+def describe_covered_time(node: CheckedNode) -> str:
     """Return the time that the kernel log covers: a full ring has lost its beginning."""
-    log = view.group("kernel_log").data
+    log = node.group("kernel_log").facts
     since, uptime = log.get("since_s"), log.get("uptime")
     if since is None or uptime is None or uptime - since <= _WHOLE_SECONDS:
         return "since boot"
     return f"since {describe_duration(since)} ago; what is older the kernel log has lost"
 
 
-def describe_recurrence(event: dict[str, Any]) -> str:
+def describe_occurrences(event: dict[str, Any]) -> str:
     """Return how often an event of the kernel log happened, and how long ago: `, 3 times, 2h ago`."""
     times = f", {event['count']} times" if event["count"] > 1 else ""
     age = event["last_age_s"]
     return times if age is None else f"{times}, {describe_duration(age)} ago"
 
 
-def report_closed_log(view: NodeView, evidence: str = "") -> Outcome | None:
+def report_unreadable_log(node: CheckedNode, evidence: str = "") -> Outcome | None:
     """Return the finding that this user cannot read the kernel log.
 
     Args:
-        view: The node.
+        node: The node.
         evidence: What replaces the log as evidence.
     """
-    why = "the kernel log needs root" if view.group("kernel_log").status == "denied" else "no program reads the log"
-    user = view.group("host").data.get("user") or "USER"
+    why = "the kernel log needs root" if node.group("kernel_log").status == "denied" else "no program reads the log"
+    user = node.group("host").facts.get("user") or "USER"
     hint = (
         f"`sudo usermod -aG adm {user}` (`systemd-journal` where there is no group `adm`) and a new login, or "
         "`sudo sysctl kernel.dmesg_restrict=0`, lets us read the kernel log"
     )
-    return skip_for_root(f"{why}; {evidence}" if evidence else why, hint=hint)
+    return skip_without_root(f"{why}; {evidence}" if evidence else why, hint=hint)
 
 
-def report_closed_gpu_log(view: NodeView) -> Outcome | None:
+def report_unreadable_gpu_log(node: CheckedNode) -> Outcome | None:
     """Return the same finding with the GPUs' own values as evidence; `None` if one of them could not be read."""
-    evidence = _speaking(view)
-    return None if evidence is None else report_closed_log(view, evidence)
+    evidence = _list_evidence(node)
+    return None if evidence is None else report_unreadable_log(node, evidence)
 
 
-def _speaking(view: NodeView) -> str | None:
+def _list_evidence(node: CheckedNode) -> str | None:
     """Return the names of the healthy values as evidence; `None` if a value exists and could not be read."""
-    if gpus.find_library_problem(view) is not None:
+    if gpu_facts.find_library_problem(node) is not None:
         return None
-    speaking = _SPEAKING[gpus.find_vendor(view)]
+    speaking = _EVIDENCE_FIELDS[gpu_facts.find_gpu_vendor(node)]
     read: set[str] = set()
-    for device in gpus.list_used_gpus(view):
+    for device in gpu_facts.list_used_gpus(node):
         for field in speaking:
-            if gpus.read_value(device, field) is not None:
+            if gpu_facts.read_value(device, field) is not None:
                 read.add(field)
-            elif device.get("err", {}).get(field) not in (gpu_library_errors.UNSUPPORTED, *gpu_library_errors.MEANINGS):
+            elif device.get("err", {}).get(field) not in (gpu_errors.UNSUPPORTED, *gpu_errors.ERROR_MEANINGS):
                 return None
     names = [words for field, words in speaking.items() if field in read] + ["that they answer"]
-    return f"{', '.join(names)}: {len(gpus.list_used_gpus(view))} GPUs speak for themselves"
+    return f"{', '.join(names)}: {len(gpu_facts.list_used_gpus(node))} GPUs speak for themselves"
 
 
 # --- What the kernel complained about, apart from GPUs.
 
 
 @dataclass(frozen=True, slots=True)
-class _Complaint:
-    """What a line means. `boot`: it is written once, at the boot, and holds as long as that lasts."""
+class _LogPattern:
+    """What a line means. `once_per_boot`: it is written once, at the boot, and holds as long as that lasts."""
 
     pattern: str
-    words: str
+    description: str
     action: Action
     fatal: bool = False
-    boot: bool = False
+    once_per_boot: bool = False
 
 
-_COMPLAINTS = (
-    _Complaint(
+_LOG_PATTERNS = (
+    _LogPattern(
         r"Remounting filesystem read-only", "a file system was remounted read-only", Action.CHECK_MOUNT, fatal=True
     ),
-    _Complaint(
+    _LogPattern(
         r"(?i)\[hardware error\].*(uncorrect|(?<!non-)(?<!non)fatal)",
         "uncorrected hardware error",
         Action.CONTACT_SUPPORT,
         fatal=True,
     ),
     # Without the brackets: `mce: CPU0: Thermal monitoring enabled` is a boot line of every Intel machine.
-    _Complaint(r"\[Hardware Error\]", "hardware error", Action.CONTACT_SUPPORT),
-    _Complaint(r"blocked for more than \d+ seconds", "a task was blocked in the kernel", Action.CHECK_MOUNT),
-    _Complaint(r"soft lockup|hard LOCKUP", "a CPU was locked up", Action.REBOOT_NODE),
-    _Complaint(
+    _LogPattern(r"\[Hardware Error\]", "hardware error", Action.CONTACT_SUPPORT),
+    _LogPattern(r"blocked for more than \d+ seconds", "a task was blocked in the kernel", Action.CHECK_MOUNT),
+    _LogPattern(r"soft lockup|hard LOCKUP", "a CPU was locked up", Action.REBOOT_NODE),
+    _LogPattern(
         r"Out of memory: Kill|Memory cgroup out of memory", "a process was killed for memory", Action.RESTART_APP
     ),
     # A drive without a disk in it and an image that is gone are no disks of a run.
-    _Complaint(r"(I/O|medium) error, dev (?!fd|sr|loop|zram)", "a disk has errors", Action.CONTACT_SUPPORT),
-    _Complaint(r"EXT4-fs error|XFS .*(shut down|Corruption)", "a file system has errors", Action.CHECK_MOUNT),
-    _Complaint(r"not responding, (still trying|timed out)", "a file server did not respond", Action.CHECK_MOUNT),
-    _Complaint(r"insufficient power on", "a PCIe card lacks power", Action.CHECK_POWER_COOLING, boot=True),
-    _Complaint(r"High Temperature", "a network module is hot", Action.CHECK_POWER_COOLING),
+    _LogPattern(r"(I/O|medium) error, dev (?!fd|sr|loop|zram)", "a disk has errors", Action.CONTACT_SUPPORT),
+    _LogPattern(r"EXT4-fs error|XFS .*(shut down|Corruption)", "a file system has errors", Action.CHECK_MOUNT),
+    _LogPattern(r"not responding, (still trying|timed out)", "a file server did not respond", Action.CHECK_MOUNT),
+    _LogPattern(r"insufficient power on", "a PCIe card lacks power", Action.CHECK_POWER_COOLING, once_per_boot=True),
+    _LogPattern(r"High Temperature", "a network module is hot", Action.CHECK_POWER_COOLING),
 )
 _SERVER = "not responding"
 
@@ -122,41 +122,41 @@ _SERVER = "not responding"
     "host.kernel_log",
     "Kernel log",
     group="kernel_log",
-    root="it stays unread",
-    witness=report_closed_log,
+    without_root="it stays unread",
+    judge_without_source=report_unreadable_log,
     thresholds={"lookback": 86400.0},
 )
-def check_kernel_log(view: NodeView) -> Iterator[Outcome]:
+def check_kernel_log(node: CheckedNode) -> Iterator[Outcome]:
     """The kernel reported no recent problem with disks, memory, lockups, file servers or power.
 
     Source: kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log)
     Healthy: no problem within `lookback` seconds (the kernel reports a lack of power once, at the boot; it counts until
         the next boot); FAIL for a read-only remount and uncorrected hardware errors
     """
-    complaints: dict[_Complaint, list[str]] = {}
-    for line in view.group().data.get("lines") or []:
+    complaints: dict[_LogPattern, list[str]] = {}
+    for line in node.group().facts.get("lines") or []:
         text, age = str(line.get("text", "")), line.get("age_s")
-        which = next((c for c in _COMPLAINTS if re.search(c.pattern, text)), None)
-        if which is not None and (which.boot or age is None or age <= view.limit("lookback")):
+        which = next((c for c in _LOG_PATTERNS if re.search(c.pattern, text)), None)
+        if which is not None and (which.once_per_boot or age is None or age <= node.limit("lookback")):
             complaints.setdefault(which, []).append(text)
-    servers = _recovered(view)
-    for which in _COMPLAINTS:
+    servers = _all_servers_answered(node)
+    for which in _LOG_PATTERNS:
         lines = complaints.get(which, [])
         if not lines or (_SERVER in which.pattern and servers):
             continue
         say = fail if which.fatal else warn
         times = f" ({len(lines)} times)" if len(lines) > 1 else ""
-        yield say(f"{which.words}{times}: {lines[-1][:160]}", value=len(lines), action=which.action)
+        yield say(f"{which.description}{times}: {lines[-1][:160]}", value=len(lines), action=which.action)
     if not complaints:
         yield ok("no complaint")
     elif servers and all(_SERVER in which.pattern for which in complaints):
         yield ok("a file server that did not respond came back")
 
 
-def _recovered(view: NodeView) -> bool:
+def _all_servers_answered(node: CheckedNode) -> bool:
     """Return whether every silent server answered again later."""
     silent: set[str] = set()
-    for line in view.group().data.get("lines") or []:
+    for line in node.group().facts.get("lines") or []:
         if match := re.search(r"server (\S+) not responding", str(line.get("text"))):
             silent.add(match.group(1))
         elif match := re.search(r"server (\S+) OK", str(line.get("text"))):

@@ -11,27 +11,27 @@ from typing import Any
 from clusterctl.agent.protocol.command_messages import NETWORK_INTERFACE_VARIABLES
 from clusterctl.config.worker_variables import VIRTUAL_INTERFACE_PREFIXES, select_interfaces
 from clusterctl.formatting import format_size, plural
-from clusterctl.health.check import ClusterView, NodeView, cluster_check, node_check, remedy
-from clusterctl.health.checks import compare, gpus
-from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
+from clusterctl.health.check import CheckedCluster, CheckedNode, cluster_check, node_check, remedy
+from clusterctl.health.checks import comparison, gpu_facts
+from clusterctl.health.findings import Action, Outcome, fail, ok, skip, unknown, warn
 
 _FAMILY = "Network"
 
 
 @remedy(Action.FIX_CONFIG, "Try `ssh NODE` by hand")
 @node_check("net.ssh", _FAMILY, thresholds={"warn": 5.0})
-def check_connection(view: NodeView) -> Iterator[Outcome]:
+def check_connection(node: CheckedNode) -> Iterator[Outcome]:
     """The node can be reached and answered.
 
     Source: the connection itself
     Healthy: opens, and the agent answers; WARN above `warn` seconds
     """
-    why, took = view.facts.get("unreachable"), view.controller.get("connect_ms")
+    why, took = node.facts.get("unreachable"), node.controller.get("connect_ms")
     if why:
         yield fail(str(why))
-    elif not view.facts.get("groups") and "unprobed" not in view.facts:
+    elif not node.facts.get("groups") and "unprobed" not in node.facts:
         yield unknown("the node gave no facts")
-    elif took is not None and took > view.limit("warn") * 1000:
+    elif took is not None and took > node.limit("warn") * 1000:
         yield warn(f"connecting took {took / 1000:.1f} s", value=took)
     else:
         yield ok("reached", value=took)
@@ -46,7 +46,7 @@ def _is_loopback(address: str) -> bool:
 
 @remedy(Action.NONE, "Add the name to /etc/hosts of the node: programs that ask for their own address would fail")
 @node_check("net.hostname_loopback", _FAMILY, severity="WARN", group="names")
-def check_own_hostname(view: NodeView) -> Outcome:
+def check_own_hostname(node: CheckedNode) -> Outcome:
     """The node can resolve its own name.
 
     If the name resolves to loopback, Gloo would announce loopback to its peers; workers get their interface as a
@@ -56,29 +56,29 @@ def check_own_hostname(view: NodeView) -> Outcome:
     Healthy: the name resolves. A loopback address is only mentioned: Debian's installer writes `127.0.1.1 NAME` into
         /etc/hosts, and workers get their interface as a variable
     """
-    data = view.group().data
+    data = node.group().facts
     name, addresses = data.get("hostname"), data.get("addresses") or []
     if not addresses:
         return warn(f"{name} does not resolve: {data.get('error')}")
-    loops = view.context.multi_node and all(_is_loopback(address) for address in addresses)
+    loops = node.settings.is_multi_node and all(_is_loopback(address) for address in addresses)
     note = "; workers are told their interface instead" if loops else ""
     return ok(f"{name} resolves to {', '.join(addresses)}{note}", value=addresses)
 
 
 @remedy(Action.FIX_CONFIG, "Add the name to DNS or /etc/hosts of the node, or set `internal_ip` of the peer")
 @node_check("net.resolve", _FAMILY, group="names")
-def check_peer_names(view: NodeView) -> Outcome | list[Outcome]:
+def check_peer_names(node: CheckedNode) -> Outcome | list[Outcome]:
     """Every node knows the addresses of its peers.
 
     Source: getaddrinfo of every peer's address, on the node
     Healthy: all resolve
     """
-    peers = view.group().data.get("peers") or {}
+    peers = node.group().facts.get("peers") or {}
     if not peers:
-        return unknown("peers were not looked up") if view.context.multi_node else skip("no peers")
+        return unknown("peers were not looked up") if node.settings.is_multi_node else skip("no peers")
     bad = [
-        fail(f"{entry.get('name')} ({node}) does not resolve: {entry.get('error')}", value=node)
-        for node, entry in peers.items()
+        fail(f"{entry.get('name')} ({peer}) does not resolve: {entry.get('error')}", value=peer)
+        for peer, entry in peers.items()
         if not entry.get("addresses")
     ]
     return bad or ok("1 peer resolves" if len(peers) == 1 else f"{len(peers)} peers resolve")
@@ -86,29 +86,29 @@ def check_peer_names(view: NodeView) -> Outcome | list[Outcome]:
 
 @remedy(Action.FIX_CONFIG, "Set `network.interface` or `internal_ip` to the network that joins the nodes")
 @node_check("net.interface", _FAMILY, group="net")
-def check_peer_routes(view: NodeView) -> Outcome | list[Outcome]:
+def check_peer_routes(node: CheckedNode) -> Outcome | list[Outcome]:
     """Peers are reached by a real interface that is up.
 
     Source: route to every peer; /sys/class/net
     Healthy: a route by an interface that is up, not loopback and not a bridge of containers
     """
-    data = view.group().data
+    data = node.group().facts
     routes: dict[str, Any] = data.get("routes") or {}
     if not routes:
-        return unknown("routes were not looked up") if view.context.multi_node else skip("no peers")
+        return unknown("routes were not looked up") if node.settings.is_multi_node else skip("no peers")
     states = {entry["name"]: entry for entry in data.get("interfaces") or []}
     problems: dict[str, list[str]] = {}
-    for node, route in routes.items():
-        if problem := _route_problem(route, states):
-            problems.setdefault(problem, []).append(node)
+    for peer, route in routes.items():
+        if problem := _find_route_problem(route, states):
+            problems.setdefault(problem, []).append(peer)
     names = sorted({str(route.get("interface")) for route in routes.values()})
     return [
-        (warn if "container" in problem else fail)(f"to {', '.join(nodes[:4])}: {problem}", value=nodes)
-        for problem, nodes in problems.items()
+        (warn if "container" in problem else fail)(f"to {', '.join(peers[:4])}: {problem}", value=peers)
+        for problem, peers in problems.items()
     ] or ok(f"{plural(len(routes), 'peer')} by {', '.join(names)}", value=names)
 
 
-def _route_problem(route: dict[str, Any], states: dict[str, dict[str, Any]]) -> str | None:
+def _find_route_problem(route: dict[str, Any], states: dict[str, dict[str, Any]]) -> str | None:
     if route.get("error"):
         return f"no route: {route['error']}"
     name, source = route.get("interface"), str(route.get("source"))
@@ -125,37 +125,37 @@ def _route_problem(route: dict[str, Any], states: dict[str, dict[str, Any]]) -> 
     Action.FIX_CONFIG, "Set `network.interface`, which all three follow, and leave them out of `env` and the prologue"
 )
 @node_check("net.ifname_env", _FAMILY, group="host")
-def check_interface_variables(view: NodeView) -> Outcome | list[Outcome]:
+def check_interface_variables(node: CheckedNode) -> Outcome | list[Outcome]:
     """The interfaces in the variables of the ranks exist and belong to one network.
 
     Source: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME as ranks will have them; /sys/class/net
     Healthy: each variable names an existing interface (GLOO_SOCKET_IFNAME one plain name); WARN if they name two
         networks
     """
-    env, net = view.group().data.get("env"), view.group("net")
+    env, net = node.group().facts.get("env"), node.group("net")
     if env is None or net.status != "ok":
         return unknown(f"environment or interfaces were not reported: {net.reason or ''}".rstrip(": "))
-    names = [entry["name"] for entry in net.data.get("interfaces") or []]
+    names = [entry["name"] for entry in net.facts.get("interfaces") or []]
     settings = {key: value for key, value in env.items() if key in NETWORK_INTERFACE_VARIABLES and value}
     bad = [
         fail(f"{key}={value} names no interface of this node", value=value, expected=names)
         for key, value in settings.items()
-        if not _names_one(key, value, names)
+        if not _selects_interface(key, value, names)
     ]
-    conflict = _two_networks(settings, names)
+    conflict = _find_network_conflict(settings, names)
     if bad or conflict:
         return [*bad, *([warn(conflict)] if conflict else [])]
     return ok(", ".join(f"{key}={value}" for key, value in sorted(settings.items()))) if settings else skip("not set")
 
 
-def _names_one(key: str, value: str, there: list[str]) -> bool:
+def _selects_interface(key: str, value: str, there: list[str]) -> bool:
     """Tell whether a setting selects an interface; Gloo and TensorPipe take one plain name."""
     if not key.startswith("NCCL"):
         return value in there
     return value.startswith("^") or bool(select_interfaces(key, value, there))
 
 
-def _two_networks(env: dict[str, str], there: list[str]) -> str | None:
+def _find_network_conflict(env: dict[str, str], there: list[str]) -> str | None:
     """Return which settings lead ranks of one node to different networks."""
     for (key, value), (other, other_value) in itertools.combinations(env.items(), 2):
         names, others = select_interfaces(key, value, there), select_interfaces(other, other_value, there)
@@ -164,18 +164,20 @@ def _two_networks(env: dict[str, str], there: list[str]) -> str | None:
     return None
 
 
-def _used(node: NodeView, field: str) -> list[Any] | None:
+def _read_interface_field(node: CheckedNode, field: str) -> list[Any] | None:
     """Return a property of the interfaces by which peers are reached."""
     group = node.group("net")
     if group.status != "ok":
         return None
-    names = {route.get("interface") for route in (group.data.get("routes") or {}).values()} - {None, "lo"}
-    return sorted({e.get(field) for e in group.data.get("interfaces") or [] if e["name"] in names} - {None, -1}) or None
+    names = {route.get("interface") for route in (group.facts.get("routes") or {}).values()} - {None, "lo"}
+    return (
+        sorted({e.get(field) for e in group.facts.get("interfaces") or [] if e["name"] in names} - {None, -1}) or None
+    )
 
 
-def _only_loopback(node: NodeView) -> bool:
-    routes = (node.group("net").data.get("routes") or {}).values()
-    return not node.context.multi_node or (bool(routes) and all(route.get("interface") == "lo" for route in routes))
+def _uses_only_loopback(node: CheckedNode) -> bool:
+    routes = (node.group("net").facts.get("routes") or {}).values()
+    return not node.settings.is_multi_node or (bool(routes) and all(route.get("interface") == "lo" for route in routes))
 
 
 @remedy(
@@ -183,28 +185,28 @@ def _only_loopback(node: NodeView) -> bool:
     "Set one MTU on all nodes and switches: with different ones small messages pass and large ones hang",
 )
 @cluster_check("net.mtu", _FAMILY, severity="WARN")
-def check_mtu(view: ClusterView) -> Outcome | list[Outcome]:
+def check_mtu(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     """All nodes use the same packet size.
 
     Source: /sys/class/net/*/mtu of the interfaces that reach the peers
     Healthy: the same on all nodes
     """
-    if all(node.group("net").status == "ok" and _only_loopback(node) for node in view.views):
+    if all(node.group("net").status == "ok" and _uses_only_loopback(node) for node in cluster.nodes):
         return skip("no other machine to reach")
-    return compare.compare_nodes(view, lambda node: _used(node, "mtu"), "MTU")
+    return comparison.compare_nodes(cluster, lambda node: _read_interface_field(node, "mtu"), "MTU")
 
 
 @remedy(Action.CHECK_LINK, "A link that came up slower than its like wants a new cable or a look at the switch")
 @cluster_check("net.link_speed", _FAMILY, severity="WARN")
-def check_link_speed(view: ClusterView) -> Outcome | list[Outcome]:
+def check_link_speed(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     """All nodes have equally fast links.
 
     Source: /sys/class/net/*/speed of the interfaces that reach the peers
     Healthy: the same on all nodes
     """
-    if all(_used(node, "speed") is None and node.group("net").status == "ok" for node in view.views):
+    if all(_read_interface_field(node, "speed") is None and node.group("net").status == "ok" for node in cluster.nodes):
         return skip("no interface tells its speed (virtual interfaces do not)")
-    return compare.compare_nodes(view, lambda node: _used(node, "speed"), "link speed")
+    return comparison.compare_nodes(cluster, lambda node: _read_interface_field(node, "speed"), "link speed")
 
 
 # --- The port where workers meet, and whether every entry of the cluster file is a machine of its own.
@@ -217,13 +219,13 @@ _RENDEZVOUS_FAMILY = "Rendezvous"
     "End what holds the port (`ss -ltnp`), or leave `network.master_port` out so that clusterctl picks a free port",
 )
 @node_check("net.port_free", _RENDEZVOUS_FAMILY, group="ports")
-def check_free_ports(view: NodeView) -> Outcome | list[Outcome]:
+def check_free_ports(node: CheckedNode) -> Outcome | list[Outcome]:
     """Ports that the run asks for by number are free.
 
     Source: an attempt to bind each port on the node that will use it
     Healthy: free
     """
-    ports = view.group().data.get("ports") or []
+    ports = node.group().facts.get("ports") or []
     if not ports:
         return skip("no port is asked for by number")
     taken = []
@@ -248,15 +250,15 @@ _CONNECT_ERRORS = {
     "`internal_ip` to the network that joins them",
 )
 @node_check("net.rendezvous", _RENDEZVOUS_FAMILY)
-def check_rendezvous(view: NodeView) -> Outcome:
+def check_rendezvous(node: CheckedNode) -> Outcome:
     """Every node reaches the rendezvous port of node 0 at the address that workers will be given.
 
     Source: node 0 listens for a moment, every other node connects and exchanges a nonce
     Healthy: reachable from every other node
     """
-    tried = view.controller.get("rendezvous")
+    tried = node.controller.get("rendezvous")
     if not tried:
-        return unknown("the port was not tried") if view.context.multi_node else skip("only one node")
+        return unknown("the port was not tried") if node.settings.is_multi_node else skip("only one node")
     place, error, peers = (
         f"{tried.get('address')}:{tried.get('port')}",
         str(tried.get("error")),
@@ -276,22 +278,22 @@ def check_rendezvous(view: NodeView) -> Outcome:
 
 @remedy(Action.FIX_CONFIG, "Remove one of the entries, or give each its own GPUs (`gpus: [0, 1]`)")
 @cluster_check("cluster.unique", _RENDEZVOUS_FAMILY)
-def check_unique_machines(view: ClusterView) -> Outcome | list[Outcome]:
+def check_unique_machines(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     """No two entries of the cluster file claim one device, and no machine appears under two names.
 
     Source: boot id, namespaces, GPU UUIDs, declared GPUs
     Healthy: no GPU is declared twice; one machine is listed twice only with GPUs by index, or `transport: local`
     """
     machines, places, claims = (defaultdict[str, list[str]](list) for _ in range(3))
-    for node in view.views:
-        machines[node.group("host").data.get("boot_id") or ""].append(node.node)
+    for node in cluster.nodes:
+        machines[node.group("host").facts.get("boot_id") or ""].append(node.name)
         place = node.controller.get("place")
         # Entries with GPUs by their indices may share a machine.
-        if place and all(place) and not isinstance(node.expected.gpus, tuple):
-            places[str(place)].append(node.node)
-        for device in gpus.list_used_gpus(node) if node.expected.count != 0 else []:
-            if uuid := gpus.read_value(device, "uuid"):
-                claims[f"GPU {device['index']} ({uuid})"].append(node.node)
+        if place and all(place) and not isinstance(node.declaration.gpus, tuple):
+            places[str(place)].append(node.name)
+        for device in gpu_facts.list_used_gpus(node) if node.declaration.gpu_count != 0 else []:
+            if uuid := gpu_facts.read_value(device, "uuid"):
+                claims[f"GPU {device['index']} ({uuid})"].append(node.name)
     machines.pop("", None)
     if not machines:
         return unknown("no node tells its boot id")
@@ -312,17 +314,17 @@ def check_unique_machines(view: ClusterView) -> Outcome | list[Outcome]:
 
 @remedy(Action.FIX_CONFIG, "Give the machines different names; logs and other tools tell them apart by it")
 @cluster_check("cluster.hostnames", _RENDEZVOUS_FAMILY, severity="WARN")
-def check_unique_hostnames(view: ClusterView) -> Outcome | list[Outcome]:
+def check_unique_hostnames(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     """Different machines have different names.
 
     Source: gethostname of all nodes
     Healthy: every machine has a name of its own
     """
     names: dict[str, dict[str, str]] = {}
-    for node in view.views:
-        hostname, boot = node.group("names").data.get("hostname"), node.group("host").data.get("boot_id")
+    for node in cluster.nodes:
+        hostname, boot = node.group("names").facts.get("hostname"), node.group("host").facts.get("boot_id")
         if hostname and boot:
-            names.setdefault(hostname, {}).setdefault(boot, node.node)
+            names.setdefault(hostname, {}).setdefault(boot, node.name)
     shared = {name: list(boots.values()) for name, boots in names.items() if len(boots) > 1}
     if not names:
         return unknown("no node tells its name")
@@ -348,7 +350,7 @@ _PACKETS = (
 
 @remedy(Action.FIX_CONFIG, "Open all ports above 1023 between the nodes, in both directions (nccl#388, nccl#1524)")
 @node_check("net.ring", "Rendezvous", thresholds={"still": 1.0})
-def check_ring_transfer(view: NodeView) -> Outcome | list[Outcome]:
+def check_ring_transfer(node: CheckedNode) -> Outcome | list[Outcome]:
     """Data reaches the next node and returns, on any port and in packets of any size.
 
     Source: each worker connects to the next one on a port that the kernel chooses, as NCCL and Gloo do, sends 256 KiB
@@ -356,21 +358,21 @@ def check_ring_transfer(view: NodeView) -> Outcome | list[Outcome]:
         everything
     Healthy: all data arrives. If the time is over before: FAIL if nothing had arrived for `still` seconds, else WARN
     """
-    tried = view.controller.get("ring")
+    tried = node.controller.get("ring")
     if tried is None:
-        met = view.controller.get("rendezvous") or {}
+        met = node.controller.get("rendezvous") or {}
         why = "the node was not met (`net.rendezvous`)" if met and not met.get("ok") else "no way was tried"
-        return unknown(why) if view.context.multi_node else skip("only one node")
+        return unknown(why) if node.settings.is_multi_node else skip("only one node")
     if not tried:
         return skip("no other node was met")
-    bad = [_judge_route(view, route) for route in tried if not route["ok"]]
+    bad = [_judge_route(node, route) for route in tried if not route["ok"]]
     if bad:
         return bad
     names, size = ", ".join(route["to"] for route in tried), format_size(tried[0]["payload"])
     return ok(f"{names}: {size} there and back", value=max(float(route["ms"]) for route in tried))
 
 
-def _judge_route(view: NodeView, route: dict[str, Any]) -> Outcome:
+def _judge_route(node: CheckedNode, route: dict[str, Any]) -> Outcome:
     if route["ok"] is None:
         return unknown(f"{route['from']} to {route['to']} could not be tried: {route.get('error')}")
     words, error = f"{route['from']} to {route['to']} at {route['address']}:{route['port']}", str(route.get("error"))
@@ -379,7 +381,7 @@ def _judge_route(view: NodeView, route: dict[str, Any]) -> Outcome:
         return fail(f"{words}: {_ROUTE_ERRORS.get(error, error)}", value=error)
     count, verb = (sent, "got there") if sent < payload else (received, "came back")
     part = f"{format_size(count)} of {format_size(payload)} {verb}"
-    if route["still"] < view.limit("still"):
+    if route["still"] < node.limit("still"):
         return warn(f"{words}: only {part} in {route['ms'] / 1000:.0f} s", value=received, expected=payload)
     message = f"{words}: it connects and answers, but then only {part}"
     return fail(message, value=received, expected=payload, hint=_PACKETS)

@@ -6,36 +6,39 @@ from collections.abc import Iterator
 from typing import Any
 
 from clusterctl.formatting import format_size
-from clusterctl.health.check import NodeView, node_check, remedy
-from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
+from clusterctl.health.check import CheckedNode, node_check, remedy
+from clusterctl.health.findings import Action, Outcome, fail, ok, skip, unknown, warn
 
 _FAMILY = "Disks and mounts"
-LEAST = 1.0 * 1024**3
+MIN_FREE = 1.0 * 1024**3
 """Bytes below which a file system is as good as full."""
-ENOUGH = 100.0 * 1024**3
+AMPLE_FREE = 100.0 * 1024**3
 """Bytes with which none is crowded, whatever its size."""
 
 
-def _list_paths(view: NodeView) -> list[dict[str, Any]]:
-    return [entry for entry in view.group().data.get("paths") or [] if entry.get("total") is not None]
+def _list_paths(node: CheckedNode) -> list[dict[str, Any]]:
+    return [entry for entry in node.group().facts.get("paths") or [] if entry.get("total") is not None]
 
 
-def _list_unmeasured(view: NodeView) -> Iterator[Outcome]:
-    for entry in view.group().data.get("paths") or []:
+def _list_unmeasured(node: CheckedNode) -> Iterator[Outcome]:
+    for entry in node.group().facts.get("paths") or []:
         if entry.get("total") is None:
             yield unknown(f"{entry['path']} cannot be measured: {entry.get('error')}")
 
 
-def is_nearly_full(free: float, size_of_it: float, least: float) -> bool:
+def is_nearly_full(free: float, total: float, min_free: float) -> bool:
     """Return whether a file system is nearly full. A small and nearly empty one is not full."""
-    return free < least and free * 2 < size_of_it
+    return free < min_free and free * 2 < total
 
 
 @remedy(Action.FREE_SPACE, "Free space: old runs (`clusterctl clean`), caches, checkpoints")
 @node_check(
-    "host.disk", _FAMILY, group="disk", thresholds={"warn": 85.0, "enough": ENOUGH, "least": LEAST, "checkpoints": 2.0}
+    "host.disk",
+    _FAMILY,
+    group="disk",
+    thresholds={"warn": 85.0, "enough": AMPLE_FREE, "least": MIN_FREE, "checkpoints": 2.0},
 )
-def check_disk_space(view: NodeView) -> Iterator[Outcome]:
+def check_disk_space(node: CheckedNode) -> Iterator[Outcome]:
     """There is free space in the folders that a run writes.
 
     A full disk can destroy the work of hours at the next checkpoint.
@@ -45,31 +48,31 @@ def check_disk_space(view: NodeView) -> Iterator[Outcome]:
         checkpoints fit. WARN from `warn` percent used if less than `enough` bytes are free: a file server with
         terabytes free is healthy at 96 %. The root file system never FAILs, and a read-only one is full by design
     """
-    adverse = [outcome for entry in _list_file_systems(view) if (outcome := _space(view, entry)) is not None]
+    adverse = [outcome for entry in _list_file_systems(node) if (outcome := _judge_space(node, entry)) is not None]
     yield from adverse
-    yield from _list_unmeasured(view)
-    if not adverse and _list_paths(view):
-        yield ok(f"{format_size(min(entry['free'] for entry in _list_paths(view)))} free at least")
+    yield from _list_unmeasured(node)
+    if not adverse and _list_paths(node):
+        yield ok(f"{format_size(min(entry['free'] for entry in _list_paths(node)))} free at least")
 
 
-def _space(view: NodeView, entry: dict[str, Any]) -> Outcome | None:
+def _judge_space(node: CheckedNode, entry: dict[str, Any]) -> Outcome | None:
     """Return the problem of the space at one path, or `None`."""
     used, free = entry.get("used", entry["total"] - entry["free"]), entry["free"]
     percent = 100 * used / (used + free) if used + free else 0.0
     words = f"{entry['path']}: {percent:.0f} % full, {format_size(free)} free"
-    more = {"value": free, "expected": view.limit("least")}
+    more = {"value": free, "expected": node.limit("least")}
     if _is_image(entry):
         return None
-    if is_nearly_full(free, entry["total"], view.limit("least")):
+    if is_nearly_full(free, entry["total"], node.limit("least")):
         return (warn if entry["what"] == "root" else fail)(words, **more)
-    saved = view.group("checkpoint").data.get("bytes") if entry["what"] == "checkpoints" else None
-    if saved and free < saved * view.limit("checkpoints"):
+    saved = node.group("checkpoint").facts.get("bytes") if entry["what"] == "checkpoints" else None
+    if saved and free < saved * node.limit("checkpoints"):
         say = fail if free < saved else warn
         return say(
-            f"{words}, a checkpoint takes {format_size(saved)}", value=free, expected=saved * view.limit("checkpoints")
+            f"{words}, a checkpoint takes {format_size(saved)}", value=free, expected=saved * node.limit("checkpoints")
         )
-    crowded = percent >= view.limit("warn") and free < view.limit("enough")
-    small = free < view.limit("least") and entry["what"] != "root"
+    crowded = percent >= node.limit("warn") and free < node.limit("enough")
+    small = free < node.limit("least") and entry["what"] != "root"
     return warn(words, **more) if crowded or small else None
 
 
@@ -81,48 +84,48 @@ _ORDER = ("checkpoints", "path", "workdir", "tmp", "home", "root")
 """What a place is for, the most telling first, where several lie on one file system."""
 
 
-def _list_file_systems(view: NodeView) -> list[dict[str, Any]]:
+def _list_file_systems(node: CheckedNode) -> list[dict[str, Any]]:
     """Return one entry per file system: paths with equal total and free space are on one."""
     first_by_size: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for entry in sorted(_list_paths(view), key=lambda entry: _ORDER.index(entry["what"])):
+    for entry in sorted(_list_paths(node), key=lambda entry: _ORDER.index(entry["what"])):
         first_by_size.setdefault((entry["total"], entry["free"], entry["inodes"]), entry)
     return list(first_by_size.values())
 
 
 @remedy(Action.FREE_SPACE, "Remove directories of many small files (caches, old environments)")
 @node_check("host.inodes", _FAMILY, group="disk", thresholds={"warn": 85.0, "enough": 1e6, "least": 1e4})
-def check_free_inodes(view: NodeView) -> list[Outcome]:
+def check_free_inodes(node: CheckedNode) -> list[Outcome]:
     """There are free inodes: a disk can run out of inodes before it runs out of space.
 
     Source: statvfs of the same places
     Healthy: FAIL under `least` inodes free; WARN from `warn` percent used if fewer than `enough` are free
     """
     bad = []
-    for entry in _list_file_systems(view):
+    for entry in _list_file_systems(node):
         free, total = entry["inodes_free"], entry["inodes"]
         if not total or _is_image(entry):
             continue
-        percent, is_full = 100 * (1 - free / total), is_nearly_full(free, total, view.limit("least"))
-        if is_full or (percent >= view.limit("warn") and free < view.limit("enough")):
+        percent, is_full = 100 * (1 - free / total), is_nearly_full(free, total, node.limit("least"))
+        if is_full or (percent >= node.limit("warn") and free < node.limit("enough")):
             say = fail if is_full and entry["what"] != "root" else warn
             bad.append(say(f"{entry['path']}: {percent:.0f} % of inodes used, {free} free", value=free))
-    return [*bad, *_list_unmeasured(view), *([] if bad or not _list_paths(view) else [ok("enough inodes everywhere")])]
+    return [*bad, *_list_unmeasured(node), *([] if bad or not _list_paths(node) else [ok("enough inodes everywhere")])]
 
 
 @remedy(Action.CHECK_MOUNT, "Remount or repair the file system, or correct owner and mode of the directory")
 @node_check("host.readonly", _FAMILY, group="disk")
-def check_writable_folders(view: NodeView) -> Iterator[Outcome]:
+def check_writable_folders(node: CheckedNode) -> Iterator[Outcome]:
     """A run can write its files.
 
     Source: one small file written, synced and removed in working directory, temporary directory and checkpoints
     Healthy: can be written
     """
-    tried = [entry for entry in _list_paths(view) if entry.get("writable") is not None]
+    tried = [entry for entry in _list_paths(node) if entry.get("writable") is not None]
     for entry in tried:
         if not entry["writable"]:
             why = "read-only file system" if entry.get("readonly") else entry.get("error")
             yield fail(f"{entry['path']} cannot be written: {why}", value=entry["path"])
-    yield from _list_unmeasured(view)
+    yield from _list_unmeasured(node)
     if not tried:
         yield unknown("nothing was written")
     elif all(entry["writable"] for entry in tried):
@@ -131,7 +134,7 @@ def check_writable_folders(view: NodeView) -> Iterator[Outcome]:
 
 @remedy(Action.CHECK_MOUNT, "Remount it or ask who runs the server; what touches it now hangs and cannot be killed")
 @node_check("host.mounts", _FAMILY, group="mounts")
-def check_mounts(view: NodeView) -> Outcome | list[Outcome]:
+def check_mounts(node: CheckedNode) -> Outcome | list[Outcome]:
     """Every mount answers.
 
     If a file server is dead, every process that touches its mount hangs.
@@ -139,7 +142,7 @@ def check_mounts(view: NodeView) -> Outcome | list[Outcome]:
     Source: stat and listing of every network or FUSE mount and of `health.expect.mounts`, each in a child of its own
     Healthy: answers in time
     """
-    entries = view.group().data.get("paths") or []
+    entries = node.group().facts.get("paths") or []
     if not entries:
         return skip("no network mounts and none expected")
     bad = []

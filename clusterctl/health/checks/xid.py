@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from clusterctl.health.check import NodeView, node_check, remedy
-from clusterctl.health.checks import device_errors, gpus
-from clusterctl.health.checks.machine_kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
-from clusterctl.health.model import Action, Outcome, Status, Symptom, fail, ok, warn
+from clusterctl.health.check import CheckedNode, node_check, remedy
+from clusterctl.health.checks import gpu_facts, gpu_failures
+from clusterctl.health.checks.machine_kernel_log import (
+    describe_covered_time,
+    describe_occurrences,
+    report_unreadable_gpu_log,
+)
+from clusterctl.health.findings import Action, Outcome, Status, Symptom, fail, ok, warn
 
 
-class Weight(Enum):
-    """Whether an XID is a fault of the hardware."""
+class XidCategory(Enum):
+    """The cause of an XID."""
 
     APPLICATION = "application error, not hardware"
     NOTE = "no action needed by itself"
@@ -24,29 +28,32 @@ class Weight(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One code of the catalogue.
+    """An entry of NVIDIA's catalogue of XIDs.
 
     Attributes:
-        confirmed: A program can bring it about too: during a run the driver's recovery action has to confirm it.
+        needs_confirmation: A program can cause the error too. During a run it counts as a hardware error only if the
+            driver recommends a recovery action.
     """
 
     meaning: str
-    weight: Weight
+    category: XidCategory
     action: Action
-    confirmed: bool = False
+    needs_confirmation: bool = False
 
 
-def _rows(weight: Weight, action: Action, *, confirmed: bool = False, **meanings: str) -> dict[int, Xid]:
-    return {int(code[1:]): Xid(meaning, weight, action, confirmed) for code, meaning in meanings.items()}
+def _rows(
+    category: XidCategory, action: Action, *, needs_confirmation: bool = False, **meanings: str
+) -> dict[int, Xid]:
+    return {int(code[1:]): Xid(meaning, category, action, needs_confirmation) for code, meaning in meanings.items()}
 
 
-def _range(weight: Weight, action: Action, meaning: str, *codes: int) -> dict[int, Xid]:
-    return {code: Xid(meaning, weight, action) for code in codes}
+def _range(category: XidCategory, action: Action, meaning: str, *codes: int) -> dict[int, Xid]:
+    return {code: Xid(meaning, category, action) for code in codes}
 
 
 CATALOGUE: dict[int, Xid] = {
     **_rows(
-        Weight.APPLICATION,
+        XidCategory.APPLICATION,
         Action.RESTART_APP,
         x8="GPU stopped processing",
         x11="corrupted push buffer",
@@ -62,16 +69,18 @@ CATALOGUE: dict[int, Xid] = {
         x94="contained memory error",
     ),
     **_range(
-        Weight.APPLICATION,
+        XidCategory.APPLICATION,
         Action.RESTART_APP,
         "copy engine exception",
         *(39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)),
     ),
-    **_range(Weight.APPLICATION, Action.RESTART_APP, "video decoder exception", *(68, 83, 84, 88, 89, *range(96, 99))),
-    **_range(Weight.APPLICATION, Action.RESTART_APP, "JPEG engine exception", *(82, *range(99, 106))),
-    **_range(Weight.APPLICATION, Action.RESTART_APP, "optical flow engine exception", 86, 139),
+    **_range(
+        XidCategory.APPLICATION, Action.RESTART_APP, "video decoder exception", *(68, 83, 84, 88, 89, *range(96, 99))
+    ),
+    **_range(XidCategory.APPLICATION, Action.RESTART_APP, "JPEG engine exception", *(82, *range(99, 106))),
+    **_range(XidCategory.APPLICATION, Action.RESTART_APP, "optical flow engine exception", 86, 139),
     **_rows(
-        Weight.NOTE,
+        XidCategory.NOTE,
         Action.NONE,
         x14="test message",
         x37="driver firmware error",
@@ -105,14 +114,14 @@ CATALOGUE: dict[int, Xid] = {
         x185="memory spared",
     ),
     **_rows(
-        Weight.NOTE,
+        XidCategory.NOTE,
         Action.CONTACT_SUPPORT,
         x157="memory could not be retired",
         x161="channel could not be retired",
         x165="power smoothing past its lifetime",
     ),
     **_rows(
-        Weight.HARDWARE,
+        XidCategory.HARDWARE,
         Action.RESET_GPU,
         x46="GPU stopped processing",
         x48="uncorrectable memory error",
@@ -136,62 +145,70 @@ CATALOGUE: dict[int, Xid] = {
         x173="C2C link failed",
         x175="memory subsystem error",
     ),
-    **_rows(Weight.HARDWARE, Action.RESET_GPU, confirmed=True, x109="context switch timed out"),
-    **_rows(Weight.HARDWARE, Action.REBOOT_NODE, x79="GPU has fallen off the bus", x151="key rotation failed"),
-    **_rows(Weight.HARDWARE, Action.CHECK_POWER_COOLING, x54="auxiliary power is not connected"),
+    **_rows(XidCategory.HARDWARE, Action.RESET_GPU, needs_confirmation=True, x109="context switch timed out"),
+    **_rows(XidCategory.HARDWARE, Action.REBOOT_NODE, x79="GPU has fallen off the bus", x151="key rotation failed"),
+    **_rows(XidCategory.HARDWARE, Action.CHECK_POWER_COOLING, x54="auxiliary power is not connected"),
 }
-"""Codes with a fixed meaning; 144-150 and 154 depend on their text (see `xid.judge_event`)."""
-CATALOGUE |= _range(Weight.UNUSED, Action.CONTACT_SUPPORT, "not in use", *({*range(1, 144)} - CATALOGUE.keys()))
+"""XIDs with a fixed meaning. The meaning of 144 to 150 and of 154 depends on their text (`judge_xid`)."""
+CATALOGUE |= _range(XidCategory.UNUSED, Action.CONTACT_SUPPORT, "not in use", *({*range(1, 144)} - CATALOGUE.keys()))
 
 
-# --- XIDs: errors that NVIDIA's driver reports of a GPU, as the kernel log counts them and as a running job meets them.
+# --- XIDs in the kernel log, and XIDs during a run
 
 NVLINK5 = range(144, 151)
 RECOVERY_CHANGED = 154
 _CONTAINED = 94
 _RESETTING = (Action.RESET_GPU,)
-"""Actions that repair the GPU itself: after them its XIDs are history. A reboot begins a new log."""
+"""Actions that repair the GPU without a new kernel log: XIDs from before such an action count less."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class XidJudgement:
     """The meaning of an XID.
 
     Attributes:
-        hard: It speaks of hardware.
-        action: What to do.
-        meaning: What it means, in words.
-        confirmed: Whether it is hard has to be said by the driver's recovery action too.
+        is_hardware: The XID is a hardware error.
+        action: The repair.
+        meaning: The meaning in words.
+        needs_confirmation: See `Xid`.
     """
 
-    hard: bool
+    is_hardware: bool
     action: Action
     meaning: str
-    confirmed: bool = False
+    needs_confirmation: bool = False
 
 
-def judge_event(code: int, text: str = "", grade: str = "") -> Judgement | None:
-    """Return the meaning of an XID in NVIDIA's catalogue; `None` if it reports that the GPU is healthy again."""
+def judge_xid(code: int, text: str = "", grade: str = "") -> XidJudgement | None:
+    """Return the meaning of an XID; `None` if the XID reports that the GPU needs no recovery any more.
+
+    Args:
+        code: Number of the XID.
+        text: Text of the XID in the kernel log.
+        grade: `fatal` or another word, if the text of the XID has one.
+    """
     if code == RECOVERY_CHANGED:
-        value = device_errors.parse_changed_action(text)
-        if value == device_errors.NONE:
+        value = gpu_failures.parse_new_action(text)
+        if value == gpu_failures.NONE:
             return None
         if value is None:
-            return Judgement(False, Action.CONTACT_SUPPORT, f"recovery action changed: {text[:80]}")
-        recommended = device_errors.describe_action(value)
-        return Judgement(
-            recommended.before is Status.FAIL, recommended.action, f"the driver asks for {recommended.words}"
+            return XidJudgement(False, Action.CONTACT_SUPPORT, f"recovery action changed: {text[:80]}")
+        recommended = gpu_failures.get_recovery(value)
+        return XidJudgement(
+            recommended.status_before_run is Status.FAIL,
+            recommended.action,
+            f"the driver asks for {recommended.description}",
         )
     if code in NVLINK5:
         fatal = grade == "fatal"
         action = Action.RESET_GPU if fatal else Action.NONE
-        return Judgement(fatal, action, f"NVLink error, {'fatal' if fatal else 'not fatal'}")
+        return XidJudgement(fatal, action, f"NVLink error, {'fatal' if fatal else 'not fatal'}")
     entry = CATALOGUE.get(code)
     if entry is None:
-        return Judgement(False, Action.CONTACT_SUPPORT, "not in the catalogue")
-    hard = entry.weight is Weight.HARDWARE
-    meaning = entry.meaning if hard else f"{entry.meaning} ({entry.weight.value})"
-    return Judgement(hard, entry.action, meaning, entry.confirmed)
+        return XidJudgement(False, Action.CONTACT_SUPPORT, "not in the catalogue")
+    hard = entry.category is XidCategory.HARDWARE
+    meaning = entry.meaning if hard else f"{entry.meaning} ({entry.category.value})"
+    return XidJudgement(hard, entry.action, meaning, entry.needs_confirmation)
 
 
 @remedy(Action.RESET_GPU, "Follow the action; `severity: {xid.N: ignore}` silences one code")
@@ -200,131 +217,136 @@ def judge_event(code: int, text: str = "", grade: str = "") -> Judgement | None:
     "XID and SXid",
     gpu=True,
     group="kernel_log",
-    root="recovery action, ECC counters and remapped rows speak for the GPUs; during a run the driver reports XIDs",
-    witness=report_closed_gpu_log,
+    without_root="recovery action, ECC counters and remapped rows are evidence; during a run the driver reports XIDs",
+    judge_without_source=report_unreadable_gpu_log,
     thresholds={"lookback": 86400.0, "fail_contained": 3.0},
 )
-def check_xids(view: NodeView) -> Outcome | list[Outcome]:
-    """Errors that the driver reported since boot, weighed by NVIDIA's catalogue.
+def check_xids(node: CheckedNode) -> Outcome | list[Outcome]:
+    """The driver reported no hardware error of a GPU since the boot.
 
-    An application's fault never fails a node.
+    NVIDIA's catalogue says which XIDs are hardware errors. An error of an application is only WARN.
 
     Source: kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted by GPU and code
-    Healthy: no hardware XID. One that a reset repairs: FAIL within `lookback` seconds, WARN once the GPU is healthy
-        again (XID 154 to None after it; or recovery action none, every call answered, no uncorrected memory error). One
-        that requires a reboot: FAIL until the next boot. Application errors are WARN; `fail_contained` XIDs 94 on one
-        GPU within `lookback` FAIL
+    Healthy: no XID of a hardware error. If a reset repairs the error: FAIL within `lookback` seconds, WARN once the GPU
+        is healthy again. A GPU is healthy again if a later XID 154 reports the action None, or if the recovery action
+        is none, every call succeeds and there is no uncorrected memory error. If the error requires a reboot: FAIL
+        until the next boot. Application errors are WARN; `fail_contained` XIDs 94 on one GPU within `lookback` seconds
+        are FAIL
     """
-    events = _events(view)
-    outcomes = [outcome for event in events if (outcome := _weigh(view, event, events)) is not None]
-    return outcomes or ok(f"no XID {describe_reach(view)}")
+    events = _list_events(node)
+    outcomes = [outcome for event in events if (outcome := _judge_code(node, event, events)) is not None]
+    return outcomes or ok(f"no XID {describe_covered_time(node)}")
 
 
-def _events(view: NodeView) -> list[dict[str, Any]]:
-    events = view.group("kernel_log").data.get("events") or []
+def _list_events(node: CheckedNode) -> list[dict[str, Any]]:
+    events = node.group("kernel_log").facts.get("events") or []
     return [event for event in events if event["kind"] == "xid"]
 
 
-def find_gpus_with_xids(view: NodeView, codes: Collection[int]) -> set[int]:
+def find_gpus_with_xids(node: CheckedNode, codes: Collection[int]) -> set[int]:
     """Return the indices of the run's GPUs with one of these XIDs in the kernel log."""
-    gpus = {_gpu_of(view, event["device"])[0] for event in _events(view) if event["code"] in codes}
+    gpus = {_find_gpu(node, event["device"])[0] for event in _list_events(node) if event["code"] in codes}
     return {index for index in gpus if index is not None}
 
 
-def _weigh(view: NodeView, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> Outcome | None:
-    """Judge all events of one code on one GPU, by the newest of them."""
-    index, of_node = _gpu_of(view, event["device"])
-    judgement = judge_event(event["code"], event["text"], event["grade"])
+def _judge_code(node: CheckedNode, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> Outcome | None:
+    """Judge all events of one code on one GPU by the newest event."""
+    index, of_node = _find_gpu(node, event["device"])
+    judgement = judge_xid(event["code"], event["text"], event["grade"])
     if judgement is None or (of_node and index is None):
-        return None  # all is well again, or it is a GPU of the node that this run does not use
-    lookback = view.limit("lookback")
+        return None  # The GPU is healthy again, or the run does not use this GPU of the node.
+    lookback = node.limit("lookback")
     age = event["last_age_s"]
-    hard, action = judgement.hard, judgement.action
-    if event["code"] == _CONTAINED and sum(a <= lookback for a in event["ages"]) >= view.limit("fail_contained"):
+    hard, action = judgement.is_hardware, judgement.action
+    if event["code"] == _CONTAINED and sum(a <= lookback for a in event["ages"]) >= node.limit("fail_contained"):
         hard, action = True, Action.RESET_GPU
-    mended = hard and _mended(view, index, event, events)
-    if mended and event["code"] == RECOVERY_CHANGED:
-        return None  # the value itself says that nothing is asked for any more
-    mended = mended and action in _RESETTING
+    repaired = hard and _is_repaired(node, index, event, events)
+    if repaired and event["code"] == RECOVERY_CHANGED:
+        return None  # The driver does not recommend the action any more.
+    repaired = repaired and action in _RESETTING
     lasts = action is Action.REBOOT_NODE or age is None or age <= lookback
-    say = fail if hard and lasts and not mended else warn
-    place = f"GPU {index}" if index is not None else f"GPU at {_bus(event['device'])}"
-    times = f"{describe_recurrence(event)}{', since repaired' if mended else ''}"
+    say = fail if hard and lasts and not repaired else warn
+    place = f"GPU {index}" if index is not None else f"GPU at {_bus_id(event['device'])}"
+    times = f"{describe_occurrences(event)}{', repaired since' if repaired else ''}"
     return say(
         f"{place}: XID {event['code']}, {judgement.meaning}{times}",
         gpu=index,
         value={"xid": event["code"], "count": event["count"], "last_age_s": age, "text": event["text"]},
-        action=Action.NONE if mended else action,
-        hint=_MENDED if mended else _HINTS.get(action),
-        key=f"xid.{event['code']}",
+        action=Action.NONE if repaired else action,
+        hint=_REPAIRED if repaired else _HINTS.get(action),
+        override_key=f"xid.{event['code']}",
     )
 
 
-def _mended(view: NodeView, index: int | None, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> bool:
-    """Return whether a GPU was repaired after an XID: the driver withdrew its request, or all values are healthy."""
-    for later in events:
-        taken_back = (
-            later["code"] == RECOVERY_CHANGED
-            and device_errors.parse_changed_action(later["text"]) == device_errors.NONE
-        )
-        if taken_back and later["order"] > event["order"] and _bus(later["device"]) == _bus(event["device"]):
+def _is_repaired(node: CheckedNode, index: int | None, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> bool:
+    """Return whether a GPU was repaired after an XID: a later XID 154 reports no action, or its facts are healthy."""
+    for later in (one for one in events if one["code"] == RECOVERY_CHANGED and one["order"] > event["order"]):
+        needs_nothing = gpu_failures.parse_new_action(later["text"]) == gpu_failures.NONE
+        if needs_nothing and _bus_id(later["device"]) == _bus_id(event["device"]):
             return True
-    device = next((d for d in gpus.list_used_gpus(view) if d["index"] == index), None)
-    return device is not None and is_recovered(device)
+    device = next((d for d in gpu_facts.list_used_gpus(node) if d["index"] == index), None)
+    return device is not None and shows_no_fatal_error(device)
 
 
-def is_recovered(device: gpus.Device) -> bool:
-    """Return whether no value of a GPU shows the effect of a fatal XID."""
-    recommended, uncorrected = gpus.read_value(device, "recovery_action"), gpus.read_value(device, "ecc_unc")
-    return recommended == device_errors.NONE and not uncorrected and device_errors.is_answering(device)
+def shows_no_fatal_error(device: gpu_facts.Device) -> bool:
+    """Return whether the facts of a GPU show no effect of a fatal XID."""
+    recommended, uncorrected = gpu_facts.read_value(device, "recovery_action"), gpu_facts.read_value(device, "ecc_unc")
+    return recommended == gpu_failures.NONE and not uncorrected and gpu_failures.is_answering(device)
 
 
-_MENDED = "Nothing to do: the GPU has been reset since; if it comes again, have the hardware looked at"
+_REPAIRED = "Nothing to do: the GPU was reset after the XID; if the XID returns, have the hardware examined"
 _HINTS = {
-    **device_errors.HINTS,
-    Action.RESTART_APP: "An error of the program that used the GPU; nothing to repair",
-    Action.NONE: "Nothing to do by itself; look at the other findings of this GPU",
-    Action.CONTACT_SUPPORT: "NVIDIA's catalogue names no cure; ask your vendor if it repeats",
+    **gpu_failures.HINTS,
+    Action.RESTART_APP: "The program that used the GPU caused this error; nothing to repair",
+    Action.NONE: "This XID alone needs no repair; see the other findings of this GPU",
+    Action.CONTACT_SUPPORT: "NVIDIA's catalogue names no remedy; ask your vendor if the XID returns",
 }
 
 
-def _bus(address: str) -> str:
-    """Return domain:bus:device without leading zeros of the domain and without the function."""
+def _bus_id(address: str) -> str:
+    """Return a PCI address as domain:bus:device, with a domain of four digits and without the function."""
     parts = address.split(".", maxsplit=1)[0].split(":")
     domain = int(parts[0], 16) if len(parts) == 3 else 0
     return f"{domain:04x}:{':'.join(parts[-2:])}".lower()
 
 
-def _gpu_of(view: NodeView, pci: str) -> tuple[int | None, bool]:
-    """Return the index of the declared GPU at an address, and whether any GPU of the node has the address."""
-    mine = {d["index"] for d in gpus.list_used_gpus(view)}
-    for device in gpus.list_gpus(view):
-        address = gpus.read_value(device, "pci")
-        if address and _bus(address) == _bus(pci):
+def _find_gpu(node: CheckedNode, pci: str) -> tuple[int | None, bool]:
+    """Return the index of the run's GPU at a PCI address, and whether any GPU of the node has the address."""
+    mine = {d["index"] for d in gpu_facts.list_used_gpus(node)}
+    for device in gpu_facts.list_gpus(node):
+        address = gpu_facts.read_value(device, "pci")
+        if address and _bus_id(address) == _bus_id(pci):
             return (device["index"] if device["index"] in mine else None), True
     return None, False
 
 
-# --- during a run
-
-
 def find_xid_symptom(gpu: int | None, code: int) -> Symptom | None:
-    """Return the symptom of an XID that the driver reports during a run.
+    """Return the symptom of an XID that the driver reports during a run, or `None`.
 
-    Its text is only in the kernel log; where the text decides, the recovery action is a sign of its own.
+    The driver does not report the text of an XID. XID 154 depends on its text, so it is no symptom: the recovery action
+    of the GPU is one (`gpu_failures.find_recovery_symptom`).
     """
-    judgement = judge_event(code) if code != RECOVERY_CHANGED else None
+    judgement = judge_xid(code) if code != RECOVERY_CHANGED else None
     if judgement is None:
         return None
-    hard = judgement.hard and not judgement.confirmed
+    hard = judgement.is_hardware and not judgement.needs_confirmation
     status, action = Status.FAIL if hard else Status.WARN, judgement.action
     words = f"XID {code}, {'NVLink error' if code in NVLINK5 else judgement.meaning}"
-    mends, rule = hard and action in _RESETTING, f"xid.{code}"
-    return Symptom(f"gpu.xid {code}", status, words, action, gpu=gpu, event=True, mends=mends, rule=rule)
+    repaired_by_reset, key = hard and action in _RESETTING, f"xid.{code}"
+    return Symptom(
+        f"gpu.xid {code}",
+        status,
+        words,
+        action,
+        gpu=gpu,
+        is_event=True,
+        repaired_by_reset=repaired_by_reset,
+        override_key=key,
+    )
 
 
 def is_sample_healthy(gpu: Mapping[str, Any]) -> bool:
-    """Return whether a GPU is healthy in a sample after an XID: recovery action, calls, memory and links."""
+    """Return whether a sample shows a healthy GPU: no recovery action, failed call, memory error or lost link."""
     recommended = gpu.get("recovery_action")
     harmed = gpu.get("ecc_unc") or gpu.get("links_lost")
-    return recommended == device_errors.NONE and device_errors.is_answering(gpu) and not harmed
+    return recommended == gpu_failures.NONE and gpu_failures.is_answering(gpu) and not harmed

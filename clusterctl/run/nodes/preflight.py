@@ -16,10 +16,10 @@ from clusterctl.config.spec import ClusterSpec, TransportKind
 from clusterctl.errors import ClusterctlError, ConnectError, UnhealthyError
 from clusterctl.health import judge
 from clusterctl.health.checks.hardware_errors import RECENT_BOOT_S
-from clusterctl.health.context import NOT_SYNCED, Context
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.findings import Finding, Status
 from clusterctl.health.registry import CHECKS
-from clusterctl.health.request import build_probe_request, longest_timeout_s
+from clusterctl.health.request import build_probe_request, get_longest_deadline
+from clusterctl.health.settings import NOT_SYNCED, HealthSettings
 from clusterctl.plan.layout import demote_to_spares, get_workdir
 from clusterctl.run.nodes.fan_out import Progress, call_all, raise_first
 from clusterctl.run.nodes.network_probe import guess_addresses, guess_interfaces, probe_links, probe_rendezvous_port
@@ -217,7 +217,7 @@ def _probe(
             "cwd": get_workdir(spec, node),
             "request": request,
         }
-        facts = PROBE.call(session, asked, timeout=longest_timeout_s(request) + _MARGIN_S)
+        facts = PROBE.call(session, asked, timeout=get_longest_deadline(request) + _MARGIN_S)
         step.finish_node(node)
         return facts
 
@@ -235,7 +235,7 @@ def _without_facts(node: str, session: Session, error: BaseException) -> dict[st
 
 
 def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
-    """Return the facts that only the head knows about a node (keys: see `health.context.Context`)."""
+    """Return the facts that only the head knows about a node (keys: see `health.settings.HealthSettings`)."""
     result: dict[str, Any] = _find_runs(session, facts, own_run)
     if own_run:
         result["own_run"] = own_run
@@ -268,7 +268,7 @@ def _find_runs(session: Session, facts: Mapping[str, Any], own_run: str | None) 
 
 
 def read_code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
-    """Return the hash of the synced code on each node now (see `health.context.Context`).
+    """Return the hash of the synced code on each node now (see `health.settings.HealthSettings`).
 
     A node that could not be asked is left out.
     """
@@ -286,18 +286,20 @@ def judge_all(
     spec: ClusterSpec, facts: Mapping[str, dict[str, Any]], checks: Sequence[str] | None = None
 ) -> list[Finding]:
     """Return all findings: of each node alone, then of comparisons between nodes."""
-    context = Context.from_spec(spec)
+    settings = HealthSettings.from_spec(spec)
     try:
-        return judge.judge_all(facts, context, checks)
+        return judge.judge_all(facts, settings, checks)
     except _JUDGE_ERRORS:
-        valid = {node: _validate_facts(node, node_facts, context, checks) for node, node_facts in facts.items()}
-        return judge.judge_all(valid, context, checks)
+        valid = {node: _validate_facts(node, node_facts, settings, checks) for node, node_facts in facts.items()}
+        return judge.judge_all(valid, settings, checks)
 
 
-def _validate_facts(node: str, facts: dict[str, Any], context: Context, checks: Sequence[str] | None) -> dict[str, Any]:
+def _validate_facts(
+    node: str, facts: dict[str, Any], settings: HealthSettings, checks: Sequence[str] | None
+) -> dict[str, Any]:
     """Return the facts of a node; if a check cannot read them, `unreachable` with the reason instead."""
     try:
-        judge.judge_all({node: facts}, context, checks)
+        judge.judge_all({node: facts}, settings, checks)
     except _JUDGE_ERRORS as error:
         return {"unreachable": f"its facts are invalid: {type(error).__name__}: {str(error)[:_QUOTED]}"}
     return facts

@@ -16,7 +16,7 @@ from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec
 from clusterctl.formatting import group_pairs
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.findings import Finding, Status
 from clusterctl.run.record.disk_files import make_private_folder, write_atomically
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events as head
@@ -94,7 +94,7 @@ def list_outdated_histories(state: Path, before: float) -> list[Path]:
 
 def _format_name(finding: Finding) -> str:
     gpu = "" if finding.gpu is None else f" {finding.gpu}"
-    return f"{finding.node or '-'} {finding.status.value} {finding.key or finding.check}{gpu}"[:_MAX_NAME]
+    return f"{finding.node or '-'} {finding.status.value} {finding.override_key or finding.check}{gpu}"[:_MAX_NAME]
 
 
 def describe_new_findings(findings: Sequence[Finding]) -> list[str]:

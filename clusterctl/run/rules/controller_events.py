@@ -174,7 +174,7 @@ class HealthChanged:
             the problem.
         status: FAIL or WARN; PASS if the problem is over.
         message: A sentence that names the node and the GPU.
-        action: What a person should do (`health.model.Action`).
+        action: What a person should do (`health.findings.Action`).
         lasted_s: For how long the problem has lasted.
     """
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.health import monitor
-from clusterctl.health.context import Context
+from clusterctl.health.settings import HealthSettings
 from clusterctl.run.rules import controller_events
 from clusterctl.validation import samples
 
@@ -24,10 +24,10 @@ class HealthObserver:
     """
 
     def __init__(self, spec: ClusterSpec) -> None:
-        self._limits = monitor.Limits.of(spec.health.thresholds, spec.health.sampling_interval)
-        self._context = Context.from_spec(spec)
+        self._limits = monitor.SymptomLimits.from_thresholds(spec.health.thresholds, spec.health.sampling_interval)
+        self._settings = HealthSettings.from_spec(spec)
         self._gpus = {host.name: _gpus(host) for host in spec.hosts}
-        self._watches: dict[str, monitor.NodeMonitor] = {}
+        self._monitors: dict[str, monitor.NodeMonitor] = {}
         self._heard_at: dict[str, float] = {}
 
     def replay(
@@ -42,7 +42,7 @@ class HealthObserver:
             now: The head's monotonic clock.
         """
         self.add_lines(node, lines, now)
-        active = monitor.list_active_problems(self._watch(node))
+        active = monitor.list_active_problems(self._get_monitor(node))
         present = {(change.node, change.gpu, change.key): change for change in active}
         reported = {(event.node, event.gpu, event.key): event for event in reported_events}
         new = [_event(change) for key, change in present.items() if key not in reported]
@@ -55,17 +55,17 @@ class HealthObserver:
 
     def _has_ended(self, key: tuple[str, int | None, str]) -> bool:
         node, gpu, check = key
-        watch = self._watches.get(node)
-        return watch is not None and (gpu, check) not in watch.troubles and not check.startswith("gpu.xid")
+        watch = self._monitors.get(node)
+        return watch is not None and (gpu, check) not in watch.problems and not check.startswith("gpu.xid")
 
     def add_lines(self, node: str, lines: Iterable[bytes], now: float) -> list[controller_events.HealthChanged]:
         """Add lines of a node's samples; return the changes."""
-        changes: list[monitor.Change] = []
+        changes: list[monitor.HealthChange] = []
         for sample in samples.parse_samples(lines, "health", "m"):
-            watch = self._watch(node)
+            watch = self._get_monitor(node)
             # If a node sends its samples again from the start, the first ones are known already.
-            if watch.last is None or sample["m"] > watch.last:
-                self._watches[node], changes_of_node = monitor.apply_sample(watch, sample)
+            if watch.sampled_at is None or sample["m"] > watch.sampled_at:
+                self._monitors[node], changes_of_node = monitor.apply_sample(watch, sample)
                 self._heard_at[node] = now
                 changes += changes_of_node
         return [_event(change) for change in changes]
@@ -77,13 +77,13 @@ class HealthObserver:
             connected: The connected nodes. The silence of other nodes does not count.
             now: The head's monotonic clock.
         """
-        changes: list[monitor.Change] = []
-        for node, watch in self._watches.items():
-            if node not in connected or watch.last is None:
+        changes: list[monitor.HealthChange] = []
+        for node, watch in self._monitors.items():
+            if node not in connected or watch.sampled_at is None:
                 self._heard_at[node] = now
                 continue
-            self._watches[node], changes_of_node = monitor.report_missing_samples(
-                watch, watch.last + now - self._heard_at[node]
+            self._monitors[node], changes_of_node = monitor.report_missing_samples(
+                watch, watch.sampled_at + now - self._heard_at[node]
             )
             changes += changes_of_node
         return [_event(change) for change in changes]
@@ -99,15 +99,15 @@ class HealthObserver:
     def _find_reasons(
         self, nodes: Iterable[str], find_reason: Callable[[monitor.NodeMonitor], str | None]
     ) -> dict[str, str]:
-        watches = ((node, watch) for node in nodes if (watch := self._watches.get(node)) is not None)
+        watches = ((node, watch) for node in nodes if (watch := self._monitors.get(node)) is not None)
         reasons = {node: find_reason(watch) for node, watch in watches}
         return {node: why.removeprefix(node).lstrip(": ") for node, why in reasons.items() if why}
 
-    def _watch(self, node: str) -> monitor.NodeMonitor:
-        watch = self._watches.get(node)
+    def _get_monitor(self, node: str) -> monitor.NodeMonitor:
+        watch = self._monitors.get(node)
         if watch is not None:
             return watch
-        return monitor.NodeMonitor(node=node, limits=self._limits, context=self._context, gpus=self._gpus.get(node))
+        return monitor.NodeMonitor(node=node, limits=self._limits, settings=self._settings, gpus=self._gpus.get(node))
 
 
 def _gpus(host: HostSpec) -> frozenset[int] | None:
@@ -117,7 +117,7 @@ def _gpus(host: HostSpec) -> frozenset[int] | None:
     return None if host.gpus is None else frozenset(range(host.gpus))
 
 
-def _event(change: monitor.Change) -> controller_events.HealthChanged:
+def _event(change: monitor.HealthChange) -> controller_events.HealthChanged:
     return controller_events.HealthChanged(
         node=change.node,
         gpu=change.gpu,

@@ -15,8 +15,8 @@ from typing import Protocol
 from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
 from clusterctl.errors import HostKeyError, NodeError
 from clusterctl.transport.ssh import known_hosts
-from clusterctl.transport.ssh.config import Destination, SshOptions
 from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyJudgement, HostKeyVerdict, find_revocation
+from clusterctl.transport.ssh.ssh_options import Destination, SshOptions
 
 _Version = tuple[int, int, int]
 _OwnFiles = Callable[[str, Destination], "tuple[str, ...]"]

@@ -16,7 +16,7 @@ from paramiko.message import Message
 
 from clusterctl.errors import ConnectError
 from clusterctl.transport.ssh import login_errors, login_keys
-from clusterctl.transport.ssh.config import SshOptions
+from clusterctl.transport.ssh.ssh_options import SshOptions
 from clusterctl.transport.ssh.underlying_stream import Watchdog
 
 _RSA_SHA2_SINCE = (7, 2)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
-from clusterctl.transport.ssh.config import SshOptions
 from clusterctl.transport.ssh.host_keys import UntrustedKeyError
 from clusterctl.transport.ssh.known_hosts import HostKeyVerdict
 from clusterctl.transport.ssh.login_keys import ENCRYPTED, HARDWARE, UNSUPPORTED
+from clusterctl.transport.ssh.ssh_options import SshOptions
 
 
 @dataclass

@@ -18,7 +18,13 @@ from clusterctl import rlimits
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError, NodeError
 from clusterctl.transport.local import count_unsent_bytes, start_child_process
-from clusterctl.transport.ssh.config import CONFIG_VARIABLE, Destination, SshOptions, get_destination, resolve_options
+from clusterctl.transport.ssh.ssh_options import (
+    CONFIG_VARIABLE,
+    Destination,
+    SshOptions,
+    get_destination,
+    resolve_options,
+)
 
 _READ_BYTES = 256 << 10
 _TICK_SECONDS = 1.0

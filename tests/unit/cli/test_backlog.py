@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from clusterctl.cli.follow.backlog import EventBacklog, format_event_with_time
-from clusterctl.logs.line import LogLine
+from clusterctl.logs.log_line import LogLine
 
 NOON = datetime(2026, 3, 4, 12, 0, 0).astimezone().timestamp()
 

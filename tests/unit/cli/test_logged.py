@@ -8,7 +8,7 @@ import pytest
 from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli.commands.logs import explain_missing_output, parse_existing_ranks, validate_attempt
 from clusterctl.errors import NotFoundError
-from clusterctl.logs.line import LogQuery
+from clusterctl.logs.log_line import LogQuery
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunState
 

@@ -13,7 +13,7 @@ from clusterctl.cli.commands.init import render_templates
 from clusterctl.cli.follow.exit_report import FollowEndReason, print_final_report
 from clusterctl.cli.main import run
 from clusterctl.cli.templates import Template
-from clusterctl.logs.sanitize import strip_colours
+from clusterctl.logs.safe_text import strip_colours
 from clusterctl.render.console import Console, Terminal
 from clusterctl.render.exec_output import CommandResult, diff_stdout, fold_stdout
 from clusterctl.run.record.rundir import RunDir

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.health.context import Context, Expectation
+from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_cluster, judge_node, verdict
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests.unit.health.healthy import GIB, UPTIME, changed, log
 from tests.unit.health.machines import amd
 
@@ -23,7 +23,7 @@ PCI = "0000:26:00.0"
 
 
 def judged(shape: amd.AmdShape, declared: int | tuple[int, ...] | None = 8, **changes: Any) -> list[Finding]:
-    context = Context(nodes={"n": Expectation(gpus=declared)}, framework="torch")
+    context = HealthSettings(nodes={"n": NodeDeclaration(gpus=declared)}, framework="torch")
     return judge_node("n", changed(shape.facts(), **changes), context)
 
 
@@ -126,7 +126,10 @@ def test_a_fault_is_named_with_its_remedy(
 
 def test_variables_of_hip_do_no_harm_where_the_file_chooses_the_gpus() -> None:
     told = changed(MI300X.facts(), host__env={"HIP_VISIBLE_DEVICES": "7", "CUDA_VISIBLE_DEVICES": "7"})
-    assert adverse(judge_node("n", told, Context(nodes={"n": Expectation(gpus=(0, 2))}, framework="torch"))) == {}
+    assert (
+        adverse(judge_node("n", told, HealthSettings(nodes={"n": NodeDeclaration(gpus=(0, 2))}, framework="torch")))
+        == {}
+    )
 
 
 def test_checks_of_nvidia_are_skipped_and_say_why() -> None:
@@ -137,7 +140,7 @@ def test_checks_of_nvidia_are_skipped_and_say_why() -> None:
 
 def test_a_machine_whose_kernel_has_no_compute_driver_is_told_to_get_one() -> None:
     told = changed(MI300X.facts(), amdgpu="absent", driver__modules=[])
-    found = adverse(judge_node("n", told, Context(nodes={"n": Expectation(gpus=8)})))
+    found = adverse(judge_node("n", told, HealthSettings(nodes={"n": NodeDeclaration(gpus=8)})))
     assert "amdgpu is not loaded" in found["gpu.driver", None].message
     assert found["gpu.driver", None].status is FAIL
     assert "amdgpu driver" in str(found["gpu.driver", None].hint)
@@ -148,7 +151,7 @@ def test_a_computer_whose_display_is_amds_has_no_gpus_to_judge() -> None:
     facts = changed(
         MI300X.facts(), amdgpu="absent", driver__pci=display, versions__torch="2.8.0", versions__torch_hip=None
     )
-    found = judge_node("n", facts, Context(nodes={"n": Expectation()}))
+    found = judge_node("n", facts, HealthSettings(nodes={"n": NodeDeclaration()}))
     assert {f.status for f in found if f.check.startswith("gpu.")} == {SKIP}
 
 
@@ -171,7 +174,7 @@ def test_gpus_that_are_missing_are_named_with_the_reason(
     facts["groups"]["amdgpu"]["data"].update(amd.group([amd.mi300x(i, gpus=2) for i in range(2)]), hidden=hidden)
     for card in facts["groups"]["driver"]["data"]["pci"][2:]:
         card["driver"] = driver
-    (found,) = judge_node("n", facts, Context(nodes={"n": Expectation(gpus=8)}), ["gpu.count"])
+    (found,) = judge_node("n", facts, HealthSettings(nodes={"n": NodeDeclaration(gpus=8)}), ["gpu.count"])
     assert (found.status, found.action) == (FAIL, action)
     assert words in found.message
     assert "0000:e5:00.0" in found.message
@@ -220,7 +223,7 @@ def test_a_link_that_came_up_slower_is_held_against_the_same_pair_of_other_nodes
     slow = {**amd.mi250x(0)["v"]["xgmi"], "1": [15, 100000]}
     told = {f"n{i}": MI250X.facts(i) for i in range(3)}
     told["n1"] = changed(told["n1"], gpu0__xgmi=slow)
-    found = judge_cluster(told, Context(nodes=dict.fromkeys(told, Expectation(gpus=8))))
+    found = judge_cluster(told, HealthSettings(nodes=dict.fromkeys(told, NodeDeclaration(gpus=8))))
     assert [(f.check, f.node, f.status) for f in found if f.status in (FAIL, WARN)] == [
         ("gpu.xgmi_outlier", "n1", FAIL)
     ]
@@ -241,7 +244,7 @@ BEGIN, DONE = line("GPU reset begin!. Source:  3"), line("GPU reset(2) succeeded
     ("lines", "status", "words"),
     [
         pytest.param([RAS], FAIL, "uncorrected errors in umc", id="ras"),
-        pytest.param([RAS, BEGIN, DONE], WARN, "since reset", id="ras, reset"),
+        pytest.param([RAS, BEGIN, DONE], WARN, "reset since", id="ras, reset"),
         pytest.param([line("no uncorrectable hardware errors detected in umc block")], PASS, "no trouble", id="clear"),
         pytest.param([line("0 uncorrectable hardware errors detected in umc block")], PASS, "no trouble", id="nought"),
         pytest.param(
@@ -286,7 +289,7 @@ def test_old_hangs_are_forgotten_and_old_hardware_is_not() -> None:
 
 
 def test_one_kind_can_be_silenced() -> None:
-    context = Context(nodes={"n": Expectation(gpus=8)}, severity={"amdgpu.hang": "ignore"})
+    context = HealthSettings(nodes={"n": NodeDeclaration(gpus=8)}, severity={"amdgpu.hang": "ignore"})
     facts = changed(MI300X.facts(), kernel_log=log(line("ring gfx timeout, signaled")))
     (found,) = judge_node("n", facts, context, ["gpu.driver_log"])
     assert found.ignored

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.health.context import Context, Expectation
+from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_cluster, judge_node
-from clusterctl.health.model import Finding, Status
 from clusterctl.health.registry import CHECKS
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests.unit.health.healthy import GIB, changed, facts, hca, log, pci
 from tests.unit.health.machines import amd
 
@@ -449,7 +449,7 @@ def base(name: str, node: int) -> dict[str, Any]:
 
 
 def judged(name: str, changes: dict[str, Any], expect: dict[str, Any], *, all_nodes: bool = False) -> list[Finding]:
-    context = Context(nodes={node: Expectation(gpus=8) for node in NODES}, expect=expect, framework="torch")
+    context = HealthSettings(nodes={node: NodeDeclaration(gpus=8) for node in NODES}, expect=expect, framework="torch")
     told = {node: changed(base(name, i), **CASES[name].everywhere) for i, node in enumerate(NODES)}
     for node in NODES if all_nodes else (SICK,):
         told[node] = changed(told[node], **changes)
@@ -513,6 +513,6 @@ def test_where_one_cannot_look_the_answer_is_unknown(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, check in CHECKS.items() if check.gpu or name.startswith("gpu.")])
 def test_a_node_without_gpus_and_none_declared_is_skipped(name: str) -> None:
     bare = changed(facts(), nvml="absent", driver__pci=[], driver__module=None)
-    context = Context(nodes={"n0": Expectation(gpus=None)})
+    context = HealthSettings(nodes={"n0": NodeDeclaration(gpus=None)})
     found = judge_node("n0", bare, context, [name]) + judge_cluster({"n0": bare}, context, [name])
     assert {finding.status for finding in found} == {Status.SKIP}, found

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.health.context import Context, Expectation
+from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_node
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests.unit.health.healthy import changed, facts
 
 FAIL, WARN, PASS, SKIP = Status.FAIL, Status.WARN, Status.PASS, Status.SKIP
@@ -26,7 +26,7 @@ CODE = {
 
 
 def judged(framework: str | None = "torch", **changes: Any) -> list[Finding]:
-    context = Context(nodes={"n": Expectation(gpus=8)}, framework=framework)
+    context = HealthSettings(nodes={"n": NodeDeclaration(gpus=8)}, framework=framework)
     return judge_node("n", changed(facts(), **changes), context, ["version.cuda_driver"])
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl.health.context import NOT_SYNCED, Context, Expectation
+from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_cluster, judge_node
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.settings import NOT_SYNCED, HealthSettings, NodeDeclaration
 from tests.unit.health.healthy import changed, facts
 
-CONTEXT = Context(nodes={"n0": Expectation(gpus=8), "n1": Expectation(gpus=8), "n2": Expectation(gpus=8)})
+CONTEXT = HealthSettings(
+    nodes={"n0": NodeDeclaration(gpus=8), "n1": NodeDeclaration(gpus=8), "n2": NodeDeclaration(gpus=8)}
+)
 HELD = {"procs__runs": [{"run": "nightly-1", "pid": 77, "comm": "python"}]}
 
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.health.context import Context, Expectation
+from clusterctl.health.findings import Action, Finding, Status
 from clusterctl.health.judge import judge_node
-from clusterctl.health.model import Action, Finding, Status
 from clusterctl.health.monitor import (
-    Change,
+    HealthChange,
     NodeMonitor,
     apply_sample,
     find_drain_reason,
@@ -21,6 +20,7 @@ from clusterctl.health.monitor import (
     list_active_problems,
     report_missing_samples,
 )
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests.unit.health.healthy import changed, facts
 
 GIB = 1024**3
@@ -68,17 +68,17 @@ def watched(*samples: dict[str, Any]) -> NodeMonitor:
     return watch
 
 
-def fold(node: str, samples: Iterable[dict[str, Any]]) -> list[Change]:
+def fold(node: str, samples: Iterable[dict[str, Any]]) -> list[HealthChange]:
     """Everything to be told about a node's samples, in order."""
     watch = NodeMonitor(node=node)
-    changes: list[Change] = []
+    changes: list[HealthChange] = []
     for one in samples:
         watch, news = apply_sample(watch, one)
         changes += news
     return changes
 
 
-def told(changes: list[Change]) -> list[tuple[str, str]]:
+def told(changes: list[HealthChange]) -> list[tuple[str, str]]:
     return [(change.status.value, change.message) for change in changes]
 
 
@@ -294,14 +294,14 @@ def facts_of(values: dict[str, Any]) -> list[Finding]:
     codes = values.get("codes", {})
     changes = {f"err5__{call}": code for call, code in codes.items()}
     changes |= {f"gpu5__{name}": value for name, value in values.items() if name == "recovery_action"}
-    context = Context(nodes={"n": Expectation(gpus=8)})
+    context = HealthSettings(nodes={"n": NodeDeclaration(gpus=8)})
     return judge_node("n", changed(facts(), **changes), context, ["gpu.lost", "gpu.recovery_action"])
 
 
 # --- repaired
 
 
-def after_xid(code: int, **values: Any) -> list[Change]:
+def after_xid(code: int, **values: Any) -> list[HealthChange]:
     """Samples of a quarter of an hour after an XID, in each of which the GPU reads as told."""
     first = sample(0, gpu(**values), xids=[{"gpu": 5, "xid": code}])
     return fold("n", [first, *during(900, start=15, **values)])
@@ -311,7 +311,7 @@ def after_xid(code: int, **values: Any) -> list[Change]:
 def test_a_gpu_that_is_well_again_after_an_error_is_told_as_repaired(code: int) -> None:
     changes = after_xid(code)
     assert [c.status for c in changes] == [Status.FAIL, Status.PASS]
-    assert changes[1].message.endswith("the GPU is well again for 10 min")
+    assert changes[1].message.endswith("the GPU has been healthy for 10 min")
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from clusterctl.health.context import Context, Expectation
+from clusterctl.health.findings import Status
 from clusterctl.health.judge import judge_node
-from clusterctl.health.model import Status
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 
 BARE: dict[str, Any] = {"executable": "/usr/bin/python3", "names": {}, "torch": None, "torch_cuda": None}
 CPU = {**BARE, "torch": "2.13.0+cpu", "names": {"torch": "2.13.0+cpu", "keras": "3.15.1"}}
 
 
 def judged(check: str, framework: str, versions: dict[str, Any], gpus: int | None = 0) -> tuple[Status, str]:
-    context = Context(nodes={"n1": Expectation(gpus=gpus)}, framework=framework)
+    context = HealthSettings(nodes={"n1": NodeDeclaration(gpus=gpus)}, framework=framework)
     facts = {"groups": {"versions": {"status": "ok", "data": versions}}}
     (finding,) = judge_node("n1", facts, context, [check])
     assert finding.node == "n1"

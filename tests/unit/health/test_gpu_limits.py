@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.health.context import Context, Expectation
+from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_node
-from clusterctl.health.model import Finding, Status
 from clusterctl.health.registry import CHECKS
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests.unit.health.healthy import changed, facts
 
 FAIL, WARN, PASS = Status.FAIL, Status.WARN, Status.PASS
@@ -17,8 +17,9 @@ GPU = "GPU 1 (00000000:11:00.0)"
 
 
 def judged(check: str, changes: dict[str, Any], **thresholds: float) -> list[Finding]:
-    context = Context(
-        nodes={"n0": Expectation(gpus=8)}, thresholds={f"{check}.{name}": value for name, value in thresholds.items()}
+    context = HealthSettings(
+        nodes={"n0": NodeDeclaration(gpus=8)},
+        thresholds={f"{check}.{name}": value for name, value in thresholds.items()},
     )
     return judge_node("n0", changed(facts(), **changes), context, [check])
 

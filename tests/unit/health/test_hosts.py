@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import pytest
 
-from clusterctl.health.context import Context, Expectation
+from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_cluster, judge_node
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests.unit.health.healthy import GIB, RING, changed, facts, hca, link, log
 
 FAIL, WARN, PASS, SKIP, UNKNOWN = Status.FAIL, Status.WARN, Status.PASS, Status.SKIP, Status.UNKNOWN
@@ -348,8 +348,8 @@ ROWS: Final = SPACE | RDMA | CLOCK | KERNEL | PROCESS | MACHINE | COUNTED | WAYS
 
 
 def judged(row: Row) -> list[Finding]:
-    nodes = {n: Expectation(gpus=row.gpus, workers=row.workers) for n in ("n0", "n1")}
-    return judge_node("n0", changed(facts(), **row.tells), Context(nodes=nodes, framework="torch"))
+    nodes = {n: NodeDeclaration(gpus=row.gpus, workers=row.workers) for n in ("n0", "n1")}
+    return judge_node("n0", changed(facts(), **row.tells), HealthSettings(nodes=nodes, framework="torch"))
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -369,9 +369,9 @@ THREE: Final = ("n0", "n1", "n2")
 
 
 def beside(tells: dict[str, dict[str, Any]], *checks: str, everywhere: dict[str, Any] | None = None) -> list[Finding]:
-    nodes = {n: Expectation(gpus=8, env=frozenset({"NCCL_MAX_NCHANNELS"})) for n in THREE}
+    nodes = {n: NodeDeclaration(gpus=8, env=frozenset({"NCCL_MAX_NCHANNELS"})) for n in THREE}
     told = {n: changed(facts(i), **{**(everywhere or {}), **tells.get(n, {})}) for i, n in enumerate(THREE)}
-    return judge_cluster(told, Context(nodes=nodes, framework="torch"), checks)
+    return judge_cluster(told, HealthSettings(nodes=nodes, framework="torch"), checks)
 
 
 IB: Final = ("net.ib_mixed", "net.ib_count", "net.ib_rate")
@@ -421,7 +421,7 @@ def test_the_nccl_that_would_be_loaded_is_compared(
 def test_a_library_of_nccl_is_no_affair_of_a_run_on_cpus() -> None:
     told = {n: changed(facts(i), **BARE) for i, n in enumerate(THREE)}
     told["n1"] = changed(told["n1"], versions__nccl="2.27.3", versions__nccl_from="/usr/lib/libnccl.so.2")
-    context = Context(nodes={n: Expectation(gpus=0) for n in THREE})
+    context = HealthSettings(nodes={n: NodeDeclaration(gpus=0) for n in THREE})
     assert {f.status for f in judge_cluster(told, context, ["version.nccl"])} == {SKIP}
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.facts import hardware_errors
-from clusterctl.health.context import Context, Expectation
+from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_node
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests.unit.health.healthy import UPTIME, changed, facts
 
 DAY = 86400.0
@@ -28,7 +28,7 @@ def judged(check: str, *lines: Line, lookback: float = DAY, gpus: int = 8, **cha
         kernel_log={"source": "dmesg", "uptime": UPTIME, **hardware_errors.filter_kernel_log(text, uptime=UPTIME)},
         **{**OLD_DRIVER, **changes},
     )
-    context = Context(nodes={"n0": Expectation(gpus=gpus)}, thresholds={f"{check}.lookback": lookback})
+    context = HealthSettings(nodes={"n0": NodeDeclaration(gpus=gpus)}, thresholds={f"{check}.lookback": lookback})
     return judge_node("n0", told, context, [check])
 
 
@@ -62,7 +62,7 @@ def test_an_address_is_read_however_it_is_written(address: str) -> None:
 def test_a_finding_holds_what_the_log_said_and_what_to_do() -> None:
     (found,) = judged("gpu.xid", (7200.0, xid(119, text="pid=1, older")), (3600.0, xid(119, text="pid=2, newer")))
 
-    assert (found.status, found.gpu, found.key, found.action) == (FAIL, 2, "xid.119", "RESET_GPU")
+    assert (found.status, found.gpu, found.override_key, found.action) == (FAIL, 2, "xid.119", "RESET_GPU")
     assert found.message.endswith(", 2 times, 1 h ago")
     assert found.value == {"xid": 119, "count": 2, "last_age_s": pytest.approx(3600.0), "text": "pid=2, newer"}
     assert found.hint is not None
@@ -132,7 +132,7 @@ def test_errors_of_a_switch_fail_only_where_they_are_fatal(code: int, text: str,
     (found,) = judged("gpu.sxid", (60.0, sxid(code, text)))
 
     assert (found.status, found.message) == (status, f"NVSwitch 0000:c1:00.0: {said}, 60 s ago")
-    assert (found.key, found.gpu, found.action) == (f"sxid.{code}", None, "RESTART_FABRICMANAGER")
+    assert (found.override_key, found.gpu, found.action) == (f"sxid.{code}", None, "RESTART_FABRICMANAGER")
     assert (found.value["sxid"], found.value["count"]) == (code, 1)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.health.context import Context, Expectation
+from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_cluster, judge_node, verdict
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests.unit.health import healthy
 from tests.unit.health.healthy import changed, log
 from tests.unit.health.machines import amd, shapes
@@ -22,8 +22,8 @@ Found = set[tuple[str, str, Status, int | None]]
 
 
 def judged(told: dict[str, dict[str, Any]], shape: Any) -> list[Finding]:
-    nodes = {node: Expectation(gpus=len(shape.gpus)) for node in told}
-    context = Context(nodes=nodes, expect=shape.expect, framework="torch")
+    nodes = {node: NodeDeclaration(gpus=len(shape.gpus)) for node in told}
+    context = HealthSettings(nodes=nodes, expect=shape.expect, framework="torch")
     single = [finding for node, facts in told.items() for finding in judge_node(node, facts, context)]
     return single + judge_cluster(told, context)
 
@@ -44,7 +44,7 @@ def test_a_healthy_machine_of_any_shape_gives_cause_for_nothing(name: str, nodes
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.gpus])
 def test_what_is_not_declared_is_judged_by_what_is_given(name: str) -> None:
     shape = SHAPES[name]
-    context = Context(nodes={"n": Expectation()}, expect=shape.expect, framework="torch")
+    context = HealthSettings(nodes={"n": NodeDeclaration()}, expect=shape.expect, framework="torch")
     found = judge_node("n", shape.facts(), context)
     assert [f.message for f in found if f.status in ADVERSE] == []
     assert sum(f.status is PASS for f in found if f.check.startswith("gpu.")) >= 8
@@ -169,7 +169,7 @@ def test_lanes_that_no_slot_explains_are_held_against_the_same_slot_of_other_nod
 
 @pytest.mark.parametrize(("links", "status"), [(12, FAIL), (0, PASS)])
 def test_promised_links_are_judged_whatever_is_fitted(links: int, status: Status) -> None:
-    context = Context(nodes={"n": Expectation(gpus=4)}, expect={"nvlinks": links})
+    context = HealthSettings(nodes={"n": NodeDeclaration(gpus=4)}, expect={"nvlinks": links})
     facts = SHAPES["four A100 PCIe without bridge"].facts()
     assert {f.status for f in judge_node("n", facts, context, ["gpu.nvlink"])} == {status}
 
@@ -194,7 +194,7 @@ def test_a_card_that_is_capped_alone_is_named_and_a_cap_on_all_is_nobodys_fault(
     ],
 )
 def test_gpus_that_are_declared_and_not_given_are_told_apart_from_broken_ones(name: str, words: str, hint: str) -> None:
-    context = Context(nodes={"n": Expectation(gpus=8)})
+    context = HealthSettings(nodes={"n": NodeDeclaration(gpus=8)})
     (found,) = judge_node("n", SHAPES[name].facts(), context, ["gpu.count"])
     assert (found.status, found.action) == (FAIL, "FIX_CONFIG")
     assert words in found.message
@@ -205,7 +205,7 @@ def test_gpus_that_are_declared_and_not_given_are_told_apart_from_broken_ones(na
 def test_a_card_without_display_that_no_driver_has_taken_is_a_fault(kind: str, status: Status) -> None:
     entry = healthy.pci(0x18, driver=None, node=None, **{"class": kind})
     told = changed(SHAPES["HGX H100"].facts(), hidden_gpus={"gpus": [entry]})
-    (found,) = judge_node("n", told, Context(nodes={"n": Expectation()}), ["gpu.count"])
+    (found,) = judge_node("n", told, HealthSettings(nodes={"n": NodeDeclaration()}), ["gpu.count"])
     assert found.status is status
 
 
@@ -230,7 +230,7 @@ def holder(kind: str, comm: str, *, agent: bool = False) -> dict[str, Any]:
 def test_memory_that_a_desktop_or_a_service_holds_stops_no_run(holders: list[Any], status: Status) -> None:
     memory = {"used": 3 << 30, "total": 24 << 30, "version": 2}
     told = changed(SHAPES["two RTX 4090 of two makers"].facts(), gpu0__memory=memory, gpu0__procs=holders)
-    found = judge_node("n", told, Context(nodes={"n": Expectation(gpus=2)}), ["gpu.mem_used"])
+    found = judge_node("n", told, HealthSettings(nodes={"n": NodeDeclaration(gpus=2)}), ["gpu.mem_used"])
     assert {f.status for f in found} == {status}
 
 
@@ -238,7 +238,7 @@ def test_memory_that_a_desktop_or_a_service_holds_stops_no_run(holders: list[Any
 def test_a_process_that_reads_its_data_is_not_stuck(stuck: float | None, status: Status) -> None:
     entry = {"pid": 7, "comm": "python", "wchan": "rpc_wait", "gpu": True, "stuck_s": stuck}
     told = changed(SHAPES["HGX H100"].facts(), procs__dstate=[entry])
-    (found,) = judge_node("n", told, Context(nodes={"n": Expectation(gpus=8)}), ["host.stuck_procs"])
+    (found,) = judge_node("n", told, HealthSettings(nodes={"n": NodeDeclaration(gpus=8)}), ["host.stuck_procs"])
     assert found.status is status
 
 
@@ -258,13 +258,13 @@ def test_a_process_that_reads_its_data_is_not_stuck(stuck: float | None, status:
 )
 def test_one_contained_memory_error_fails_no_node(changes: dict[str, Any], status: Status) -> None:
     told = changed(SHAPES["HGX H100"].facts(), **changes)
-    found = judge_node("n", told, Context(nodes={"n": Expectation(gpus=8)}), ["gpu.ecc_uncorrected"])
+    found = judge_node("n", told, HealthSettings(nodes={"n": NodeDeclaration(gpus=8)}), ["gpu.ecc_uncorrected"])
     assert [f.status for f in found] == [status]
 
 
 def test_rows_that_wait_for_a_reset_let_new_work_go_on() -> None:
     told = changed(SHAPES["HGX H100"].facts(), gpu1__remapped=[0, 1, 1, 0])
-    found = judge_node("n", told, Context(nodes={"n": Expectation(gpus=8)}), ["gpu.remap_pending"])
+    found = judge_node("n", told, HealthSettings(nodes={"n": NodeDeclaration(gpus=8)}), ["gpu.remap_pending"])
     assert [f.status for f in found] == [WARN]
 
 
@@ -289,8 +289,8 @@ def test_how_a_gpu_looks_at_its_highest_clock_is_no_slowdown(bits: int) -> None:
 def test_mixed_models_and_drivers_are_told_and_stop_nothing() -> None:
     old, new = SHAPES["driver 535 on A100 PCIe"], SHAPES["HGX H100"]
     told = {"n0": old.facts(0), "n1": new.facts(1), "n2": new.facts(2)}
-    nodes = {"n0": Expectation(gpus=4), "n1": Expectation(gpus=8), "n2": Expectation(gpus=8)}
-    found = judge_cluster(told, Context(nodes=nodes, framework="torch"))
+    nodes = {"n0": NodeDeclaration(gpus=4), "n1": NodeDeclaration(gpus=8), "n2": NodeDeclaration(gpus=8)}
+    found = judge_cluster(told, HealthSettings(nodes=nodes, framework="torch"))
     assert adverse(found) == {
         (check, "n0", WARN, None) for check in ("version.driver", "version.driver_minor", "version.gpu_model")
     }
@@ -301,14 +301,14 @@ def test_a_spare_that_differs_is_to_blame_and_changes_no_verdict_about_workers(w
     shape = SHAPES["HGX H100"]
     told = {f"n{i}": shape.facts(i) for i in range(workers)}
     told["spare"] = changed(shape.facts(9), versions__torch="2.5.1")
-    context = Context(nodes=dict.fromkeys(told, Expectation(gpus=8)), spares=frozenset({"spare"}))
+    context = HealthSettings(nodes=dict.fromkeys(told, NodeDeclaration(gpus=8)), spares=frozenset({"spare"}))
     assert adverse(judge_cluster(told, context)) == {("version.torch", "spare", FAIL, None)}
 
 
 def test_spares_do_not_outvote_a_worker() -> None:
     shape = SHAPES["HGX H100"]
     told = {"n0": changed(shape.facts(0), versions__nccl="2.26.2"), **{f"s{i}": shape.facts(i + 1) for i in range(3)}}
-    context = Context(nodes=dict.fromkeys(told, Expectation(gpus=8)), spares=frozenset({"s0", "s1", "s2"}))
+    context = HealthSettings(nodes=dict.fromkeys(told, NodeDeclaration(gpus=8)), spares=frozenset({"s0", "s1", "s2"}))
     assert adverse(judge_cluster(told, context)) == {("version.nccl", f"s{i}", FAIL, None) for i in range(3)}
 
 
@@ -318,12 +318,12 @@ def test_spares_do_not_outvote_a_worker() -> None:
 def test_checks_that_do_not_know_a_vendor_leave_its_gpus_alone() -> None:
     told = copy.deepcopy(SHAPES["CPUs only"].facts())
     told["groups"]["driver"]["data"]["pci"] = [{**healthy.pci(0x10), "vendor": "ascend", "class": "0x1200"}]
-    found = judge_node("n", told, Context(nodes={"n": Expectation(gpus=1)}))
+    found = judge_node("n", told, HealthSettings(nodes={"n": NodeDeclaration(gpus=1)}))
     assert {f.status for f in found if f.check.startswith("gpu.") and f.check != "gpu.vendor"} == {SKIP}
     assert [f.message for f in found if f.check == "gpu.vendor"] == ["1 GPU of Huawei Ascend, which is not judged"]
 
 
 def test_insufficient_power_is_answered_with_cables_and_not_with_a_reboot() -> None:
     told = changed(SHAPES["two RTX 3090 without bridge"].facts(), err1__temp=8)
-    (found,) = judge_node("n", told, Context(nodes={"n": Expectation(gpus=2)}), ["gpu.lost"])
+    (found,) = judge_node("n", told, HealthSettings(nodes={"n": NodeDeclaration(gpus=2)}), ["gpu.lost"])
     assert (found.action, "power cables" in str(found.hint)) == ("CHECK_POWER_COOLING", True)

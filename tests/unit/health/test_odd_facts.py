@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clusterctl.config.spec import ClusterSpec, HostSpec
-from clusterctl.health.model import Status
+from clusterctl.health.findings import Status
 from clusterctl.health.registry import CHECKS
 from clusterctl.run.nodes.preflight import judge_all
 from tests.unit.health import healthy

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from clusterctl.errors import RefusedError
 from clusterctl.health.anonymizer import Anonymizer
-from clusterctl.health.context import Context, Expectation
+from clusterctl.health.findings import Status
 from clusterctl.health.judge import judge_all
-from clusterctl.health.model import Status
 from clusterctl.health.recording import judge_recording, make_recording, read_recording
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests.unit.health import healthy
 from tests.unit.health.healthy import changed, log
 from tests.unit.health.machines import amd, shapes
@@ -27,22 +27,22 @@ Facts = dict[str, dict[str, Any]]
 SHAPES: dict[str, Any] = {**shapes.SHAPES, **amd.SHAPES}
 
 
-def sent(told: Facts, context: Context, *reached_as: str) -> str:
-    return json.dumps(make_recording(told, context, reached_as))
+def sent(told: Facts, settings: HealthSettings, *reached_as: str) -> str:
+    return json.dumps(make_recording(told, settings, reached_as))
 
 
-def verdicts(told: Facts, context: Context) -> Counter[Any]:
+def verdicts(told: Facts, settings: HealthSettings) -> Counter[Any]:
     """What is found, without the words, in which names may stand; nodes by their place."""
-    place = {node: i for i, node in enumerate(context.nodes)}
-    found = judge_all(told, context)
+    place = {node: i for i, node in enumerate(settings.nodes)}
+    found = judge_all(told, settings)
     return Counter(
         (f.check, f.status, f.action, f.gpu, place.get(f.node or ""), f.ignored, f.needs_root) for f in found
     )
 
 
-def is_judged_alike(told: Facts, context: Context) -> bool:
-    facts, promises = read_recording(json.loads(sent(told, context)))
-    return verdicts(facts, promises) == verdicts(told, context)
+def is_judged_alike(told: Facts, settings: HealthSettings) -> bool:
+    facts, promises = read_recording(json.loads(sent(told, settings)))
+    return verdicts(facts, promises) == verdicts(told, settings)
 
 
 # --- judged alike
@@ -54,8 +54,8 @@ def test_a_machine_of_any_shape_is_judged_as_before_and_so_is_its_fault(name: st
     told = {f"gpu0{i}": shape.facts(i) for i in range(3)}
     if name in FAULTS:
         told["gpu01"] = changed(told["gpu01"], **FAULTS[name][0])
-    nodes = {node: Expectation(gpus=len(shape.gpus), workdir="/home/byron/secret") for node in told}
-    assert is_judged_alike(told, Context(nodes=nodes, expect=shape.expect, framework="torch"))
+    nodes = {node: NodeDeclaration(gpus=len(shape.gpus), workdir="/home/byron/secret") for node in told}
+    assert is_judged_alike(told, HealthSettings(nodes=nodes, expect=shape.expect, framework="torch"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -64,14 +64,14 @@ def test_whatever_a_check_finds_it_finds_in_a_recording(name: str) -> None:
     everywhere = {**case.everywhere, **case.good}
     told = {f"gpu0{i}": changed(base(name, i), **everywhere) for i in range(4)}
     told["gpu01"] = changed(told["gpu01"], **case.bad)
-    nodes = {node: Expectation(gpus=8) for node in told}
-    assert is_judged_alike(told, Context(nodes=nodes, expect=case.expect))
+    nodes = {node: NodeDeclaration(gpus=8) for node in told}
+    assert is_judged_alike(told, HealthSettings(nodes=nodes, expect=case.expect))
 
 
 def test_promises_and_tolerances_are_those_of_the_cluster_file() -> None:
     told = {f"gpu0{i}": changed(healthy.facts(i), host__load1=9999.0, gpu2__temp=99, gpu2__margin=-9) for i in range(3)}
-    context = Context(
-        nodes={"gpu00": Expectation(gpus=(2, 3)), "gpu01": Expectation(), "gpu02": Expectation(gpus=8)},
+    settings = HealthSettings(
+        nodes={"gpu00": NodeDeclaration(gpus=(2, 3)), "gpu01": NodeDeclaration(), "gpu02": NodeDeclaration(gpus=8)},
         spares=frozenset({"gpu02"}),
         expect={"mounts": ["/data/secret"], "allowed_procs": ["python"]},
         ignore=("gpu.temp*@gpu01", "net.*"),
@@ -80,21 +80,23 @@ def test_promises_and_tolerances_are_those_of_the_cluster_file() -> None:
         thresholds={"host.shm.warn": 1.0},
         framework="torch",
     )
-    assert is_judged_alike(told, context)
-    assert sum(f.ignored for f in judge_recording(json.loads(sent(told, context)))[1]) > 0
+    assert is_judged_alike(told, settings)
+    assert sum(f.ignored for f in judge_recording(json.loads(sent(told, settings)))[1]) > 0
 
 
 def test_ranks_and_settings_of_one_host_are_those_of_the_cluster_file() -> None:
     small = {"host__shm": {"total": 64 << 20, "free": 64 << 20}}
     told = {f"gpu0{i}": changed(healthy.facts(i), **small, host__env_hashes__NCCL_X=str(i)) for i in range(3)}
-    for expected in (Expectation(workers=1), Expectation(env=frozenset({"NCCL_X"})), Expectation()):
-        assert is_judged_alike(told, Context(nodes=dict.fromkeys(told, expected)))
+    for expected in (NodeDeclaration(workers=1), NodeDeclaration(env=frozenset({"NCCL_X"})), NodeDeclaration()):
+        assert is_judged_alike(told, HealthSettings(nodes=dict.fromkeys(told, expected)))
 
 
 def test_ways_between_nodes_and_lost_runs_name_nobody() -> None:
     way = {"from": "gpu00", "to": "gpu01", "address": "203.0.113.7", "port": 1, "ok": False, "error": "refused"}
     told = {"gpu00": changed(healthy.facts(0), controller__ring=[way], controller__rebooted_under="moonshot-x7f2")}
-    facts, _ = read_recording(json.loads(sent(told, Context(nodes={n: Expectation() for n in ("gpu00", "gpu01")}))))
+    facts, _ = read_recording(
+        json.loads(sent(told, HealthSettings(nodes={n: NodeDeclaration() for n in ("gpu00", "gpu01")})))
+    )
     (seen,) = facts["node1"]["controller"]["ring"]
     assert (seen["from"], seen["to"]) == ("node1", "node2")
     assert seen["address"].startswith("10.0.")
@@ -103,8 +105,8 @@ def test_ways_between_nodes_and_lost_runs_name_nobody() -> None:
 
 def test_a_node_that_was_not_reached_or_not_looked_at_is_so_in_a_recording() -> None:
     told = {"gpu00": healthy.facts(), "gpu01": {"unreachable": "gpu01: no route to 10.1.2.3"}}
-    context = Context(nodes={name: Expectation() for name in ("gpu00", "gpu01", "gpu02")})
-    facts, promises = read_recording(json.loads(sent(told, context)))
+    settings = HealthSettings(nodes={name: NodeDeclaration() for name in ("gpu00", "gpu01", "gpu02")})
+    facts, promises = read_recording(json.loads(sent(told, settings)))
     assert (list(facts), list(promises.nodes)) == (["node1", "node2"], ["node1", "node2", "node3"])
     assert facts["node2"] == {"unreachable": "node2: no route to 10.0.0.3"}
 
@@ -146,19 +148,19 @@ NAMES = re.split(
 
 def test_nothing_tells_whose_machines_they_are() -> None:
     told = {"gpu00": changed(healthy.facts(0), **TELLING), "gpu01": {"unreachable": "byron@gpu01-ib: refused"}}
-    nodes = {node: Expectation(workdir="/home/byron/moonshot") for node in told}
-    context = Context(nodes=nodes, expect={"mounts": ["/data/moonshot"]}, ignore=("host.*@gpu01",))
+    nodes = {node: NodeDeclaration(workdir="/home/byron/moonshot") for node in told}
+    settings = HealthSettings(nodes=nodes, expect={"mounts": ["/data/moonshot"]}, ignore=("host.*@gpu01",))
     plain = json.dumps([told, {"mounts": ["/data/moonshot"]}])
     assert [name for name in NAMES if name not in plain] == []
-    text = sent(told, context, "gpu01-ib", "gpu01-ib.lovelace.example")
+    text = sent(told, settings, "gpu01-ib", "gpu01-ib.lovelace.example")
     assert [name for name in NAMES if name in text] == []
-    assert is_judged_alike(told, context)
+    assert is_judged_alike(told, settings)
 
 
 def test_what_a_verdict_rests_on_stays() -> None:
     versions = {"versions__names": {"nvidia-cudnn": "9.1.0.70"}, "net__ib__0__firmware": "28.39.10.2"}
     told = {"gpu00": changed(healthy.facts(), **TELLING, **versions)}
-    facts = judge_recording(json.loads(sent(told, Context(nodes={"gpu00": Expectation()}))))[0]["node1"]
+    facts = judge_recording(json.loads(sent(told, HealthSettings(nodes={"gpu00": NodeDeclaration()}))))[0]["node1"]
     old, new = told["gpu00"]["groups"], facts["groups"]
     for group in ("driver", "disk", "procs", "ports"):
         assert {**new[group]["data"], "runs": None, "paths": None} == {
@@ -207,7 +209,7 @@ def test_what_every_machine_has_stays() -> None:
 
 @pytest.mark.parametrize("node", ["host", "nvml", "ok", "n1", "root", "workdir", "ACTIVE", "tsc", "nvidia"])
 def test_a_node_may_be_called_what_facts_are_made_of(node: str) -> None:
-    assert is_judged_alike({node: healthy.facts()}, Context(nodes={node: Expectation(gpus=8)}))
+    assert is_judged_alike({node: healthy.facts()}, HealthSettings(nodes={node: NodeDeclaration(gpus=8)}))
 
 
 words = st.text("abcdefghij0123456789-", min_size=3, max_size=12).filter(lambda w: w[0].isalpha() and w[-1] != "-")
@@ -216,8 +218,8 @@ words = st.text("abcdefghij0123456789-", min_size=3, max_size=12).filter(lambda 
 @given(st.lists(words, min_size=2, max_size=6, unique=True))
 def test_different_nodes_stay_different(nodes: list[str]) -> None:
     told = {node: healthy.facts(i, gpus=0) for i, node in enumerate(nodes)}
-    context = Context(nodes={node: Expectation() for node in nodes})
-    facts, promises = read_recording(json.loads(sent(told, context)))
+    settings = HealthSettings(nodes={node: NodeDeclaration() for node in nodes})
+    facts, promises = read_recording(json.loads(sent(told, settings)))
     assert len(facts) == len(promises.nodes) == len(nodes)
 
 
@@ -241,7 +243,7 @@ def test_what_is_no_recording_is_refused(value: Any, words: str) -> None:
 
 @pytest.mark.parametrize("facts", [{"groups": 7}, {"groups": {"nvml": {"status": "ok", "data": 7}}}, 7, "x"])
 def test_damaged_facts_are_refused(facts: Any) -> None:
-    value = make_recording({"gpu00": healthy.facts()}, Context(nodes={"gpu00": Expectation()}))
+    value = make_recording({"gpu00": healthy.facts()}, HealthSettings(nodes={"gpu00": NodeDeclaration()}))
     value["nodes"][0]["facts"] = facts
     with pytest.raises(RefusedError, match="damaged"):
         judge_recording(value)
@@ -249,6 +251,6 @@ def test_damaged_facts_are_refused(facts: Any) -> None:
 
 def test_a_recording_of_all_that_is_asked_for_is_small() -> None:
     told = {f"gpu{i:02d}": healthy.facts(i) for i in range(8)}
-    text = sent(told, Context(nodes={node: Expectation() for node in told}))
+    text = sent(told, HealthSettings(nodes={node: NodeDeclaration() for node in told}))
     assert len(text) < 32768 * len(told)
     assert all(f.status is not Status.FAIL for f in judge_recording(json.loads(text))[1])

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.health.checks.device_errors import HINTS, describe_action, find_recovery_symptom, parse_changed_action
-from clusterctl.health.context import Context, Expectation
+from clusterctl.health.checks.gpu_failures import (
+    HINTS,
+    find_recovery_symptom,
+    get_recovery,
+    parse_new_action,
+)
+from clusterctl.health.findings import Action, Status
 from clusterctl.health.judge import judge_node
-from clusterctl.health.model import Action, Status
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests.unit.health.healthy import changed, facts
 
 FAIL, WARN = Status.FAIL, Status.WARN
@@ -31,7 +36,7 @@ FAIL, WARN = Status.FAIL, Status.WARN
 )
 def test_words_without_a_number_are_understood(words: str, value: int | None) -> None:
     for text in (f"changed from 0x0 (None) to {words}", f"changed to ({words})", f"changed to {words.upper()} "):
-        assert parse_changed_action(text) == value
+        assert parse_new_action(text) == value
 
 
 @pytest.mark.parametrize(
@@ -46,7 +51,7 @@ def test_words_without_a_number_are_understood(words: str, value: int | None) ->
     ],
 )
 def test_a_number_counts_and_what_cannot_be_read_is_nothing(text: str, value: int | None) -> None:
-    assert parse_changed_action(text) == value
+    assert parse_new_action(text) == value
 
 
 @pytest.mark.parametrize(
@@ -65,15 +70,20 @@ def test_a_number_counts_and_what_cannot_be_read_is_nothing(text: str, value: in
 def test_what_a_driver_asks_for_is_as_grave_as_it_is(
     value: int, words: str, action: Action, before: Status, during: Status
 ) -> None:
-    asked = describe_action(value)
-    assert (asked.words, asked.action, asked.before, asked.during) == (words, action, before, during)
+    asked = get_recovery(value)
+    assert (asked.description, asked.action, asked.status_before_run, asked.status_during_run) == (
+        words,
+        action,
+        before,
+        during,
+    )
 
     said = find_recovery_symptom(5, value)
     assert said is not None
     assert (said.gpu, said.check, said.status) == (5, "gpu.recovery_action", during)
-    assert (said.words, said.action) == (f"the driver asks for {words}", action)
+    assert (said.description, said.action) == (f"the driver asks for {words}", action)
     # What may go on is better left out of the next attempt; what fails is left out anyway.
-    assert said.leave_out is (during is WARN)
+    assert said.drains_node is (during is WARN)
 
 
 @pytest.mark.parametrize("value", [0, None])
@@ -97,7 +107,7 @@ def test_each_action_comes_with_its_remedy(action: Action, remedy: str) -> None:
 
 def test_before_a_run_a_gpu_whose_driver_asks_for_something_is_found_with_what_to_do() -> None:
     told = changed(facts(), gpu2__recovery_action=5, gpu3__recovery_action=7)
-    context = Context(nodes={"n0": Expectation(gpus=8)})
+    context = HealthSettings(nodes={"n0": NodeDeclaration(gpus=8)})
 
     found = judge_node("n0", told, context, ["gpu.recovery_action"])
 

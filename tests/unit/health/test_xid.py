@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from clusterctl.health.checks.xid import CATALOGUE, NVLINK5, RECOVERY_CHANGED
-from clusterctl.health.context import Context, Expectation
+from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_node
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests.unit.health.healthy import UPTIME, changed, facts, log
 
 FAIL, WARN, PASS, SKIP = Status.FAIL, Status.WARN, Status.PASS, Status.SKIP
@@ -22,13 +22,13 @@ OLD_DRIVER = {f"err{i}__recovery_action": 3 for i in range(8)}
 def judged(*texts: str, age: float = 60.0, gpus: int = 8, **changes: object) -> list[Finding]:
     """What is said of a node with these lines in its log, whose driver does not tell of repairs unless it is told to."""
     told = changed(facts(), kernel_log=log(*texts, age=age), **{**OLD_DRIVER, **changes})
-    return judge_node("n0", told, Context(nodes={"n0": Expectation(gpus=gpus)}), ["gpu.xid"])
+    return judge_node("n0", told, HealthSettings(nodes={"n0": NodeDeclaration(gpus=gpus)}), ["gpu.xid"])
 
 
 def repaired(*texts: str, age: float = 60.0, **changes: object) -> list[Finding]:
     """The same of a node whose driver tells that all is well now."""
     told = changed(facts(), kernel_log=log(*texts, age=age), **changes)
-    return judge_node("n0", told, Context(nodes={"n0": Expectation(gpus=8)}), ["gpu.xid"])
+    return judge_node("n0", told, HealthSettings(nodes={"n0": NodeDeclaration(gpus=8)}), ["gpu.xid"])
 
 
 def xid(code: int, text: str = "pid=123, name=python, detail", bus: str = "12") -> str:
@@ -72,7 +72,7 @@ def asked(value: str, before: str = "0x0 (None)") -> str:
     ids=["usual", "no PCI", "MIG", "MIG without compute instance", "no code", "three lines", "three lines, one stamp"],
 )
 def test_an_error_is_read_in_each_form_that_the_driver_writes(lines: list[str], code: int) -> None:
-    assert [(f.key, f.gpu, f.status) for f in judged(*lines)] == [(f"xid.{code}", 2, FAIL)]
+    assert [(f.override_key, f.gpu, f.status) for f in judged(*lines)] == [(f"xid.{code}", 2, FAIL)]
 
 
 def test_one_event_in_two_forms_is_one_event() -> None:
@@ -92,7 +92,7 @@ def test_a_line_that_begins_like_a_dead_gpu_and_goes_on_otherwise_is_none() -> N
 def test_a_flood_behind_it_hides_no_error() -> None:
     flood = [f"NVRM: nvAssertOkFailedNoLog: Assertion failed: GPU lost from the bus {i}" for i in range(5000)]
     found = judged(xid(79, "pid=1, GPU has fallen off the bus."), *flood)
-    assert [(f.status, f.key) for f in found] == [(FAIL, "xid.79")]
+    assert [(f.status, f.override_key) for f in found] == [(FAIL, "xid.79")]
 
 
 def test_a_flood_of_one_error_is_told_once_with_its_number_and_its_first_and_last_age() -> None:
@@ -104,7 +104,7 @@ def test_a_flood_of_one_error_is_told_once_with_its_number_and_its_first_and_las
 
 def test_a_ring_that_has_lost_its_beginning_is_not_called_the_whole_boot() -> None:
     told = changed(facts(), kernel_log=log(since=3 * 3600.0))
-    found = judge_node("n0", told, Context(nodes={"n0": Expectation(gpus=8)}), ["gpu.xid", "gpu.sxid"])
+    found = judge_node("n0", told, HealthSettings(nodes={"n0": NodeDeclaration(gpus=8)}), ["gpu.xid", "gpu.sxid"])
     assert [f.message for f in found] == [
         f"no {what} since 3 h ago; what is older the kernel log has lost" for what in ("XID", "SXid")
     ]
@@ -120,7 +120,7 @@ def test_a_ring_that_has_lost_its_beginning_is_not_called_the_whole_boot() -> No
     [46, 48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158, 167, 168, 171, 172, 173],
 )
 def test_hardware_errors_fail_the_node(code: int) -> None:
-    assert [(f.status, f.gpu, f.key) for f in judged(xid(code))] == [(FAIL, 2, f"xid.{code}")]
+    assert [(f.status, f.gpu, f.override_key) for f in judged(xid(code))] == [(FAIL, 2, f"xid.{code}")]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_application_errors_and_notes_never_fail_the_node(code: int) -> None:
 
 
 def test_an_error_of_the_users_program_asks_for_no_repair() -> None:
-    assert judged(xid(13))[0].hint == "An error of the program that used the GPU; nothing to repair"
+    assert judged(xid(13))[0].hint == "The program that used the GPU caused this error; nothing to repair"
 
 
 @pytest.mark.parametrize("code", [56, 57, 58, 65, 73, 81, 122, 125])
@@ -265,14 +265,14 @@ def test_a_changed_recovery_action_says_by_its_number_what_it_is_now(
 def test_a_gpu_that_was_reset_is_told_as_repaired_by_the_log() -> None:
     lines = [xid(119), asked("0x1 (GPU Reset Required)"), asked("0x0 (None)", "0x1 (GPU Reset Required)")]
     found = judged(*lines)
-    assert [(f.status, f.key) for f in found] == [(WARN, "xid.119")]
-    assert "since repaired" in found[0].message
+    assert [(f.status, f.override_key) for f in found] == [(WARN, "xid.119")]
+    assert "repaired since" in found[0].message
 
 
 def test_a_gpu_that_was_reset_is_told_as_repaired_by_what_it_reads_now() -> None:
     found = repaired(xid(119), asked("0x1 (GPU Reset Required)"))
-    assert [(f.status, f.key) for f in found] == [(WARN, "xid.119")]
-    assert "since repaired" in found[0].message
+    assert [(f.status, f.override_key) for f in found] == [(WARN, "xid.119")]
+    assert "repaired since" in found[0].message
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_a_context_switch_timeout_fails_unless_the_driver_says_that_all_is_well(
 @pytest.mark.parametrize("driver", [{}, OLD_DRIVER], ids=["570", "550"])
 def test_a_closed_log_is_told_once_and_lowers_no_verdict_where_the_gpus_speak(driver: dict[str, Any]) -> None:
     told = changed(facts(), kernel_log="denied", **driver)
-    found = judge_node("n0", told, Context(nodes={"n0": Expectation(gpus=8)}))
+    found = judge_node("n0", told, HealthSettings(nodes={"n0": NodeDeclaration(gpus=8)}))
     closed = [f for f in found if f.needs_root]
     assert {f.check for f in closed} == {"gpu.xid", "gpu.sxid", "host.kernel_log"}
     assert len({f.hint for f in closed}) == 1
@@ -315,7 +315,7 @@ def test_a_closed_log_is_told_once_and_lowers_no_verdict_where_the_gpus_speak(dr
 
 def test_a_closed_log_is_unknown_where_nothing_speaks_in_its_stead() -> None:
     told = changed(facts(), kernel_log="denied", nvml="timeout")
-    found = judge_node("n0", told, Context(nodes={"n0": Expectation(gpus=8)}), ["gpu.xid"])
+    found = judge_node("n0", told, HealthSettings(nodes={"n0": NodeDeclaration(gpus=8)}), ["gpu.xid"])
     assert [f.status for f in found] == [Status.UNKNOWN]
 
 
@@ -324,17 +324,19 @@ APART = {"state": 1, "status": 0, "health": 0}
 
 def test_a_closed_log_says_that_the_fabric_speaks_for_its_switches_where_it_does() -> None:
     told = changed(facts(), kernel_log="denied")
-    (finding,) = judge_node("n0", told, Context(nodes={"n0": Expectation(gpus=8)}), ["gpu.sxid"])
+    (finding,) = judge_node("n0", told, HealthSettings(nodes={"n0": NodeDeclaration(gpus=8)}), ["gpu.sxid"])
     assert "the fabric state of the GPUs speaks for its switches" in finding.message
 
 
 def test_a_fabric_in_trouble_speaks_for_no_switch() -> None:
     told = changed(facts(), kernel_log="denied", gpu1__fabric=APART)
-    (finding,) = judge_node("n0", told, Context(nodes={"n0": Expectation(gpus=8)}), ["gpu.sxid"])
+    (finding,) = judge_node("n0", told, HealthSettings(nodes={"n0": NodeDeclaration(gpus=8)}), ["gpu.sxid"])
     assert finding.status is Status.UNKNOWN
 
 
 def test_a_closed_log_fails_a_node_that_is_required_to_show_it() -> None:
     told = changed(facts(), kernel_log="denied")
-    found = judge_node("n0", told, Context(nodes={"n0": Expectation(gpus=8)}, required=("gpu.xid",)), ["gpu.xid"])
+    found = judge_node(
+        "n0", told, HealthSettings(nodes={"n0": NodeDeclaration(gpus=8)}, required=("gpu.xid",)), ["gpu.xid"]
+    )
     assert (found[0].status, found[0].needs_root) == (FAIL, False)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.logs.sanitize import clean_block, clean_text, strip_colours
+from clusterctl.logs.safe_text import clean_block, clean_text, strip_colours
 from tests.work import work
 
 RED = "\x1b[31m"

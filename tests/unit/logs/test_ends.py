@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.logs.failure_tails import FailureTails, fold_last_lines, read_failure_tails
-from clusterctl.logs.line import LogQuery
+from clusterctl.logs.log_line import LogQuery
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
-from clusterctl.logs.line import LogLine
+from clusterctl.logs.log_line import LogLine
 from tests.work import work
 
 

@@ -4,12 +4,12 @@ import re
 from typing import TYPE_CHECKING
 
 from clusterctl.logs.follow import Follower
-from clusterctl.logs.line import LogQuery
+from clusterctl.logs.log_line import LogQuery
 
 if TYPE_CHECKING:
     from conftest import RunDir
 
-    from clusterctl.logs.line import LogLine
+    from clusterctl.logs.log_line import LogLine
 
 
 class Clock:

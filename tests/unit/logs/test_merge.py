@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.logs.line import LogLine, LogQuery
+from clusterctl.logs.log_line import LogLine, LogQuery
 from clusterctl.logs.merge import read_lines
-from clusterctl.logs.sanitize import LINE_LIMIT
+from clusterctl.logs.safe_text import LINE_LIMIT
 from tests.work import work
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from clusterctl.errors import (
     TeardownError,
     UnhealthyError,
 )
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.findings import Finding, Status
 from clusterctl.render.error_messages import render_error
 from clusterctl.render.health_report import (
     HealthReport,

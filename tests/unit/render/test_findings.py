@@ -6,7 +6,7 @@ import io
 import json
 from typing import Any
 
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.findings import Finding, Status
 from clusterctl.render.console import Terminal
 from clusterctl.render.health_report import (
     HealthReport,

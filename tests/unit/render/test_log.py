@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.logs.fold import FoldedLine
-from clusterctl.logs.line import LogLine
+from clusterctl.logs.log_line import LogLine
 from clusterctl.render.log_output import LogWriter, Timestamps, encode_raw_line, format_json_line
 
 if TYPE_CHECKING:

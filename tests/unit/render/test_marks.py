@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.logs.line import LogLine
+from clusterctl.logs.log_line import LogLine
 from clusterctl.render.attempt_table import AttemptSeparators
 from clusterctl.run.rules.failure_causes import Cause
 from clusterctl.run.rules.state import EarlierAttempt, RunState

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.logs.sanitize import clean_text
+from clusterctl.logs.safe_text import clean_text
 from clusterctl.render.console import GREEN, RED, Console
 from clusterctl.render.terminal_sanitizer import ansi_style, json_line, sanitize_line
 from tests.work import work
@@ -121,7 +121,7 @@ WRITES = re.compile(
 OTHERS = {
     "clusterctl/cli/commands/logs.py": "gives bytes as they are, where they are asked for and stdout is no terminal",
     "clusterctl/cli/main.py": "writes a traceback to a file, and our version",
-    "clusterctl/health/docs.py": "writes a page of ours",
+    "clusterctl/health/reference_page.py": "writes a page of ours",
     "clusterctl/run/controller/main.py": "writes to the controller's log",
     "clusterctl/run/controller/detached_process.py": "writes to the controller's log",
     "clusterctl/run/controller/executor.py": "writes to the controller's log",

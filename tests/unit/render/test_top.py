@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.logs.sanitize import strip_colours
+from clusterctl.logs.safe_text import strip_colours
 from clusterctl.render.console import ASCII, UNICODE, Terminal
 from clusterctl.render.line_wrapping import count_columns
 from clusterctl.render.stats_table import GpuStats, NodeStats, describe_missing_values, stats_from_sample, stats_json

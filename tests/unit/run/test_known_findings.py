@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.config.loader import load_cluster_file
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.findings import Finding, Status
 from clusterctl.run.record.health_history import FindingHistory, describe_new_findings
 
 

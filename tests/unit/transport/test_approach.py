@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError
-from clusterctl.transport.ssh.config import get_destination
+from clusterctl.transport.ssh.ssh_options import get_destination
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 DEADLINE = 10.0

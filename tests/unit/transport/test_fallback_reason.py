@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
-from clusterctl.transport.ssh.config import SshOptions
 from clusterctl.transport.ssh.host_keys import PresentedKey, UntrustedKeyError
 from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyVerdict
 from clusterctl.transport.ssh.login_errors import (
@@ -16,6 +15,7 @@ from clusterctl.transport.ssh.login_errors import (
 )
 from clusterctl.transport.ssh.login_errors import explain_ssh_log as failure_of_ssh
 from clusterctl.transport.ssh.login_keys import ENCRYPTED, HARDWARE
+from clusterctl.transport.ssh.ssh_options import SshOptions
 
 
 def untrusted(verdict: HostKeyVerdict) -> UntrustedKeyError:

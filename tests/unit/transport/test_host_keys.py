@@ -12,7 +12,6 @@ import pytest
 
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import HostKeyError, NodeError
-from clusterctl.transport.ssh.config import Destination
 from clusterctl.transport.ssh.host_keys import (
     HostKeys,
     UntrustedKeyError,
@@ -21,7 +20,8 @@ from clusterctl.transport.ssh.host_keys import (
     fetch_keys,
 )
 from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyVerdict
-from clusterctl.transport.ssh.ssh import SshTransport
+from clusterctl.transport.ssh.paramiko_transport import SshTransport
+from clusterctl.transport.ssh.ssh_options import Destination
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 from tests.lab.waiting import wait_for
 from tests.unit.transport.hostile import HostileServer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.transport.ssh.ssh import JumpConnections
+from clusterctl.transport.ssh.paramiko_transport import JumpConnections
 
 
 class Connection:

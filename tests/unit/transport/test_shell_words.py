@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.cli.main import run
 from clusterctl.errors import ConnectError, ExitCode
-from clusterctl.transport.ssh.config import Destination, parse_options, resolve_options
+from clusterctl.transport.ssh.ssh_options import Destination, parse_options, resolve_options
 from clusterctl.transport.ssh.underlying_stream import open_stream
 
 if TYPE_CHECKING:

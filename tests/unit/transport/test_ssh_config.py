@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ConnectError
-from clusterctl.transport.ssh.config import (
+from clusterctl.transport.ssh.ssh_options import (
     CONFIG_VARIABLE,
     Destination,
     SshOptions,
@@ -160,14 +160,14 @@ def test_a_config_that_ssh_cannot_read_is_quoted(tmp_path: object) -> None:
 
 
 def test_without_an_ssh_program_the_usual_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    from clusterctl.transport.ssh import config
+    from clusterctl.transport.ssh import ssh_options
 
     monkeypatch.setenv("PATH", str(tmp_path))
-    config._program.cache_clear()
+    ssh_options._program.cache_clear()
     try:
         options = resolve_options("n", Destination(host="h", user="u", proxy_jump="j"))
     finally:
-        config._program.cache_clear()
+        ssh_options._program.cache_clear()
     assert (options.hostname, options.port, options.user, options.proxy_jump) == ("h", 22, "u", ("j",))
     assert f"{home()}/.ssh/id_ed25519" in options.identity_files
     assert options.user_known_hosts[0] == f"{home()}/.ssh/known_hosts"

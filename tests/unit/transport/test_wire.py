@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ConnectError
-from clusterctl.transport.ssh.config import SshOptions
+from clusterctl.transport.ssh.ssh_options import SshOptions
 from clusterctl.transport.ssh.underlying_stream import open_stream
 
 DEADLINE = 10.0

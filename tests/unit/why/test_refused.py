@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from clusterctl.errors import ConnectError, NodesError, UnhealthyError
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.findings import Finding, Status
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.state import RunState

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from clusterctl.logs.line import LogLine, Skew
-from clusterctl.logs.output_files import OutputFile
-from clusterctl.logs.sanitize import LINE_LIMIT, clean_block, clean_text
+from clusterctl.logs.log_line import LogLine, Skew
+from clusterctl.logs.output_replicas import OutputFile
+from clusterctl.logs.safe_text import LINE_LIMIT, clean_block, clean_text
 from clusterctl.logs.time_index import TimeIndex
 
 BLOCK = 256 * 1024

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from clusterctl.health.check import ClusterView, NodeView
-from clusterctl.health.checks import gpus
-from clusterctl.health.model import Outcome, ok, skip, unknown, warn
+from clusterctl.health.check import CheckedCluster, CheckedNode
+from clusterctl.health.checks import gpu_facts
+from clusterctl.health.findings import Outcome, ok, skip, unknown, warn
 
 ABSENT = "absent"
 """A value of its own: a package that one node lacks is a difference."""
@@ -31,16 +31,16 @@ class Vote:
 
     Attributes:
         majority: The value of more than half of them, as given, or `None` where there is none.
-        odd: The members that say something else than the majority; empty where there is none.
+        dissenters: The members that say something else than the majority; empty where there is none.
         values: Every value to its members, the commonest first.
     """
 
     majority: Any
-    odd: tuple[str, ...]
+    dissenters: tuple[str, ...]
     values: tuple[tuple[Any, tuple[str, ...]], ...]
 
     @property
-    def agreed(self) -> bool:
+    def is_unanimous(self) -> bool:
         """All members have the same value."""
         return len(self.values) <= 1
 
@@ -76,8 +76,8 @@ def find_outliers(
 
 
 def compare_nodes(
-    view: ClusterView,
-    read: Callable[[NodeView], Any],
+    cluster: CheckedCluster,
+    read: Callable[[CheckedNode], Any],
     what: str,
     *,
     say: Callable[..., Outcome] = warn,
@@ -86,13 +86,13 @@ def compare_nodes(
     """Compare one value of every node.
 
     Args:
-        view: All nodes.
+        cluster: All nodes.
         read: Returns a node's value; `None` means it has none.
         what: Its name for a person.
         say: How grave a difference is (`failed` or `warned`).
         absent: A node without the value differs from one with it; else such nodes are left out.
     """
-    answers = {node.node: read(node) for node in view.views}
+    answers = {node.name: read(node) for node in cluster.nodes}
     given = {name: value for name, value in answers.items() if value is not None}
     if not given:
         return [skip(f"no node has a {what}") if absent else unknown(f"no node tells its {what}")]
@@ -102,29 +102,29 @@ def compare_nodes(
         given = {name: ABSENT if value is None else value for name, value in answers.items()}
     elif len(given) < 2:
         return [unknown(f"only {next(iter(given))} tells its {what}")]
-    return _judged(given, what, say)
+    return _judge_values(given, what, say)
 
 
-def _judged(known: Mapping[str, Any], what: str, say: Callable[..., Outcome]) -> list[Outcome]:
+def _judge_values(known: Mapping[str, Any], what: str, say: Callable[..., Outcome]) -> list[Outcome]:
     result = count_votes(known)
-    if result.agreed:
-        return [ok(f"{what} {_show(result.values[0][0])} on {len(known)} nodes", value=result.values[0][0])]
+    if result.is_unanimous:
+        return [ok(f"{what} {_format_value(result.values[0][0])} on {len(known)} nodes", value=result.values[0][0])]
     if result.majority is None:
-        return [say(f"nodes disagree on {what}: {_spread(result)}", value=_json(result))]
+        return [say(f"nodes disagree on {what}: {_format_votes_by_member(result)}", value=_votes_to_json(result))]
     return [
         say(
-            f"{what} {_show(known[name])}, {_show(result.majority)} elsewhere",
+            f"{what} {_format_value(known[name])}, {_format_value(result.majority)} elsewhere",
             node=name,
             value=known[name],
             expected=result.majority,
         )
-        for name in result.odd
+        for name in result.dissenters
     ]
 
 
 def compare_gpus(
-    view: ClusterView,
-    read: Callable[[gpus.Device], Any],
+    cluster: CheckedCluster,
+    read: Callable[[gpu_facts.Device], Any],
     what: str,
     show: Callable[[Any], str] = str,
     *,
@@ -134,7 +134,7 @@ def compare_gpus(
     """Compare one value of every GPU with the GPUs of the same board.
 
     Args:
-        view: All nodes.
+        cluster: All nodes.
         read: Returns a GPU's value; `None` means that it has none.
         what: Its name for a person.
         show: Says a value.
@@ -142,28 +142,33 @@ def compare_gpus(
         at_least_nodes: On how many nodes there have to be such GPUs for anything to be said.
     """
     outcomes, judged = [], 0
-    for board, values in group_by_board(view, read).items():
+    for board, values in group_by_board(cluster, read).items():
         if len(values) < 2 or len({key.rsplit("/", 1)[0] for key in values}) < at_least_nodes:
             continue
         judged += len(values)
         result = count_votes(values)
-        if result.agreed:
+        if result.is_unanimous:
             continue
         if result.majority is None:
-            outcomes.append(warn(f"GPUs ({board}) disagree on {what}: {_counts(result, show)}", value=_json(result)))
+            outcomes.append(
+                warn(
+                    f"GPUs ({board}) disagree on {what}: {_format_vote_counts(result, show)}",
+                    value=_votes_to_json(result),
+                )
+            )
             continue
-        for key in result.odd:
+        for key in result.dissenters:
             node, gpu = key.rsplit("/", 1)
             message = f"GPU {gpu}: {what} {show(values[key])}, {show(result.majority)} on its like"
             outcomes.append(say(message, node=node, gpu=int(gpu), value=values[key], expected=result.majority))
-    return outcomes or [report_no_outlier(view, judged, what)]
+    return outcomes or [report_no_outlier(cluster, judged, what)]
 
 
-def find_gpu_outliers(view: ClusterView, field: str, unit: str) -> list[Outcome]:
+def find_gpu_outliers(cluster: CheckedCluster, field: str, unit: str) -> list[Outcome]:
     """Find GPUs with a number more than `warn` above the median of their board, and above `floor`."""
-    far, floor = view.limit("warn"), view.limit("floor")
+    far, floor = cluster.limit("warn"), cluster.limit("floor")
     outcomes, judged = [], 0
-    for members in group_by_board(view, lambda device: gpus.read_value(device, field)).values():
+    for members in group_by_board(cluster, lambda device: gpu_facts.read_value(device, field)).values():
         judged += len(members) if len(members) >= 4 else 0
         odd = find_outliers(members, lambda x, middle: x > middle + far and x > floor)
         for key, value in list(odd.items())[:MOST_OUTLIERS_SHOWN]:
@@ -171,69 +176,74 @@ def find_gpu_outliers(view: ClusterView, field: str, unit: str) -> list[Outcome]
             middle = median(members.values())
             message = f"GPU {gpu}: {value:.0f} {unit}, its like {middle:.0f} {unit}"
             outcomes.append(warn(message, node=node, gpu=int(gpu), value=value, expected=middle))
-    return outcomes or [report_no_outlier(view, judged, field)]
+    return outcomes or [report_no_outlier(cluster, judged, field)]
 
 
-def report_no_outlier(view: ClusterView, judged: int, what: str) -> Outcome:
+def report_no_outlier(cluster: CheckedCluster, judged: int, what: str) -> Outcome:
     """Return the outcome of a comparison without an outlier: all GPUs are equal, or there was nothing to compare."""
     if judged:
         return ok(f"{what}: {judged} GPUs alike")
-    with_gpus = [v for v in view.views if gpus.find_skip_reason(v) is None]
-    if with_gpus and all(gpus.find_library_problem(v) is not None for v in with_gpus):
+    with_gpus = [v for v in cluster.nodes if gpu_facts.find_skip_reason(v) is None]
+    if with_gpus and all(gpu_facts.find_library_problem(v) is not None for v in with_gpus):
         return unknown("no node's GPUs could be asked")
     return skip("too few GPUs to compare")
 
 
-def group_by_board(view: ClusterView, read: Callable[[gpus.Device], Any]) -> dict[str, dict[str, Any]]:
+def group_by_board(cluster: CheckedCluster, read: Callable[[gpu_facts.Device], Any]) -> dict[str, dict[str, Any]]:
     """Return the value of each used GPU that has one, as board -> "node/index" -> value.
 
     A board is a model as one maker sells it, told apart by the PCI subsystem: limits and firmware are the maker's.
     """
     values: dict[str, dict[str, Any]] = {}
-    for node in view.views:
-        if gpus.find_skip_reason(node) is not None:
+    for node in cluster.nodes:
+        if gpu_facts.find_skip_reason(node) is not None:
             continue
-        for device in gpus.list_used_gpus(node):
-            name, value = gpus.read_value(device, "name"), read(device)
+        for device in gpu_facts.list_used_gpus(node):
+            name, value = gpu_facts.read_value(device, "name"), read(device)
             if name and value is not None:
-                maker = gpus.read_value(device, "subsystem")
+                maker = gpu_facts.read_value(device, "subsystem")
                 board = f"{name}, subsystem {maker}" if maker else name
-                values.setdefault(board, {})[f"{node.node}/{device['index']}"] = value
+                values.setdefault(board, {})[f"{node.name}/{device['index']}"] = value
     return values
 
 
-def group_by_slot(view: ClusterView, read: Callable[[NodeView], Mapping[str, int]]) -> dict[str, dict[str, int]]:
+def group_by_slot(
+    cluster: CheckedCluster, read: Callable[[CheckedNode], Mapping[str, int]]
+) -> dict[str, dict[str, int]]:
     """Return slot -> node -> number for machines with the same layout.
 
     A place is the PCI address of a GPU, or of a pair of them. Only machines with the same models at the same addresses
     are compared: of others, one cannot tell damage from design.
 
     Args:
-        view: All nodes.
+        cluster: All nodes.
         read: Returns a node's numbers, by index of the GPU (`"3"`) or pair of indices (`"0-1"`). The index ends the
             name of the slot, behind a blank.
     """
     numbers: dict[str, dict[str, int]] = {}
-    for node in view.views:
-        if gpus.find_skip_reason(node) is None and all(
-            gpus.read_value(device, "pci") for device in gpus.list_used_gpus(node)
+    for node in cluster.nodes:
+        if gpu_facts.find_skip_reason(node) is None and all(
+            gpu_facts.read_value(device, "pci") for device in gpu_facts.list_used_gpus(node)
         ):
             build = json.dumps(
-                [[gpus.read_value(d, "name"), gpus.read_value(d, "pci")] for d in gpus.list_used_gpus(node)]
+                [
+                    [gpu_facts.read_value(d, "name"), gpu_facts.read_value(d, "pci")]
+                    for d in gpu_facts.list_used_gpus(node)
+                ]
             )
             for indices, number in read(node).items():
-                numbers.setdefault(f"{build} {indices}", {})[node.node] = number
+                numbers.setdefault(f"{build} {indices}", {})[node.name] = number
     return {place: values for place, values in numbers.items() if len(values) > 1}
 
 
-def read_by_index(node: NodeView, read: Callable[[gpus.Device], int | None]) -> dict[str, int]:
+def read_gpu_numbers(node: CheckedNode, read: Callable[[gpu_facts.Device], int | None]) -> dict[str, int]:
     """Return a number of each GPU of a node by index, without the GPUs that have none."""
-    numbers = {str(device["index"]): read(device) for device in gpus.list_used_gpus(node)}
+    numbers = {str(device["index"]): read(device) for device in gpu_facts.list_used_gpus(node)}
     return {index: number for index, number in numbers.items() if number is not None}
 
 
 @dataclass(frozen=True, slots=True)
-class LesserSlot:
+class SlotDeficit:
     """A slot of a node with a smaller number of links or lanes than the same slot of other nodes.
 
     Attributes:
@@ -251,29 +261,29 @@ class LesserSlot:
     is_certain: bool
 
 
-def find_lesser_slots(slots: Mapping[str, Mapping[str, int]]) -> Iterator[LesserSlot]:
+def find_slot_deficits(slots: Mapping[str, Mapping[str, int]]) -> Iterator[SlotDeficit]:
     """Yield the slots with less than others: than the majority, else than the greatest. No link comes from nowhere."""
     for slot, numbers in slots.items():
         majority = count_votes(numbers).majority
         needed = max(numbers.values()) if majority is None else int(majority)
         for node, number in numbers.items():
             if number < needed:
-                yield LesserSlot(node, slot.rsplit(" ", 1)[1], number, needed, majority is not None)
+                yield SlotDeficit(node, slot.rsplit(" ", 1)[1], number, needed, majority is not None)
 
 
-def _show(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list) and value and not any(isinstance(part, (list, dict)) for part in value):
-        return " and ".join(map(_show, value))
+        return " and ".join(map(_format_value, value))
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _spread(result: Vote) -> str:
-    return "; ".join(f"{_show(value)} on {', '.join(members)}" for value, members in result.values)
+def _format_votes_by_member(result: Vote) -> str:
+    return "; ".join(f"{_format_value(value)} on {', '.join(members)}" for value, members in result.values)
 
 
-def _counts(result: Vote, show: Callable[[Any], str]) -> str:
+def _format_vote_counts(result: Vote, show: Callable[[Any], str]) -> str:
     return ", ".join(f"{show(value)} on {len(members)}" for value, members in result.values)
 
 
-def _json(result: Vote) -> list[dict[str, Any]]:
+def _votes_to_json(result: Vote) -> list[dict[str, Any]]:
     return [{"value": value, "members": list(members)} for value, members in result.values]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from clusterctl.health.check import ClusterView, cluster_check, remedy
-from clusterctl.health.checks import compare, gpus
-from clusterctl.health.model import JUDGED, Action, Outcome, Status, Symptom, fail, unknown
+from clusterctl.health.check import CheckedCluster, cluster_check, remedy
+from clusterctl.health.checks import comparison, gpu_facts
+from clusterctl.health.findings import JUDGED, Action, Outcome, Status, Symptom, fail, unknown
 
 _FAMILY = "GPU temperature, power, clocks"
 COOLING = "Check fans, air flow and power supply of the node; low clocks on one GPU slow the whole run"
 
 HW_SLOWDOWN, HW_THERMAL, HW_POWER_BRAKE = 0x8, 0x40, 0x80
 SW_THERMAL = 0x20
-HW_BITS = {
+_HARDWARE_BITS = {
     HW_SLOWDOWN: "hardware slowdown",
     HW_THERMAL: "hardware thermal slowdown",
     HW_POWER_BRAKE: "hardware power brake",
@@ -23,19 +23,19 @@ HW_BITS = {
 _CAUSES = HW_THERMAL | HW_POWER_BRAKE
 
 
-def name_reasons(bits: int) -> str:
+def format_hardware_reasons(bits: int) -> str:
     """Return the hardware reasons in a set of clock event bits; the general reason only without a finer one."""
-    fine = [name for bit, name in HW_BITS.items() if bits & bit and bit != HW_SLOWDOWN]
-    return ", ".join(fine) or (HW_BITS[HW_SLOWDOWN] if bits & HW_SLOWDOWN else "")
+    fine = [name for bit, name in _HARDWARE_BITS.items() if bits & bit and bit != HW_SLOWDOWN]
+    return ", ".join(fine) or (_HARDWARE_BITS[HW_SLOWDOWN] if bits & HW_SLOWDOWN else "")
 
 
-def _samples(value: Any) -> list[int]:
+def _list_readings(value: Any) -> list[int]:
     return value if isinstance(value, list) else [value]
 
 
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
-@gpus.gpu_check("gpu.throttle_hw", _FAMILY, "throttle", "no hardware slowdown on {n} GPUs", severity="WARN")
-def check_hardware_throttling(gpu: gpus.GpuValue) -> Outcome | None:
+@gpu_facts.gpu_check("gpu.throttle_hw", _FAMILY, "throttle", "no hardware slowdown on {n} GPUs", severity="WARN")
+def check_hardware_throttling(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """Hardware does not hold the clocks down.
 
     The slowest GPU sets the speed of the run.
@@ -44,32 +44,32 @@ def check_hardware_throttling(gpu: gpus.GpuValue) -> Outcome | None:
     Healthy: not set. This alone never fails a node, because reduced clocks of an idle GPU prove nothing about its speed
         under load. 0x200 (board limit) and 0x400 (reliability) are normal for a GPU at its highest clock
     """
-    samples = _samples(gpu.value)
-    slowed = [bits for bits in samples if name_reasons(bits)]
+    samples = _list_readings(gpu.value)
+    slowed = [bits for bits in samples if format_hardware_reasons(bits)]
     if not slowed:
         return None
     degrees = gpu.get("temp")
     warmth = f", {degrees} °C" if degrees is not None else ""
-    message = f"{name_reasons(slowed[-1])}{warmth}, in {len(slowed)} of {len(samples)} looks"
+    message = f"{format_hardware_reasons(slowed[-1])}{warmth}, in {len(slowed)} of {len(samples)} looks"
     return gpu.warn(message, value=slowed[-1], expected=0)
 
 
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
-@gpus.gpu_check("gpu.throttle_sw", _FAMILY, "throttle", "no thermal slowdown on {n} GPUs", severity="WARN")
-def check_driver_throttling(gpu: gpus.GpuValue) -> Outcome | None:
+@gpu_facts.gpu_check("gpu.throttle_sw", _FAMILY, "throttle", "no thermal slowdown on {n} GPUs", severity="WARN")
+def check_driver_throttling(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """The driver does not hold the clocks down for heat.
 
     Source: NVML clock event reasons, bit 0x20
     Healthy: not set (power caps by software are normal under load and not looked at)
     """
-    if not any(bits & SW_THERMAL for bits in _samples(gpu.value)):
+    if not any(bits & SW_THERMAL for bits in _list_readings(gpu.value)):
         return None
     return gpu.warn("thermal slowdown by the driver", value=SW_THERMAL, expected=0)
 
 
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
 @cluster_check("gpu.throttle_outlier", _FAMILY, gpu=True)
-def check_throttling_outliers(view: ClusterView) -> Iterable[Outcome]:
+def check_throttling_outliers(cluster: CheckedCluster) -> Iterable[Outcome]:
     """No GPU has reduced clocks for heat or power while other GPUs of the same board do not.
 
     A constant power brake is a fault of the node.
@@ -77,15 +77,17 @@ def check_throttling_outliers(view: ClusterView) -> Iterable[Outcome]:
     Source: NVML clock event reasons of all GPUs of one model, bits 0x40 and 0x80, in every reading
     Healthy: no GPU alone has them: FAIL if most GPUs of the same board, on at least two nodes, do not
     """
-    return compare.compare_gpus(view, _constant, "slowdown", _format_reasons, say=fail, at_least_nodes=2)
+    return comparison.compare_gpus(
+        cluster, _read_constant_causes, "slowdown", _format_reasons, say=fail, at_least_nodes=2
+    )
 
 
-def _constant(device: gpus.Device) -> int | None:
+def _read_constant_causes(device: gpu_facts.Device) -> int | None:
     """Return the causes that every reading has; a single reading proves nothing."""
-    value = gpus.read_value(device, "throttle")
+    value = gpu_facts.read_value(device, "throttle")
     if value is None:
         return None
-    samples = _samples(value)
+    samples = _list_readings(value)
     causes = _CAUSES if len(samples) > 1 else 0
     for bits in samples:
         causes &= bits
@@ -93,27 +95,27 @@ def _constant(device: gpus.Device) -> int | None:
 
 
 def _format_reasons(bits: int) -> str:
-    return name_reasons(bits) or "none"
+    return format_hardware_reasons(bits) or "none"
 
 
 def find_throttle_symptom(gpu: int, bits: int, degrees: float | None, lasting: float) -> Symptom | None:
     """Return the symptom of reduced clocks in a sample; it must last for `lasting` seconds to be reported."""
-    hard = name_reasons(bits)
+    hard = format_hardware_reasons(bits)
     if not hard and not bits & SW_THERMAL:
         return None
     check, words = ("gpu.throttle_hw", hard) if hard else ("gpu.throttle_sw", "thermal slowdown")
     detail, action = f"{degrees:.0f} °C" if degrees is not None else "", Action.CHECK_POWER_COOLING
-    return Symptom(check, Status.WARN, words, action, gpu=gpu, lasting=lasting, detail=detail)
+    return Symptom(check, Status.WARN, words, action, gpu=gpu, min_duration_s=lasting, detail=detail)
 
 
 # --- Temperature and power of GPUs before a run.
 
 
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
-@gpus.gpu_check(
+@gpu_facts.gpu_check(
     "gpu.temperature", _FAMILY, "temp", "{n} GPUs below their limits", vendors=JUDGED, thresholds={"margin": 5.0}
 )
-def check_temperatures(gpu: gpus.GpuValue) -> Outcome | None:
+def check_temperatures(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """Core and memory are cooler than the GPU's own limits.
 
     Source: NVML margin to the limit (nvmlDeviceGetMarginTemperature, field 196; Ada and later), else temperature
@@ -124,7 +126,7 @@ def check_temperatures(gpu: gpus.GpuValue) -> Outcome | None:
     left = {"core": _core_margin(gpu.device, gpu.value), "memory": _memory_margin(gpu.device)}
     margins = {part: degrees for part, degrees in left.items() if degrees is not None}
     if not margins:
-        message = f"{gpus.describe_gpu(gpu.device)}: {gpu.value} °C, and no limit that could be read"
+        message = f"{gpu_facts.describe_gpu(gpu.device)}: {gpu.value} °C, and no limit that could be read"
         return unknown(message, gpu=gpu.index, value=gpu.value)
     part = min(margins, key=lambda name: margins[name])
     if margins[part] > gpu.limit("margin"):
@@ -135,17 +137,17 @@ def check_temperatures(gpu: gpus.GpuValue) -> Outcome | None:
     return say(f"{part} {degrees:.0f} °C, limit {limit:.0f} °C", value=degrees, expected=limit)
 
 
-def _core_margin(device: gpus.Device, degrees: float) -> float | None:
+def _core_margin(device: gpu_facts.Device, degrees: float) -> float | None:
     """Return how many degrees a GPU is below its limit; `None` if it does not report one."""
-    margin = gpus.read_value(device, "margin")
+    margin = gpu_facts.read_value(device, "margin")
     if margin is not None:
-        return float(margin - (gpus.read_value(device, "tlimit_gpu_max") or 0))
-    limit = gpus.read_value(device, "temp_max") or gpus.read_value(device, "temp_slowdown")
+        return float(margin - (gpu_facts.read_value(device, "tlimit_gpu_max") or 0))
+    limit = gpu_facts.read_value(device, "temp_max") or gpu_facts.read_value(device, "temp_slowdown")
     return float(limit - degrees) if limit else None
 
 
-def _memory_margin(device: gpus.Device) -> float | None:
-    degrees, limit = gpus.read_value(device, "mem_temp"), gpus.read_value(device, "mem_temp_max")
+def _memory_margin(device: gpu_facts.Device) -> float | None:
+    degrees, limit = gpu_facts.read_value(device, "mem_temp"), gpu_facts.read_value(device, "mem_temp_max")
     return float(limit - degrees) if degrees and limit else None
 
 
@@ -155,7 +157,7 @@ def _memory_margin(device: gpus.Device) -> float | None:
     "leave it where it is on purpose everywhere",
 )
 @cluster_check("gpu.power_cap", _FAMILY, severity="WARN", gpu=True, vendors=JUDGED)
-def check_power_caps(view: ClusterView) -> Iterable[Outcome]:
+def check_power_caps(cluster: CheckedCluster) -> Iterable[Outcome]:
     """All GPUs of a board may draw the same power.
 
     A cap is fine; one GPU capped alone is not.
@@ -163,11 +165,11 @@ def check_power_caps(view: ClusterView) -> Iterable[Outcome]:
     Source: enforced power limit, as a share of the board's default: NVML, hwmon of AMD (first die of a card)
     Healthy: the same share on all GPUs of one board; a cap on all of them is fine
     """
-    return compare.compare_gpus(view, _share, "power limit", lambda share: f"{share} % of its default")
+    return comparison.compare_gpus(cluster, _read_power_share, "power limit", lambda share: f"{share} % of its default")
 
 
-def _share(device: gpus.Device) -> int | None:
-    watts, usual = gpus.read_value(device, "power_limit_w"), gpus.read_value(device, "power_default_w")
+def _read_power_share(device: gpu_facts.Device) -> int | None:
+    watts, usual = gpu_facts.read_value(device, "power_limit_w"), gpu_facts.read_value(device, "power_default_w")
     return round(100 * watts / usual) if watts and usual else None
 
 
@@ -180,7 +182,7 @@ def _share(device: gpus.Device) -> int | None:
     vendors=JUDGED,
     thresholds={"warn": 15.0, "floor": 60.0},
 )
-def check_temperature_outliers(view: ClusterView) -> Iterable[Outcome]:
+def check_temperature_outliers(cluster: CheckedCluster) -> Iterable[Outcome]:
     """No GPU is far hotter than others of the same board.
 
     Only GPUs above `floor` degrees count.
@@ -188,15 +190,17 @@ def check_temperature_outliers(view: ClusterView) -> Iterable[Outcome]:
     Source: core temperature of all GPUs of one board: NVML, hwmon of AMD
     Healthy: less than `warn` degrees above the median, and within three deviations (MAD)
     """
-    return compare.find_gpu_outliers(view, "temp", "°C")
+    return comparison.find_gpu_outliers(cluster, "temp", "°C")
 
 
-def find_thermal_symptom(gpu: Mapping[str, Any], lasting: float) -> Symptom | None:
+def find_temperature_symptom(gpu: Mapping[str, Any], lasting: float) -> Symptom | None:
     """Return the symptom of a GPU at a temperature limit, if its samples have limits."""
     for part, key in (("core", "temp"), ("memory", "mem_temp")):
         degrees, limit = gpu.get(f"{key}_c"), gpu.get(f"{key}_limit_c")
         if degrees is not None and limit and degrees >= limit:
             words, detail = f"{part} at its limit of {limit:.0f} °C", f"{degrees:.0f} °C"
             action, index = Action.CHECK_POWER_COOLING, int(gpu["gpu"])
-            return Symptom("gpu.temperature", Status.WARN, words, action, gpu=index, lasting=lasting, detail=detail)
+            return Symptom(
+                "gpu.temperature", Status.WARN, words, action, gpu=index, min_duration_s=lasting, detail=detail
+            )
     return None

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from clusterctl.health.check import ClusterView, NodeView, cluster_check, node_check, remedy
-from clusterctl.health.model import Action, Outcome, fail, ok, unknown, warn
+from clusterctl.health.check import CheckedCluster, CheckedNode, cluster_check, node_check, remedy
+from clusterctl.health.findings import Action, Outcome, fail, ok, unknown, warn
 
 _CLOCK_FAMILY = "Clocks"
 
 
 @remedy(Action.FIX_CONFIG, "Set the clock (`sudo chronyc makestep`) and keep a time daemon running")
 @cluster_check("net.clock_skew", _CLOCK_FAMILY, thresholds={"warn": 1.0, "fail": 30.0})
-def check_clock_skew(view: ClusterView) -> Outcome | list[Outcome]:
+def check_clock_skew(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     """Clocks agree: certificates, caches and file times depend on it.
 
     Logs do not: clusterctl never orders events by them.
@@ -22,7 +22,7 @@ def check_clock_skew(view: ClusterView) -> Outcome | list[Outcome]:
     Healthy: within `warn` seconds of the median of all nodes and the head; FAIL above `fail` seconds. The measurement
         error counts in favour of the node
     """
-    clocks = {n.node: n.controller.get("clock") or {} for n in view.views}
+    clocks = {n.name: n.controller.get("clock") or {} for n in cluster.nodes}
     measured = {node: clock for node, clock in clocks.items() if clock.get("offset") is not None}
     if not measured:
         return unknown("no clock was measured")
@@ -33,10 +33,10 @@ def check_clock_skew(view: ClusterView) -> Outcome | list[Outcome]:
     for node, clock in measured.items():
         difference = clock["offset"] - reference
         certain = abs(difference) - (clock.get("error") or 0.0)
-        if certain > view.limit("warn"):
-            say = fail if certain > view.limit("fail") else warn
+        if certain > cluster.limit("warn"):
+            say = fail if certain > cluster.limit("fail") else warn
             message = f"clock {abs(difference):.1f} s {'ahead' if difference > 0 else 'behind'}"
-            odd.append(say(message, node=node, value=round(difference, 3), expected=view.limit("warn")))
+            odd.append(say(message, node=node, value=round(difference, 3), expected=cluster.limit("warn")))
     which = "its clock agrees" if len(measured) == 1 else f"{len(measured)} clocks agree"
     return odd or ok(f"{which} within {max(abs(x - reference) for x in offsets):.3f} s")
 
@@ -45,7 +45,7 @@ def check_clock_skew(view: ClusterView) -> Outcome | list[Outcome]:
     Action.FIX_CONFIG, "`sudo systemctl enable --now chronyd`, and see that it reaches its servers (`chronyc tracking`)"
 )
 @node_check("host.time_daemon", _CLOCK_FAMILY, severity="WARN", group="host", thresholds={"error": 16.0, "agree": 0.5})
-def check_time_daemon(view: NodeView) -> Iterator[Outcome]:
+def check_time_daemon(node: CheckedNode) -> Iterator[Outcome]:
     """A time daemon, or the host of a virtual machine, sets the clock.
 
     Source: adjtimex: the bound that the kernel has for the clock's error (as systemd's timedatectl does; no root, and
@@ -54,25 +54,25 @@ def check_time_daemon(view: NodeView) -> Iterator[Outcome]:
         within `agree` seconds of the head's passes too (the host of a virtual machine may set it), and the finding says
         so
     """
-    bound, daemon = view.group().data.get("clock_error"), view.group("procs").data.get("time_daemon")
+    bound, daemon = node.group().facts.get("clock_error"), node.group("procs").facts.get("time_daemon")
     who = f" by {daemon}" if daemon else ""
-    if bound is not None and bound < view.limit("error"):
+    if bound is not None and bound < node.limit("error"):
         yield ok(f"the clock is kept{who}, within {bound:.3f} s", value=bound)
     elif bound is None and daemon:
         yield ok(f"{daemon} is running")
-    elif (apart := _from_head(view)) is not None and apart <= view.limit("agree"):
+    elif (apart := _compute_max_skew(node)) is not None and apart <= node.limit("agree"):
         seen = f"{daemon} has not set the clock" if daemon else "no time daemon is seen"
         yield ok(f"{seen}, but it agrees with the head's within {apart:.3f} s", value=apart)
-    elif bound is None and view.group("procs").status != "ok":
+    elif bound is None and node.group("procs").status != "ok":
         yield unknown("neither the kernel nor the process list tells who keeps the clock")
     else:
         seen = f"{daemon} runs and has not set the clock" if daemon else "no time daemon is running"
         yield warn(seen, value=bound)
 
 
-def _from_head(view: NodeView) -> float | None:
+def _compute_max_skew(node: CheckedNode) -> float | None:
     """Return the largest possible difference of the node's clock from the head's, or `None` if it was not measured."""
-    clock = view.controller.get("clock") or {}
+    clock = node.controller.get("clock") or {}
     if clock.get("offset") is None:
         return None
     return abs(float(clock["offset"])) + float(clock.get("error") or 0.0)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.formatting import plural
-from clusterctl.health import gpu_library_errors
-from clusterctl.health.check import NodeView, node_check, remedy
-from clusterctl.health.checks import amd, gpus
-from clusterctl.health.model import AMD, JUDGED, Action, Outcome, Status, Symptom, fail, ok, warn
+from clusterctl.health import gpu_errors
+from clusterctl.health.check import CheckedNode, node_check, remedy
+from clusterctl.health.checks import amd, gpu_facts
+from clusterctl.health.findings import AMD, JUDGED, Action, Outcome, Status, Symptom, fail, ok, warn
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +19,16 @@ class Recovery:
     """A recovery action.
 
     Attributes:
-        words: What the driver asks for.
+        description: What the driver asks for.
         action: What a person should do.
-        before: How grave it is where a run is to start.
-        during: How grave it is while one goes on.
+        status_before_run: How grave it is where a run is to start.
+        status_during_run: How grave it is while one goes on.
     """
 
-    words: str
+    description: str
     action: Action
-    before: Status = Status.FAIL
-    during: Status = Status.FAIL
+    status_before_run: Status = Status.FAIL
+    status_during_run: Status = Status.FAIL
 
 
 NONE = 0
@@ -42,7 +42,7 @@ RECOVERIES: dict[int, Recovery] = {
     6: Recovery("bus reset", Action.RESET_GPU),
     7: Recovery("system reboot", Action.REBOOT_NODE),
 }
-_NEWER = Recovery("an action that is newer than we are", Action.CONTACT_SUPPORT, Status.FAIL, Status.WARN)
+_UNKNOWN_RECOVERY = Recovery("an action that is newer than we are", Action.CONTACT_SUPPORT, Status.FAIL, Status.WARN)
 
 HINTS: dict[Action, str] = {
     Action.RESET_GPU: "Stop all jobs on the node, then `sudo nvidia-smi -r -i N`, or reboot where there is an NVSwitch",
@@ -53,8 +53,8 @@ HINTS: dict[Action, str] = {
 }
 """The remedy of each action that a GPU or its driver may ask for."""
 
-_CHANGED = re.compile(r"\bto\s+(?:0x([0-9a-fA-F]+))?\s*(?:\(?([A-Za-z0-9 ]+)\)?)?\s*$")
-_WORDS = {
+_CHANGED_ACTION = re.compile(r"\bto\s+(?:0x([0-9a-fA-F]+))?\s*(?:\(?([A-Za-z0-9 ]+)\)?)?\s*$")
+_ACTION_NAMES = {
     "none": 0,
     "gpu reset required": 1,
     "gpu reset": 1,
@@ -68,27 +68,27 @@ _WORDS = {
 }
 
 
-def describe_action(value: int) -> Recovery:
+def get_recovery(action: int) -> Recovery:
     """Return the meaning of a recovery action; an unknown number is an action too."""
-    return RECOVERIES.get(value, _NEWER)
+    return RECOVERIES.get(action, _UNKNOWN_RECOVERY)
 
 
-def parse_changed_action(text: str) -> int | None:
+def parse_new_action(text: str) -> int | None:
     """Return the action that the end of the text of an XID 154 names; `None` if it names none.
 
     The number counts: it has stayed, while the words behind it change (driver 610 writes `0x2 (OS Reboot)` where others
     write `0x2 (Node Reboot Required)`).
     """
-    match = _CHANGED.search(text.strip())
+    match = _CHANGED_ACTION.search(text.strip())
     if match is None:
         return None
     number, words = match.groups()
-    return int(number, 16) if number else _WORDS.get((words or "").strip().lower())
+    return int(number, 16) if number else _ACTION_NAMES.get((words or "").strip().lower())
 
 
 @remedy(Action.RESET_GPU, "Do what the driver recommends: stop all jobs, then `sudo nvidia-smi -r -i N` or reboot")
-@gpus.gpu_check("gpu.recovery_action", "GPU state", "recovery_action", "no recovery action on {n} GPUs")
-def check_recovery_action(gpu: gpus.GpuValue) -> Outcome | None:
+@gpu_facts.gpu_check("gpu.recovery_action", "GPU state", "recovery_action", "no recovery action on {n} GPUs")
+def check_recovery_action(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """The driver's own verdict: it recommends no reset and no reboot.
 
     Needs no root, unlike the kernel log.
@@ -99,31 +99,31 @@ def check_recovery_action(gpu: gpus.GpuValue) -> Outcome | None:
     """
     if gpu.value == NONE:
         return None
-    recommended = describe_action(gpu.value)
-    say = gpu.fail if recommended.before is Status.FAIL else gpu.warn
+    recommended = get_recovery(gpu.value)
+    say = gpu.fail if recommended.status_before_run is Status.FAIL else gpu.warn
     action = recommended.action
-    return say(f"the driver asks for {recommended.words}", expected=NONE, action=action, hint=HINTS[action])
+    return say(f"the driver asks for {recommended.description}", expected=NONE, action=action, hint=HINTS[action])
 
 
 def find_recovery_symptom(gpu: int, value: int | None) -> Symptom | None:
     """Return the symptom of a GPU whose sample has a recovery action."""
     if not value:
         return None
-    recommended = describe_action(value)
-    words, status = f"the driver asks for {recommended.words}", recommended.during
+    recommended = get_recovery(value)
+    words, status = f"the driver asks for {recommended.description}", recommended.status_during_run
     drained = status is Status.WARN
-    return Symptom("gpu.recovery_action", status, words, recommended.action, gpu=gpu, leave_out=drained)
+    return Symptom("gpu.recovery_action", status, words, recommended.action, gpu=gpu, drains_node=drained)
 
 
 # --- Whether each GPU answers, before a run and during it.
 
-Streaks = dict[tuple[int, str], int]
+ErrorStreaks = dict[tuple[int, str], int]
 """GPU and call to the number of looks in a row that gave it an answer which may be chance."""
 
 
 @remedy(Action.REBOOT_NODE, "Reboot the node; if it happens again to the same serial number, have the GPU replaced")
 @node_check("gpu.lost", "GPU state", gpu=True, vendors=JUDGED)
-def check_lost_gpus(view: NodeView) -> Outcome | list[Outcome]:
+def check_lost_gpus(node: CheckedNode) -> Outcome | list[Outcome]:
     """Every GPU answers.
 
     A lost GPU has fallen off the bus or needs a reset.
@@ -133,63 +133,60 @@ def check_lost_gpus(view: NodeView) -> Outcome | list[Outcome]:
     Healthy: no call returns lost or reset required; none returns unknown error, timed out, interrupt problem, being
         reset or insufficient power 3 times in a row; once is WARN
     """
-    gpus.require_library(view)
-    devices = gpus.list_used_gpus(view)
-    lost = [outcome for device in devices if (outcome := _judge(view, device)) is not None]
+    gpu_facts.require_library_facts(node)
+    devices = gpu_facts.list_used_gpus(node)
+    lost = [outcome for device in devices if (outcome := _judge_gpu(node, device)) is not None]
     return lost or ok(f"{plural(len(devices), 'GPU')} {'answers' if len(devices) == 1 else 'answer'}")
 
 
-def _judge(view: NodeView, device: gpus.Device) -> Outcome | None:
-    gravest = gpu_library_errors.find_worst_error(device.get("err", {}))
+def _judge_gpu(node: CheckedNode, device: gpu_facts.Device) -> Outcome | None:
+    gravest = gpu_errors.find_worst_error(device.get("err", {}))
     if gravest is not None:
         word, calls = gravest
-        action, text = (
-            gpu_library_errors.MEANINGS[word].action,
-            gpu_library_errors.describe_missing_value(device, calls[0]),
-        )
-        looks = "" if gpu_library_errors.MEANINGS[word].at_once else f", {gpu_library_errors.READINGS} looks in a row"
-        message = f"{gpus.describe_gpu(device)}: {text} ({gpu_library_errors.format_calls(calls)}){looks}"
+        action, text = (gpu_errors.ERROR_MEANINGS[word].action, gpu_errors.describe_missing_value(device, calls[0]))
+        looks = "" if gpu_errors.ERROR_MEANINGS[word].is_conclusive else f", {gpu_errors.READINGS} looks in a row"
+        message = f"{gpu_facts.describe_gpu(device)}: {text} ({gpu_errors.format_failed_calls(calls)}){looks}"
         code = (device.get("codes") or {}).get(calls[0])
-        hint = amd.reset_hint(view, device, action) if device.get("vendor") == AMD else HINTS.get(action)
+        hint = amd.get_reset_hint(node, device, action) if device.get("vendor") == AMD else HINTS.get(action)
         return fail(message, gpu=device["index"], value=code, action=action, hint=hint)
     odd = device.get("odd") or {}
     if odd:
-        text = gpu_library_errors.name_error_code(device, next(iter(odd.values())))
-        message = f"{gpus.describe_gpu(device)}: {text} ({gpu_library_errors.format_calls(odd)}), then well"
-        return warn(message, gpu=device["index"], value=odd, action=Action.NONE, hint=_ONCE)
+        text = gpu_errors.describe_error_code(device, next(iter(odd.values())))
+        message = f"{gpu_facts.describe_gpu(device)}: {text} ({gpu_errors.format_failed_calls(odd)}), then well"
+        return warn(message, gpu=device["index"], value=odd, action=Action.NONE, hint=_ONCE_HINT)
     return None
 
 
-_ONCE = "Once may be chance; if it comes again, look at the kernel log around it (`dmesg -T`)"
+_ONCE_HINT = "Once may be chance; if it comes again, look at the kernel log around it (`dmesg -T`)"
 
 
 def is_answering(gpu: Mapping[str, Any]) -> bool:
     """Return whether no call reported an error of the GPU itself, in facts or in a sample."""
-    return gpu_library_errors.find_worst_error(gpu.get("err") or {}) is None
+    return gpu_errors.find_worst_error(gpu.get("err") or {}) is None
 
 
-def count_streaks(before: Streaks, gpu: Mapping[str, Any]) -> Streaks:
+def update_error_streaks(streaks: ErrorStreaks, gpu: Mapping[str, Any]) -> ErrorStreaks:
     """Return how many samples in a row each call of a GPU has returned a possibly transient error."""
     index = int(gpu["gpu"])
-    doubtful = [call for call, word in (gpu.get("err") or {}).items() if word in gpu_library_errors.MEANINGS]
-    return {(index, call): before.get((index, call), 0) + 1 for call in doubtful}
+    doubtful = [call for call, word in (gpu.get("err") or {}).items() if word in gpu_errors.ERROR_MEANINGS]
+    return {(index, call): streaks.get((index, call), 0) + 1 for call in doubtful}
 
 
-def find_device_symptom(gpu: Mapping[str, Any], counted: Streaks) -> Symptom | None:
+def find_gpu_error_symptom(gpu: Mapping[str, Any], streaks: ErrorStreaks) -> Symptom | None:
     """Return the symptom of a GPU whose calls fail; one failed call alone is no symptom."""
     index = int(gpu["gpu"])
     certain = {
         call: word
         for call, word in (gpu.get("err") or {}).items()
-        if (meaning := gpu_library_errors.MEANINGS.get(word))
-        and (meaning.at_once or counted.get((index, call), 0) >= gpu_library_errors.READINGS)
+        if (meaning := gpu_errors.ERROR_MEANINGS.get(word))
+        and (meaning.is_conclusive or streaks.get((index, call), 0) >= gpu_errors.READINGS)
     }
-    gravest = gpu_library_errors.find_worst_error(certain)
+    gravest = gpu_errors.find_worst_error(certain)
     if gravest is None:
         return None
     word, calls = gravest
-    words, meaning = gpu_library_errors.describe_missing_value(gpu, calls[0]), gpu_library_errors.MEANINGS[word]
-    detail = "" if meaning.at_once else gpu_library_errors.format_calls(calls)
+    words, meaning = gpu_errors.describe_missing_value(gpu, calls[0]), gpu_errors.ERROR_MEANINGS[word]
+    detail = "" if meaning.is_conclusive else gpu_errors.format_failed_calls(calls)
     return Symptom("gpu.lost", Status.FAIL, words, meaning.action, gpu=index, detail=detail)
 
 
@@ -198,13 +195,13 @@ def find_device_symptom(gpu: Mapping[str, Any], counted: Streaks) -> Symptom | N
     "Ask your vendor to flash the infoROM (DCGM's advice); if it is corrupted again, have the GPU replaced",
 )
 @node_check("gpu.inforom", "GPU state", gpu=True)
-def check_inforom(view: NodeView) -> list[Outcome]:
+def check_inforom(node: CheckedNode) -> list[Outcome]:
     """The configuration memory of every GPU is intact.
 
     Source: NVML nvmlDeviceValidateInforom, and `corrupted infoROM` from any other call
     Healthy: valid
     """
-    corrupted = [d for d in gpus.list_used_gpus(view) if gpu_library_errors.CORRUPTED in d.get("err", {}).values()]
+    corrupted = [d for d in gpu_facts.list_used_gpus(node) if gpu_errors.CORRUPTED in d.get("err", {}).values()]
     if corrupted:
-        return [fail(f"{gpus.describe_gpu(d)}: corrupted infoROM", gpu=d["index"], value=14) for d in corrupted]
-    return gpus.judge_each(view, "inforom", lambda _: None, "infoROM of {n} GPUs is valid")
+        return [fail(f"{gpu_facts.describe_gpu(d)}: corrupted infoROM", gpu=d["index"], value=14) for d in corrupted]
+    return gpu_facts.judge_each_gpu(node, "inforom", lambda _: None, "infoROM of {n} GPUs is valid")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import NodeError
-from clusterctl.transport.base import Channel, Progress, Transport, ignore_progress
+from clusterctl.transport.interfaces import Channel, Progress, Transport, ignore_progress
 from clusterctl.transport.openssh import OpenSshTransport, has_askpass
-from clusterctl.transport.ssh.config import get_destination
 from clusterctl.transport.ssh.login_errors import find_reason_for_openssh
+from clusterctl.transport.ssh.ssh_options import get_destination
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 _RESTRICTED_SHELL = re.compile(r"\brestricted\b")

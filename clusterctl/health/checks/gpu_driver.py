@@ -6,18 +6,18 @@ import fnmatch
 from collections.abc import Iterator
 
 from clusterctl.formatting import plural
-from clusterctl.health import gpu_library_errors
-from clusterctl.health.check import NodeView, node_check, remedy
-from clusterctl.health.checks import gpu_presence, gpus
-from clusterctl.health.model import AMD, JUDGED, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
+from clusterctl.health import gpu_errors
+from clusterctl.health.check import CheckedNode, node_check, remedy
+from clusterctl.health.checks import gpu_facts, gpu_presence
+from clusterctl.health.findings import AMD, JUDGED, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
 
 _SETUP = {4, 9, 12, 17}
 """Codes that mean "not set up" rather than "broken"."""
 
 
 @remedy(Action.FIX_CONFIG, "Install or load the NVIDIA driver (`nvidia-smi` must work as the same user)")
-@node_check("gpu.driver", "GPU driver", gpu=True, vendors=JUDGED, by_vendor={AMD: gpu_presence.judge_amd_driver})
-def check_driver(view: NodeView) -> Iterator[Outcome]:
+@node_check("gpu.driver", "GPU driver", gpu=True, vendors=JUDGED, judges_by_vendor={AMD: gpu_presence.judge_amd_driver})
+def check_driver(node: CheckedNode) -> Iterator[Outcome]:
     """The vendor's driver is loaded, and its library opens.
 
     Declared GPUs without a driver are a failure, not a gap.
@@ -25,28 +25,30 @@ def check_driver(view: NodeView) -> Iterator[Outcome]:
     Source: NVML nvmlInit, nvidia-smi, /sys/module/nvidia; of AMD /sys/class/kfd, /sys/module/amdgpu
     Healthy: NVML opens, or KFD exists; FAIL if GPUs are declared, WARN if only the PCI bus shows some
     """
-    nvml = view.group("nvml")
+    nvml = node.group("nvml")
     if nvml.status == "timeout":
         yield unknown("NVML hangs (see `gpu.responsive`)")
-    elif nvml.status == "absent" and view.group("smi").data.get("devices"):
+    elif nvml.status == "absent" and node.group("smi").facts.get("devices"):
         yield unknown(f"{nvml.reason}; `nvidia-smi` works")
     elif nvml.status != "ok":
         yield unknown(f"could not ask NVML: {nvml.reason or nvml.status}")
-    elif (code := nvml.data.get("init_error")) is None:
-        yield ok(f"driver {nvml.data.get('driver')}", value=nvml.data.get("driver"))
+    elif (code := nvml.facts.get("init_error")) is None:
+        yield ok(f"driver {nvml.facts.get('driver')}", value=nvml.facts.get("driver"))
     elif code == 18:
         yield unknown("driver and library do not match (see `gpu.lib_mismatch`)")
     else:
-        say = fail if view.expected.count else warn
+        say = fail if node.declaration.gpu_count else warn
         action = Action.FIX_CONFIG if code in _SETUP else Action.REBOOT_NODE
         yield say(
-            f"NVML does not open: {gpu_library_errors.name_nvml_error(code)}{_second(view)}", value=code, action=action
+            f"NVML does not open: {gpu_errors.describe_nvml_error(code)}{_describe_smi_error(node)}",
+            value=code,
+            action=action,
         )
 
 
-def _second(view: NodeView) -> str:
+def _describe_smi_error(node: CheckedNode) -> str:
     """Return the error of nvidia-smi for a message, or an empty text."""
-    smi = view.group("smi").data
+    smi = node.group("smi").facts
     errors = smi.get("errors") or []
     return f"; nvidia-smi exits {smi['rc']}: {errors[0]}" if smi.get("rc") and errors else ""
 
@@ -57,7 +59,7 @@ def _second(view: NodeView) -> str:
     " upgraded under the running kernel",
 )
 @node_check("gpu.lib_mismatch", "GPU driver", gpu=True, group="nvml")
-def check_library_version(view: NodeView) -> Iterator[Outcome]:
+def check_library_version(node: CheckedNode) -> Iterator[Outcome]:
     """Kernel module and user library are of one version.
 
     An upgrade under a running kernel breaks every new process, while old ones go on.
@@ -65,12 +67,12 @@ def check_library_version(view: NodeView) -> Iterator[Outcome]:
     Source: NVML return code 18; NVML driver version against /sys/module/nvidia/version
     Healthy: kernel module and user library are of one version
     """
-    nvml, module = view.group("nvml").data, view.group("driver").data.get("module")
+    nvml, module = node.group("nvml").facts, node.group("driver").facts.get("module")
     code, library = nvml.get("init_error"), nvml.get("driver")
     if code == 18:
         yield fail(f"driver/library version mismatch: kernel module {module or 'unknown'}", value=module)
     elif code is not None:
-        yield unknown(f"NVML could not be used: {gpu_library_errors.name_nvml_error(code)}")
+        yield unknown(f"NVML could not be used: {gpu_errors.describe_nvml_error(code)}")
     elif not module or not library:
         yield unknown("the version of the kernel module cannot be read")
     elif module != library:
@@ -85,15 +87,15 @@ def check_library_version(view: NodeView) -> Iterator[Outcome]:
     "correct `health.expect.gpu_model`",
 )
 @node_check("gpu.model", "GPU driver", gpu=True, vendors=JUDGED)
-def check_gpu_model(view: NodeView) -> Iterator[Outcome]:
+def check_gpu_model(node: CheckedNode) -> Iterator[Outcome]:
     """All GPUs of the node are of one model, which is the model that the cluster file expects, if it expects one.
 
     Source: NVML device name, of AMD `product_name`
     Healthy: one model on the node, the one of `health.expect.gpu_model` if it is set
     """
-    gpus.require_library(view)
-    names = sorted({d["v"]["name"] for d in gpus.list_used_gpus(view) if d.get("v", {}).get("name")})
-    wanted = view.context.expect.get("gpu_model")
+    gpu_facts.require_library_facts(node)
+    names = sorted({d["v"]["name"] for d in gpu_facts.list_used_gpus(node) if d.get("v", {}).get("name")})
+    wanted = node.settings.expect.get("gpu_model")
     if not names:
         yield unknown("no GPU tells its name")
     elif wanted and not all(fnmatch.fnmatchcase(name, str(wanted)) for name in names):
@@ -106,7 +108,7 @@ def check_gpu_model(view: NodeView) -> Iterator[Outcome]:
 
 @remedy(Action.REBOOT_NODE, "Reboot the node: a driver that hangs makes every process that touches it unkillable")
 @node_check("gpu.responsive", "GPU driver", gpu=True, vendors=JUDGED, thresholds={"warn": 5.0, "fail": 30.0})
-def check_response_time(view: NodeView) -> Iterator[Outcome]:
+def check_response_time(node: CheckedNode) -> Iterator[Outcome]:
     """The driver answers in time.
 
     A slow driver does not hang: without persistence mode it first starts the GPUs.
@@ -116,21 +118,21 @@ def check_response_time(view: NodeView) -> Iterator[Outcome]:
     Healthy: answers; WARN above `warn` seconds; FAIL if it did not answer within `fail` seconds, or if the process was
         stuck in the kernel for five seconds without waking up once
     """
-    library, source = gpus.read_library(view), gpus.describe_source(view)
+    library, source = gpu_facts.get_library_facts(node), gpu_facts.get_library_name(node)
     if library.status == "timeout":
-        yield fail(f"{source} hangs: {library.reason}", value=library.ms)
-    elif library.status != "ok" or library.ms is None:
+        yield fail(f"{source} hangs: {library.reason}", value=library.duration_ms)
+    elif library.status != "ok" or library.duration_ms is None:
         yield unknown(f"could not ask {source}: {library.reason or library.status}")
-    elif library.data.get("init_error") is not None:
-        yield unknown(f"{source} could not be used: {gpu_library_errors.name_nvml_error(library.data['init_error'])}")
-    elif library.ms > view.limit("warn") * 1000:
-        yield _slow(view, library.ms, library.data.get("init_ms"))
+    elif library.facts.get("init_error") is not None:
+        yield unknown(f"{source} could not be used: {gpu_errors.describe_nvml_error(library.facts['init_error'])}")
+    elif library.duration_ms > node.limit("warn") * 1000:
+        yield _report_slow_library(node, library.duration_ms, library.facts.get("init_ms"))
     else:
-        yield ok(f"{source} answers", value=library.ms)
+        yield ok(f"{source} answers", value=library.duration_ms)
 
 
-def _slow(view: NodeView, took: float, opening: float | None) -> Outcome:
-    message = f"{gpus.describe_source(view)} took {took / 1000:.1f} s"
+def _report_slow_library(node: CheckedNode, took: float, opening: float | None) -> Outcome:
+    message = f"{gpu_facts.get_library_name(node)} took {took / 1000:.1f} s"
     if opening is None:
         return warn(message, value={"ms": took}, action=Action.NONE, hint="Look at the kernel log (`dmesg -T`)")
     parts = f"opening it {opening / 1000:.1f} s, the look {max(0.0, took - opening) / 1000:.1f} s"
@@ -144,18 +146,18 @@ def _slow(view: NodeView, took: float, opening: float | None) -> Outcome:
 
 @remedy(Action.FIX_CONFIG, "Blacklist nouveau and reboot: it keeps the NVIDIA driver from taking the card")
 @node_check("gpu.nouveau", "GPU driver", severity="WARN", gpu=True, group="driver")
-def check_nouveau(view: NodeView) -> Outcome:
+def check_nouveau(node: CheckedNode) -> Outcome:
     """The nouveau driver is not loaded.
 
     Source: /proc/modules
     Healthy: not loaded
     """
-    return warn("nouveau is loaded") if view.group().data.get("nouveau") else ok("nouveau is not loaded")
+    return warn("nouveau is loaded") if node.group().facts.get("nouveau") else ok("nouveau is not loaded")
 
 
 @remedy(Action.NONE, "`ignore: [gpu.vendor]` accepts GPUs that nobody looks at")
 @node_check("gpu.vendor", "GPU driver", severity="WARN", gpu=True, group="driver", vendors=tuple(VENDORS))
-def check_vendor(view: NodeView) -> Iterator[Outcome]:
+def check_vendor(node: CheckedNode) -> Iterator[Outcome]:
     """Clusterctl has checks for GPUs of this vendor.
 
     For other vendors only this check reports that their GPUs are not checked.
@@ -163,8 +165,8 @@ def check_vendor(view: NodeView) -> Iterator[Outcome]:
     Source: PCI bus
     Healthy: GPUs of NVIDIA or AMD; for other vendors all GPU checks are SKIP
     """
-    whose = gpus.find_vendor(view)
-    there = sum(card["vendor"] == whose for card in gpus.list_compute_cards(view))
+    whose = gpu_facts.find_gpu_vendor(node)
+    there = sum(card["vendor"] == whose for card in gpu_facts.list_compute_cards(node))
     if whose in JUDGED:
         yield ok(f"GPUs of {VENDORS[whose].name}") if there else skip("no GPU on the PCI bus")
     else:

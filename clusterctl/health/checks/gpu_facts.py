@@ -1,7 +1,7 @@
 """Facts of GPUs: values, reasons for missing ones, folding of many GPUs into few outcomes; ranks of a node.
 
 A device of a vendor's group is `{"vendor", "index", "v": {field: value}, "err": {field: word}, "codes": {field: n}}`;
-`clusterctl.health.gpu_library_errors` explains the words.
+`clusterctl.health.gpu_errors` explains the words.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.health import gpu_library_errors
-from clusterctl.health.check import Check, FactGroup, NodeView, NotJudgedError, read_docstring
-from clusterctl.health.model import AMD, NVIDIA, VENDORS, Outcome, fail, ok, skip, skip_for_root, unknown, warn
+from clusterctl.health import gpu_errors
+from clusterctl.health.check import Check, CheckedNode, FactGroup, NotJudgedError, parse_docstring
+from clusterctl.health.findings import AMD, NVIDIA, VENDORS, Outcome, fail, ok, skip, skip_without_root, unknown, warn
 
 Device = dict[str, Any]
 
@@ -20,79 +20,81 @@ _DISPLAY = "0x0300"
 """The PCI class of GPUs with a display."""
 
 
-def find_vendor(view: NodeView) -> str:
+def find_gpu_vendor(node: CheckedNode) -> str:
     """Return the vendor of the node's GPUs; NVIDIA if nothing shows the vendor."""
-    groups = {key: view.group(entry.group) for key, entry in VENDORS.items() if entry.group}
-    of_cards = {card["vendor"] for card in list_compute_cards(view)}
-    signs = [key for key, group in groups.items() if group.data.get("devices")]
+    groups = {key: node.group(entry.group) for key, entry in VENDORS.items() if entry.group}
+    of_cards = {card["vendor"] for card in list_compute_cards(node)}
+    signs = [key for key, group in groups.items() if group.facts.get("devices")]
     signs += [key for key in VENDORS if key in of_cards]
     # AMD's driver is asked only where there is one.
-    versions = view.group("versions").data
+    versions = node.group("versions").facts
     if groups[AMD].status == "timeout" or versions.get("torch_hip") or "+rocm" in str(versions.get("torch")):
         signs.append(AMD)
     return next(iter(signs), NVIDIA)
 
 
-def read_library(view: NodeView) -> FactGroup:
+def get_library_facts(node: CheckedNode) -> FactGroup:
     """Return the facts from the library, or the driver, of the node's GPUs."""
-    return view.group(VENDORS[find_vendor(view)].group or "")
+    return node.group(VENDORS[find_gpu_vendor(node)].group or "")
 
 
-def describe_source(view: NodeView) -> str:
+def get_library_name(node: CheckedNode) -> str:
     """Return the name of the library or driver of the node's GPUs."""
-    return VENDORS[find_vendor(view)].source
+    return VENDORS[find_gpu_vendor(node)].source
 
 
-def list_compute_cards(view: NodeView) -> list[dict[str, Any]]:
+def list_compute_cards(node: CheckedNode) -> list[dict[str, Any]]:
     """Return the cards on the PCI bus that are made for computing.
 
     Of a display that is not NVIDIA's one cannot tell: most are part of a processor. Where its driver computes, it is
     among the devices.
     """
-    entries = view.group("driver").data.get("pci") or []
+    entries = node.group("driver").facts.get("pci") or []
     return [card for card in entries if card["vendor"] == NVIDIA or card.get("class") != _DISPLAY]
 
 
-def list_gpus(view: NodeView) -> list[Device]:
+def list_gpus(node: CheckedNode) -> list[Device]:
     """Return all GPUs that the library shows."""
-    return read_library(view).data.get("devices") or []
+    return get_library_facts(node).facts.get("devices") or []
 
 
-def list_used_gpus(view: NodeView) -> list[Device]:
+def list_used_gpus(node: CheckedNode) -> list[Device]:
     """Return the GPUs of the run: the declared indices, the first N, or all."""
-    declared = view.expected.gpus
+    declared = node.declaration.gpus
     if isinstance(declared, tuple):
-        return [d for d in list_gpus(view) if d["index"] in declared]
-    return list_gpus(view) if declared is None else [d for d in list_gpus(view) if d["index"] < declared]
+        return [d for d in list_gpus(node) if d["index"] in declared]
+    return list_gpus(node) if declared is None else [d for d in list_gpus(node) if d["index"] < declared]
 
 
-def has_gpu_sign(view: NodeView) -> bool:
+def shows_gpu(node: CheckedNode) -> bool:
     """Return whether the node shows any sign of a GPU or its driver."""
-    module = view.group("driver").data.get("module")
-    return bool(list_compute_cards(view) or module or list_used_gpus(view) or read_library(view).status == "timeout")
+    module = node.group("driver").facts.get("module")
+    return bool(
+        list_compute_cards(node) or module or list_used_gpus(node) or get_library_facts(node).status == "timeout"
+    )
 
 
-def find_skip_reason(view: NodeView) -> Outcome | None:
+def find_skip_reason(node: CheckedNode) -> Outcome | None:
     """Return why a GPU check does not apply, or `None` if it applies."""
-    if view.expected.count == 0:
+    if node.declaration.gpu_count == 0:
         return skip("no GPUs declared")
-    if find_vendor(view) not in view.check.vendors:
-        return skip(f"not for {VENDORS[find_vendor(view)].name}")
-    if view.expected.count is None and not has_gpu_sign(view):
-        if view.group("driver").status != "ok":
-            return unknown(f"could not look for GPUs: {view.group('driver').reason}")
+    if find_gpu_vendor(node) not in node.check.vendors:
+        return skip(f"not for {VENDORS[find_gpu_vendor(node)].name}")
+    if node.declaration.gpu_count is None and not shows_gpu(node):
+        if node.group("driver").status != "ok":
+            return unknown(f"could not search for GPUs: {node.group('driver').reason}")
         return skip("no GPU here and none declared")
     return None
 
 
-def find_library_problem(view: NodeView) -> Outcome | None:
+def find_library_problem(node: CheckedNode) -> Outcome | None:
     """Return why the facts of the library cannot be judged, or `None`; other checks report the cause."""
-    group, name = read_library(view), describe_source(view)
+    group, name = get_library_facts(node), get_library_name(node)
     if group.status != "ok":
         return unknown(f"{name} did not answer: {group.reason or group.status}")
-    if group.data.get("init_error") is not None:
-        return unknown(f"{name} could not be used: {gpu_library_errors.name_nvml_error(group.data['init_error'])}")
-    if not list_used_gpus(view):
+    if group.facts.get("init_error") is not None:
+        return unknown(f"{name} could not be used: {gpu_errors.describe_nvml_error(group.facts['init_error'])}")
+    if not list_used_gpus(node):
         return unknown(f"{name} shows no GPU")
     return None
 
@@ -108,9 +110,9 @@ def describe_gpu(device: Device) -> str:
     return f"GPU {device['index']} ({pci})" if pci else f"GPU {device['index']}"
 
 
-def require_library(view: NodeView) -> None:
+def require_library_facts(node: CheckedNode) -> None:
     """Raise `NotJudgedError` if the library's answers cannot be judged."""
-    blocked = find_library_problem(view)
+    blocked = find_library_problem(node)
     if blocked is not None:
         raise NotJudgedError(blocked)
 
@@ -119,7 +121,7 @@ def require_library(view: NodeView) -> None:
 class GpuValue:
     """One value of one GPU."""
 
-    view: NodeView
+    node: CheckedNode
     device: Device
     value: Any
 
@@ -134,7 +136,7 @@ class GpuValue:
 
     def limit(self, name: str) -> float:
         """Return a threshold of the check."""
-        return self.view.limit(name)
+        return self.node.limit(name)
 
     def warn(self, message: str, **more: Any) -> Outcome:
         """Return a WARN about this GPU."""
@@ -151,47 +153,45 @@ GpuJudge = Callable[[GpuValue], Outcome | None]
 def gpu_check(
     name: str, family: str, field: str, healthy: str, *, absent: str | None = None, **fields: Any
 ) -> Callable[[GpuJudge], Check]:
-    """Make a check of one value of each GPU from a function that judges the value (see `judge_each`)."""
+    """Make a check of one value of each GPU from a function that judges the value (see `judge_each_gpu`)."""
 
     def make(judge: GpuJudge) -> Check:
-        def judge_node(view: NodeView) -> list[Outcome]:
-            return judge_each(view, field, judge, healthy, absent=absent)
+        def judge_node(node: CheckedNode) -> list[Outcome]:
+            return judge_each_gpu(node, field, judge, healthy, absent=absent)
 
-        return Check(name=name, family=family, gpu=True, node_judge=judge_node, **read_docstring(judge), **fields)
+        return Check(name=name, family=family, gpu=True, node_judge=judge_node, **parse_docstring(judge), **fields)
 
     return make
 
 
-def judge_each(
-    view: NodeView, field: str, judge: GpuJudge, healthy: str, *, absent: str | None = None
+def judge_each_gpu(
+    node: CheckedNode, field: str, judge: GpuJudge, healthy: str, *, absent: str | None = None
 ) -> list[Outcome]:
     """Judge one value of every GPU; return the adverse outcomes, or one outcome if all GPUs are healthy.
 
     Args:
-        view: The node.
+        node: The node.
         field: Name of the value.
         judge: Says what is wrong with a value; `None` for nothing.
         healthy: What to say when nothing is wrong; `{n} GPUs` (or `{n} GPUs are`) is filled with how many were judged.
         absent: What to say where no GPU has the value.
     """
-    require_library(view)
+    require_library_facts(node)
     outcomes: list[Outcome] = []
     judged, blind = 0, dict[tuple[str, bool], list[int]]()
-    for device in list_used_gpus(view):
+    for device in list_used_gpus(node):
         if field in device.get("v", {}):
             judged += 1
-            outcome = judge(GpuValue(view, device, device["v"][field]))
+            outcome = judge(GpuValue(node, device, device["v"][field]))
             if outcome is not None:
                 outcomes.append(outcome)
             continue
         word = device.get("err", {}).get(field)
-        if word != gpu_library_errors.UNSUPPORTED:
-            closed = word == gpu_library_errors.DENIED and view.check.root is not None
-            blind.setdefault((gpu_library_errors.describe_missing_value(device, field), closed), []).append(
-                device["index"]
-            )
+        if word != gpu_errors.UNSUPPORTED:
+            closed = word == gpu_errors.DENIED and node.check.without_root is not None
+            blind.setdefault((gpu_errors.describe_missing_value(device, field), closed), []).append(device["index"])
     for (why, closed), indices in blind.items():
-        say = skip_for_root if closed else unknown
+        say = skip_without_root if closed else unknown
         outcomes.append(say(f"{format_gpu_names(indices)}: {why}", value=indices))
     if outcomes:
         return outcomes
@@ -208,22 +208,22 @@ def format_gpu_names(gpus: Sequence[int]) -> str:
 # --- How many ranks a node is to run, which says how much of it they need.
 
 
-def uses_gpus(view: NodeView) -> bool:
+def uses_gpus(node: CheckedNode) -> bool:
     """Return whether the node uses GPUs."""
-    count = view.expected.count
-    return has_gpu_sign(view) if count is None else count > 0
+    count = node.declaration.gpu_count
+    return shows_gpu(node) if count is None else count > 0
 
 
-def count_ranks(view: NodeView) -> int:
+def count_ranks(node: CheckedNode) -> int:
     """Return the number of ranks on the node: the declared number, else one per GPU, else one."""
-    declared = view.expected.workers
+    declared = node.declaration.workers
     if declared is not None:
         return max(1, declared)
-    count = view.expected.count
-    return max(1, len(list_used_gpus(view)) if count is None else count)
+    count = node.declaration.gpu_count
+    return max(1, len(list_used_gpus(node)) if count is None else count)
 
 
-def format_rank_count(view: NodeView) -> str:
+def format_rank_count(node: CheckedNode) -> str:
     """Return the number of ranks for messages."""
-    number = count_ranks(view)
+    number = count_ranks(node)
     return f"{number} rank{'s' if number > 1 else ''}"

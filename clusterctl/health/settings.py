@@ -1,4 +1,4 @@
-"""What a verdict depends on besides the facts: the `health` section of the cluster file."""
+"""The settings of health checks: the `health` section of the cluster file, and the declaration of each node."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from clusterctl.config.spec import ClusterSpec, HealthSpec
 
 NOT_SYNCED = "not synced"
-"""The `code_hash` of a node whose code is not synced."""
+"""The `code_hash` of a node if the run does not sync code to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
+class NodeDeclaration:
     """The declaration of one node in the cluster file.
 
     Attributes:
-        gpus: Declared count or indices; `None` for all GPUs of the node.
-        workdir: Folder of the code; `None` if only the node knows it.
-        workers: Number of ranks; `None` for one per GPU.
-        env: Names of variables that the file sets for this host alone. Their values are meant to differ.
+        gpus: Declared number or indices of GPUs; `None` for all GPUs of the node.
+        workdir: Folder of the code; `None` if only the node knows the folder.
+        workers: Number of ranks; `None` for one rank per GPU.
+        env: Names of variables that the file sets for this host only. Their values may differ from other nodes.
     """
 
     gpus: int | tuple[int, ...] | None = None
@@ -29,47 +29,47 @@ class Expectation:
     env: frozenset[str] = frozenset()
 
     @property
-    def count(self) -> int | None:
+    def gpu_count(self) -> int | None:
         """The number of declared GPUs, or `None`."""
         return len(self.gpus) if isinstance(self.gpus, tuple) else self.gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
-    """Everything that a verdict depends on besides the facts.
+class HealthSettings:
+    """Settings by which checks judge facts.
 
     Facts that only the controller knows are in `facts["controller"]` of each node. Every key is optional:
 
         clock        {"offset": s, "error": s}     the node's clock minus the controller's, and the error bound
         rendezvous   {"address", "port", "role": "listen" | "connect", "ok": bool, "error": str | None, "ms": number,
-                     "listener": node}; for the listener also "peers" and "reached_by": how many tried and how many
-                     connected
-        code_hash    the content hash of the synced code on that node, "" before the first sync, `NOT_SYNCED`
-        live_runs    ids of runs of clusterctl that should be alive on that node
-        strange_runs ids of runs on that node which neither the node nor this head knows
+                     "listener": node}; for the listener also "peers" (number of connecting nodes) and "reached_by"
+                     (number of nodes that connected)
+        code_hash    the content hash of the synced code on the node, "" before the first sync, or `NOT_SYNCED`
+        live_runs    ids of runs of clusterctl that should be alive on the node
+        strange_runs ids of runs on the node that neither the node nor this head knows
         rebooted_under  the run of this head that lost the node, if the node has booted since
-        ring         failed links between this node and others: [{"from", "to", "address", "port",
-                     "ok": bool, or `None` if it could not be tried, "error": str | None, "ms": number, "sent": bytes
-                     that arrived, "received": bytes that came back, "payload": bytes each way, "still": seconds
-                     without progress}]
-        own_run      the id of the run that asks: its own processes are not foreign
-        place        boot id, pid and network namespace of what is reached by SSH: two nodes with one place are one
+        ring         transfers between this node and others: [{"from", "to", "address", "port",
+                     "ok": bool (`None` if the transfer could not be tried), "error": str | None, "ms": number,
+                     "sent": bytes that arrived, "received": bytes that came back, "payload": bytes each way,
+                     "still": seconds without progress}]
+        own_run      the id of the run that asks for the checks; its processes are not foreign
+        place        boot id, pid namespace and network namespace that SSH reaches: nodes with equal places are one
         connect_ms   how long the connection took to open
 
-    A node without facts is `{"unreachable": "why"}`.
+    A node without facts is `{"unreachable": REASON}`.
 
     Attributes:
         nodes: The declaration of each node, in order of node rank.
-        spares: The spare nodes among them: they are compared with the others but have no vote.
+        spares: Names of the spare nodes. Checks compare them with the other nodes, but they have no vote.
         expect: `health.expect`: facts that the user promises (`EXPECT_KEYS`).
-        ignore: `check` or `check@node`, both with shell wildcards.
-        severity: Check to `fail`, `warn` or `ignore`.
-        required: Checks whose UNKNOWN counts as FAIL.
-        thresholds: Overrides of the numbers in the registry, such as `host.disk.warn`.
+        ignore: Ignored findings, each as `CHECK` or `CHECK@NODE` with shell wildcards.
+        severity: Name of a check to `fail`, `warn` or `ignore`.
+        required: Names of checks that count as FAIL if they are UNKNOWN.
+        thresholds: Values that replace default thresholds of checks, such as `host.disk.warn`.
         framework: The value of `job.framework`, or `None`.
     """
 
-    nodes: Mapping[str, Expectation] = field(default_factory=dict)
+    nodes: Mapping[str, NodeDeclaration] = field(default_factory=dict)
     spares: frozenset[str] = frozenset()
     expect: Mapping[str, Any] = field(default_factory=dict)
     ignore: tuple[str, ...] = ()
@@ -79,17 +79,17 @@ class Context:
     framework: str | None = None
 
     @property
-    def multi_node(self) -> bool:
+    def is_multi_node(self) -> bool:
         """Whether more than one node takes part."""
         return len(self.nodes) > 1
 
     @classmethod
-    def from_spec(cls, spec: ClusterSpec) -> Context:
-        """Read the `health` section of a cluster file. Spares are judged like other nodes."""
+    def from_spec(cls, spec: ClusterSpec) -> HealthSettings:
+        """Return the settings of a cluster file."""
         health: HealthSpec = spec.health
         return cls(
             nodes={
-                host.name: Expectation(
+                host.name: NodeDeclaration(
                     gpus=host.gpus, workdir=host.workdir, workers=host.workers, env=frozenset(host.env)
                 )
                 for host in spec.hosts

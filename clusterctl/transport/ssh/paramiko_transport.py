@@ -22,12 +22,24 @@ import paramiko
 
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
-from clusterctl.transport.base import EXEC_COMMAND, SEND_DEADLINE_FACTOR, STDERR_TAIL_BYTES, Progress, ignore_progress
-from clusterctl.transport.ssh.config import Destination, SshOptions, filter_algorithms, get_destination, split_last_hop
+from clusterctl.transport.interfaces import (
+    EXEC_COMMAND,
+    SEND_DEADLINE_FACTOR,
+    STDERR_TAIL_BYTES,
+    Progress,
+    ignore_progress,
+)
 from clusterctl.transport.ssh.host_keys import HostKeys, PresentedKey, UntrustedKeyError
 from clusterctl.transport.ssh.known_hosts import HostKey
 from clusterctl.transport.ssh.login import LoginKeys, log_in
 from clusterctl.transport.ssh.login_errors import NoCommonAlgorithmError
+from clusterctl.transport.ssh.ssh_options import (
+    Destination,
+    SshOptions,
+    filter_algorithms,
+    get_destination,
+    split_last_hop,
+)
 from clusterctl.transport.ssh.underlying_stream import BufferedStream, PreDialer, Watchdog
 
 _OFFERED = {

@@ -1,4 +1,4 @@
-"""Generates the reference page of all checks: `python -m clusterctl.health.docs > docs/health.md`."""
+"""Generates the page of all checks: `python -m clusterctl.health.reference_page > docs/health.md`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 from jinja2 import Environment
 
-from clusterctl.health.checks.xid import CATALOGUE, Weight
-from clusterctl.health.context import EXPECT_KEYS
-from clusterctl.health.gpu_library_errors import MEANINGS, NVML_NAMES, READINGS
-from clusterctl.health.model import VENDORS
+from clusterctl.health.checks.xid import CATALOGUE, XidCategory
+from clusterctl.health.findings import VENDORS
+from clusterctl.health.gpu_errors import ERROR_MEANINGS, NVML_NAMES, READINGS
 from clusterctl.health.registry import CHECKS
+from clusterctl.health.settings import EXPECT_KEYS
 
 
 def render_page() -> str:
     """Return the text of `docs/health.md`."""
     families = groupby(CHECKS.values(), key=lambda check: check.family)
     codes = sorted(CATALOGUE.items())
-    weights = (Weight.HARDWARE, Weight.APPLICATION, Weight.NOTE, Weight.UNUSED)
+    categories = (XidCategory.HARDWARE, XidCategory.APPLICATION, XidCategory.NOTE, XidCategory.UNUSED)
     template = Path(__file__).with_name("reference.md.j2").read_text(encoding="utf-8")
     return (
         Environment(keep_trailing_newline=True)
@@ -28,8 +28,8 @@ def render_page() -> str:
             expect_keys=EXPECT_KEYS,
             families=[(family, list(checks)) for family, checks in families],
             vendors=VENDORS,
-            xids=[(weight, [entry for entry in codes if entry[1].weight is weight]) for weight in weights],
-            meanings=MEANINGS,
+            xids=[(category, [entry for entry in codes if entry[1].category is category]) for category in categories],
+            meanings=ERROR_MEANINGS,
             readings=READINGS,
             nvml_names=NVML_NAMES,
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from clusterctl.formatting import format_size
-from clusterctl.health.check import ClusterView, NodeView, NotJudgedError, cluster_check, node_check, remedy
-from clusterctl.health.checks import compare, gpus, infiniband
-from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
+from clusterctl.health.check import CheckedCluster, CheckedNode, NotJudgedError, cluster_check, node_check, remedy
+from clusterctl.health.checks import comparison, gpu_facts, infiniband
+from clusterctl.health.findings import Action, Outcome, fail, ok, skip, unknown, warn
 
 _FAMILY = "Host"
 _GIB = 1024.0**3
@@ -21,7 +21,7 @@ _GIB = 1024.0**3
 @node_check(
     "host.shm", _FAMILY, group="host", thresholds={"fail": 32.0 * 1024**2, "warn": 1.0 * _GIB, "cpu": 128.0 * 1024**2}
 )
-def check_shared_memory(view: NodeView) -> Outcome:
+def check_shared_memory(node: CheckedNode) -> Outcome:
     """Shared memory is large enough for NCCL and data loaders.
 
     The default of a container is 64 MiB.
@@ -30,11 +30,11 @@ def check_shared_memory(view: NodeView) -> Outcome:
     Healthy: a rank with a GPU has `warn` bytes (data loaders) and `fail` bytes (NCCL takes 10 MB for each, nccl#290);
         one without has `cpu` bytes
     """
-    free, number = view.read("shm", "/dev/shm cannot be measured")["free"], gpus.count_ranks(view)
-    has_gpu = gpus.uses_gpus(view)
-    wanted = number * view.limit("warn" if has_gpu else "cpu")
-    say = fail if has_gpu and free < number * view.limit("fail") else warn if free < wanted else ok
-    message = f"{format_size(free)} of shared memory free for {gpus.format_rank_count(view)}"
+    free, number = node.read("shm", "/dev/shm cannot be measured")["free"], gpu_facts.count_ranks(node)
+    has_gpu = gpu_facts.uses_gpus(node)
+    wanted = number * node.limit("warn" if has_gpu else "cpu")
+    say = fail if has_gpu and free < number * node.limit("fail") else warn if free < wanted else ok
+    message = f"{format_size(free)} of shared memory free for {gpu_facts.format_rank_count(node)}"
     return say(message, value=free, expected=wanted)
 
 
@@ -44,7 +44,7 @@ def check_shared_memory(view: NodeView) -> Outcome:
     "for a container: RDMA pins memory",
 )
 @node_check("host.memlock", _FAMILY, group="host", thresholds={"need": 16.0 * _GIB, "fail": 1.0 * _GIB})
-def check_memlock_limit(view: NodeView) -> Outcome:
+def check_memlock_limit(node: CheckedNode) -> Outcome:
     """Workers may lock memory for RDMA.
 
     The limit is measured in a process that starts like a worker.
@@ -54,23 +54,23 @@ def check_memlock_limit(view: NodeView) -> Outcome:
     Healthy: if NCCL would use RDMA: unlimited or at least `need` bytes, FAIL below `fail` bytes. Without RDMA any limit
         is fine: 64 KiB is the default of many distributions and of Docker
     """
-    limit = _read_limit(view, "memlock")
-    if limit is None or limit >= view.limit("need"):
+    limit = _read_limit(node, "memlock")
+    if limit is None or limit >= node.limit("need"):
         return ok("unlimited" if limit is None else format_size(limit), value=limit)
-    blocked = infiniband.find_missing_facts(view)
+    blocked = infiniband.find_missing_facts(node)
     if blocked is not None:
         return unknown(f"memlock {format_size(limit)}; {blocked.message}", value=limit)
-    selection = infiniband.select_ports(view)
+    selection = infiniband.select_ports(node)
     if not selection.used:
-        return ok(f"memlock {format_size(limit)}, enough without RDMA: {selection.why_none}", value=limit)
-    say = fail if limit < view.limit("fail") else warn
+        return ok(f"memlock {format_size(limit)}, enough without RDMA: {selection.why_unused}", value=limit)
+    say = fail if limit < node.limit("fail") else warn
     message = f"memlock {format_size(limit)}, NCCL would use {infiniband.format_port_names(selection.used)}"
-    return say(message, value=limit, expected=view.limit("need"))
+    return say(message, value=limit, expected=node.limit("need"))
 
 
-def _read_limit(view: NodeView, name: str) -> Any:
+def _read_limit(node: CheckedNode, name: str) -> Any:
     """Return a limit of the node; `None` for unlimited."""
-    data = view.group().data
+    data = node.group().facts
     if name not in data:
         raise NotJudgedError(unknown("the limit was not reported"))
     return data[name]
@@ -78,18 +78,18 @@ def _read_limit(view: NodeView, name: str) -> Any:
 
 @remedy(Action.FIX_LIMITS, "Set a hard `nofile` in /etc/security/limits.d and `LimitNOFILE=` for sshd")
 @node_check("host.nofile", _FAMILY, group="host", thresholds={"warn": 4096.0, "fail": 1024.0})
-def check_open_files_limit(view: NodeView) -> Outcome:
+def check_open_files_limit(node: CheckedNode) -> Outcome:
     """Workers may open enough files and sockets.
 
     Source: RLIMIT_NOFILE of a process that starts like a worker, after clusterctl has raised its soft limit to the hard
         one
     Healthy: at least `warn`; FAIL under `fail`
     """
-    limit = _read_limit(view, "nofile")
-    if limit is None or limit >= view.limit("warn"):
+    limit = _read_limit(node, "nofile")
+    if limit is None or limit >= node.limit("warn"):
         return ok("unlimited" if limit is None else f"{limit} open files", value=limit)
-    say = fail if limit < view.limit("fail") else warn
-    return say(f"{limit} open files", value=limit, expected=view.limit("warn"))
+    say = fail if limit < node.limit("fail") else warn
+    return say(f"{limit} open files", value=limit, expected=node.limit("warn"))
 
 
 @remedy(
@@ -97,7 +97,7 @@ def check_open_files_limit(view: NodeView) -> Outcome:
     "Set `nproc` in /etc/security/limits.d, `TasksMax=` of the slice, or `--pids-limit` of the container",
 )
 @node_check("host.nproc", _FAMILY, severity="WARN", group="host", thresholds={"warn": 512.0})
-def check_process_limit(view: NodeView) -> Outcome:
+def check_process_limit(node: CheckedNode) -> Outcome:
     """Workers may start enough processes and threads.
 
     Source: RLIMIT_NPROC of a process that starts like a worker (not for root), pids.max of its control groups in
@@ -105,14 +105,14 @@ def check_process_limit(view: NodeView) -> Outcome:
     Healthy: `warn` processes and threads a rank: 512 are a torch rank with its data loaders on a large machine
     """
     limits = {
-        "the limit of this user": _read_limit(view, "nproc"),
-        "the control group": view.group().data.get("pids_free"),
+        "the limit of this user": _read_limit(node, "nproc"),
+        "the control group": node.group().facts.get("pids_free"),
     }
     given = {what: number for what, number in limits.items() if number is not None}
     if not given:
         return ok("unlimited")
-    what, needed = min(given, key=given.__getitem__), view.limit("warn") * gpus.count_ranks(view)
-    message = f"{given[what]} processes for {gpus.format_rank_count(view)} by {what}"
+    what, needed = min(given, key=given.__getitem__), node.limit("warn") * gpu_facts.count_ranks(node)
+    message = f"{given[what]} processes for {gpu_facts.format_rank_count(node)} by {what}"
     return warn(message, value=given[what], expected=needed) if given[what] < needed else ok(message, value=given[what])
 
 
@@ -126,14 +126,14 @@ _MIB = 1024.0**2
     "Find what uses the memory (`ps aux --sort -rss`), or lift the limit of the login session or container",
 )
 @node_check("host.memory", _FAMILY, severity="WARN", group="host", thresholds={"warn": 0.2, "rank": 2.0 * _GIB})
-def check_free_memory(view: NodeView) -> Outcome:
+def check_free_memory(node: CheckedNode) -> Outcome:
     """Main memory is free for the run.
 
     Source: /proc/meminfo; limit and use of memory of the control groups, version 1 and 2
     Healthy: at least `warn` of the usable memory is available, and `rank` bytes for each rank with a GPU; a limit of a
         scheduler or a container is no fault by itself
     """
-    data = view.group().data
+    data = node.group().facts
     total, free, by = data.get("mem_total"), data.get("mem_available"), ""
     if not total or free is None:
         return unknown("/proc/meminfo cannot be read")
@@ -141,12 +141,12 @@ def check_free_memory(view: NodeView) -> Outcome:
     if capped is not None and capped < total:
         left = data.get("cgroup_mem_free")
         total, free, by = capped, min(free, capped if left is None else left), " by the control group"
-    message, least = f"{format_size(free)} of {format_size(total)} available{by}", view.limit("warn") * total
-    needed = view.limit("rank") * gpus.count_ranks(view) if gpus.uses_gpus(view) else 0.0
+    message, least = f"{format_size(free)} of {format_size(total)} available{by}", node.limit("warn") * total
+    needed = node.limit("rank") * gpu_facts.count_ranks(node) if gpu_facts.uses_gpus(node) else 0.0
     if free < least:
         return warn(message, value=free, expected=least)
     if total < needed:
-        message = f"{format_size(total)} for {gpus.format_rank_count(view)}{by}"
+        message = f"{format_size(total)} for {gpu_facts.format_rank_count(node)}{by}"
         return warn(message, value=total, expected=needed, action=Action.FIX_LIMITS)
     return ok(message, value=free)
 
@@ -156,33 +156,33 @@ def check_free_memory(view: NodeView) -> Outcome:
     "Find what needs the memory; `sudo swapoff -a` if in doubt: a rank that swaps holds up all others",
 )
 @node_check("host.swap", _FAMILY, severity="WARN", group="host", thresholds={"warn": 1.0 * _MIB})
-def check_swapping(view: NodeView) -> Outcome:
+def check_swapping(node: CheckedNode) -> Outcome:
     """Nothing moves between memory and the swap space.
 
     Source: /proc/vmstat, read twice if anything is swapped out
     Healthy: at most `warn` bytes a second in and out; pages that stay swapped out do no harm
     """
     missing = "/proc/meminfo or /proc/vmstat cannot be read"
-    used, rate = view.read("swap_used", missing), view.read("swap_rate", missing)
-    if rate > view.limit("warn"):
+    used, rate = node.read("swap_used", missing), node.read("swap_rate", missing)
+    if rate > node.limit("warn"):
         return warn(f"swapping {format_size(rate)} a second, {format_size(used)} swapped out", value=rate, expected=0)
     return ok(f"{format_size(used)} swapped out, nothing moves", value=rate)
 
 
 @remedy(Action.CONTACT_SUPPORT, "A memory module may have failed: compare `dmidecode -t memory`")
 @cluster_check("host.memory_total", _FAMILY, severity="WARN", thresholds={"ratio": 0.05})
-def check_total_memory(view: ClusterView) -> Outcome | list[Outcome]:
+def check_total_memory(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     """All nodes have about the same amount of memory: one with less may have lost a module.
 
     Source: /proc/meminfo of all nodes
     Healthy: within `ratio` of the median
     """
-    totals = {v.node: v.group("host").data.get("mem_total") for v in view.views}
+    totals = {v.name: v.group("host").facts.get("mem_total") for v in cluster.nodes}
     numbers = {node: float(total) for node, total in totals.items() if total}
     if len(numbers) < 4:
         return skip("fewer than four nodes to compare") if numbers else unknown("no node tells its memory")
-    ratio, middle = view.limit("ratio"), sorted(numbers.values())[len(numbers) // 2]
-    odd = compare.find_outliers(numbers, lambda x, middle: x < middle * (1 - ratio))
+    ratio, middle = cluster.limit("ratio"), sorted(numbers.values())[len(numbers) // 2]
+    odd = comparison.find_outliers(numbers, lambda x, middle: x < middle * (1 - ratio))
     usual = f"{format_size(middle)} elsewhere"
     return [
         warn(f"{format_size(total)} of memory, {usual}", node=node, value=total, expected=middle)
@@ -200,17 +200,17 @@ _FIXED_LOW = ("powersave", "userspace")
 
 @remedy(Action.KILL_PROCS, "Something else keeps the CPUs busy; look at `top` on the node")
 @node_check("host.load", _FAMILY, severity="WARN", group="host", thresholds={"warn": 1.5})
-def check_cpu_load(view: NodeView) -> Outcome:
+def check_cpu_load(node: CheckedNode) -> Outcome:
     """The CPUs are free for the run.
 
     Source: /proc/loadavg
     Healthy: below `warn` a CPU
     """
-    data = view.group().data
+    data = node.group().facts
     load1, cpus = data.get("load1"), data.get("cpus")
     if load1 is None or not cpus:
         return unknown("/proc/loadavg cannot be read")
-    most = view.limit("warn") * cpus
+    most = node.limit("warn") * cpus
     return (warn if load1 > most else ok)(f"load {load1:.1f} on {cpus} CPUs", value=load1, expected=most)
 
 
@@ -219,20 +219,20 @@ def check_cpu_load(view: NodeView) -> Outcome:
     "Ask the scheduler or container for more CPUs, or lift the limit of the login session (cpuset, taskset)",
 )
 @node_check("host.cpus", _FAMILY, severity="WARN", group="host", thresholds={"gpu": 2.0, "cpu": 1.0})
-def check_usable_cpus(view: NodeView) -> Outcome:
+def check_usable_cpus(node: CheckedNode) -> Outcome:
     """Workers may use enough CPUs.
 
     Source: sched_getaffinity of a process that starts like a worker; CPU quota of its control groups, version 1 and 2
     Healthy: `gpu` CPUs for a rank with a GPU, `cpu` for one without; a share of the machine is no fault by itself
     """
-    data = view.group().data
+    data = node.group().facts
     every, allowed, quota = data.get("cpus"), data.get("cpus_allowed"), data.get("cpu_quota")
     if not every or not allowed:
         return unknown("CPUs were not reported")
     usable = float(allowed) if quota is None else min(float(allowed), quota)
-    needed = gpus.count_ranks(view) * view.limit("gpu" if gpus.uses_gpus(view) else "cpu")
+    needed = gpu_facts.count_ranks(node) * node.limit("gpu" if gpu_facts.uses_gpus(node) else "cpu")
     of_time = f", time of {quota:g} by quota" if usable < allowed else ""
-    message = f"{allowed} of {every} CPUs{of_time} for {gpus.format_rank_count(view)}"
+    message = f"{allowed} of {every} CPUs{of_time} for {gpu_facts.format_rank_count(node)}"
     return (
         warn(message, value=usable, expected=needed) if usable < needed else ok(message, value=usable, expected=every)
     )
@@ -240,14 +240,14 @@ def check_usable_cpus(view: NodeView) -> Outcome:
 
 @remedy(Action.FIX_CONFIG, "`sudo cpupower frequency-set -g performance`")
 @node_check("host.governor", _FAMILY, severity="WARN", group="host")
-def check_cpu_governor(view: NodeView) -> Outcome:
+def check_cpu_governor(node: CheckedNode) -> Outcome:
     """The CPUs run at full clocks.
 
     Source: /sys/devices/system/cpu/*/cpufreq: scaling_governor, scaling_driver, energy_performance_preference
     Healthy: no governor that reduces clocks (`powersave`, `userspace`). If processors choose their clocks
         (intel_pstate, amd-pstate), no preference for saving power. SKIP if the kernel does not set frequencies
     """
-    data, governors = view.group().data, view.read("governors", "governors were not reported")
+    data, governors = node.group().facts, node.read("governors", "governors were not reported")
     if not governors:
         return skip("the kernel does not set CPU frequencies")
     preferences = data.get("preferences") or {}
@@ -262,13 +262,13 @@ def check_cpu_governor(view: NodeView) -> Outcome:
 
 @remedy(Action.REBOOT_NODE, "The kernel gave up on the TSC (see its log); a reboot or a BIOS update brings it back")
 @node_check("host.clocksource", _FAMILY, severity="WARN", group="host")
-def check_clock_source(view: NodeView) -> Outcome:
+def check_clock_source(node: CheckedNode) -> Outcome:
     """Reading the clock is cheap.
 
     Source: /sys/devices/system/clocksource
     Healthy: tsc, or a clock of the virtual machine or architecture
     """
-    source = view.group().data.get("clocksource")
+    source = node.group().facts.get("clocksource")
     if not source:
         return unknown("the clock source cannot be read")
     say = warn if source in ("hpet", "acpi_pm", "jiffies") else ok
