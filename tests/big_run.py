@@ -19,7 +19,7 @@ from clusterctl.agent.protocol import run_files
 from clusterctl.config.loader import load_cluster_file
 from clusterctl.config.spec import dump_spec
 from clusterctl.run.nodes.evidence_requests import CollectedEvidence, save_evidence
-from clusterctl.run.record import run_facts
+from clusterctl.run.record import run_origin
 from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir, create_run_dir
 from clusterctl.run.rules import controller_events as of_head
@@ -103,7 +103,7 @@ class _Story:
         )
         spec = load_cluster_file([file], environ={}).spec
         self._run.spec.write_text(dump_spec(spec))
-        run_facts.save_origin(self._run, spec)
+        run_origin.save_origin(self._run, spec)
         self._begin(name, file)
         for number in range(self._shape.nodes):
             self._node(number)

@@ -27,7 +27,7 @@ _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the suite independent of what it was started by, and of who else has been on this machine."""
-    # Controllers raise where a thread changes what is not its own (`run.record.ownership`).
+    # Controllers raise where a thread changes what is not its own (`run.record.thread_ownership`).
     os.environ["CLUSTERCTL_DEBUG"] = "1"
     _hand_on_no_ignored_signal(config)
     _avoid_a_foreign_folder()

@@ -12,7 +12,7 @@ from clusterctl.config.sections import hostfiles_and_slurm
 from clusterctl.config.sections.hostfiles_and_slurm import HostListError
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import RefusedError
-from clusterctl.run.record import ownership
+from clusterctl.run.record import lock_files
 from clusterctl.run.record.disk_files import make_private_folder, write_atomically
 from clusterctl.run.record.rundir import find_runs_root
 
@@ -54,7 +54,7 @@ def is_accepted_command(argv: Argv) -> bool:
 def accept_commands(accepted_commands: Iterable[Argv]) -> None:
     """Store commands as accepted; they are compared word for word."""
     make_private_folder(_find_store_path().parent)
-    with ownership.lock_folder(_find_store_path().parent):
+    with lock_files.lock_folder(_find_store_path().parent):
         write_atomically(
             _find_store_path(),
             json.dumps(sorted(map(list, _load_accepted_commands() | set(accepted_commands)))).encode(),

@@ -18,7 +18,7 @@ from clusterctl.logs.safe_text import clean_block
 from clusterctl.render.run_messages import UnattendedRun, predict_unattended
 from clusterctl.render.stack_report import summarize_stacks
 from clusterctl.render.status_report import RunSnapshot, WorkerActivity, activity_from_sample
-from clusterctl.run.record import run_facts, sample_files, state_reader
+from clusterctl.run.record import run_origin, sample_files, state_reader
 from clusterctl.run.record.rundir import RunDir, read_saved_verdict
 from clusterctl.run.record.saved_verdict import read_evidence
 from clusterctl.run.rules import rank_timing, stack_dumps
@@ -139,7 +139,7 @@ def build_run_view(
         has_controller=has_controller,
         activity=_load_activity(run, state, newest_samples, with_output_times=with_output_times),
         verdict=_read_stall_verdict(run, state),
-        origin=run_facts.read_origin(run),
+        origin=run_origin.read_origin(run),
         stall_positions=where,
         unattended_run=predict_run_without_controller(run, state, has_controller=has_controller),
     )
@@ -151,7 +151,7 @@ def build_report_view(run: RunDir, state: RunState, *, has_controller: bool, ste
         state=_update_stall_age(state),
         has_controller=has_controller,
         activity={0: WorkerActivity(step=step)},
-        origin=run_facts.read_origin(run),
+        origin=run_origin.read_origin(run),
     )
 
 

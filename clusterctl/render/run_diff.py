@@ -12,7 +12,7 @@ from clusterctl.formatting import plural
 from clusterctl.render.console import BOLD, Terminal, safe
 from clusterctl.render.line_wrapping import count_columns, wrap_line
 from clusterctl.render.table import GAP, Cell, Column, render_table
-from clusterctl.run.record.run_facts import RunFacts, Section
+from clusterctl.run.record.run_properties import RunProperties, Topic
 
 _MOST_ROWS = 24
 """Rows of a section that people are shown; `--json` has all."""
@@ -23,25 +23,25 @@ _ABSENT = "-"
 class Difference:
     """One difference between two runs, with the nodes that share it; `None` is a missing value."""
 
-    section: Section
+    section: Topic
     what: str
     nodes: tuple[str, ...]
     left: str | None
     right: str | None
 
 
-def list_differences(left: RunFacts, right: RunFacts) -> list[Difference]:
+def list_differences(left: RunProperties, right: RunProperties) -> list[Difference]:
     """Return the differences by section; an equal difference of several nodes once."""
     looked_at = left.has_health and right.has_health
-    found: dict[tuple[Section, str, str, str], tuple[list[str], str | None, str | None]] = {}
-    for key in dict.fromkeys([*left.facts, *right.facts]):
-        if key.section in (Section.VERSIONS, Section.HEALTH) and not looked_at:
+    found: dict[tuple[Topic, str, str, str], tuple[list[str], str | None, str | None]] = {}
+    for key in dict.fromkeys([*left.properties, *right.properties]):
+        if key.topic in (Topic.VERSIONS, Topic.HEALTH) and not looked_at:
             continue
-        one, two = left.facts.get(key), right.facts.get(key)
+        one, two = left.properties.get(key), right.properties.get(key)
         marks = tuple("\0" if said is None else said.compare_key or said.shown for said in (one, two))
         if marks[0] != marks[1]:
             shown = tuple(None if said is None else said.shown for said in (one, two))
-            entry = found.setdefault((key.section, key.what, marks[0], marks[1]), ([], shown[0], shown[1]))
+            entry = found.setdefault((key.topic, key.name, marks[0], marks[1]), ([], shown[0], shown[1]))
             entry[0].extend([key.node] if key.node is not None else [])
     rows = [
         Difference(section=section, what=what, nodes=tuple(nodes), left=one, right=two)
@@ -50,13 +50,13 @@ def list_differences(left: RunFacts, right: RunFacts) -> list[Difference]:
     if left.has_health != right.has_health:
         words = tuple("checked" if one.has_health else "not checked" for one in (left, right))
         rows.append(
-            Difference(section=Section.HEALTH, what="nodes before the start", nodes=(), left=words[0], right=words[1])
+            Difference(section=Topic.HEALTH, what="nodes before the start", nodes=(), left=words[0], right=words[1])
         )
-    order = list(Section)
+    order = list(Topic)
     return sorted(rows, key=lambda row: order.index(row.section))
 
 
-def render_differences(left: RunFacts, right: RunFacts, terminal: Terminal) -> list[str]:
+def render_differences(left: RunProperties, right: RunProperties, terminal: Terminal) -> list[str]:
     """Return a table with a part for each section with differences.
 
     Two values for which there is no room beside each other stand one below the other: what would be cut may be the
@@ -131,7 +131,7 @@ def _name(row: Difference) -> str:
     return f"{row.what} on {names if len(names) <= 24 else plural(len(row.nodes), 'node')}"
 
 
-def differences_json(left: RunFacts, right: RunFacts) -> dict[str, Any]:
+def differences_json(left: RunProperties, right: RunProperties) -> dict[str, Any]:
     """Return all that differs, for machines."""
     return {
         "runs": [left.run, right.run],

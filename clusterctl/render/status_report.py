@@ -33,7 +33,8 @@ from clusterctl.render.run_messages import (
     stall_line,
 )
 from clusterctl.render.table import Cell, make_columns, render_table
-from clusterctl.run.record.run_facts import Commit, Origin, StartTimes, StepTime
+from clusterctl.run.record.run_origin import Commit, Origin
+from clusterctl.run.record.start_times import StartTimes, StepTime
 from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
 from clusterctl.run.rules.state import RunPhase, RunState, WorkerState
 

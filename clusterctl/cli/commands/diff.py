@@ -12,7 +12,7 @@ from clusterctl.cli.run_views import load_view_without_output, warn_of_unreadabl
 from clusterctl.formatting import format_duration
 from clusterctl.render.attempt_table import describe_cause
 from clusterctl.render.run_diff import differences_json, list_differences, render_differences
-from clusterctl.run.record.run_facts import RunFacts, read_run_facts
+from clusterctl.run.record.run_properties import RunProperties, read_run_properties
 from clusterctl.run.record.state_reader import find_run
 from clusterctl.run.rules.outcome import find_final_cause
 
@@ -33,7 +33,7 @@ def command(common: CommonOptions, first: str, second: str, as_json: bool) -> in
     """
     options.refuse_combination(("--json", as_json), ("--quiet", common.quiet))
     console = common.console()
-    left, right = (_load_facts(reference, console) for reference in (first, second))
+    left, right = (_load_properties(reference, console) for reference in (first, second))
     if as_json:
         console.write_stdout_json(differences_json(left, right))
     elif common.quiet:
@@ -43,11 +43,11 @@ def command(common: CommonOptions, first: str, second: str, as_json: bool) -> in
     return 0
 
 
-def _load_facts(reference: str, console: Console) -> RunFacts:
+def _load_properties(reference: str, console: Console) -> RunProperties:
     run = find_run(reference)
     view = load_view_without_output(run)
     warn_of_unreadable_lines(view.state, console)
-    return read_run_facts(run, _describe_outcome(view))
+    return read_run_properties(run, _describe_outcome(view))
 
 
 def _describe_outcome(view: RunSnapshot) -> dict[str, str]:

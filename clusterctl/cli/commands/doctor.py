@@ -33,7 +33,7 @@ from clusterctl.health.head_checks import (
     judge_head,
 )
 from clusterctl.render.health_report import render_head_checks
-from clusterctl.run.record import ownership
+from clusterctl.run.record import lock_files
 from clusterctl.run.record.disk_files import make_private_folder
 from clusterctl.run.record.rundir import RunDir, find_runs_root
 from clusterctl.run.record.state_reader import list_runs
@@ -139,7 +139,7 @@ def _try_folder(folder: Path) -> str | None:
     try:
         make_private_folder(folder)
         with tempfile.TemporaryDirectory(prefix=".check-", dir=folder) as trial:
-            os.close(ownership.take_lock(Path(trial) / "lock"))
+            os.close(lock_files.take_lock(Path(trial) / "lock"))
     except OSError as error:
         return error.strerror or str(error)
     except ClusterctlError as error:

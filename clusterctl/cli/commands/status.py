@@ -11,8 +11,8 @@ from clusterctl.cli import options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.run_views import add_stragglers, build_run_view, warn_of_unreadable_lines
 from clusterctl.render.status_report import has_row_per_rank, render_status, status_json
-from clusterctl.run.record.run_facts import read_start_times
 from clusterctl.run.record.sample_files import read_latest_activities
+from clusterctl.run.record.start_times import read_start_times
 from clusterctl.run.record.state_reader import find_run_to_read, load_state_and_attendance
 
 

@@ -25,7 +25,7 @@ from clusterctl.run.controller import detached_process
 from clusterctl.run.controller.main import start_run
 from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.code_selection import ExcludedPath
-from clusterctl.run.record import disk_files, run_facts, rundir
+from clusterctl.run.record import disk_files, run_origin, rundir
 from clusterctl.run.record.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def start_controller(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir
     try:
         run = rundir.create_run_dir(spec.name)
         disk_files.write_atomically(run.spec, dump_spec(spec).encode(), durable=True)
-        run_facts.save_origin(run, spec)
+        run_origin.save_origin(run, spec)
     except OSError as error:
         hint = "set XDG_STATE_HOME to a folder that can be written to"
         raise RefusedError(f"no folder for the run can be made: {error}", hint=hint) from error

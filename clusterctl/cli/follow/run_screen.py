@@ -30,8 +30,8 @@ from clusterctl.render.live_view import LiveView, ProgressMode, make_phase_progr
 from clusterctl.render.log_output import LogWriter, Timestamps
 from clusterctl.render.status_report import render_timings
 from clusterctl.run.controller import control_socket
-from clusterctl.run.record.run_facts import read_start_times
 from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.start_times import read_start_times
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase, RunState
 

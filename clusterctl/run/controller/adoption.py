@@ -17,7 +17,7 @@ from clusterctl.run.controller.reconnection import Reconnection
 from clusterctl.run.nodes import attempt_start, run_cleanup
 from clusterctl.run.nodes.attempt_start import StartFailure
 from clusterctl.run.nodes.fan_out import Progress, call_all
-from clusterctl.run.record.ownership import ThreadOwnedState
+from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 from clusterctl.session.node_requests import STATUS
 from clusterctl.session.node_session import Session

@@ -21,8 +21,8 @@ from clusterctl.run.nodes.network_probe import build_node_facts
 from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.head_clock import read_head_time
-from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.record.sample_files import find_slowest_rank_step
+from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events, logout_check, next_action, outcome
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.outcome import find_final_cause

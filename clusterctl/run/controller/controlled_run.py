@@ -26,10 +26,10 @@ from clusterctl.run.controller.links import Links, Subscriptions
 from clusterctl.run.nodes.attempt_start import AttemptLauncher
 from clusterctl.run.nodes.fan_out import Progress, call_all
 from clusterctl.run.record.head_clock import read_head_time
-from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
+from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.next_action import StopTimers, build_run_limits
@@ -122,7 +122,7 @@ class ControlledRun(ThreadOwnedState):
 
     def record(self, event: controller_events.ControllerEvent) -> None:
         """Write an event into the controller's journal, and apply it to the state."""
-        self.check()
+        self.check_owner()
         moment = read_head_time()
         self.writer.append(event, moment)
         self.state = apply_controller_event(self.state, moment, event)

@@ -12,7 +12,7 @@ from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.controller.replication import Replication
 from clusterctl.run.nodes import downloads, run_cleanup
 from clusterctl.run.nodes.fan_out import call_all, raise_first, read_all
-from clusterctl.run.record.ownership import ThreadOwnedState
+from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events, next_action
 from clusterctl.session.node_session import Session
 

@@ -12,10 +12,10 @@ from clusterctl.config.spec import ClusterSpec
 from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.nodes.evidence_requests import collect_stall_evidence, find_last_stall
 from clusterctl.run.record import saved_verdict
-from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import read_last_lines
 from clusterctl.run.record.state_reader import load_state
+from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.health_observer import HealthObserver
 from clusterctl.run.rules.stall_detection import StallJudgement, StallObserver, StallPhase

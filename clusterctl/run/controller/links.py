@@ -11,8 +11,8 @@ from clusterctl.config.spec import HostSpec
 from clusterctl.errors import AuthError
 from clusterctl.run.controller.executor import LoopExecutor
 from clusterctl.run.nodes.fan_out import call_all, raise_first
-from clusterctl.run.record.ownership import ThreadOwned
 from clusterctl.run.record.run_dir_writer import RunDirWriter
+from clusterctl.run.record.thread_ownership import ThreadOwned
 from clusterctl.run.rules.state import NodeState
 from clusterctl.session.node_requests import FOLLOW
 from clusterctl.session.node_session import Session
@@ -53,7 +53,7 @@ class Links(ThreadOwned):
 
     def add(self, host: HostSpec, session: Session) -> bool:
         """Add an open session and return True; if it has broken meanwhile, return False and dial the host again."""
-        self.check()
+        self.check_owner()
         node = host.name
         self._dialing.discard(node)
         if not session.alive:
@@ -75,7 +75,7 @@ class Links(ThreadOwned):
 
         Repeated calls have no effect.
         """
-        self.check()
+        self.check_owner()
         current, now = self.sessions.get(host.name), time.monotonic()
         if session is not None and current is not session:
             return
@@ -231,11 +231,11 @@ class Subscriptions(ThreadOwned):
 
     def mark_subscribed(self, sessions: Mapping[str, Session]) -> None:
         """Record that these sessions are subscribed, for later attempts, too."""
-        self.check()
+        self.check_owner()
         self._subscribed.update(sessions)
 
     def mark_replicated(self, node: str, before: int) -> None:
         """Record that all attempts of a node below `before` are replicated; 0 if that is not known."""
-        self.check()
+        self.check_owner()
         self._replicated_before[node] = before
         self._writer.close_earlier_attempts(node, before)

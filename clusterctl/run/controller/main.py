@@ -14,7 +14,7 @@ from clusterctl.run.controller import detached_process
 from clusterctl.run.controller.controlled_run import Dial
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.nodes.preflight import Preflight
-from clusterctl.run.record import run_facts, saved_verdict
+from clusterctl.run.record import run_origin, saved_verdict
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.rules.logout_check import describe_head_logout_warning
@@ -55,7 +55,7 @@ def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> 
     preflight = Preflight(run, spec, strict=strict) if health else None
     controller = Controller(run, spec, build_dialer(spec), preflight)
     detached_process.report_ready()
-    run_facts.save_commit(run, os.path.dirname(spec.path) or ".")
+    run_origin.save_commit(run, os.path.dirname(spec.path) or ".")
     return _save_verdict(run, controller.start(_list_head_warnings()))
 
 

@@ -25,7 +25,7 @@ from clusterctl.run.controller import replication
 from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.nodes import run_cleanup
 from clusterctl.run.record.head_clock import read_head_time
-from clusterctl.run.record.ownership import ThreadOwnedState
+from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.next_action import ViolationCounter
 from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase

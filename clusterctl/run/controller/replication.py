@@ -16,9 +16,9 @@ from clusterctl.errors import NotFoundError
 from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.nodes.fan_out import raise_first, read_all
 from clusterctl.run.record.disk_files import is_disk_full, is_resource_shortage
-from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.session.controller_inbox import AttemptsReplicated, OutputReceived
 from clusterctl.session.node_requests import REPLICATED
 from clusterctl.session.node_session import Session

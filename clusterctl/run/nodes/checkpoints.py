@@ -38,7 +38,7 @@ from clusterctl.run.nodes.fan_out import (
     select_sessions,
 )
 from clusterctl.run.nodes.uploads import Destination, copy_listed_files
-from clusterctl.run.record import run_facts
+from clusterctl.run.record import run_origin
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events
@@ -367,7 +367,7 @@ class CheckpointPicker:
         """
         if self._checkpoint.resume is not ResumePolicy.THIS_RUN:
             return False
-        stored = [_load_stored_versions(run.path / _FILE) for run in run_facts.list_runs_before_requeue(self._run)]
+        stored = [_load_stored_versions(run.path / _FILE) for run in run_origin.list_runs_before_requeue(self._run)]
         earlier = next((one for one in stored if one.before), None)
         if earlier is None:
             return False
@@ -500,7 +500,7 @@ class CheckpointPicker:
     def _record_existing(self, nodes: Sequence[str]) -> None:
         """Record the files that exist before the run has written any, on its spares too."""
         pattern = self._checkpoint.pattern
-        in_slurm = (begun := run_facts.read_origin(self._run)) is not None and begun.slurm_job
+        in_slurm = (begun := run_origin.read_origin(self._run)) is not None and begun.slurm_job
         if pattern is None or not (self._restarts or in_slurm):
             return
         answers = self._ask(list(self._sessions()), required=nodes)

@@ -22,8 +22,7 @@ from typing import Any
 
 from clusterctl.agent.protocol import frames, run_files
 from clusterctl.errors import RefusedError
-from clusterctl.run.record import ownership as locking
-from clusterctl.run.record import state_reader
+from clusterctl.run.record import lock_files, state_reader
 from clusterctl.run.record.disk_files import (
     LineFile,
     ReplicaFiles,
@@ -31,10 +30,10 @@ from clusterctl.run.record.disk_files import (
     ignore_resource_shortage,
     write_atomically,
 )
-from clusterctl.run.record.ownership import ThreadOwned
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_slowest_rank_step
 from clusterctl.run.record.state_reader import LineTail, load_state
+from clusterctl.run.record.thread_ownership import ThreadOwned
 from clusterctl.run.rules import controller_events as head
 from clusterctl.validation.journal_lines import MAX_LINE_BYTES
 from clusterctl.validation.quota import MAX_JOURNAL_BYTES
@@ -59,8 +58,8 @@ class RunDirWriter(ThreadOwned):
     def __init__(self, run: RunDir) -> None:
         self.run = run
         try:
-            self._lock = locking.take_lock(run.lock)
-        except locking.LockedError as error:
+            self._lock = lock_files.take_lock(run.lock)
+        except lock_files.LockedError as error:
             raise RefusedError(
                 f"{run.run} has a controller already", hint=f"`clusterctl attach {run.run}` shows it"
             ) from error
@@ -76,7 +75,7 @@ class RunDirWriter(ThreadOwned):
         If the disk is full, the event waits until a later `flush`. Events with decisions about the run are synced to
         the disk, so that they survive a power failure of the head.
         """
-        self.check()
+        self.check_owner()
         self._seq += 1
         self._events.append((head.encode(self._seq, now, event) + "\n").encode())
         if isinstance(event, _DURABLE):
@@ -88,7 +87,7 @@ class RunDirWriter(ThreadOwned):
         Raises:
             FrameError: The line or the journal would exceed its maximum.
         """
-        self.check()
+        self.check_owner()
         if node not in self._journals:
             self._journals[node] = LineFile(self.run.node(node) / run_files.JOURNAL_FILE, _JOURNAL_RESERVE)
         line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
@@ -113,7 +112,7 @@ class RunDirWriter(ThreadOwned):
         Raises:
             OSError: The disk is full (`is_resource_shortage`). The same bytes may be written again later.
         """
-        self.check()
+        self.check_owner()
         fd = self._files.open_replica(node, file)
         view, before = memoryview(payload), offset
         while view:
@@ -140,17 +139,17 @@ class RunDirWriter(ThreadOwned):
 
     def close_earlier_attempts(self, node: str, attempt: int) -> None:
         """Close the files of a node's attempts before this attempt."""
-        self.check()
+        self.check_owner()
         self._files.close_files(lambda owner, file: owner == node and -1 < run_files.parse_attempt(file) < attempt)
 
     def restart_replica(self, node: str, file: str) -> None:
         """Empty a replica that differs from the node's file, so that the node sends it again."""
-        self.check()
+        self.check_owner()
         os.ftruncate(self._files.open_replica(node, file), 0)
 
     def raise_epoch(self, known: int) -> int:
         """Save and return an epoch above all earlier epochs; `known` is the highest epoch that a node knows."""
-        self.check()
+        self.check_owner()
         try:
             stored = int(self.run.epoch.read_text())
         except (FileNotFoundError, ValueError):

@@ -15,7 +15,7 @@ from typing import Any
 import platformdirs
 
 from clusterctl.agent.protocol.run_files import JOURNAL_FILE, SAMPLES_FILE
-from clusterctl.run.record import ownership as locking
+from clusterctl.run.record import lock_files
 from clusterctl.run.record.disk_files import is_resource_shortage, make_private_folder, write_atomically
 
 _REPLICAS = (JOURNAL_FILE, SAMPLES_FILE)
@@ -113,7 +113,7 @@ class RunDir:
     @property
     def is_attended(self) -> bool:
         """Whether a controller of the run is alive."""
-        return locking.is_locked(self.lock)
+        return lock_files.is_locked(self.lock)
 
     def find_last_write_time(self) -> float | None:
         """Return when a controller last wrote a file of the run, on the head's wall clock."""
@@ -125,9 +125,9 @@ class RunDir:
         return max(times, default=None)
 
     @property
-    def controller(self) -> locking.LockHolder | None:
+    def controller(self) -> lock_files.LockHolder | None:
         """The present or last controller; `None` if there was none."""
-        return locking.read_holder(self.lock)
+        return lock_files.read_holder(self.lock)
 
 
 def create_run_dir(name: str, root: Path | None = None) -> RunDir:

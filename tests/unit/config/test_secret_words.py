@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.config.secret_redaction import redact_text, redact_words
 from clusterctl.config.spec import JobSpec
-from clusterctl.run.record.run_facts import format_command
+from clusterctl.run.record.run_origin import format_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.render.status_report import describe_commit, render_origin
-from clusterctl.run.record.run_facts import Commit, Origin
+from clusterctl.run.record.run_origin import Commit, Origin
 from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:

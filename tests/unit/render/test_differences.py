@@ -7,74 +7,76 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.render.run_diff import Difference, list_differences, render_differences
-from clusterctl.run.record.run_facts import Fact, FactKey, RunFacts, Section
+from clusterctl.run.record.run_properties import PropertyKey, PropertyValue, RunProperties, Topic
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Terminal
     from tests.unit.render.conftest import Screen
 
-LR = FactKey(Section.ENVIRONMENT, "LR")
-TORCH = [FactKey(Section.VERSIONS, "torch", f"gpu{number:02}") for number in range(1, 5)]
-DISK = FactKey(Section.HEALTH, "host.disk", "gpu01")
+LR = PropertyKey(Topic.ENVIRONMENT, "LR")
+TORCH = [PropertyKey(Topic.VERSIONS, "torch", f"gpu{number:02}") for number in range(1, 5)]
+DISK = PropertyKey(Topic.HEALTH, "host.disk", "gpu01")
 
 
-def of(facts: dict[FactKey, Fact], run: str = "a", *, has_health: bool = True) -> RunFacts:
-    return RunFacts(run=run, facts=facts, has_health=has_health)
+def of(facts: dict[PropertyKey, PropertyValue], run: str = "a", *, has_health: bool = True) -> RunProperties:
+    return RunProperties(run=run, properties=facts, has_health=has_health)
 
 
 @pytest.mark.parametrize(
     ("left", "right", "found"),
     [
-        pytest.param({LR: Fact("1")}, {LR: Fact("1")}, [], id="alike"),
+        pytest.param({LR: PropertyValue("1")}, {LR: PropertyValue("1")}, [], id="alike"),
         pytest.param(
-            {LR: Fact("1")},
-            {LR: Fact("2")},
-            [Difference(section=Section.ENVIRONMENT, what="LR", nodes=(), left="1", right="2")],
+            {LR: PropertyValue("1")},
+            {LR: PropertyValue("2")},
+            [Difference(section=Topic.ENVIRONMENT, what="LR", nodes=(), left="1", right="2")],
             id="another value",
         ),
         pytest.param(
             {},
-            {LR: Fact("2")},
-            [Difference(section=Section.ENVIRONMENT, what="LR", nodes=(), left=None, right="2")],
+            {LR: PropertyValue("2")},
+            [Difference(section=Topic.ENVIRONMENT, what="LR", nodes=(), left=None, right="2")],
             id="only there",
         ),
         pytest.param(
-            {key: Fact("2.4") for key in TORCH},
-            {key: Fact("2.5") for key in TORCH},
+            {key: PropertyValue("2.4") for key in TORCH},
+            {key: PropertyValue("2.5") for key in TORCH},
             [
                 Difference(
-                    section=Section.VERSIONS, what="torch", nodes=("gpu01", "gpu02", "gpu03", "gpu04"), left="2.4",
+                    section=Topic.VERSIONS, what="torch", nodes=("gpu01", "gpu02", "gpu03", "gpu04"), left="2.4",
                     right="2.5",
                 )
             ],
             id="alike on several nodes",
         ),
         pytest.param(
-            {DISK: Fact("WARN: 41 GiB free", "WARN")}, {DISK: Fact("WARN: 40 GiB free", "WARN")}, [],
+            {DISK: PropertyValue("WARN: 41 GiB free", "WARN")}, {DISK: PropertyValue("WARN: 40 GiB free", "WARN")}, [],
             id="a number that is never the same twice",
         ),
     ],
 )  # fmt: skip
 def test_only_what_differs_is_told_and_what_is_alike_on_several_nodes_once(
-    left: dict[FactKey, Fact], right: dict[FactKey, Fact], found: list[Difference]
+    left: dict[PropertyKey, PropertyValue], right: dict[PropertyKey, PropertyValue], found: list[Difference]
 ) -> None:
     assert list_differences(of(left), of(right)) == found
 
 
 def test_of_nodes_that_were_not_looked_at_nothing_else_is_said() -> None:
-    (found,) = list_differences(of({DISK: Fact("FAIL")}), of({}, has_health=False))
+    (found,) = list_differences(of({DISK: PropertyValue("FAIL")}), of({}, has_health=False))
 
     assert (found.what, found.left, found.right) == ("nodes before the start", "checked", "not checked")
 
 
 def test_sections_stand_in_the_order_in_which_people_read() -> None:
-    keys = [FactKey(section, "x") for section in reversed(Section)]
+    keys = [PropertyKey(section, "x") for section in reversed(Topic)]
 
-    assert [row.section for row in list_differences(of({key: Fact("1") for key in keys}), of({}))] == list(Section)
+    assert [row.section for row in list_differences(of({key: PropertyValue("1") for key in keys}), of({}))] == list(
+        Topic
+    )
 
 
 def test_a_long_section_is_cut_and_says_so(pipe: Terminal) -> None:
-    facts = {FactKey(Section.CODE, f"file-{number}.py"): Fact("x") for number in range(300)}
+    facts = {PropertyKey(Topic.CODE, f"file-{number}.py"): PropertyValue("x") for number in range(300)}
 
     lines = render_differences(of(facts), of({}, "b"), pipe)
 
@@ -83,7 +85,9 @@ def test_a_long_section_is_cut_and_says_so(pipe: Terminal) -> None:
 
 
 def test_a_table_of_many_nodes_fits_80_columns(narrow: Terminal) -> None:
-    facts = {FactKey(Section.NODES, "takes part", f"rack{n % 7}-gpu{n}"): Fact("worker " * 20) for n in range(200)}
+    facts = {
+        PropertyKey(Topic.NODES, "takes part", f"rack{n % 7}-gpu{n}"): PropertyValue("worker " * 20) for n in range(200)
+    }
 
     lines = render_differences(of(facts), of({}, "b"), narrow)
 
@@ -95,9 +99,12 @@ def test_a_table_of_many_nodes_fits_80_columns(narrow: Terminal) -> None:
 def test_values_without_room_beside_each_other_stand_whole_one_below_the_other(
     new_screen: type[Screen], width: int
 ) -> None:
-    command = FactKey(Section.COMMAND, "runs")
+    command = PropertyKey(Topic.COMMAND, "runs")
     long = "train.py " + "--option value " * 8
-    left, right = of({command: Fact(f"{long}--lr 0.1"), LR: Fact("1")}), of({command: Fact(f"{long}--lr 0.2")}, "b")
+    left, right = (
+        of({command: PropertyValue(f"{long}--lr 0.1"), LR: PropertyValue("1")}),
+        of({command: PropertyValue(f"{long}--lr 0.2")}, "b"),
+    )
 
     lines = render_differences(left, right, new_screen(width=width).terminal)
 

@@ -20,7 +20,7 @@ from clusterctl.render.charts import (
 )
 from clusterctl.render.report_page import FindingRow, ReportData, compute_speed, render_report_page, sanitize_page_text
 from clusterctl.render.status_report import RunSnapshot
-from clusterctl.run.record.run_facts import Commit, Origin
+from clusterctl.run.record.run_origin import Commit, Origin
 from clusterctl.run.record.sample_files import Curves
 from clusterctl.run.rules.failure_causes import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.config.spec import JobSpec
-from clusterctl.run.record.run_facts import Commit, Origin, format_command, read_commit, read_origin
+from clusterctl.run.record.run_origin import Commit, Origin, format_command, read_commit, read_origin
 from clusterctl.run.record.rundir import RunDir
 
 if TYPE_CHECKING:

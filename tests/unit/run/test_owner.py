@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.run.record import ownership, rundir
-from clusterctl.run.record.ownership import NotOwnerError, ThreadOwnedState
+from clusterctl.run.record import rundir, thread_ownership
 from clusterctl.run.record.run_dir_writer import RunDirWriter
+from clusterctl.run.record.thread_ownership import NotOwnerError, ThreadOwnedState
 from clusterctl.run.rules.controller_events import Note
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def on_a_thread(call: Callable[[], object]) -> BaseException | None:
 
 
 def test_the_suite_looks_at_who_changes_what() -> None:
-    assert ownership.DEBUG
+    assert thread_ownership.DEBUG
 
 
 def test_an_attribute_is_changed_by_its_owner_alone() -> None:

@@ -1,4 +1,4 @@
-"""Who may change a run: the controller that holds its lock, and in the controller the thread that owns a value."""
+"""Locks files of a run: only the controller that holds the lock of a run may change the run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ import fcntl
 import json
 import os
 import random
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import override
 
 from clusterctl.errors import ClusterctlError, RefusedError
 
@@ -119,41 +115,3 @@ def read_holder(path: Path) -> LockHolder | None:
         return LockHolder(host=str(written["host"]), pid=int(written["pid"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None
-
-
-DEBUG = os.environ.get("CLUSTERCTL_DEBUG", "") not in ("", "0")
-
-
-class NotOwnerError(AssertionError):
-    """A thread changes an object of another thread. This is a bug, and no code catches it."""
-
-
-class ThreadOwned:
-    """An object that one thread owns after `take_ownership`. Methods that change the object call `check_owner`."""
-
-    _owner: int | None = None
-
-    def take_ownership(self) -> None:
-        """Make this thread the owner."""
-        self._owner = threading.get_ident()
-
-    def check(self) -> None:
-        """Check that this thread is the owner.
-
-        Raises:
-            NotOwnerError: Another thread is the owner, and `CLUSTERCTL_DEBUG` is set.
-        """
-        if DEBUG and self._owner not in (None, threading.get_ident()):
-            raise NotOwnerError(f"{type(self).__name__} is changed by {threading.current_thread().name}")
-
-
-class ThreadOwnedState(ThreadOwned):
-    """An object of one thread, whose attributes no other thread may set."""
-
-    if DEBUG:
-
-        @override
-        def __setattr__(self, name: str, value: Any) -> None:
-            """Set an attribute if this thread is the owner."""
-            self.check()
-            super().__setattr__(name, value)
