@@ -1,4 +1,4 @@
-"""The attempts of a run: why each of them ended, as a line, a table, JSON and a separator between lines of output."""
+"""Renders the attempts of a run and why each ended: as a line, a table, JSON, or a separator in output."""
 
 from __future__ import annotations
 
@@ -27,32 +27,33 @@ _WORDS = {
 }
 
 
-def describe_cause(cause: Cause | None, why: str = "", *, message: bool = False) -> str:
+def describe_cause(cause: Cause | None, fallback: str = "", *, with_message: bool = False) -> str:
     """Return why an attempt ended, in a few words: `rank 1 on gpu02: killed by SIGKILL`.
 
     Args:
-        cause: Its first observed failure.
-        why: The word of `restart.on`, for where no cause is known.
-        message: Add what was said last.
+        cause: The first observed failure of the attempt.
+        fallback: The text to return if no cause is known: a word of `restart.on`.
+        with_message: Add the error message of the worker.
     """
     if cause is None:
-        return why
+        return fallback
     if cause.kind == "node_lost":
         return f"{safe(cause.node)} was lost"
-    said = f": {safe(cause.message)}" if message and cause.message and cause.message != describe_exit(cause) else ""
+    with_message = with_message and bool(cause.message) and cause.message != describe_exit(cause)
+    message = f": {safe(cause.message)}" if with_message else ""
     if cause.kind in _WORDS:
-        return _WORDS[cause.kind] + said
+        return _WORDS[cause.kind] + message
     place = f"rank {cause.rank} on {safe(cause.node)}: " if cause.rank is not None else ""
-    if said and cause.kind == "exit":
-        # What was said tells more than the code, and a narrow table cuts the end.
+    if message and cause.kind == "exit":
+        # The message says more than the exit code, and a narrow table cuts the end of a text.
         return f"{place}{safe(cause.message)} ({describe_exit(cause)})"
-    return f"{place}{describe_exit(cause)}{said}"
+    return f"{place}{describe_exit(cause)}{message}"
 
 
 def describe_cause_briefly(cause: Cause) -> str:
-    """Return the same for a column that may be cut at its end: the failure first, then its place."""
+    """Return why an attempt ended, for a column that may be cut at its end: the failure first, then the rank."""
     if cause.rank is None or cause.kind in (*_WORDS, "node_lost"):
-        return describe_cause(cause, message=True)
+        return describe_cause(cause, with_message=True)
     match cause.kind:
         case "oom":
             how = "out of memory"
@@ -64,7 +65,7 @@ def describe_cause_briefly(cause: Cause) -> str:
 
 
 def describe_restart(time: float, event: RestartPlanned, terminal: Terminal) -> list[str]:
-    """Return the lines of the live view for a restart: why the attempt ended, and when the next one begins."""
+    """Return the lines of the live view for a restart: why the last attempt ended, and when the next one begins."""
     cause = cause_from_json(event.cause)
     lines = []
     if cause is not None and (cause.rank is not None or cause.kind == "node_lost"):
@@ -76,7 +77,7 @@ def describe_restart(time: float, event: RestartPlanned, terminal: Terminal) -> 
 
 
 def describe_next_attempt(state: RunState, now: float) -> str:
-    """Return when the next attempt begins, and where."""
+    """Return a sentence about the next attempt: when it begins, and on which nodes."""
     pause = max(0.0, (state.restart_at or now) - now)
     nodes = fold_hosts(state.next_nodes)
     when = f"in {describe_duration(pause)} on {nodes}" if pause >= 0.5 else f"once there is a connection to {nodes}"
@@ -84,7 +85,7 @@ def describe_next_attempt(state: RunState, now: float) -> str:
 
 
 class _Attempt(NamedTuple):
-    """An attempt; the end of the current one is `None`, and its `why` is the phase of the run."""
+    """An attempt. For the current attempt, `ended` is `None`, and `why` is the phase of the run."""
 
     number: int
     began: float | None
@@ -104,9 +105,9 @@ def _list_attempts(state: RunState, step: int | None) -> list[_Attempt]:
 
 
 def list_attempt_spans(state: RunState) -> list[tuple[int, float | None, float | None, str]]:
-    """Return of each attempt its number, when it began and ended, and how."""
+    """Return number, begin, end and reason of the end of each attempt; times are of the wall clock."""
     return [
-        (each.number, each.began, each.ended, describe_cause(each.cause, each.why, message=True))
+        (each.number, each.began, each.ended, describe_cause(each.cause, each.why, with_message=True))
         for each in _list_attempts(state, None)
     ]
 
@@ -116,9 +117,9 @@ def render_attempts(state: RunState, step: int | None, now: float, terminal: Ter
 
     Args:
         state: The run.
-        step: Which step the current attempt has reached.
+        step: The step that the current attempt has reached.
         now: The head's wall clock.
-        terminal: Where it will stand.
+        terminal: The terminal that will show the table.
     """
     if not state.earlier_attempts:
         return []
@@ -132,7 +133,7 @@ def render_attempts(state: RunState, step: int | None, now: float, terminal: Ter
             "-" if row.began is None else format_duration((now if row.ended is None else row.ended) - row.began),
             "-" if row.step is None else str(row.step),
             row.resume_from or "-",
-            describe_cause(row.cause, row.why, message=True),
+            describe_cause(row.cause, row.why, with_message=True),
         ]
         for row in _list_attempts(state, step)
     ]
@@ -140,7 +141,7 @@ def render_attempts(state: RunState, step: int | None, now: float, terminal: Ter
 
 
 def attempts_json(state: RunState, step: int | None) -> list[dict[str, Any]]:
-    """Return the attempts for machines."""
+    """Return the `attempts` of `status --json`."""
     return [
         {
             "attempt": row.number,
@@ -155,18 +156,18 @@ def attempts_json(state: RunState, step: int | None) -> list[dict[str, Any]]:
 
 
 def render_separator(text: str, terminal: Terminal) -> str:
-    """Return a separator line, which belongs to no worker."""
+    """Return a line that separates the output of attempts."""
     dash = terminal.glyphs.rule * 2
     return terminal.style(f"{dash} {safe(text)} {dash}", DIM)
 
 
 class AttemptSeparators:
-    """Separators between the output lines of several attempts.
+    """Inserts separators between the output lines of different attempts.
 
     Args:
-        terminal: Where the lines are written.
+        terminal: The terminal that shows the lines.
         attempt: Show lines of this attempt only; `None` for all attempts.
-        first: Lines are shown from the first attempt on; else from that of the first line.
+        first: Begin with the separator of the first attempt; otherwise with that of the attempt of the first line.
     """
 
     def __init__(self, terminal: Terminal, *, attempt: int | None = None, first: bool = True) -> None:
@@ -178,7 +179,7 @@ class AttemptSeparators:
     def insert_separators(
         self, lines: Sequence[LogLine | FoldedLine], state: RunState
     ) -> Iterator[str | Sequence[LogLine | FoldedLine]]:
-        """Yield lines in pieces, with separators between the attempts."""
+        """Yield the lines in groups, with a separator before each group of another attempt."""
         start = 0
         for number, line in enumerate(lines):
             if self._last_attempt is None or line.attempt > self._last_attempt:
@@ -190,7 +191,7 @@ class AttemptSeparators:
             yield lines[start:]
 
     def list_remaining_separators(self, state: RunState) -> Iterator[str]:
-        """Yield the separators after the last line."""
+        """Yield the separators of attempts that follow the last line of output."""
         if self._only is None and state.earlier_attempts:
             yield from self._up_to(state.attempt, state)
         elif self._only is not None and state.earlier_attempts:
@@ -214,7 +215,7 @@ class AttemptSeparators:
             return
         self._ended.add(number)
         took = "" if past.began is None else f" after {format_duration(past.ended - past.began)}"
-        why = describe_cause(past.cause, past.why, message=True)
+        why = describe_cause(past.cause, past.why, with_message=True)
         yield render_separator(f"attempt {number} ended{took}: {why}", self._terminal)
 
 

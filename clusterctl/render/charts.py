@@ -1,4 +1,4 @@
-"""Curves and bars over time as numbers that a page can draw: a pure function of their values."""
+"""Computes the coordinates of charts over time for a page: curves, bars and axes. Pure."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ TONES = {"good": "#1a7f37", "bad": "#cf222e", "warn": "#9a6700", "dim": "#888"}
 _TOP, _BOTTOM = 8.0, 20.0
 _COLOURS = ("#0969da", "#cf222e", "#1a7f37", "#9a6700", "#8250df", "#bf3989", "#1b7c83", "#bc4c00")
 MAX_CURVES = 16
-"""Curves in one picture; of more the lowest, the median and the highest are shown."""
+"""The largest number of curves in a chart. With more, the chart shows the lowest, the median and the highest value."""
 _MIN_FOR_MEDIAN = 3
-_APART = 0.03
-"""A curve that is further from the median, as a share of the highest value, is shown by itself."""
+_MAX_DISTANCE = 0.03
+"""A curve with a larger mean distance from the median is drawn by itself. The unit is the highest value of all."""
 _BINS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """The time that a picture shows; wall clock."""
+    """The time that a chart shows, and its scale; wall clock."""
 
     begin: float
     end: float
 
     def x_at(self, time: float) -> float:
-        """Return the horizontal position of a time."""
+        """Return the x coordinate of a time; times outside of the axis are moved to its ends."""
         share = (time - self.begin) / max(self.end - self.begin, 1e-9)
         return LEFT + min(1.0, max(0.0, share)) * (WIDTH - LEFT - RIGHT)
 
     def time_labels(self) -> list[tuple[float, str, str]]:
-        """Return place, alignment and text of the labels below a picture."""
+        """Return x coordinate, SVG text anchor and text of each label below a chart."""
         form = "%m-%d %H:%M" if self.end - self.begin > 86400 else "%H:%M:%S"
         times = ((self.begin, "start"), ((self.begin + self.end) / 2, "middle"), (self.end, "end"))
         return [
@@ -47,7 +47,7 @@ class TimeAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """Something that took a time: an attempt. `tone` is a class of the page's style."""
+    """The bar of an attempt. `tone` is a CSS class of the page."""
 
     x: float
     width: float
@@ -57,7 +57,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
-    """Something that happened."""
+    """An event with its time; `tone` is a CSS class of the page."""
 
     time: float
     label: str
@@ -66,7 +66,7 @@ class TimelineEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A line of a chart; `path` is the `points` of an SVG polyline."""
+    """A line of a chart; `path` is the `points` attribute of an SVG polyline."""
 
     name: str
     colour: str
@@ -75,7 +75,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Curves over time; `grid_lines` are the places and labels of its horizontal lines."""
+    """Curves over time; `grid_lines` are the y coordinates and labels of the horizontal lines."""
 
     title: str
     curves: Sequence[Curve]
@@ -83,7 +83,7 @@ class Chart:
 
 
 def make_chart(title: str, unit: str, series: Mapping[str, Points], axis: TimeAxis) -> Chart | None:
-    """Return curves over time, or `None` without any curve."""
+    """Return a chart of the values over time; `None` if there is no value to draw."""
     shown = select_curves({name: filter_drawable_points(points) for name, points in series.items()}, axis)
     if not shown:
         return None
@@ -97,15 +97,15 @@ def make_chart(title: str, unit: str, series: Mapping[str, Points], axis: TimeAx
 
 
 def filter_drawable_points(points: Points) -> Points:
-    """Return the points that can be drawn."""
+    """Return the points with a finite time and a finite value that is not negative."""
     return [point for point in points if -math.inf < point[0] < math.inf and 0.0 <= point[1] < math.inf]
 
 
 def select_curves(series: Mapping[str, Points], axis: TimeAxis) -> dict[str, Points]:
-    """Return few curves that a reader can distinguish.
+    """Return a few curves that a reader can tell apart.
 
-    Of curves that lie on each other the middle at each time, beside those that differ from it; of too many the lowest,
-    the middle and the highest; else the curves themselves.
+    If most curves agree, this is their median, and each curve that differs from it. If there are too many curves, these
+    are the lowest, the median and the highest value at each time. Otherwise they are all curves.
     """
     known = {name: points for name, points in series.items() if points}
     if len(known) < _MIN_FOR_MEDIAN:
@@ -131,7 +131,7 @@ def select_curves(series: Mapping[str, Points], axis: TimeAxis) -> dict[str, Poi
 
 
 def _unlike(bins: Sequence[Mapping[str, Sequence[float]]], names: Iterable[str]) -> list[str]:
-    """Return the names of the curves that are on average far from the median."""
+    """Return the names of the curves whose mean distance from the median is large."""
     top = max((value for values in bins for own in values.values() for value in own), default=0.0)
     away: dict[str, list[float]] = {name: [] for name in names}
     for values in bins:
@@ -139,7 +139,7 @@ def _unlike(bins: Sequence[Mapping[str, Sequence[float]]], names: Iterable[str])
         middle = median(own.values())
         for name, value in own.items():
             away[name].append(abs(value - middle))
-    return [name for name, each in away.items() if each and sum(each) / len(each) > _APART * top]
+    return [name for name, each in away.items() if each and sum(each) / len(each) > _MAX_DISTANCE * top]
 
 
 def _path(points: Points, top: float, axis: TimeAxis) -> Markup:
@@ -153,7 +153,7 @@ def _y(value: float, top: float) -> float:
 
 
 def _ceiling(value: float) -> float:
-    """Return the number at the top of an axis: 1, 2 or 5 times a power of ten."""
+    """Return the highest number of a y axis, which is 1, 2 or 5 times a power of ten."""
     if value <= 0.0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

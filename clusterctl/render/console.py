@@ -1,7 +1,7 @@
-"""The streams that a person reads: whether they take colours, redrawing and non-ASCII, and how wide they are.
+"""The output streams of a command: whether each can show colours, redraw lines and show non-ASCII, and its width.
 
-Data goes to stdout, narration to stderr; each is judged by itself, for either may be a pipe. All that is written passes
-the door (`clusterctl.render.terminal_sanitizer`), our own words included.
+Data goes to stdout, messages go to stderr. Each stream is examined separately, because either may be a pipe. All output
+passes the sanitizer (`clusterctl.render.terminal_sanitizer`), also the texts of clusterctl itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DEFAULT_HEIGHT = 24
 
 
 class ColorChoice(str, Enum):
-    """What the user wants of colours."""
+    """The values of `--color`."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -38,7 +38,7 @@ class ColorChoice(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glyphs:
-    """Signs with a meaning; a word or a number always accompanies them.
+    """The signs and drawing characters of the output. A word or a number always accompanies a sign.
 
     Attributes:
         bar_fills: What a column of a bar may be filled with, the least first and the whole last.
@@ -71,11 +71,11 @@ ASCII = Glyphs(
 
 
 _IN_ASCII = str.maketrans({"✓": "ok", "✗": "x", "│": "|", "…": "...", "·": "-", "→": "->", "─": "-", "°": ""})
-"""How our signs are written where the stream can show none of them, whoever wrote them."""
+"""ASCII replacements for the signs, for a stream that shows only ASCII. They also replace signs of other programs."""
 
 
 def wants_colour(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -> bool:
-    """Decide about colours: the flag, then NO_COLOR, then FORCE_COLOR, then TERM=dumb, then what the stream is."""
+    """Return whether to write colours: `--color` decides, then NO_COLOR, FORCE_COLOR, TERM=dumb, then the stream."""
     if choice is not ColorChoice.AUTO:
         return choice is ColorChoice.ALWAYS
     if env.get("NO_COLOR"):
@@ -87,21 +87,21 @@ def wants_colour(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -
 
 
 def wants_ascii(env: Mapping[str, str]) -> bool:
-    """Return whether the locale asks for ASCII signs only.
+    """Return whether the locale asks for ASCII signs.
 
-    Python writes UTF-8 in it nevertheless, unless it was told what to write. That stays so for what others wrote.
+    In the C locale Python writes UTF-8 by default. Only the signs of clusterctl change; texts of others stay UTF-8.
     """
-    told = env.get("PYTHONIOENCODING") or env.get("PYTHONUTF8") == "1"
-    return env.get("LC_ALL") in ("C", "POSIX") and not told
+    is_encoding_set = env.get("PYTHONIOENCODING") or env.get("PYTHONUTF8") == "1"
+    return env.get("LC_ALL") in ("C", "POSIX") and not is_encoding_set
 
 
 class Terminal:
     """One output stream.
 
     Attributes:
-        colour: Styles are written.
-        live: Lines may be rewritten in place.
-        glyphs: The signs that the stream's encoding can show.
+        colour: The stream shows styles and colours.
+        live: The stream can redraw lines in place.
+        glyphs: The signs that the encoding of the stream can show.
     """
 
     def __init__(self, stream: TextIO, *, colour: bool, live: bool, unicode: bool, width: int | None = None) -> None:
@@ -114,7 +114,7 @@ class Terminal:
 
     @classmethod
     def for_stream(cls, stream: TextIO, *, color: ColorChoice = ColorChoice.AUTO, env: Mapping[str, str]) -> Terminal:
-        """Judge a stream."""
+        """Return the terminal for a stream, with the abilities that the stream and the environment suggest."""
         isatty = stream.isatty()
         encoding = (stream.encoding or "").lower().replace("-", "").replace("_", "")
         return cls(
@@ -127,7 +127,7 @@ class Terminal:
 
     @property
     def file_id(self) -> tuple[int, int] | None:
-        """The device and inode of the stream, or `None` without a descriptor."""
+        """The device and inode of the stream; `None` if the stream has no descriptor."""
         try:
             found = os.fstat(self.stream.fileno())
         except (OSError, ValueError):
@@ -135,7 +135,7 @@ class Terminal:
         return found.st_dev, found.st_ino
 
     def has_reader(self, seconds: float = 0.0) -> bool:
-        """Return whether this stream still has a reader; wait at most so long for the reader to go."""
+        """Return whether this stream still has a reader; wait at most `seconds` for the reader to close it."""
         try:
             return standard_streams.has_reader(self.stream.fileno(), seconds)
         except (OSError, ValueError):
@@ -143,7 +143,7 @@ class Terminal:
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal now, or `None` if lines must not be cut (a pipe or a file)."""
+        """The present number of columns of the terminal; `None` if lines must not be cut (a pipe or a file)."""
         if self._width is not None:
             return self._width or None
         try:
@@ -153,7 +153,7 @@ class Terminal:
 
     @property
     def height(self) -> int:
-        """Lines of the terminal now."""
+        """The present number of lines of the terminal."""
         try:
             return os.get_terminal_size(self.stream.fileno()).lines or _DEFAULT_HEIGHT
         except (OSError, ValueError):
@@ -164,7 +164,7 @@ class Terminal:
         return ansi_style(text, *codes) if self.colour and text and codes else text
 
     def filter_colours(self, line: str) -> str:
-        """Return a sanitized line of a program, with its own colours if the stream shows colours."""
+        """Return a sanitized line of a program; without the program's colours if the stream shows none."""
         return keep_ansi_colours(line) if self.colour else strip_colours(line)
 
     def write_line(self, text: str = "") -> None:
@@ -172,7 +172,7 @@ class Terminal:
         self.write_lines([text])
 
     def write_lines(self, lines: Iterable[str]) -> None:
-        """Write some lines at once in place of the drawn ones; what follows a line break within a line is indented."""
+        """Write lines in place of the drawn lines. Text after a line break within a line is indented."""
         if text := sanitize_lines(lines):
             self._put(self._erase() + text)
 
@@ -182,31 +182,31 @@ class Terminal:
         self.write_lines(lines if width is None else [part for line in lines for part in wrap_line(line, width)])
 
     def draw(self, lines: Iterable[str]) -> None:
-        """Show lines that the next output or drawing replaces; nothing if lines cannot be rewritten."""
+        """Show lines that the next output or drawing replaces. Does nothing if the stream cannot redraw lines."""
         if self.live:
             text = sanitize_lines(lines).removesuffix("\n")
             self._put((self._erase() or _ERASE_LINE) + text)
             self._drawn_lines = text.count("\n") + 1
 
     def clear(self) -> None:
-        """Take the drawn lines away."""
+        """Erase the drawn lines."""
         if erased := self._erase():
             self._put(erased)
 
     def _erase(self) -> str:
-        """Return the codes that take the drawn lines away; they count as gone."""
+        """Return the control codes that erase the drawn lines, and forget these lines."""
         count, self._drawn_lines = self._drawn_lines, 0
         if count <= 1:
             return _ERASE_LINE if count else ""
-        # Lines are deleted, not erased: if they begin at the top, tmux keeps what is erased in its history.
+        # Lines are deleted, not erased: tmux keeps erased lines in its history if they begin at the top.
         return f"\r\x1b[{count - 1}A\x1b[{count}M"
 
     def switch_screen(self, *, alternate: bool) -> None:
-        """Enter the alternate screen, or leave it; then the terminal is as it was before."""
+        """Enter the alternate screen of the terminal, or leave it; leaving restores the previous content."""
         self._put(_ENTER_SCREEN if alternate else _LEAVE_SCREEN)
 
     def draw_screen(self, lines: Iterable[str]) -> None:
-        """Show lines from the top of the alternate screen; without a flicker, for nothing is cleared beforehand."""
+        """Show lines from the top of the alternate screen. The screen is not cleared first, so it does not flicker."""
         shown = (sanitize_line(" ".join(line.split("\n"))) for line in lines)
         self._put(_HOME + "\r\n".join(line + _TO_LINE_END for line in shown) + _TO_END)
 
@@ -222,7 +222,7 @@ class Terminal:
 
 
 class Console:
-    """Stdout and stderr of a command. A line for the one first takes away the drawn lines of the other."""
+    """Stdout and stderr of a command. Output to one of them first erases the drawn lines of the other."""
 
     def __init__(self, out: Terminal, err: Terminal) -> None:
         self.out = out
@@ -238,7 +238,7 @@ class Console:
 
     @property
     def is_one_stream(self) -> bool:
-        """Whether who reads stderr reads stdout above it: one terminal, one file or one pipe."""
+        """Whether stdout and stderr are the same terminal, file or pipe."""
         return self.out.file_id is not None and self.out.file_id == self.err.file_id
 
     def write_stdout(self, *lines: str) -> None:
@@ -247,20 +247,20 @@ class Console:
         self.out.write_lines(lines)
 
     def write_stdout_wrapped(self, *lines: str) -> None:
-        """Write lines of data that are sentences to stdout."""
+        """Write sentences to stdout, wrapped to the width of the terminal."""
         self.err.clear()
         self.out.write_wrapped(lines)
 
     def write_stdout_text(self, text: str) -> None:
-        """Write a text of our own with several lines to stdout."""
+        """Write a text with several lines to stdout."""
         self.write_stdout(*text.rstrip("\n").split("\n"))
 
     def write_stdout_json(self, value: Any) -> None:
-        """Write a JSON document to stdout, in ASCII alone: it steers nothing, and any stream can encode it."""
+        """Write a JSON document to stdout, in ASCII: it has no control characters, and any stream can encode it."""
         self.write_stdout_text(json.dumps(value, indent=2))
 
     def write_stderr(self, *lines: str) -> None:
-        """Write lines of narration to stderr."""
+        """Write messages to stderr, wrapped to the width of the terminal."""
         self.out.clear()
         self.err.write_wrapped(lines)
 
@@ -269,13 +269,13 @@ class Console:
 
 
 def pad(text: str, width: int, *, right: bool = False) -> str:
-    """Return `text` filled up to `width` columns."""
+    """Return `text` filled with blanks up to `width` columns."""
     fill = " " * max(0, width - count_columns(strip_colours(text)))
     return fill + text if right else text + fill
 
 
 def fit(text: str, width: int | None, glyphs: Glyphs = UNICODE) -> str:
-    """Return `text`, which has no colours, cut to `width` columns; `None` is no limit."""
+    """Return `text` cut to `width` columns; `None` is no limit. The text must not contain colours."""
     if width is None or count_columns(text) <= width:
         return text
     room = width - count_columns(glyphs.ellipsis)
@@ -288,13 +288,13 @@ def fit(text: str, width: int | None, glyphs: Glyphs = UNICODE) -> str:
 
 
 PEER_LIMIT = 8192
-"""Characters shown of a text that came from elsewhere."""
+"""The number of characters that are shown of a text from another source."""
 
 
 def safe(text: object) -> str:
-    """Return foreign text as one line of limited length, without colours and control sequences.
+    """Return a text from another source as one line of limited length, without colours and control sequences.
 
-    It is needed where a text must be one line, or where its width counts; the door makes every text harmless anyway.
+    Use it if a text has to be one line, or if its width matters. The sanitizer makes all output harmless in any case.
     """
     whole = str(text)
     more = len(whole) - PEER_LIMIT

@@ -1,4 +1,4 @@
-"""How a run ended: the first observed failure on top, then the others folded, then what to do next."""
+"""The report about the end of a run: the first observed failure, the other failures folded, and the next commands."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from clusterctl.run.rules.outcome import list_end_warnings
 from clusterctl.run.rules.state import RunState, WorkerState
 from clusterctl.why.verdict import Confidence, ProblemKind, Verdict, format_verdict_lines
 
-_ON_A_SCREEN = 100
-"""The number of lines that a person presumably sees on the screen."""
+_SCREEN_LINES = 100
+"""The assumed number of lines that a person sees on the screen."""
 
 
 class OutputTail:
     """The last lines of output that were written to a screen."""
 
     def __init__(self) -> None:
-        self._lines: deque[LogLine | FoldedLine] = deque(maxlen=_ON_A_SCREEN)
+        self._lines: deque[LogLine | FoldedLine] = deque(maxlen=_SCREEN_LINES)
 
     def add(self, lines: Sequence[LogLine | FoldedLine]) -> None:
-        """Take note of lines that were written."""
-        self._lines.extend(lines[-_ON_A_SCREEN:])
+        """Add lines that were written to the screen."""
+        self._lines.extend(lines[-_SCREEN_LINES:])
 
     def lines_of_attempt(self, attempt: int) -> tuple[tuple[tuple[int, ...], str], ...]:
-        """Return ranks and text of each line of an attempt, the oldest first."""
+        """Return ranks and text of each line of an attempt, oldest first."""
         return tuple(
             (line.ranks if isinstance(line, FoldedLine) else (line.rank,), line.text)
             for line in self._lines
@@ -55,20 +55,20 @@ class OutputTail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleOutput:
-    """Output that stands on the screen.
+    """Output that is visible on the screen.
 
     Attributes:
-        ranks: Those whose output stands there in full.
-        lines: The last lines there of the attempt that ended, the oldest first, each with its ranks.
+        ranks: The ranks whose whole output is shown.
+        lines: The last lines of the attempt that ended, oldest first, each with its ranks.
     """
 
     ranks: frozenset[int] = frozenset()
     lines: tuple[tuple[tuple[int, ...], str], ...] = ()
 
     def find_rank_with_traceback(self, cause: Cause) -> int | None:
-        """Return a rank whose visible output has the traceback of a failure, or `None`.
+        """Return a rank whose visible output contains the traceback of a failure; `None` if there is no such rank.
 
-        It is enough that another rank raised the same in the same line of the same function.
+        The traceback of another rank counts too, if it raised the same error in the same line of the same function.
         """
         if cause.rank is not None and cause.rank in self.ranks:
             return cause.rank
@@ -81,7 +81,7 @@ class VisibleOutput:
         return None
 
     def shows_tail(self, rank: int, lines: Sequence[str]) -> bool:
-        """Return whether the last of these lines of a rank is visible, and with it the lines before."""
+        """Return whether the last of these lines of a rank is visible, which means that the lines before are too."""
         own = [strip_colours(text) for ranks, text in self.lines if rank in ranks]
         return rank in self.ranks and bool(lines) and lines[-1] in own
 
@@ -89,20 +89,20 @@ class VisibleOutput:
 _MOST_TRACEBACK = 40
 _MOST_LAST_LINES = 10
 _SIGTERM_CODES = (None, 0, 128 + signal.SIGTERM)
-"""Exit codes of a worker that SIGTERM has ended; `None` stands for the signal itself."""
+"""Exit codes of a worker that SIGTERM ended; `None` is the exit by the signal itself."""
 _MOST_GROUPS = 8
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportContext:
-    """What the report may assume to be known.
+    """Information for the report that the state of the run does not contain.
 
     Attributes:
-        log_path: Where the output of all ranks lies, if that is to be told.
-        folders: Where the code lies on the nodes.
+        log_path: The folder with the output of all ranks; `None` if the report should not name it.
+        folders: The folders of the code on the nodes.
         shown: Output that stands above the report.
-        memory: How full the memory of the node was, percent, and how many seconds before a rank was killed there.
+        node_memory: The use of the node's memory in percent, and how many seconds before the kill it was measured.
     """
 
     log_path: str | None = None
@@ -118,9 +118,9 @@ def render_end_report(state: RunState, terminal: Terminal, context: ReportContex
     """Return the report of a run that is over.
 
     Args:
-        state: Its final state.
-        terminal: Where it will stand.
-        context: What stands beside it.
+        state: The final state of the run.
+        terminal: The terminal that will show the report.
+        context: Information beside the state of the run.
     """
     if state.phase.value == "succeeded":
         return [*_warnings(state, terminal), _success(state, terminal)]
@@ -184,7 +184,7 @@ def _first_failure(state: RunState, cause: Cause, terminal: Terminal, context: R
 
 
 def _find_same_failures(state: RunState, cause: Cause) -> list[int]:
-    """Return the ranks that ended with the very same error of their own."""
+    """Return the ranks that ended with exactly the same error as the first failure."""
     if cause.secondary or not cause.message or cause.rank is None:
         return []
     how = (cause.kind, cause.exit_code, cause.signal, cause.message)
@@ -193,19 +193,19 @@ def _find_same_failures(state: RunState, cause: Cause) -> list[int]:
 
 
 def _evidence(cause: Cause, worker: WorkerState | None, terminal: Terminal, context: ReportContext) -> list[str]:
-    """Return the worker's own traceback, else its last lines."""
+    """Return the traceback of the worker; without a traceback, its last lines of output."""
     bar = terminal.style(f"  {terminal.glyphs.bar}", RED) + " "
     if cause.traceback:
         trace = clean_block(cause.traceback.encode("utf-8", "replace"))
         folded = fold_traceback(trace, context.folders, ellipsis=terminal.glyphs.ellipsis)
-        return [bar + terminal.filter_colours(line) for line in _cut_middle(folded, terminal)]
+        return [bar + terminal.filter_colours(line) for line in _omit_middle_lines(folded, terminal)]
     tail = select_cause_lines(worker.tail)[-_MOST_LAST_LINES:] if worker is not None and worker.tail else []
     if worker is not None and context.visible_output.shows_tail(worker.rank, [strip_colours(line) for line in tail]):
         return []
     return [bar + terminal.filter_colours(line) for line in tail]
 
 
-def _cut_middle(lines: Sequence[str], terminal: Terminal) -> list[str]:
+def _omit_middle_lines(lines: Sequence[str], terminal: Terminal) -> list[str]:
     if len(lines) <= _MOST_TRACEBACK:
         return list(lines)
     head, tail = 5, _MOST_TRACEBACK - 5
@@ -213,7 +213,7 @@ def _cut_middle(lines: Sequence[str], terminal: Terminal) -> list[str]:
 
 
 def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) -> list[str]:
-    """Fold the other failures by their end and their last message; stopped ranks are only counted."""
+    """Return the other failures, grouped by exit and message; of stopped ranks only the numbers."""
     messages = {cause.rank: cause for cause in state.causes}
     groups: dict[tuple[str, str], tuple[str, list[WorkerState]]] = {}
     for worker in others:
@@ -221,7 +221,7 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
             cause = messages.get(worker.rank)
             text = "" if cause is None else safe(cause.message)
             text = "" if text == describe_worker(worker) else text
-            # Peers that lost each other name ports and addresses, each another one.
+            # Messages about lost peers differ in ports and addresses.
             key = (describe_worker(worker), _VARYING.sub("#", text))
             groups.setdefault(key, (text, []))[1].append(worker)
     lines = [
@@ -239,7 +239,7 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
 
 
 def _stopped_lines(stopped: Sequence[WorkerState]) -> list[str]:
-    """Return the stopped ranks by exit code: an unexpected code may have the same cause as the first failure."""
+    """Return the stopped ranks by exit code. An unexpected code may have the same cause as the first failure."""
     codes = group_pairs((None if w.exit_code in _SIGTERM_CODES else w.exit_code, w.rank) for w in stopped)
     return [
         f"{'stopped by clusterctl' if code is None else f'exit code {code} while being stopped'}: {name_ranks(ranks)}"
@@ -270,7 +270,7 @@ def _next_steps(state: RunState, terminal: Terminal, log_path: str | None) -> li
 
 
 def render_verdict(verdict: Verdict, terminal: Terminal) -> list[str]:
-    """Return a verdict in lines."""
+    """Return a verdict as lines."""
     if verdict.kind is ProblemKind.NONE:
         return [f"{terminal.style(terminal.glyphs.ok, GREEN)} {safe(verdict.summary)}"]
     colour = RED if verdict.confidence in (Confidence.CERTAIN, Confidence.LIKELY) else YELLOW

@@ -1,4 +1,4 @@
-"""Errors for people: what happened, then what to do about it; the same failure of many nodes once."""
+"""Renders errors for people: the problem, then the remedy. Equal errors of several nodes are shown once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from clusterctl.render.health_report import render_findings_by_check
 from clusterctl.render.line_wrapping import count_columns
 
 _ADDRESS = re.compile(r"(?:-p \d+ )?[\w.\\-]+@[\w.:%@\[\]-]+")
-"""What a hint gives to ssh to reach its node (`SshOptions.address`): the one thing in which those of nodes differ."""
+"""The address of a node in a hint (`SshOptions.address`). Hints for the same error differ only in this address."""
 _MOST_REMAINING = 20
 _MOST_LINES = 60
-"""Most lines shown of a message, as many as of a traceback."""
+"""The largest number of lines that are shown of a message."""
 
 
 def print_error(error: ClusterctlError, console: Console | None = None) -> None:
-    """Write an error to stderr; a run that failed has its report already, so only its one line."""
+    """Write an error to stderr. A failed run has already printed its report."""
     console = console or Console.for_standard_streams()
     console.write_stderr(*render_error(error, console.err))
 
@@ -52,17 +52,17 @@ def render_error(error: ClusterctlError, terminal: Terminal) -> list[str]:
 
 
 def error_line(text: str, terminal: Terminal) -> str:
-    """Return `error: …`."""
+    """Return the line `error: …`."""
     return f"{terminal.style('error', RED, BOLD)}: {_text(text)}"
 
 
 def hint_lines(hint: str | None, terminal: Terminal) -> list[str]:
-    """Return `hint: …`, or nothing."""
+    """Return the line `hint: …`; nothing without a hint."""
     return [f"{terminal.style('hint', CYAN)}: {_text(hint)}"] if hint else []
 
 
 def render_start_error(error: Mapping[str, Any], terminal: Terminal) -> list[str]:
-    """Return a start's failure as the controller wrote it down (`StartFailed.error`)."""
+    """Return the lines about a start that failed, from the controller's event (`StartFailed.error`)."""
     nodes = error.get("nodes")
     if nodes:
         return _nodes([(str(n["node"]), str(n["message"]), n.get("hint")) for n in nodes], terminal)
@@ -75,7 +75,7 @@ def render_start_error(error: Mapping[str, Any], terminal: Terminal) -> list[str
 
 
 def render_remaining_processes(remaining: Iterable[Mapping[str, Any]], terminal: Terminal) -> list[str]:
-    """Return one line for each process that may still be there."""
+    """Return a line for each process that may still exist."""
     entries = list(remaining)
     lines = [_remaining(entry, terminal) for entry in entries[:_MOST_REMAINING]]
     more = len(entries) - len(lines)
@@ -94,7 +94,7 @@ def _remaining(entry: Mapping[str, Any], terminal: Terminal) -> str:
 
 
 def _nodes(errors: Sequence[tuple[str, str, str | None]], terminal: Terminal) -> list[str]:
-    """Fold equal messages of many nodes, in the order of their first node; each hint once, below what it belongs to."""
+    """Return equal messages of several nodes once, in the order of their first node. Equal hints are shown once."""
     groups: dict[tuple[str, str | None], list[tuple[str, str | None]]] = {}
     for node, message, hint in errors:
         alike = _ADDRESS.sub("", hint) if hint else None
@@ -110,13 +110,13 @@ def _nodes(errors: Sequence[tuple[str, str, str | None]], terminal: Terminal) ->
 
 
 def _shared(hints: Sequence[str | None]) -> str | None:
-    """Return one hint for nodes whose hints differ in the address alone, if at all."""
+    """Return one hint for several nodes, whose hints differ at most in the address."""
     first, different = hints[0], len(set(hints))
     return first if different == 1 else f"{first}; likewise for the other {different - 1}"
 
 
 def _text(text: str) -> str:
-    """Return a text that may have several lines: the door indents all but the first."""
+    """Return a text of limited length that may have several lines; the sanitizer indents all lines but the first."""
     lines = [safe(line) for line in text[:PEER_LIMIT].splitlines()]
     more = len(lines) - _MOST_LINES
     shown = [*lines[:_MOST_LINES], f"[{more} more lines]"] if more > 0 else lines
@@ -127,11 +127,11 @@ def _text(text: str) -> str:
 
 _TAB = 4
 _MOST = 100
-"""Most problems shown: more than this have a common cause."""
+"""The largest number of problems that are shown. More problems than this usually have a common cause."""
 
 
 def render_config_error(error: ConfigError, terminal: Terminal) -> list[str]:
-    """Return all problems of a cluster file, and their number below; long source lines are cut around the caret."""
+    """Return all problems of a cluster file, then their number. Long source lines are cut around the caret."""
     count = len(error.problems)
     files = len({problem.path for problem in error.problems})
     where = f" in {files} files" if files > 1 else f" in {error.problems[0].path}"
@@ -140,7 +140,7 @@ def render_config_error(error: ConfigError, terminal: Terminal) -> list[str]:
 
 
 def render_problems(problems: Sequence[Problem], kind: str, terminal: Terminal) -> list[str]:
-    """Return each problem in up to four lines; `kind` is `error` or `warning`."""
+    """Return up to four lines for each problem; `kind` is `error` or `warning`."""
     lines = [line for problem in problems[:_MOST] for line in _problem_lines(problem, kind, terminal)]
     more = len(problems) - _MOST
     return [*lines, f"and {more} more"] if more > 0 else lines
@@ -166,7 +166,7 @@ def _problem_lines(problem: Problem, kind: str, terminal: Terminal) -> list[str]
 
 
 def _window(source: str, column: int, room: int) -> tuple[str, int]:
-    """Cut a line that does not fit, keeping the caret in sight."""
+    """Return the part of a source line that fits and contains the caret, and the caret's column in this part."""
     column = min(column, len(source) + 1)
     if room < 20 or count_columns(_visible(source)) <= room:
         return source, column
@@ -175,6 +175,6 @@ def _window(source: str, column: int, room: int) -> tuple[str, int]:
 
 
 def _visible(text: str) -> str:
-    """Tabs as blanks, control characters as `?`: text of a file never steers the terminal."""
+    """Return a text with tabs as blanks and control characters as `?`, so that it cannot control the terminal."""
     text = text.replace("\t", " " * _TAB)
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,4 +1,4 @@
-"""Output of a command on many nodes: equal outputs folded, their differences, and the ends that were not good."""
+"""Renders the output of a command on many nodes: equal outputs once, differences between nodes, and failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clusterctl.render.console import BOLD, Terminal, pad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """How a command ended on a node. `error` says why it was not carried out, or that it took too long."""
+    """The result of a command on a node. `error` says why the command did not run, or that it took too long."""
 
     exit_code: int | None
     signal: int | None = None
@@ -26,7 +26,7 @@ class CommandResult:
 
 
 def make_command_result(result: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> CommandResult:
-    """Return the agent's result of `exec`, with its output and the time limit that it had, as an answer."""
+    """Return the result of a command from the agent's answer to `exec`, its output and its time limit."""
     error = f"not done within {seconds:g} s" if result.get("timed_out") and seconds is not None else None
     return CommandResult(
         exit_code=result.get("exit_code"), signal=result.get("signal"), stdout=out, stderr=err, error=error
@@ -34,19 +34,19 @@ def make_command_result(result: Mapping[str, Any], out: bytes, err: bytes, secon
 
 
 def compute_exit_code(answer: CommandResult) -> int:
-    """Return the exit code as in a shell: 128 + N for a signal, 124 for a timeout."""
+    """Return the exit code as a shell would: 128 + N for signal N, 124 for a timeout."""
     if answer.error is not None and (answer.signal is not None or answer.exit_code is None):
         return int(ExitCode.WAIT_TIMED_OUT)
     return 128 + answer.signal if answer.signal is not None else answer.exit_code or 0
 
 
 def sanitize_output(block: bytes, terminal: Terminal) -> list[str]:
-    """Return a block of output as lines that do no harm to that terminal."""
+    """Return the lines of an output without control sequences, with its colours if the terminal shows colours."""
     return [terminal.filter_colours(line) for line in clean_block(block)] if block else []
 
 
 def _groups(outputs: Mapping[str, bytes]) -> list[tuple[list[str], bytes]]:
-    """Return groups of nodes with equal output, in the order of their first nodes, without silent nodes."""
+    """Return groups of nodes with equal output, in the order of their first nodes; without nodes that wrote nothing."""
     groups = group_pairs((output, node) for node, output in outputs.items() if output)
     return [(nodes, output) for output, nodes in groups.items()]
 
@@ -61,7 +61,7 @@ def _header(nodes: list[str], terminal: Terminal) -> list[str]:
 
 
 def fold_stdout(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
-    """Return stdout of all nodes: equal output once, below the names of its nodes, or beside them if it is one line."""
+    """Return stdout of all nodes: equal output once, below the names of the nodes; a single line beside the names."""
     groups = [
         (nodes, sanitize_output(output, terminal))
         for nodes, output in _groups({n: a.stdout for n, a in answers.items()})
@@ -77,7 +77,7 @@ def fold_stdout(answers: Mapping[str, CommandResult], terminal: Terminal) -> lis
 
 
 def fold_stderr(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
-    """Return stderr of all nodes, each line behind the names of its nodes."""
+    """Return stderr of all nodes, equal output once; each line begins with the names of the nodes."""
     lines: list[str] = []
     for nodes, output in _groups({node: a.stderr for node, a in answers.items()}):
         name = fold_hosts(nodes)
@@ -86,7 +86,7 @@ def fold_stderr(answers: Mapping[str, CommandResult], terminal: Terminal) -> lis
 
 
 def diff_stdout(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
-    """Return stdout of most nodes, and how that of the others differs from it."""
+    """Return the most frequent stdout, then the difference of each other stdout from it."""
     groups = group_pairs((answer.stdout, node) for node, answer in answers.items())
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     if not ordered:
@@ -102,7 +102,7 @@ def diff_stdout(answers: Mapping[str, CommandResult], terminal: Terminal) -> lis
 
 
 def describe_exits(answers: Mapping[str, CommandResult], *, every: bool = False) -> list[str]:
-    """Return a line for each exit code, signal and error, with its nodes; exit code 0 only with `every`."""
+    """Return a line for each exit code, signal and error, with its nodes. Exit code 0 is listed only with `every`."""
     ends: dict[str, list[str]] = {}
     for node, answer in answers.items():
         if answer.error is not None:

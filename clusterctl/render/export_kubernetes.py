@@ -1,4 +1,4 @@
-"""A cluster file as an Indexed Job of Kubernetes with a headless service: the same job, without us on the nodes."""
+"""Exports a cluster file as an Indexed Job of Kubernetes with a headless service. The pods run without clusterctl."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from clusterctl.errors import RefusedError
 from clusterctl.plan.launch import STRICT_BASH
 
 _PORT = 29500
-_MOST_OF_A_NAME = 52
-"""A pod's name is the job's, its index and five more characters, and may have 63."""
+_MAX_JOB_NAME = 52
+"""A pod's name may have 63 characters: the name of the job, an index and five more characters."""
 
 
-_CARRIED = {
+_EXPORTED_KEYS = {
     *("version", "name", "env", "sync", "hosts[].host", "hosts[].gpus", "hosts[].workers", "hosts[].env"),
     *("defaults.gpus", "defaults.workers", "defaults.env", "network.master_port"),
     *(f"job.{key}" for key in ("script", "module", "command", "args", "grace", "max_duration")),
 }
-"""Keys that hold in pods; of variables of hosts `_list_own_variables` tells more."""
-_OTHERWISE = {
+"""Keys that the exported job keeps. `_list_own_variables` lists exceptions for variables of hosts."""
+_CHANGED_KEYS = {
     "defaults.python": "pods run the `python` of the image",
     "hosts[].python": "pods run the `python` of the image",
     "defaults.workdir": "pods run in `workingDir`",
     "hosts[].workdir": "pods run in `workingDir`",
     "hosts[].role": "spares get no pods",
-    "job.prologue": "runs in the image, which needs what it loads or activates",
+    "job.prologue": "runs in the image, which must contain everything that it loads or activates",
     "job.stop_signal": "workers get SIGTERM",
     "job.framework": "workers get the variables of torch",
     "job.launcher": "a shell starts each worker",
-    "env_file": "its values stand in the job, as they are now",
+    "env_file": "the job contains its present values",
 }
-"""Keys that hold in pods in another way."""
+"""Keys that have another effect in pods, with this effect."""
 
 
 def list_unsupported_settings(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
-    """Return what of the written keys does not hold in pods, or holds otherwise, in lines."""
+    """Return a line for each key of the file that has no effect in pods, or another effect."""
     names = _list_own_variables(spec)
-    dropped = [key for key in keys if key not in _CARRIED and key not in _OTHERWISE and key != "secrets"]
+    dropped = [key for key in keys if key not in _EXPORTED_KEYS and key not in _CHANGED_KEYS and key != "secrets"]
     literals = " ".join(f"--from-literal={key}=VALUE" for key in spec.secrets)
     return [
         *([f"not carried over: {', '.join(f'`{key}`' for key in dropped)}"] if dropped else []),
-        *([f"not carried over: variables that hosts have of their own: {', '.join(names)}"] if names else []),
-        *(f"`{key}`: {_OTHERWISE[key]}" for key in keys if key in _OTHERWISE),
-        *([f"`secrets`: `kubectl create secret generic {_name(spec)} {literals}` makes them"] if literals else []),
+        *([f"not carried over: variables that differ between hosts: {', '.join(names)}"] if names else []),
+        *(f"`{key}`: {_CHANGED_KEYS[key]}" for key in keys if key in _CHANGED_KEYS),
+        *([f"`secrets`: `kubectl create secret generic {_name(spec)} {literals}` creates them"] if literals else []),
     ]
 
 
 def _list_own_variables(spec: ClusterSpec) -> list[str]:
-    """Return the variables that are not the same for all hosts: all pods have the same variables."""
+    """Return the variables that differ between hosts. Pods cannot have them: all pods have the same variables."""
     return sorted({key for host in spec.worker_hosts for key in host.env} - {*_list_shared_variables(spec)})
 
 
@@ -65,23 +65,23 @@ def _list_shared_variables(spec: ClusterSpec) -> dict[str, str]:
 
 
 def _name(spec: ClusterSpec) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:_MOST_OF_A_NAME].rstrip("-") or "job"
+    return re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:_MAX_JOB_NAME].rstrip("-") or "job"
 
 
 def render_manifest(
-    spec: ClusterSpec, job: JobSpec, *, image: str, workdir: str = "/workspace", losses: Iterable[str] = ()
+    spec: ClusterSpec, job: JobSpec, *, image: str, workdir: str = "/workspace", unsupported: Iterable[str] = ()
 ) -> str:
     """Return a service and a job, as YAML.
 
     Args:
-        spec: The cluster file; its hosts say how many pods with how many GPUs.
-        job: Its job.
-        image: Of the pods.
-        workdir: Where the code lies in the image.
-        losses: What the reader is to know of the file (see `list_unsupported_settings`).
+        spec: The cluster file. Its hosts define the number of pods and of their GPUs.
+        job: The job of the file.
+        image: The image of the pods.
+        workdir: The folder of the code in the image.
+        unsupported: Lines of `list_unsupported_settings`, for a comment.
 
     Raises:
-        RefusedError: The hosts are not alike, which the pods of a job have to be; or something is no text.
+        RefusedError: Hosts differ in GPUs or workers; or a value is not text.
     """
     name = _name(spec)
     gpus, workers = _require_equal_hosts(spec)
@@ -90,7 +90,7 @@ def render_manifest(
     deadline = f"\n  activeDeadlineSeconds: {math.ceil(job.max_duration)}" if job.max_duration is not None else ""
     limits = f"\n          resources:\n            limits: {{nvidia.com/gpu: {gpus}}}" if gpus else ""
     return _read_template("yaml").format(
-        losses="".join(f"# {line}\n" for line in losses),
+        unsupported="".join(f"# {line}\n" for line in unsupported),
         name=_quoted(name),
         nodes=nodes,
         deadline=deadline,
@@ -108,7 +108,11 @@ def _read_template(suffix: str) -> str:
 
 
 def _require_equal_hosts(spec: ClusterSpec) -> tuple[int, int]:
-    """Return GPUs and workers of every pod."""
+    """Return the number of GPUs and of workers of each pod.
+
+    Raises:
+        RefusedError: Hosts differ in them, or the file does not set the number of GPUs.
+    """
     for key, counts in (
         ("gpus", {host.name: count_gpus(host) for host in spec.worker_hosts}),
         ("workers", {host.name: host.workers for host in spec.worker_hosts}),
@@ -118,7 +122,7 @@ def _require_equal_hosts(spec: ClusterSpec) -> tuple[int, int]:
     gpus, workers = count_gpus(spec.worker_hosts[0]), spec.worker_hosts[0].workers
     if gpus is None:
         hint = "write `gpus: 8` below `defaults`, or add `--set defaults.gpus=8`"
-        raise RefusedError("the file leaves the GPUs open, and a pod has to ask for them", hint=hint)
+        raise RefusedError("the file does not say how many GPUs a host has, and a pod has to request them", hint=hint)
     return gpus, workers or gpus or 1
 
 
@@ -128,17 +132,17 @@ def _unequal_hosts_error(key: str, counts: Mapping[str, int | None]) -> RefusedE
     like = next(name for name, count in counts.items() if count == most)
     others = [name for name, count in counts.items() if count != most]
     shown = {name: "auto" if counts[name] is None else counts[name] for name in (like, others[0])}
-    text = f"the pods of a job are alike: `{key}` of {others[0]} is {shown[others[0]]}, and of {like} {shown[like]}"
+    text = f"all pods of a job are equal, but `{key}` is {shown[like]} on {like} and {shown[others[0]]} on {others[0]}"
     return RefusedError(text, hint=f"`--exclude {fold_hosts(others)}` exports the job of the other hosts")
 
 
 def count_gpus(host: HostSpec) -> int | None:
-    """Return the number of GPUs that the file gives a host; `None` if it leaves them open."""
+    """Return the number of GPUs that the file sets for a host; `None` if the file does not set it."""
     return len(host.gpus) if isinstance(host.gpus, tuple) else host.gpus
 
 
 def _command(job: JobSpec) -> str:
-    """Return what a shell runs for each worker."""
+    """Return the shell command that starts a worker."""
     args = shlex.join(job.args)
     if job.script is not None:
         text = f"python {shlex.quote(job.script)} {args}"
@@ -159,7 +163,7 @@ def _command(job: JobSpec) -> str:
 def _env(spec: ClusterSpec, name: str) -> Iterator[str]:
     port = spec.network.master_port or _PORT
     own = {"MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": str(port), "PYTHONUNBUFFERED": "1"}
-    # What one host has of its own is left out: pods have no fixed machine.
+    # Variables that differ between hosts are omitted: pods have no fixed machine.
     alike = _list_shared_variables(spec)
     for key, value in (own | spec.env | alike | {"MASTER_ADDR": own["MASTER_ADDR"]}).items():
         yield f"{{name: {_quoted(key)}, value: {_quoted(_literal(value), f'`env.{key}`')}}}"
@@ -169,20 +173,20 @@ def _env(spec: ClusterSpec, name: str) -> Iterator[str]:
 
 
 def _quoted(text: str, place: str = "`job`") -> str:
-    """Return a text in double quotes, in ASCII: YAML does not join the two halves by which JSON writes an emoji.
+    """Return a text as an ASCII YAML string in double quotes. YAML does not accept JSON's surrogate pairs for emojis.
 
     Raises:
-        RefusedError: It has bytes that are no UTF-8, for which YAML has no sign.
+        RefusedError: The text has bytes that are not UTF-8, which YAML cannot express.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        hint = "Kubernetes takes text alone: leave it out, or encode it"
-        raise RefusedError(f"{place} holds bytes that are no UTF-8", hint=hint) from error
+        hint = "Kubernetes accepts only text: remove the value, or encode it"
+        raise RefusedError(f"{place} contains bytes that are not UTF-8", hint=hint) from error
     signs = (json.dumps(sign)[1:-1] if ord(sign) < 0x10000 else f"\\U{ord(sign):08x}" for sign in text)
     return f'"{"".join(signs)}"'
 
 
 def _literal(text: str) -> str:
-    """Keep Kubernetes from filling in what is for a shell."""
+    """Escape `$(`, so that Kubernetes does not expand it."""
     return text.replace("$(", "$$(")

@@ -1,4 +1,4 @@
-"""A cluster file as a batch script of Slurm, in which clusterctl runs the job on the nodes of the allocation."""
+"""Exports a cluster file as a batch script of Slurm, which runs `clusterctl up` on the nodes of the allocation."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from clusterctl.config.spec import ClusterSpec
 from clusterctl.render.export_kubernetes import count_gpus
 
 _MARGIN_SECONDS = 60
-"""Slurm looks every 30 s or so whether a signal is due, and nodes take their time to be swept."""
+"""Time for the sweep of the nodes, and for Slurm, which sends a signal up to 30 s late."""
 
 
-_ASKED_FOR = ("host", "gpus", "workers")
-"""Keys of hosts that say which nodes are asked for."""
+_REQUEST_KEYS = ("host", "gpus", "workers")
+"""Keys of hosts that become a request for nodes."""
 _CONNECTION_KEYS = ("user", "address", "port", "identity_file", "proxy_jump")
 
 
 def list_unsupported_settings(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
-    """Return what of the written keys does not hold for the nodes of the allocation, or holds otherwise, in lines."""
-    of_hosts = [key for key in keys if key.startswith("hosts[].") and key.partition(".")[2] not in _ASKED_FOR]
+    """Return a line for each key of the file that has no effect on the nodes of the allocation, or another effect."""
+    of_hosts = [key for key in keys if key.startswith("hosts[].") and key.partition(".")[2] not in _REQUEST_KEYS]
     names = ", ".join(f"`{name}`" for name in spec.secrets)
     return [
         *(
@@ -29,7 +29,7 @@ def list_unsupported_settings(spec: ClusterSpec, keys: Sequence[str]) -> list[st
             if of_hosts
             else []
         ),
-        *([f"`secrets`: {names} must be found where the script runs, as here"] if names else []),
+        *([f"`secrets`: {names} must be available on the node that runs the script, as here"] if names else []),
     ]
 
 
@@ -39,24 +39,24 @@ def render_batch_script(
     program: Sequence[str],
     folder: str,
     files: Sequence[str],
-    sets: Sequence[str],
-    losses: Iterable[str] = (),
+    overrides: Sequence[str],
+    unsupported: Iterable[str] = (),
 ) -> str:
-    """Return the script.
+    """Return the batch script.
 
     Args:
-        spec: The cluster file; its hosts say how many nodes of which kind are asked for.
-        program: The words by which this program is started, the first an absolute path.
-        folder: Where the files lie.
-        files: The cluster files, as `up` is to be given them.
-        sets: What is set beside them.
-        losses: What the reader is to know of the file (see `list_unsupported_settings`).
+        spec: The cluster file. Its hosts define the number of nodes and of their GPUs.
+        program: The command line that starts clusterctl; the first word is an absolute path.
+        folder: The folder of the cluster files.
+        files: The cluster files, as arguments of `up`.
+        overrides: The values of `--set`.
+        unsupported: Lines of `list_unsupported_settings`, for a comment.
     """
     words = [*program, "up", *(word for file in files for word in ("--file", file))]
-    words += [word for text in (*sets, "hosts={from: slurm}") for word in ("--set", text)]
+    words += [word for text in (*overrides, "hosts={from: slurm}") for word in ("--set", text)]
     up = shlex.join(words)
     needs = f"# Made by `clusterctl export slurm`. It needs {shlex.join(program)} on the node where it runs."
-    head = ["#!/bin/bash", needs, *_directives(spec), *_notes(spec), *(f"# {line}" for line in losses)]
+    head = ["#!/bin/bash", needs, *_directives(spec), *_notes(spec), *(f"# {line}" for line in unsupported)]
     body = (
         Path(__file__)
         .with_suffix(".sh")
@@ -86,12 +86,12 @@ def _directives(spec: ClusterSpec) -> Iterator[str]:
 def _notes(spec: ClusterSpec) -> Iterator[str]:
     gpus: set[int | None] = {count_gpus(host) for host in spec.worker_hosts}
     if None in gpus:
-        yield "# The file leaves the GPUs open (`auto`): ask for them here, as in `#SBATCH --gpus-per-node=8`."
+        yield "# The file does not set the number of GPUs (`auto`): request them here: `#SBATCH --gpus-per-node=8`."
     elif len(gpus) > 1:
-        yield "# The hosts of the file have unlike GPUs; every node is asked for as many as the largest has."
+        yield "# The hosts of the file have different numbers of GPUs; the script requests the largest number per node."
     if spec.job is None or spec.job.max_duration is None:
-        yield "# Say how long it may take, as in `#SBATCH --time=24:00:00`; else the partition's own limit holds."
+        yield "# Set a time limit here, as in `#SBATCH --time=24:00:00`; otherwise the limit of the partition applies."
     if spec.spare_hosts:
-        yield "# Spares of the file are not asked for."
+        yield "# The script requests no spares."
     if any(getattr(host, key) is not None for host in spec.hosts for key in _CONNECTION_KEYS):
-        yield "# What the file says of ways to its hosts (user, address, jump host) does not hold for the job's nodes."
+        yield "# The connection settings of the file (user, address, jump host) do not apply to allocated nodes."

@@ -2,7 +2,7 @@
 set -u
 if ! command -v {program} >/dev/null; then
   echo "error: $(hostname) has no "{program}", which made this script"
-  echo "hint: install clusterctl where all nodes of the partition see it, and make the script anew with that one"
+  echo "hint: install clusterctl in a folder that all nodes of the partition share, and export the script again from there"
   exit 127
 fi
 cd {folder} || exit 2

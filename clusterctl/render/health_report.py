@@ -1,4 +1,4 @@
-"""Health for people (nodes first, then what is wrong, each remedy once) and for machines (JSON, lines, Prometheus)."""
+"""Renders health findings for people (nodes, then problems with remedies) and programs (JSON, NDJSON, Prometheus)."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ STYLES = {
 _MOST_CHECKS = 3
 _MOST_REASONS = 4
 _LABEL = re.compile(r"^GPU \d+(?: \([0-9a-fA-F:.]+\))?: ")
-"""How messages begin, because in `--json` they stand alone; the address is there to find the GPU by."""
+"""The GPU at the beginning of a message. `--json` needs it; in a report for people the GPU is named elsewhere."""
 _ADVERSE = (Status.FAIL, Status.WARN, Status.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
-    """What was found on one node."""
+    """The findings about one node."""
 
     node: str
     verdict: Status
     findings: tuple[Finding, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     summary: str = ""
-    """What the node is, in a few words, such as `8x H100 80GB · driver 580.65`."""
+    """The hardware of the node in a few words, such as `8x H100 80GB · driver 580.65`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthReport:
-    """What `health` shows. Nodes come in the order of node rank; `cluster` holds what concerns no single node."""
+    """The result of `health`. Nodes are in the order of node rank; `cluster` has the findings about several nodes."""
 
     verdict: Status
     nodes: tuple[NodeHealth, ...]
@@ -52,12 +52,12 @@ class HealthReport:
 
     @property
     def findings(self) -> list[Finding]:
-        """All of them."""
+        """All findings: those of nodes, then those of the cluster."""
         return [finding for node in self.nodes for finding in node.findings] + list(self.cluster)
 
 
 def finding_from_json(value: Mapping[str, Any]) -> Finding:
-    """Return a finding as `Finding.to_json` wrote it."""
+    """Return a finding from its JSON (`Finding.to_json`)."""
     fields = {key: value[key] for key in Finding.__dataclass_fields__ if key in value}
     return Finding(**{**fields, "status": Status(value["status"])})
 
@@ -65,24 +65,24 @@ def finding_from_json(value: Mapping[str, Any]) -> Finding:
 # --- for people
 
 
-def render_health(view: HealthReport, terminal: Terminal, *, verbose: bool = False) -> list[str]:
-    """Return a line for each group of equal nodes, then the problems.
+def render_health(report: HealthReport, terminal: Terminal, *, verbose: bool = False) -> list[str]:
+    """Return a line for each group of nodes with the same result, then the problems.
 
     Args:
-        view: What was found.
-        terminal: Where it will stand.
-        verbose: Show what passed, a line a check, and why others were skipped, too.
+        report: The findings.
+        terminal: The terminal that will show the lines.
+        verbose: Also show checks that passed, and the reasons of skipped checks.
     """
-    lines = _node_lines(view.nodes, terminal)
+    lines = _node_lines(report.nodes, terminal)
     groups = [
-        *render_findings_by_check(view.findings, terminal, statuses=_ADVERSE),
-        *_list_root_checks(view.findings, terminal),
+        *render_findings_by_check(report.findings, terminal, statuses=_ADVERSE),
+        *_list_root_checks(report.findings, terminal),
     ]
     if verbose:
-        groups += [*_list_passed(view.findings, terminal), *_describe_skipped(view.findings, terminal)]
+        groups += [*_list_passed(report.findings, terminal), *_describe_skipped(report.findings, terminal)]
     if groups:
         lines += ["", *groups]
-    return [*lines, "", _verdict_line(view, terminal)]
+    return [*lines, "", _verdict_line(report, terminal)]
 
 
 def render_findings_by_check(
@@ -91,10 +91,10 @@ def render_findings_by_check(
     *,
     statuses: Sequence[Status] = (Status.FAIL, Status.WARN),
 ) -> list[str]:
-    """Return findings grouped by check, worst first: nodes with equal messages folded, each remedy once.
+    """Return findings grouped by check, worst first: equal messages of several nodes once, each remedy once.
 
-    Checks that could not look, all for the same reason and at the same places, are one group: of a lost GPU nothing
-    can be known, so every check of it says the same.
+    Checks with an unknown result for the same reason on the same nodes form one group: if a GPU is lost, all checks of
+    this GPU give the same message.
     """
     every = (entry if isinstance(entry, Finding) else finding_from_json(entry) for entry in findings)
     groups = group_pairs(((f.status, f.check), f) for f in every if f.status in statuses)
@@ -112,7 +112,7 @@ def render_findings_by_check(
 
 
 def _list_root_checks(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
-    """Return the checks that need root, once for all nodes with the same checks."""
+    """Return a line for the checks that need root, grouped by nodes with the same checks."""
     by_node = group_pairs(((f.node or "", f.hint), f.check) for f in findings if f.needs_root and not f.ignored)
     alike = group_pairs(((tuple(dict.fromkeys(names)), hint), node) for (node, hint), names in by_node.items())
     lines = []
@@ -140,7 +140,7 @@ def _body(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
 
 
 def _by_message(findings: Sequence[Finding]) -> dict[tuple[str, str], list[int]]:
-    """Join the GPUs of a node with equal messages, without the GPU's name: it stands before the message already."""
+    """Return the GPUs by node and message. The messages do not name the GPU: the report names it before them."""
     joined: dict[tuple[str, str], list[int]] = {}
     for finding in findings:
         message = finding.message if finding.gpu is None else _LABEL.sub("", finding.message)
@@ -151,7 +151,7 @@ def _by_message(findings: Sequence[Finding]) -> dict[tuple[str, str], list[int]]
 
 
 def _list_passed(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
-    """Return a line for each check that passed, and each message of it."""
+    """Return a line for each message of each check that passed."""
     by_check = group_pairs((finding.check, finding) for finding in findings if finding.status is Status.PASS)
     widest = max(map(len, by_check), default=0)
     mark = status_sign(Status.PASS, terminal)
@@ -163,7 +163,7 @@ def _list_passed(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
 
 
 def _describe_skipped(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
-    """Return how many checks were skipped, and for which reasons, the most frequent first."""
+    """Return a line with the number of skipped checks and their reasons, most frequent first; nothing if none is."""
     reasons: dict[str, set[str]] = {}
     for finding in findings:
         if finding.status is Status.SKIP and not finding.needs_root:
@@ -212,15 +212,15 @@ def _node_line(name: str, verdict: Status, parts: Sequence[str], widest: int, te
     )
 
 
-def _verdict_line(view: HealthReport, terminal: Terminal) -> str:
-    counts = Counter(node.verdict for node in view.nodes)
+def _verdict_line(report: HealthReport, terminal: Terminal) -> str:
+    counts = Counter(node.verdict for node in report.nodes)
     parts = [f"{counts[status]} {status.value}" for status in WORST_FIRST if counts[status]]
-    verdict = terminal.style(view.verdict.value, *STYLES[view.verdict])
-    return f"{verdict}: {plural(len(view.nodes), 'node')}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
+    verdict = terminal.style(report.verdict.value, *STYLES[report.verdict])
+    return f"{verdict}: {plural(len(report.nodes), 'node')}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
 
 
 def status_sign(status: Status, terminal: Terminal) -> str:
-    """Return the sign that stands before a finding of a status."""
+    """Return the sign for a status."""
     glyphs = terminal.glyphs
     glyph = {Status.FAIL: glyphs.fail, Status.PASS: glyphs.ok, Status.SKIP: glyphs.dot}.get(status, glyphs.warn)
     return terminal.style(pad(glyph, count_columns(glyphs.ok)), *STYLES[status])
@@ -229,10 +229,10 @@ def status_sign(status: Status, terminal: Terminal) -> str:
 # --- for machines
 
 
-def format_health_json(view: HealthReport) -> dict[str, Any]:
-    """Return `health --json`."""
+def format_health_json(report: HealthReport) -> dict[str, Any]:
+    """Return the output of `health --json`."""
     return {
-        "verdict": view.verdict.value,
+        "verdict": report.verdict.value,
         "nodes": [
             {
                 "node": node.node,
@@ -240,37 +240,37 @@ def format_health_json(view: HealthReport) -> dict[str, Any]:
                 "findings": [finding.to_json() for finding in node.findings],
                 "facts": dict(node.facts),
             }
-            for node in view.nodes
+            for node in report.nodes
         ],
-        "cluster": [finding.to_json() for finding in view.cluster],
+        "cluster": [finding.to_json() for finding in report.cluster],
     }
 
 
-def format_health_ndjson(view: HealthReport) -> list[str]:
-    """Return one finding a line."""
-    return [json_line(finding.to_json()) for finding in view.findings]
+def format_health_ndjson(report: HealthReport) -> list[str]:
+    """Return a line of JSON for each finding."""
+    return [json_line(finding.to_json()) for finding in report.findings]
 
 
-def format_health_prometheus(view: HealthReport) -> list[str]:
-    """Return the text exposition format: 1 for the status that each check has, and for each node's verdict."""
+def format_health_prometheus(report: HealthReport) -> list[str]:
+    """Return Prometheus metrics: 1 for the present status of each check and for the verdict of each node."""
     lines = [
-        "# HELP clusterctl_health_finding What a check says of a node or a GPU; 1 for the status that holds.",
+        "# HELP clusterctl_health_finding Result of a check of a node or a GPU; 1 for the present status.",
         "# TYPE clusterctl_health_finding gauge",
     ]
     samples: set[str] = set()
-    for finding in view.findings:
+    for finding in report.findings:
         labels = {"node": finding.node or "", "check": finding.check, "status": finding.status.value}
         if finding.gpu is not None:
             labels["gpu"] = str(finding.gpu)
         sample = f"clusterctl_health_finding{_labels(labels)} 1"
-        if sample not in samples:  # several findings of one check may differ in their message alone
+        if sample not in samples:  # Findings of one check may differ in their messages only.
             samples.add(sample)
             lines.append(sample)
     lines += [
-        "# HELP clusterctl_health_verdict The verdict over a node; 1 for the status that holds.",
+        "# HELP clusterctl_health_verdict Verdict on a node; 1 for the present status.",
         "# TYPE clusterctl_health_verdict gauge",
     ]
-    for node in view.nodes:
+    for node in report.nodes:
         lines.append(f"clusterctl_health_verdict{_labels({'node': node.node, 'status': node.verdict.value})} 1")
     return lines
 
@@ -286,7 +286,7 @@ _WORDS = {Status.PASS: "ok", Status.WARN: "warn", Status.FAIL: "fail", Status.SK
 
 
 def render_head_checks(findings: Sequence[Finding], verdict: Status, terminal: Terminal) -> list[str]:
-    """Return a line for each finding, with its remedy below it, and last whether this head is fit."""
+    """Return a line for each finding about the head, with its remedy, and a last line: whether runs can start."""
     widest = max((count_columns(finding.check) for finding in findings), default=0)
     lines = []
     for finding in findings:

@@ -1,4 +1,4 @@
-"""A launch plan for people: a table of nodes and commands, then the environment."""
+"""Renders a launch plan: a table of nodes and commands, then the environment of the ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from clusterctl.render.table import make_columns, render_table
 _COLUMNS = make_columns("~NODE", "RANKS", "COUNT", "COMMAND")
 _COUNTED = "counted at start"
 _MOST_SHOWN = 4
-"""So many different values of a variable are all shown."""
+"""The largest number of different values of a variable that are all shown."""
 
 
 def render_plan(plan: Mapping[str, Any], terminal: Terminal) -> list[str]:
-    """Return a plan (`plan_json`) as lines: a head line, a table of ranks and commands, what is in the environment."""
+    """Return a plan (`plan_json`) as lines: a summary, a table of ranks and commands, and the environment."""
     nodes = plan["nodes"]
     lines = [f"{_ranks(plan)} · {_master(plan)}", ""]
     lines += render_table(_COLUMNS, list(_rows(nodes)), terminal)
@@ -45,7 +45,7 @@ def _master(plan: Mapping[str, Any]) -> str:
 
 
 def _rows(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each row; neighbours that start as many ranks by the same command share one."""
+    """Yield the cells of each row. Consecutive nodes with the same number of ranks and command share a row."""
     for (count, _, command), same in groupby(nodes, _start_of):
         alike = list(same)
         workers = [worker for node in alike for worker in node["workers"]]
@@ -57,17 +57,17 @@ def _rows(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 
 def _start_of(node: Mapping[str, Any]) -> tuple[int, bool, str]:
-    """Return how many workers a node starts, whether their number is known at the start only, and the command."""
+    """Return the number of workers of a node, whether it is still unknown, and the command."""
     workers = node["workers"]
-    # Where nothing names the interpreter, it is found on the node.
+    # Without a configured interpreter, the node finds one.
     command = shlex.join("python" if word is None else word for word in workers[0]["argv"])
     return len(workers), workers[0]["local_rank"] is None, command
 
 
 def _environment(envs: Sequence[Mapping[str, str | None]], terminal: Terminal) -> list[str]:
-    """Return the variables that are equal on all ranks, then the others, with their values in order of rank.
+    """Return the variables that are equal on all ranks, then the other variables with their values in order of rank.
 
-    Variables with a value that is known at the start only come last, as names.
+    The last line names the variables whose values are known only at the start.
     """
     counted = sorted({name for env in envs for name, value in env.items() if value is None})
     names = sorted({name for env in envs for name in env}.difference(counted))

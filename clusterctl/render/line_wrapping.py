@@ -1,4 +1,4 @@
-"""Sentences on a terminal that is narrower than they are: broken between words, and never within a command to copy."""
+"""Wraps sentences to the width of a terminal: between words, and never within a command in backticks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import unicodedata
 from clusterctl.logs.safe_text import strip_colours
 
 _WORD = re.compile(r"(?:`[^`]*`|[^\s`])+|`|\s+")
-"""A word or a gap. Text between backticks belongs to one word."""
+"""Matches a word or a gap. Text between backticks is part of one word."""
 
 _LABEL = re.compile(r"^\s*\S+\s{2,}(?=\S)")
 _QUOTED = re.compile(r"^\s*[│|]( |$)")
@@ -17,16 +17,16 @@ _DEEPER = 2
 
 
 def count_columns(text: str) -> int:
-    """Return how many columns a text without colours takes."""
+    """Return the width of a text in terminal columns. The text must not contain colours."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def wrap_line(line: str, width: int | None) -> list[str]:
-    """Return a line as lines of `width` columns, as far as words allow; those after the first are indented.
+    """Return a line wrapped to `width` columns; all lines but the first are indented.
 
-    What is quoted from elsewhere (behind a bar) stays one line, and so does what has line breaks of its own.
+    Quoted output (after a bar) and text with line breaks are not wrapped. A word that is too long is not broken.
     """
     plain = strip_colours(line)
     if width is None or count_columns(plain) <= width or "\n" in line or _QUOTED.match(plain):
@@ -38,7 +38,7 @@ def wrap_line(line: str, width: int | None) -> list[str]:
             gap += word
             continue
         taken = count_columns(strip_colours(word))
-        # What is too long for any line, such as a path, is left where it is for the terminal to break.
+        # A word that is too long for any line, such as a path, remains in its line.
         if here.strip() and (used > width or used + len(gap) + taken > width >= len(indent) + taken):
             lines.append(here)
             here, used, gap = indent, len(indent), ""

@@ -1,4 +1,4 @@
-"""The last line of the live view: what is followed, how far it is, and which keys there are."""
+"""The last line of the live view: the ranks that are followed, their step and speed, and the keys."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from clusterctl.run.record.sample_files import read_latest_activity
 from clusterctl.run.rules.state import RunState
 
 _EVERY = 1.0
-_LOOK_EVERY = 3.0
-_BAR_STAYS = 3.0
-_WINDOW = 60.0
-"""Seconds over which the speed is told."""
+_READ_STEP_EVERY = 3.0
+_PROGRESS_BAR_STAYS = 3.0
+_SPEED_WINDOW = 60.0
+"""Seconds over which the speed is averaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +27,10 @@ class FooterContent:
     """The content of the footer.
 
     Attributes:
-        ranks: Whose output is shown; `None` for all.
-        has_output: Something of it was shown.
-        stops_run: Ctrl-C ends the run, it does not only leave it.
-        keys: Keys are heard.
+        ranks: The ranks whose output is shown; `None` for all ranks.
+        has_output: Output of these ranks has been shown.
+        stops_run: Ctrl-C stops the run. Otherwise it only leaves the view.
+        accepts_keys: The command reads keys.
     """
 
     ranks: frozenset[int] | None
@@ -40,22 +40,22 @@ class FooterContent:
 
 
 class StepRate:
-    """The step of a run, and its speed."""
+    """The step of a run, and its speed over the last minute."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, int]] = deque()
 
     def add(self, moment: float, step: int) -> None:
-        """Add the step at a moment (seconds, any clock); a smaller step starts a new series."""
+        """Add the step at a moment (seconds, any clock). A smaller step than the last one starts a new series."""
         if self._steps and step < self._steps[-1][1]:
             self._steps.clear()
         if not self._steps or moment > self._steps[-1][0]:
             self._steps.append((moment, step))
-        while len(self._steps) > 2 and moment - self._steps[0][0] > _WINDOW:
+        while len(self._steps) > 2 and moment - self._steps[0][0] > _SPEED_WINDOW:
             self._steps.popleft()
 
     def format(self, attempt: int = 0) -> list[str]:
-        """Return `step 412` (of an attempt) and `3.1 it/s`, if they are known."""
+        """Return `step 412` and `3.1 it/s`, as far as they are known."""
         if not self._steps:
             return []
         (began, first), (last, step) = self._steps[0], self._steps[-1]
@@ -65,22 +65,22 @@ class StepRate:
 
 
 def format_step_rate(speed: float) -> str:
-    """Return steps a second (more than 0) as people say them: `3.1 it/s`, `20 s/it`."""
+    """Return a speed in steps per second (more than 0) as `3.1 it/s`, or as `20 s/it` if it is slow."""
     return f"{speed:.1f} it/s" if speed >= 0.1 else f"{1 / speed:.0f} s/it"
 
 
 def format_footer(
     state: RunState, content: FooterContent, step_rate: StepRate, now: float, glyphs: Glyphs, width: int | None = None
 ) -> str:
-    """Return the footer, empty without content; if it is too long, the keys remain.
+    """Return the footer; "" if there is nothing to show. If it is too long, the other parts are cut, not the keys.
 
     Args:
         state: The run.
-        content: What of it is shown.
-        step_rate: How far it is.
+        content: What the footer shows of the run.
+        step_rate: The step and the speed of the run.
         now: The head's wall clock.
         glyphs: The signs that the terminal can show.
-        width: Columns that it may take.
+        width: The largest number of columns.
     """
     if state.attempt < 0 or state.is_over:
         return ""
@@ -101,7 +101,7 @@ def format_footer(
 
 
 def _joined(parts: list[str], keys: list[str], glyphs: Glyphs, width: int | None) -> str:
-    """Join the parts that fit before the keys; the last parts are the least important."""
+    """Return the parts that fit, and the keys; the last parts are omitted first."""
     dot = f" {glyphs.dot} "
     while width is not None and len(parts) > 1 and count_columns(dot.join([*parts, *keys])) > width:
         parts = parts[:-1]
@@ -112,12 +112,12 @@ def _joined(parts: list[str], keys: list[str], glyphs: Glyphs, width: int | None
 
 
 class Footer:
-    """Draws the line once a second; what is written in the meantime takes its place.
+    """Draws the footer once a second; other output replaces it.
 
     Args:
-        run: Which run.
-        live: Where the line is drawn.
-        terminal: Where its output is shown.
+        run: The run that is followed.
+        live: The live view that draws the line.
+        terminal: The terminal with the output of the run.
     """
 
     def __init__(self, run: RunDir, live: LiveView, terminal: Terminal) -> None:
@@ -127,27 +127,27 @@ class Footer:
         self._written = False
 
     def note_output(self, *, bar: bool) -> None:
-        """Take note that output was shown; a progress bar has the last line for itself."""
+        """Note that output was shown. After a progress bar the footer waits, because the bar uses the last line."""
         self._written, self._drawn = True, float("-inf")
         self._bar = time.monotonic() if bar else float("-inf")
 
     def draw(self, state: RunState, ranks: frozenset[int] | None, *, stops_run: bool, accepts_keys: bool) -> None:
-        """Show the line as it is now, unless that was a moment ago."""
+        """Draw the footer, at most once a second."""
         now = time.monotonic()
-        if now - self._drawn < _EVERY or now - self._bar < _BAR_STAYS:
+        if now - self._drawn < _EVERY or now - self._bar < _PROGRESS_BAR_STAYS:
             return
         self._drawn = now
-        if now - self._looked >= _LOOK_EVERY:
+        if now - self._looked >= _READ_STEP_EVERY:
             self._looked = now
-            self._look(state)
+            self._update_step(state)
         content = FooterContent(ranks=ranks, has_output=self._written, stops_run=stops_run, accepts_keys=accepts_keys)
         width = None if self._terminal.width is None else self._terminal.width - 1
         line = format_footer(state, content, self._step_rate, time.time(), self._terminal.glyphs, width)
         if line:
             self._live.draw(self._terminal.style(fit(line, width, self._terminal.glyphs), DIM))
 
-    def _look(self, state: RunState) -> None:
-        """See how far the first rank is."""
+    def _update_step(self, state: RunState) -> None:
+        """Read the step of rank 0."""
         first = state.workers.get(0)
         sample = None if first is None else read_latest_activity(self._run, first.node)
         if sample is None or sample.get("attempt") != state.attempt:

@@ -1,4 +1,4 @@
-"""The live view at the bottom of a terminal: the phases of a start, and the nodes that a command waits for."""
+"""The live view in the last lines of a terminal: the phases of a start, and the nodes that a command waits for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPIN_SECONDS = 0.1
 
 
 class ProgressMode(str, Enum):
-    """What `--progress` chooses."""
+    """The values of `--progress`."""
 
     AUTO = "auto"
     TTY = "tty"
@@ -33,7 +33,7 @@ class ProgressMode(str, Enum):
 
 
 class PhaseStatus(str, Enum):
-    """How a phase is going, or went."""
+    """The status of a phase."""
 
     RUNNING = "running"
     OK = "ok"
@@ -42,16 +42,16 @@ class PhaseStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseProgress:
-    """A phase as it is now.
+    """The progress of a phase.
 
     Attributes:
         name: connect, health, sync, resume, prepare, start.
-        done: Nodes (or workers) that are through.
-        total: The number of all nodes (or workers); 0 if the step counts nothing.
-        detail: What a person wants to know about the step.
-        waiting: Node and what it waits for, slowest first.
-        seconds: Since it began.
-        unit: What the step counts, singular.
+        done: The number of nodes (or workers) that have finished the phase.
+        total: The number of all nodes (or workers); 0 if the phase counts nothing.
+        detail: A short text about the phase, such as the names of the nodes.
+        waiting: Each unfinished node and what it waits for, slowest first.
+        seconds: The time since the begin of the phase.
+        unit: What the phase counts: `node` or `worker`.
     """
 
     name: str
@@ -65,58 +65,60 @@ class PhaseProgress:
 
 
 def make_phase_progress(event: StartStepProgress) -> PhaseProgress:
-    """Return a phase from the controller's last event about it."""
+    """Return the progress of a phase from the last event of the controller about the phase."""
     end = PhaseStatus.RUNNING if not event.ended else PhaseStatus.FAIL if event.failed else PhaseStatus.OK
     fields = {key: getattr(event, key) for key in ("name", "done", "total", "detail", "seconds")}
     waiting = tuple((node, reason) for node, reason in event.waiting)
     return PhaseProgress(**fields, waiting=waiting, status=end, unit="worker" if event.name == "start" else "node")
 
 
-def format_phase(view: PhaseProgress, glyphs: Glyphs, *, width: int | None = None, spin: int = 0) -> str:
-    """Return the line of a phase without colours: sign, name, count, detail, and its time at the right."""
+def format_phase(progress: PhaseProgress, glyphs: Glyphs, *, width: int | None = None, spin: int = 0) -> str:
+    """Return the line of a phase without colours: sign, name, count and detail, with the time at the right."""
     sign = {
         PhaseStatus.RUNNING: glyphs.running[spin % len(glyphs.running)],
         PhaseStatus.OK: glyphs.ok,
         PhaseStatus.FAIL: glyphs.fail,
-    }[view.status]
-    count = f"{view.done}/{view.total}" if view.total else ""
-    head = f"{pad(sign, count_columns(glyphs.ok))} {pad(view.name, _NAME)} {pad(count, _COUNT, right=True)}   "
-    time = format_duration(view.seconds)
+    }[progress.status]
+    count = f"{progress.done}/{progress.total}" if progress.total else ""
+    head = f"{pad(sign, count_columns(glyphs.ok))} {pad(progress.name, _NAME)} {pad(count, _COUNT, right=True)}   "
+    time = format_duration(progress.seconds)
     room = (_LINE if width is None else min(width, _LINE)) - count_columns(head) - count_columns(time) - 2
-    detail = safe(view.detail) if width is None else fit(safe(view.detail), max(room, 0), glyphs)
+    detail = safe(progress.detail) if width is None else fit(safe(progress.detail), max(room, 0), glyphs)
     return f"{head}{pad(detail, max(room, 0))}  {time}"
 
 
-def describe_awaited_nodes(view: PhaseProgress, most: int | None = SLOWEST) -> str:
-    """Return what a phase waits for: `2 of 4 nodes, waiting for gpu03: looking for Python for 4 s`.
+def describe_awaited_nodes(progress: PhaseProgress, most: int | None = SLOWEST) -> str:
+    """Return a sentence such as `2 of 4 nodes, waiting for gpu03: looking for Python for 4 s`.
 
-    The slowest `most` are named; all, where it is `None`.
+    The text names the `most` slowest nodes; all nodes if `most` is `None`.
     """
-    noun = view.unit if view.total == 1 else f"{view.unit}s"
-    start = f"{view.done} of {view.total} {noun}"
-    if not view.waiting:
+    noun = progress.unit if progress.total == 1 else f"{progress.unit}s"
+    start = f"{progress.done} of {progress.total} {noun}"
+    if not progress.waiting:
         return start
-    shown = "; ".join(f"{safe(node)}: {safe(reason)}" for node, reason in view.waiting[:most])
-    more = len(view.waiting) - len(view.waiting[:most])
+    shown = "; ".join(f"{safe(node)}: {safe(reason)}" for node, reason in progress.waiting[:most])
+    more = len(progress.waiting) - len(progress.waiting[:most])
     return f"{start}, waiting for {shown}" + (f"; and {more} more" if more > 0 else "")
 
 
-def list_awaited_nodes(view: PhaseProgress, glyphs: Glyphs, width: int | None, most: int | None = SLOWEST) -> list[str]:
-    """Return a line for each of the `most` slowest nodes (`None`: for all), to stand below the phase."""
-    shown = view.waiting[:most]
+def list_awaited_nodes(
+    progress: PhaseProgress, glyphs: Glyphs, width: int | None, most: int | None = SLOWEST
+) -> list[str]:
+    """Return a line for each of the `most` slowest nodes of a phase; for all nodes if `most` is `None`."""
+    shown = progress.waiting[:most]
     widest = max((count_columns(safe(node)) for node, _ in shown), default=0)
     lines = [fit(f"    {pad(safe(node), widest)}  {safe(reason)}", width, glyphs) for node, reason in shown]
-    more = len(view.waiting) - len(shown)
+    more = len(progress.waiting) - len(shown)
     return [*lines, f"    and {more} more"] if more > 0 else lines
 
 
 class LiveView:
-    """Phases of a start and a last line, redrawn in place on a terminal; elsewhere phases are lines as they end.
+    """Shows the phases of a start: on a terminal in place, elsewhere as one line at the end of each phase.
 
     Args:
-        console: Phases and narration go to its stderr.
-        mode: `auto` is `tty` if lines can be rewritten, else `plain`.
-        every: Name every node that is waited for, as far as the terminal has lines for them.
+        console: The view writes to stderr of this console.
+        mode: `auto` is `tty` if the terminal can redraw lines, otherwise `plain`.
+        every: Name all awaited nodes, as far as the terminal has lines for them.
     """
 
     def __init__(self, console: Console, *, mode: ProgressMode = ProgressMode.AUTO, every: bool = False) -> None:
@@ -125,58 +127,60 @@ class LiveView:
         self._console, self._terminal = console, console.err
         self._mode = mode
         self._every = every
-        self._view: PhaseProgress | None = None
+        self._progress: PhaseProgress | None = None
         self._began = 0.0
         self._reminder, self._reminded_at = "", 0.0
         self._finished: set[str] = set()
 
     @property
     def has_phase(self) -> bool:
-        """Whether a phase is shown that has not ended."""
-        return self._view is not None
+        """Whether the view shows a phase that has not ended."""
+        return self._progress is not None
 
-    def update(self, view: PhaseProgress, now: float) -> None:
-        """Show a phase at `now` (seconds, monotonic); an ended phase is written once and stays."""
-        if view.name in self._finished and view.status is not PhaseStatus.RUNNING:
+    def update(self, progress: PhaseProgress, now: float) -> None:
+        """Show a phase. The line of a phase that has ended is written once, and remains; `now` is monotonic."""
+        if progress.name in self._finished and progress.status is not PhaseStatus.RUNNING:
             return
         if self._mode is ProgressMode.JSON:
-            self._write_json(view)
-        if view.status is PhaseStatus.RUNNING:
-            if self._view is None or self._view.name != view.name:
+            self._write_json(progress)
+        if progress.status is PhaseStatus.RUNNING:
+            if self._progress is None or self._progress.name != progress.name:
                 self._reminder, self._reminded_at = "", now
-            self._view, self._began = view, now - view.seconds
-            self._finished.discard(view.name)
+            self._progress, self._began = progress, now - progress.seconds
+            self._finished.discard(progress.name)
             self.tick(now)
         else:
             self.close()
-            self._finished.add(view.name)
+            self._finished.add(progress.name)
             if self._mode in (ProgressMode.TTY, ProgressMode.PLAIN) or (
-                self._mode is ProgressMode.QUIET and view.status is PhaseStatus.FAIL
+                self._mode is ProgressMode.QUIET and progress.status is PhaseStatus.FAIL
             ):
                 terminal = self._terminal
-                terminal.write_line(self._paint(view, format_phase(view, terminal.glyphs, width=terminal.width)))
+                terminal.write_line(
+                    self._paint(progress, format_phase(progress, terminal.glyphs, width=terminal.width))
+                )
 
     def tick(self, now: float) -> None:
-        """Redraw the phase on a terminal; elsewhere write the awaited nodes from time to time."""
-        view = self._view
-        if view is None:
+        """Redraw the phase on a terminal; elsewhere write the awaited nodes every few seconds."""
+        progress = self._progress
+        if progress is None:
             return
-        view = replace(view, seconds=max(0.0, now - self._began))
+        progress = replace(progress, seconds=max(0.0, now - self._began))
         if self._mode is ProgressMode.TTY:
-            self.draw(*self._phase_lines(view, spin=int(now / _SPIN_SECONDS)))
-        elif self._mode is ProgressMode.PLAIN and now - self._reminded_at >= _REMIND_SECONDS and view.waiting:
-            text = describe_awaited_nodes(view, None if self._every else SLOWEST)
+            self.draw(*self._phase_lines(progress, spin=int(now / _SPIN_SECONDS)))
+        elif self._mode is ProgressMode.PLAIN and now - self._reminded_at >= _REMIND_SECONDS and progress.waiting:
+            text = describe_awaited_nodes(progress, None if self._every else SLOWEST)
             if text != self._reminder:
-                self._terminal.write_line(f"{view.name}: {text}")
+                self._terminal.write_line(f"{progress.name}: {text}")
             self._reminder, self._reminded_at = text, now
 
     def draw(self, *lines: str) -> None:
-        """Show lines at the bottom until something else is written."""
+        """Show lines at the bottom of the terminal until the next output."""
         self._console.out.clear()
         self._terminal.draw(lines)
 
     def note(self, *lines: str) -> None:
-        """Write lines of narration above the phase that is drawn."""
+        """Write messages above the drawn phase."""
         self._console.out.clear()
         if self._mode is ProgressMode.JSON:
             self._terminal.write_lines(json_line({"note": safe(line)}) for line in lines)
@@ -184,35 +188,35 @@ class LiveView:
             self._terminal.write_wrapped(map(safe, lines))
 
     def close(self) -> None:
-        """Remove the lines of a phase that has not ended."""
+        """Erase the drawn phase."""
         self._terminal.clear()
-        self._view = None
+        self._progress = None
 
     # --- inside
 
-    def _phase_lines(self, view: PhaseProgress, *, spin: int) -> list[str]:
+    def _phase_lines(self, progress: PhaseProgress, *, spin: int) -> list[str]:
         terminal, width = self._terminal, self._terminal.width
-        lines = [self._paint(view, format_phase(view, terminal.glyphs, width=width, spin=spin))]
-        if view.seconds >= 1.0:  # a quick phase needs no reasons
-            # Lines that have scrolled out of the window could not be taken away again.
+        lines = [self._paint(progress, format_phase(progress, terminal.glyphs, width=width, spin=spin))]
+        if progress.seconds >= 1.0:  # The awaited nodes of a quick phase are not shown.
+            # More lines than the window has would scroll, and scrolled lines cannot be erased.
             most = max(terminal.height - 3, SLOWEST) if self._every else SLOWEST
-            lines += [terminal.style(line, DIM) for line in list_awaited_nodes(view, terminal.glyphs, width, most)]
+            lines += [terminal.style(line, DIM) for line in list_awaited_nodes(progress, terminal.glyphs, width, most)]
         return lines
 
-    def _paint(self, view: PhaseProgress, line: str) -> str:
-        colour = {PhaseStatus.OK: GREEN, PhaseStatus.FAIL: RED, PhaseStatus.RUNNING: CYAN}[view.status]
+    def _paint(self, progress: PhaseProgress, line: str) -> str:
+        colour = {PhaseStatus.OK: GREEN, PhaseStatus.FAIL: RED, PhaseStatus.RUNNING: CYAN}[progress.status]
         sign, rest = line.split(" ", 1)
         return f"{self._terminal.style(sign, colour)} {rest}"
 
-    def _write_json(self, view: PhaseProgress) -> None:
-        fields = {key: getattr(view, key) for key in ("done", "total", "detail")}
-        waiting = [list(pair) for pair in view.waiting]
-        record = {"phase": view.name, "state": view.status.value, **fields, "waiting": waiting}
-        self._terminal.write_line(json_line(record | {"seconds": round(view.seconds, 3)}))
+    def _write_json(self, progress: PhaseProgress) -> None:
+        fields = {key: getattr(progress, key) for key in ("done", "total", "detail")}
+        waiting = [list(pair) for pair in progress.waiting]
+        record = {"phase": progress.name, "state": progress.status.value, **fields, "waiting": waiting}
+        self._terminal.write_line(json_line(record | {"seconds": round(progress.seconds, 3)}))
 
 
 _SILENT_SECONDS = 1.0
-"""What takes no longer needs no word."""
+"""A shorter wait is not shown."""
 
 _TICK = 0.5
 _CONNECTING = "connecting"
@@ -222,9 +226,9 @@ def format_waiting_line(stages: Mapping[str, str], waited: float, limit: float) 
     """Return the nodes that a command waits for, their stage, the time so far and the limit.
 
     Args:
-        stages: What each node is at that is not there yet.
-        waited: Seconds until now.
-        limit: Seconds after which a node is given up that cannot be connected to.
+        stages: Each awaited node with its stage.
+        waited: The seconds of the wait until now.
+        limit: The seconds after which the command gives up a node that it cannot connect to.
     """
     alike = set(stages.values())
     what = alike.pop() if len(alike) == 1 else _CONNECTING
@@ -233,14 +237,14 @@ def format_waiting_line(stages: Mapping[str, str], waited: float, limit: float) 
 
 
 class WaitingLine:
-    """A last line with the nodes that a command waits for.
+    """Shows the nodes that a command waits for in the last line of a terminal.
 
     Args:
-        nodes: Who is to come.
-        limit: Seconds after which one is given up that cannot be connected to.
-        terminal: Where to; `None` for nowhere.
-        stage: What they are at now.
-        meanwhile: Called before each time that it is said: whatever it writes stands above.
+        nodes: The awaited nodes.
+        limit: The seconds after which the command gives up a node that it cannot connect to.
+        terminal: The terminal that shows the line; `None` shows nothing.
+        stage: The first stage of all nodes.
+        meanwhile: Called before each update of the line; its output appears above the line.
     """
 
     def __init__(

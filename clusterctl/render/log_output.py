@@ -1,4 +1,4 @@
-"""The log view: lines of workers with a prefix for node and rank."""
+"""Writes output lines of workers, each with a prefix for node and rank."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from clusterctl.render.line_wrapping import count_columns
 from clusterctl.render.terminal_sanitizer import json_line
 
 NODE_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94", "38;5;208", "38;5;141")
-"""Twelve colours that tell neighbours apart; red is kept for failures. A node's is that of its place in the run."""
+"""The colours of nodes, in the order of node rank. Neighbours differ clearly, and red is reserved for failures."""
 
 _LONGEST_ON_SCREEN = 4000
 _WIDEST_PREFIX = 32
 
 
 class Timestamps(str, Enum):
-    """What `-t` shows before each line."""
+    """The timestamp before each line, as `-t` chooses it."""
 
     NONE = "none"
     SHORT = "short"
 
 
 def format_time(time: float) -> str:
-    """Return a wall clock time as it is here: `14:03:22.125`."""
+    """Return a wall clock time in the local time zone: `14:03:22.125`."""
     local = datetime.fromtimestamp(time, tz=timezone.utc).astimezone()
     return f"{local:%H:%M:%S}.{local.microsecond // 1000:03}"
 
 
 def format_local_time(time: float) -> str:
-    """Return a wall clock time with its day, as it is here: `2026-03-01 14:03:22`."""
+    """Return a wall clock time with its date, in the local time zone: `2026-03-01 14:03:22`."""
     return f"{datetime.fromtimestamp(time).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def format_rfc3339(time: float) -> str:
-    """Return a wall clock time for machines, in UTC."""
+    """Return a wall clock time in UTC in the format of RFC 3339, with milliseconds."""
     return datetime.fromtimestamp(time, tz=timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class LogWriter:
     """Writes lines of workers to a terminal or a pipe.
 
-    On a terminal an unfinished line (a progress bar) is rewritten in place; in a pipe each frame is a line of its own.
+    A terminal redraws an unfinished line, such as a progress bar, in place. In a pipe each frame is a separate line.
 
     Args:
-        terminal: Where to.
-        nodes: All nodes of the run in the order of node rank: they decide colours and the width of the prefix.
-        ranks: All ranks that may be shown; they decide the width of the prefix.
-        timestamps: What to show before each line.
-        prefix: Show whose line it is.
+        terminal: The stream to write to.
+        nodes: All nodes of the run in the order of node rank; they determine colours and the width of the prefix.
+        ranks: All ranks whose output may appear; they determine the width of the prefix.
+        timestamps: The kind of timestamp before each line.
+        prefix: Begin each line with node and rank.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class LogWriter:
         self.widen_prefix(nodes, ranks)
 
     def widen_prefix(self, nodes: Sequence[str], ranks: Iterable[int]) -> None:
-        """Learn nodes and ranks; the prefix only ever grows."""
+        """Make the prefix wide enough for more nodes and ranks; the prefix never becomes narrower."""
         for node in nodes:
             self._colours.setdefault(node, NODE_COLOURS[len(self._colours) % len(NODE_COLOURS)])
         widest = max(map(count_columns, nodes), default=0) + len(f" r{max(ranks, default=0)}") if nodes else 0
         self._grow(widest)
 
     def write(self, lines: Sequence[LogLine | FoldedLine]) -> None:
-        """Write lines; flushes once."""
+        """Write lines, with one flush."""
         terminal = self._terminal
         frame: str | None = None
         out: list[str] = []
@@ -98,7 +98,7 @@ class LogWriter:
             terminal.draw([_fit_coloured(frame, terminal.width)])
 
     def format(self, line: LogLine | FoldedLine) -> str:
-        """Return one line as it is shown."""
+        """Return a line with timestamp and prefix, shortened if it is very long and the output is a terminal."""
         text = line.text
         if self._terminal.live and len(text) > _LONGEST_ON_SCREEN:
             text = f"{text[:_LONGEST_ON_SCREEN]}{RESET if ESCAPE in text else ''} {self._terminal.glyphs.ellipsis}"
@@ -146,7 +146,7 @@ ESCAPE = "\x1b"
 
 
 def format_json_line(line: LogLine) -> str:
-    """Return a line as JSON; `partial` marks a line without a line end."""
+    """Return a line as JSON; `partial` marks a line without an end of line."""
     value: dict[str, object] = {
         "time": format_rfc3339(line.time),
         "node": line.node,
@@ -160,12 +160,12 @@ def format_json_line(line: LogLine) -> str:
 
 
 def encode_raw_line(line: LogLine) -> bytes:
-    """Return the exact bytes of a raw line, as the worker wrote them."""
+    """Return the bytes of a line exactly as the worker wrote them."""
     return line.text.encode("utf-8", "surrogateescape") + (b"" if line.partial else b"\n")
 
 
 def _fit_coloured(text: str, width: int | None) -> str:
-    """Cut a line with colours to the width of the screen, so that it can be rewritten in place."""
+    """Return a line with colours, cut to the width of the screen, so that it can be redrawn in place."""
     if width is None or count_columns(strip_colours(text)) < width:
         return text
     out, used, position = [], 0, 0

@@ -1,6 +1,7 @@
-"""The page of a run: what it is, what happened, how fast, on what machines, and how it ended.
+"""The HTML page of `clusterctl report`: facts, events, speed and machines of a run, and its end.
 
-The template is `report.html.j2`. In it text from elsewhere is text: it becomes no tag, and steers and turns nothing.
+The template is `report.html.j2`. All values in the template are escaped and sanitized, so that they can neither become
+tags nor control a terminal.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
 from clusterctl.run.rules.state import RunState
 
 _MAX_CHARACTERS = 2000
-"""Length of a line of text on the page; the log has all of it."""
+"""The largest length of a text on the page. The log has the whole text."""
 _MAX_EVENTS = 200
 _MAX_RANKS = 16
 _SLOW = 0.9
-"""A rank that is slower than this share of the median is a straggler."""
+"""A rank with less than this share of the median speed is a straggler."""
 _TONES = {"succeeded": "good", "failed": "bad", "lost": "bad", "cancelled": "warn"}
 _MACHINES = {
     "gpu": ("GPU utilisation, mean of a node", "%"),
@@ -47,7 +48,7 @@ _MACHINES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRow:
-    """A finding of the checks before the start, with the nodes that share it."""
+    """A finding of the checks before the start, and all nodes with this finding."""
 
     status: str
     check: str
@@ -62,11 +63,11 @@ class ReportData:
     Attributes:
         run: The run.
         now: The head's wall clock.
-        events: What happened, in the order of time.
+        events: The events of the run in the order of time.
         curves: Steps of ranks and samples of machines over time.
         findings: Findings of the checks before the start.
-        failure_report: The report of its end and the verdict of `why`, as lines of a terminal.
-        last_lines: Last lines of output: whose, and which.
+        failure_report: The report of the end of the run and the verdict of `why`, as lines.
+        last_lines: The last lines of output, each group with its title.
     """
 
     run: RunSnapshot
@@ -79,7 +80,7 @@ class ReportData:
 
 
 def render_report_page(data: ReportData) -> str:
-    """Return the page of a run."""
+    """Return the page of a run as HTML."""
     state = data.run.state
     ended = data.now if state.ended is None else state.ended
     axis = TimeAxis(ended - 1.0 if state.created is None else state.created, ended)
@@ -107,7 +108,7 @@ def render_report_page(data: ReportData) -> str:
 
 
 def load_page_template(name: str) -> Template:
-    """Return a template of this folder, in which every value is sanitized and escaped."""
+    """Return a template of this folder that sanitizes and escapes every value."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -127,7 +128,7 @@ def load_page_template(name: str) -> Template:
 
 
 def sanitize_page_text(value: object) -> str:
-    """Return text from elsewhere as one line of bearable length that steers nothing; jinja2 escapes it afterwards."""
+    """Return a text as one line of limited length without control characters; jinja2 escapes it afterwards."""
     whole = " ".join(str(value).splitlines())
     more = len(whole) - _MAX_CHARACTERS
     line = sanitize_line(strip_colours(clean_text(whole[:_MAX_CHARACTERS])))
@@ -135,12 +136,12 @@ def sanitize_page_text(value: object) -> str:
 
 
 def _facts(view: RunSnapshot, ended: float) -> list[tuple[str, str]]:
-    """Return names and values of the first table; the page leaves out empty values."""
+    """Return names and values of the first table; the page omits empty values."""
     state, origin = view.state, view.origin
     cause = find_final_cause(state)
     began = state.created
     facts = [
-        ("why", "" if cause is None else describe_cause(cause, message=True)),
+        ("why", "" if cause is None else describe_cause(cause, with_message=True)),
         ("started", "" if began is None else format_local_time(began)),
         ("took", "" if began is None else format_duration(ended - began) + ("" if state.is_over else ", and goes on")),
         ("exit code", "" if state.exit_code is None else str(state.exit_code)),
@@ -168,7 +169,7 @@ def _attempt_bars(state: RunState, axis: TimeAxis) -> list[Bar]:
 
 
 def compute_speed(points: Sequence[Point]) -> float | None:
-    """Return steps a second over all times in which a rank went forward, or `None` if it never did."""
+    """Return steps per second over the periods in which a rank made progress; `None` if it made none."""
     gained = took = 0.0
     for (before, one), (after, other) in pairwise(points):
         if other >= one and after > before:
@@ -200,7 +201,7 @@ def _speed_rows(speeds: Mapping[int, float | None]) -> list[list[str]]:
 
 
 def _straggler_rows(state: RunState, speeds: Mapping[int, float | None]) -> list[list[str]]:
-    """Return the ranks that were clearly slower than the others, the slowest first."""
+    """Return the ranks that were clearly slower than the others, slowest first."""
     known = {rank: value for rank, value in speeds.items() if value is not None}
     if len(known) < 2:
         return []

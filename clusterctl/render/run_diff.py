@@ -1,4 +1,4 @@
-"""The differences between two runs."""
+"""Renders the differences between two runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from clusterctl.render.table import GAP, Cell, Column, render_table
 from clusterctl.run.record.run_properties import RunProperties, Topic
 
 _MOST_ROWS = 24
-"""Rows of a section that people are shown; `--json` has all."""
+"""The largest number of rows of a section in the table; `--json` has all rows."""
 _ABSENT = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One difference between two runs, with the nodes that share it; `None` is a missing value."""
+    """One difference between two runs, and the nodes to which it applies; `None` is a missing value."""
 
     section: Topic
     what: str
@@ -31,7 +31,7 @@ class Difference:
 
 
 def list_differences(left: RunProperties, right: RunProperties) -> list[Difference]:
-    """Return the differences by section; an equal difference of several nodes once."""
+    """Return the differences in the order of sections; equal differences of several nodes are one difference."""
     looked_at = left.has_health and right.has_health
     found: dict[tuple[Topic, str, str, str], tuple[list[str], str | None, str | None]] = {}
     for key in dict.fromkeys([*left.properties, *right.properties]):
@@ -57,14 +57,14 @@ def list_differences(left: RunProperties, right: RunProperties) -> list[Differen
 
 
 def render_differences(left: RunProperties, right: RunProperties, terminal: Terminal) -> list[str]:
-    """Return a table with a part for each section with differences.
+    """Return a table with a part for each section that has differences.
 
-    Two values for which there is no room beside each other stand one below the other: what would be cut may be the
-    difference.
+    If two values do not fit side by side, the second is below the first. They are not cut, because the cut part may be
+    the difference.
     """
     shown = _make_rows(list_differences(left, right))
     if not shown:
-        return [f"{left.run} and {right.run} do not differ in anything that is known of them"]
+        return [f"no differences are known between {left.run} and {right.run}"]
     names = (left.run, right.run)
     below = _find_wide_rows(shown, names, terminal.width)
     columns = [Column(title="", shrink=True), *(Column(title=name, shrink=True) for name in names)]
@@ -84,7 +84,7 @@ def render_differences(left: RunProperties, right: RunProperties, terminal: Term
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A row; `heads`: it is the title of those that follow."""
+    """A row of the table; `heads` marks the title of a section."""
 
     title: str
     values: tuple[str, str] = ("", "")
@@ -106,7 +106,7 @@ def _make_rows(found: Sequence[Difference]) -> list[_Row]:
 
 
 def _find_wide_rows(shown: Sequence[_Row], names: tuple[str, str], width: int | None) -> set[int]:
-    """Return the numbers of the rows without which the others have room, the widest first."""
+    """Return the rows whose values have to be below each other so that all other rows fit: the widest rows."""
     below: set[int] = set()
     title = max(count_columns(safe(row.title)) for row in shown)
     left = dict(enumerate(shown))
@@ -132,7 +132,7 @@ def _name(row: Difference) -> str:
 
 
 def differences_json(left: RunProperties, right: RunProperties) -> dict[str, Any]:
-    """Return all that differs, for machines."""
+    """Return the output of `diff --json`."""
     return {
         "runs": [left.run, right.run],
         "differences": [

@@ -1,4 +1,4 @@
-"""The table of runs, as `ps` and `clean` show it: when each began, how long it took, and why it ended."""
+"""Renders the table of runs of `ps` and `clean`: begin, duration and end of each run."""
 
 from __future__ import annotations
 
@@ -21,99 +21,102 @@ from clusterctl.run.rules.state import RunPhase, RunState
 _Row = dict[str, Cell | str]
 
 _NOT_STARTED = "not started"
-_GIVEN_UP = ("NODES", "RANKS", "PROGRESS", "STEP", "STARTED", "TOOK")
-"""On a narrow terminal these make room, in this order, for the ids of runs and for why they ended."""
+_DROPPED_FIRST = ("NODES", "RANKS", "PROGRESS", "STEP", "STARTED", "TOOK")
+"""Columns that a narrow terminal omits, in this order, to have room for the ids of runs and the reasons of ends."""
 
-_ENOUGH = 26
-"""So much of why a run ended is worth those columns."""
+_MIN_REASON = 26
+"""The number of characters of a reason for which other columns are omitted."""
 
 _WIDE = 100
-"""From so many columns on there is room for which attempt a step is of."""
+"""The number of terminal columns from which on a step is shown with its attempt."""
 
 
 def has_not_started(state: RunState) -> bool:
-    """Return whether a run ended before any worker of it ran."""
+    """Return whether a run ended before any of its workers ran."""
     if not state.is_over or state.phase is RunPhase.UNREADABLE:
         return False
     cause = find_final_cause(state)
     return state.attempt < 0 or (state.attempt == 0 and cause is not None and cause.kind == "start_failed")
 
 
-def sort_runs(views: Sequence[RunSnapshot]) -> list[RunSnapshot]:
-    """Return runs in the order of lists: those that cannot be read, then the newest, and starts that failed aside."""
-    unreadable = [v for v in views if v.state.phase is RunPhase.UNREADABLE]
-    known = sorted((v for v in views if v not in unreadable), key=lambda v: v.state.created or 0.0, reverse=True)
+def sort_runs(snapshots: Sequence[RunSnapshot]) -> list[RunSnapshot]:
+    """Return runs in the order of lists: unreadable runs, then the newest first, then runs that did not start."""
+    unreadable = [v for v in snapshots if v.state.phase is RunPhase.UNREADABLE]
+    known = sorted((v for v in snapshots if v not in unreadable), key=lambda v: v.state.created or 0.0, reverse=True)
     return [*unreadable, *sorted(known, key=lambda v: has_not_started(v.state))]
 
 
 def render_ps(
-    views: Sequence[RunSnapshot],
+    snapshots: Sequence[RunSnapshot],
     now: float,
     terminal: Terminal,
     *,
     sizes: Mapping[str, int] | None = None,
     header: bool = True,
 ) -> list[str]:
-    """Return the table of runs, a line each in their order.
+    """Return the table of runs, one line for each run.
 
     Args:
-        views: The runs.
+        snapshots: The runs.
         now: The head's wall clock.
-        terminal: Where it will stand.
-        sizes: Bytes on this head by run, where they are to be told.
-        header: Begin with a line of titles.
+        terminal: The terminal that will show the table.
+        sizes: The bytes of each run on this head; `None` omits the column.
+        header: Begin with the line of titles.
     """
     wide = terminal.width is None or terminal.width >= _WIDE
-    rows = [_row(view, now, wide=wide) for view in views]
+    rows = [_row(snapshot, now, wide=wide) for snapshot in snapshots]
     if sizes is not None:
-        rows = [row | {"SIZE": format_size(sizes[view.state.run])} for row, view in zip(rows, views, strict=True)]
-    left_out = {"PROGRESS"} if all(view.state.is_over for view in views) else set[str]()
+        rows = [
+            row | {"SIZE": format_size(sizes[snapshot.state.run])}
+            for row, snapshot in zip(rows, snapshots, strict=True)
+        ]
+    left_out = {"PROGRESS"} if all(snapshot.state.is_over for snapshot in snapshots) else set[str]()
     columns = [c for c in _COLUMNS if c.title not in left_out and (c.title != "SIZE" or sizes is not None)]
     if terminal.width is not None:
         columns = _fitting(columns, rows, terminal.width)
         if _needed(columns, rows) > terminal.width:
-            rows = [row | {"WHY": _why(view, short=True)} for row, view in zip(rows, views, strict=True)]
+            rows = [row | {"WHY": _why(snapshot, short=True)} for row, snapshot in zip(rows, snapshots, strict=True)]
     return render_table(columns, [[row[c.title] for c in columns] for row in rows], terminal, header=header)
 
 
 def _fitting(columns: list[Column], rows: Sequence[_Row], width: int) -> list[Column]:
-    """Return the columns that fit; the reason may be cut to its beginning."""
-    empty = {title for title in _GIVEN_UP if all(row[title] == "-" for row in rows)}
-    for title in sorted(_GIVEN_UP, key=lambda title: title not in empty):
-        if _needed(columns, rows, most=_ENOUGH) <= width:
+    """Return the columns that fit; the reason may be cut at its end."""
+    empty = {title for title in _DROPPED_FIRST if all(row[title] == "-" for row in rows)}
+    for title in sorted(_DROPPED_FIRST, key=lambda title: title not in empty):
+        if _needed(columns, rows, max_reason=_MIN_REASON) <= width:
             break
         columns = [column for column in columns if column.title != title]
     return columns
 
 
-def _needed(columns: Sequence[Column], rows: Sequence[_Row], most: int | None = None) -> int:
-    """Return how many cells a table needs so that nothing is cut except reasons that are longer than `most`."""
+def _needed(columns: Sequence[Column], rows: Sequence[_Row], max_reason: int | None = None) -> int:
+    """Return the width of a table in which only reasons longer than `max_reason` are cut."""
     widest = {c.title: max((count_columns(format_cell(row[c.title])) for row in rows), default=0) for c in columns}
-    if most is not None:
-        widest["WHY"] = min(widest["WHY"], most)
+    if max_reason is not None:
+        widest["WHY"] = min(widest["WHY"], max_reason)
     return sum(max(count_columns(title), taken) for title, taken in widest.items()) + GAP * (len(columns) - 1)
 
 
-def adoption_hints(views: Sequence[RunSnapshot]) -> list[str]:
-    """Return the command for runs without a controller."""
-    alone = [view.state.run for view in views if not view.has_controller and not view.state.is_over]
+def adoption_hints(snapshots: Sequence[RunSnapshot]) -> list[str]:
+    """Return a hint with the command for runs without a controller."""
+    alone = [snapshot.state.run for snapshot in snapshots if not snapshot.has_controller and not snapshot.state.is_over]
     return [f"hint: `clusterctl attach --adopt {alone[0] if len(alone) == 1 else 'RUN'}` takes over"] if alone else []
 
 
-def ps_hints(views: Sequence[RunSnapshot]) -> list[str]:
-    """Return the commands for runs without a controller, and for processes that survived a run."""
-    left = [view.state.run for view in views if view.state.is_over and view.state.remaining]
+def ps_hints(snapshots: Sequence[RunSnapshot]) -> list[str]:
+    """Return hints with the commands for runs without a controller, and for runs with remaining processes."""
+    left = [snapshot.state.run for snapshot in snapshots if snapshot.state.is_over and snapshot.state.remaining]
     ends = f"hint: `clusterctl down {' '.join(left)}` ends what may still run of {'it' if len(left) == 1 else 'them'}"
-    return [*adoption_hints(views), *([ends] if left else [])]
+    return [*adoption_hints(snapshots), *([ends] if left else [])]
 
 
 _COLUMNS = make_columns("~RUN", "STATE", "STARTED", ">TOOK", ">NODES", ">RANKS", ">STEP", ">PROGRESS", ">SIZE", "~WHY")
 
 
-def _row(view: RunSnapshot, now: float, *, wide: bool) -> _Row:
-    state = view.state
+def _row(snapshot: RunSnapshot, now: float, *, wide: bool) -> _Row:
+    state = snapshot.state
     end = now if state.ended is None else state.ended
-    progress = view.last_progress_s
+    progress = snapshot.last_progress_s
     return {
         "RUN": state.run,
         "STATE": state_cell("failed", _NOT_STARTED) if has_not_started(state) else state_cell(state.phase.value),
@@ -121,18 +124,18 @@ def _row(view: RunSnapshot, now: float, *, wide: bool) -> _Row:
         "TOOK": "-" if state.created is None else format_duration(end - state.created),
         "NODES": str(len(state.nodes)) if state.nodes else "-",
         "RANKS": str(state.world_size or "-"),
-        "STEP": "-" if view.step is None else format_step(view.step, state.attempt if wide else 0),
+        "STEP": "-" if snapshot.step is None else format_step(snapshot.step, state.attempt if wide else 0),
         "PROGRESS": "-"
         if progress is None or state.is_over or state.stall is not None
         else f"{format_duration(progress)} ago",
-        "WHY": _why(view),
+        "WHY": _why(snapshot),
     }
 
 
-def _why(view: RunSnapshot, *, short: bool = False) -> str:
-    state = view.state
+def _why(snapshot: RunSnapshot, *, short: bool = False) -> str:
+    state = snapshot.state
     if not state.is_over:
-        return _remark(view)
+        return _remark(snapshot)
     nodes = fold_hosts(dict.fromkeys(entry["node"] for entry in state.remaining))
     why = _why_it_ended(state, short=short)
     return "; ".join(part for part in (f"may still run on {nodes}" if nodes else "", why) if part)
@@ -153,36 +156,36 @@ def _why_it_ended(state: RunState, *, short: bool) -> str:
         return f"after {plural(state.attempt, 'restart')}" if state.attempt > 0 else ""
     cause = find_final_cause(state)
     if cause is not None and cause.kind == "start_failed":
-        # The column of states already says that nothing was started.
+        # The state column already says that nothing was started.
         return cause.message.removesuffix("; nothing was started")
     if cause is not None:
-        return describe_cause_briefly(cause) if short else describe_cause(cause, message=True)
+        return describe_cause_briefly(cause) if short else describe_cause(cause, with_message=True)
     return "" if state.phase is RunPhase.CANCELLED or state.exit_code is None else f"exit {state.exit_code}"
 
 
-def _remark(view: RunSnapshot) -> str:
-    state = view.state
+def _remark(snapshot: RunSnapshot) -> str:
+    state = snapshot.state
     if state.stall is not None:
-        # Without its phase: the column of states already says whether the stall is certain.
+        # The phase is removed, because the state column already says whether the stall is certain.
         return stall_line(replace(state.stall, phase=""))
-    if not view.has_controller:
-        return view.unattended_run.short_text
+    if not snapshot.has_controller:
+        return snapshot.unattended_run.short_text
     if away := [node.node for node in state.nodes.values() if node.link == "unreachable" and not node.swept]:
         return f"unreachable: {fold_hosts(away)}"
     return f"attempt {state.attempt}" if state.attempt > 0 else ""
 
 
-def ps_json(views: Sequence[RunSnapshot]) -> list[dict[str, Any]]:
+def ps_json(snapshots: Sequence[RunSnapshot]) -> list[dict[str, Any]]:
     """Return `ps --json`."""
     return [
-        run_json(view)
+        run_json(snapshot)
         | {
-            "nodes": len(view.state.nodes),
-            "world_size": view.state.world_size,
-            "step": view.step,
-            "last_progress_s": round_seconds(view.last_progress_s),
-            "file": view.state.path or None,
-            "not_started": has_not_started(view.state),
+            "nodes": len(snapshot.state.nodes),
+            "world_size": snapshot.state.world_size,
+            "step": snapshot.step,
+            "last_progress_s": round_seconds(snapshot.last_progress_s),
+            "file": snapshot.state.path or None,
+            "not_started": has_not_started(snapshot.state),
         }
-        for view in views
+        for snapshot in snapshots
     ]

@@ -26,7 +26,7 @@ from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallState
 
 
 def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
-    """Return the first observed failure in one line, with a note if another may have come first."""
+    """Return the first observed failure in one line, with a note if another failure may have come first."""
     is_clear = cause.certain or cause.kind == "stopped"
     word = "first observed failure" if is_clear else "first observed failure (ambiguous: others overlap in time)"
     place = [f"rank {cause.rank}"] if cause.rank is not None else []
@@ -39,7 +39,7 @@ def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
 
 
 def _by_whom(cause: Cause) -> str:
-    """Return the known facts about an unexplained SIGKILL, or an empty text."""
+    """Return the known facts about an unexplained SIGKILL; "" for any other cause."""
     unexplained = cause.kind == "signal" and cause.signal == "SIGKILL"
     return " (not by clusterctl, no OOM kill in the kernel log)" if unexplained else ""
 
@@ -56,7 +56,7 @@ def shared_failure_line(
 
 
 def cause_json(cause: Cause | None) -> dict[str, Any] | None:
-    """Return the first observed failure."""
+    """Return the first observed failure as JSON."""
     if cause is None:
         return None
     keys = ("kind", "node", "rank", "exit_code", "signal", "message", "traceback", "certain")
@@ -95,7 +95,7 @@ _REMEDIES = {
 
 
 def health_message(event: HealthChanged) -> str:
-    """Return the line of the log view for the start or the end of a node's problem."""
+    """Return the line of the log view for the begin or the end of a health problem of a node."""
     word = {"FAIL": "unhealthy", "WARN": "warn"}.get(event.status, "ok")
     remedy = _REMEDIES.get(event.action)
     return f"{word}: {safe(event.message)}" + (f" ({remedy})" if remedy else "")
@@ -107,17 +107,17 @@ def stall_line(stall: StallState) -> str:
 
 
 def stall_hints(run: str, phase: str) -> list[str]:
-    """Return hints about a stall."""
+    """Return hints about a stall; `phase` is `suspected` or `confirmed`."""
     end = "; `clusterctl down --stalled` ends it" if phase == "confirmed" else ""
     return [f"hint: `clusterctl stacks {run}` shows where every rank is{end}", f"hint: {HINT}"]
 
 
 def stall_messages(event: StallChanged, run: str) -> list[str]:
-    """Return the lines of the live view for a change of the stall rule."""
+    """Return the lines of the live view for a change of the stall state."""
     if event.phase == "none":
         return ["progress again"]
     text = _stall_text(event.phase, event.reason, event.since_s, event.limit_s)
-    where = f"; where each rank stood is kept, `clusterctl why {run}` reads it" if event.evidence else ""
+    where = f"; the stacks of all ranks are stored, and `clusterctl why {run}` explains them" if event.evidence else ""
     return [text + where, *(stall_hints(run, event.phase) if event.phase == "confirmed" else [])]
 
 
@@ -147,7 +147,7 @@ def count_worker_states(workers: Sequence[WorkerState]) -> str:
     return ", ".join(f"{number} {text}" for text, number in counted.most_common())
 
 
-# --- steps, as the live view tells them
+# --- events of a run in the live view
 
 _DECISIONS = {
     StopReason.PEER_FAILED.value: "a worker failed: stopping the others",
@@ -173,7 +173,7 @@ def format_decision(event: AttemptEndDecided, state: RunState) -> str:
 
 
 def unreachable_message(event: LinkChanged) -> str:
-    """Return a sentence about a silent node: when it counts as lost, and what its workers do meanwhile."""
+    """Return a sentence about a silent node: when it counts as lost, and what its workers do until then."""
     node = NodeState(node=event.node, node_rank=0, link_why=event.why)
     parts = [f"{event.node}: {node.describe_silence(event.seconds)}"]
     if event.lost_in is not None:
@@ -198,7 +198,7 @@ EVENTS_WITHOUT_MESSAGE = (
 
 
 def node_event_messages(node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> list[str]:
-    """Return the lines for a node's event in the default view; most events have none."""
+    """Return the lines for a node's event in the default view; most events have no line."""
     match event:
         case node_events.Alarm():
             where = f"{node} GPU {event.gpu}" if event.gpu is not None else node
@@ -212,20 +212,20 @@ def node_event_messages(node: str, stamp: node_events.Stamp, event: node_events.
 
 
 def _adoption(node: str, stamp: node_events.Stamp, state: RunState) -> str:
-    """Return a sentence about a new supervisor of a node: after a reboot its old workers are gone."""
+    """Return a sentence about a new supervisor of a node. After a reboot the workers of the node are gone."""
     last_boot = state.nodes[node].boot if node in state.nodes else ""
     if last_boot and stamp.boot != last_boot:
-        return "the machine has booted anew; what ran on it is gone"
-    return "a new supervisor has taken over; workers went on"
+        return "the machine has rebooted, and its workers are gone"
+    return "a new supervisor has started; the workers were not affected"
 
 
 def format_step(step: int, attempt: int) -> str:
-    """Return `120`, or `120 (attempt 2)`: we count steps from 0 in each attempt, whatever its checkpoint was."""
+    """Return `120`, or `120 (attempt 2)`: clusterctl counts steps from 0 in each attempt, not from its checkpoint."""
     return str(step) if attempt <= 0 else f"{step} (attempt {attempt})"
 
 
 def verbose_node_event_message(event: node_events.Event) -> str:
-    """Return the sentence for a node's event in the verbose view; some events have none."""
+    """Return the sentence for a node's event in the verbose view; "" for events without a sentence."""
     match event:
         case node_events.Prepared():
             return f"ready for attempt {event.attempt}"
@@ -250,13 +250,13 @@ def verbose_node_event_message(event: node_events.Event) -> str:
 
 
 def result_messages(results: ResultsFetched) -> list[str]:
-    """Return the lines about fetched results: their place, and what is missing."""
+    """Return the lines about fetched results: the folder, and warnings about missing results."""
     came = f"results: {plural(results.files, 'file')}, {format_size(results.bytes)} in {safe(results.to)}"
     return [*([came] if results.files else []), *(f"warn: results: {safe(text)}" for text in results.missing)]
 
 
 class UnattendedOutlook(Enum):
-    """The future of a run without a controller: a sentence, and a few words for a column."""
+    """What happens to a run without a controller: a sentence, and a few words for a column."""
 
     GOES_ON = ("the run goes on", "unattended")
     WILL_STOP = ("its nodes stop the workers in {pause} unless it is adopted", "unattended: stops in {pause}")
@@ -270,9 +270,9 @@ class UnattendedRun:
     """A run without a controller.
 
     Attributes:
-        outlook: What its nodes do with it.
-        stop_in_s: Seconds until its nodes stop the workers, if they will.
-        stop_after_s: `on_controller_loss.stop_after`; `None` if the run is kept.
+        outlook: What the nodes do with the workers.
+        stop_in_s: Seconds until the nodes stop the workers; 0 if they do not.
+        stop_after_s: `on_controller_loss.stop_after`; `None` if the nodes keep the workers.
     """
 
     outlook: UnattendedOutlook = UnattendedOutlook.GOES_ON
@@ -281,12 +281,12 @@ class UnattendedRun:
 
     @property
     def message(self) -> str:
-        """The sentence behind `no controller is alive; `."""
+        """The sentence that follows `no controller is alive; `."""
         return self._fill_in(self.outlook.value[0])
 
     @property
     def short_text(self) -> str:
-        """A few words for a column of a narrow terminal."""
+        """The outlook in a few words, for a table."""
         return self._fill_in(self.outlook.value[1])
 
     def _fill_in(self, template: str) -> str:
@@ -295,29 +295,30 @@ class UnattendedRun:
         return template.format(pause=describe_duration(self.stop_in_s), rule=rule)
 
     def describe_error(self, run: str) -> str:
-        """Return what ends a command that followed the run."""
+        """Return the error message of a command that follows a run and finds no controller."""
         if self.outlook is UnattendedOutlook.GOES_ON:
             return f"{run} goes on without a controller"
         return f"{run} has no controller: {self.message}"
 
 
-def predict_unattended(phase: RunPhase, silent: float, stop_after: float | None, fence: float | None) -> UnattendedRun:
-    """Return the future of a run without a controller.
+def predict_unattended(
+    phase: RunPhase, silent_s: float, stop_after_s: float | None, fence_s: float | None
+) -> UnattendedRun:
+    """Return what happens to a run without a controller.
 
     Args:
-        phase: Where it was when its controller wrote last.
-        silent: Seconds since the last sign of its controller.
-        stop_after: Seconds after which its nodes stop the workers; `None`: they let them go on.
-        fence: Seconds after which they have surely stopped them (`Limits.fence`).
+        phase: The phase of the run when its controller last wrote.
+        silent_s: Seconds since the last sign of the controller.
+        stop_after_s: Seconds after which the nodes stop the workers; `None` if they do not stop them.
+        fence_s: Seconds after which the nodes have certainly stopped the workers (`RunLimits.fence`).
     """
     if phase is RunPhase.RESTARTING:
         return UnattendedRun(outlook=UnattendedOutlook.WAITS)
-    if stop_after is None or fence is None:
+    if stop_after_s is None or fence_s is None:
         return UnattendedRun()
-    # A clock of the head that was set back makes the last sign one of the future.
-    left = stop_after - max(0.0, silent)
+    # The last sign is in the future if the head's clock was set back.
+    left = stop_after_s - max(0.0, silent_s)
     if left > 0:
-        return UnattendedRun(outlook=UnattendedOutlook.WILL_STOP, stop_in_s=left, stop_after_s=stop_after)
-    return UnattendedRun(
-        outlook=UnattendedOutlook.STOPPED if silent >= fence else UnattendedOutlook.STOPPING, stop_after_s=stop_after
-    )
+        return UnattendedRun(outlook=UnattendedOutlook.WILL_STOP, stop_in_s=left, stop_after_s=stop_after_s)
+    outlook = UnattendedOutlook.STOPPED if silent_s >= fence_s else UnattendedOutlook.STOPPING
+    return UnattendedRun(outlook=outlook, stop_after_s=stop_after_s)

@@ -1,4 +1,4 @@
-"""Python stacks and tracebacks: as `stacks` shows them, in a few lines, and without the frames of libraries."""
+"""Renders Python stacks and tracebacks: as `clusterctl stacks` shows them, shortened, and without library frames."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def render_stacks(folded: Iterable[Mapping[str, Any]], terminal: Terminal) -> li
     """Return the stacks, most recent call first.
 
     Args:
-        folded: What `clusterctl.run.rules.stack_dumps.fold_stacks` gave.
-        terminal: Where they will stand.
+        folded: The result of `fold_stacks`.
+        terminal: The terminal that will show the stacks.
     """
     lines: list[str] = []
     for entry in folded:
@@ -41,11 +41,11 @@ def _place(frame: Mapping[str, Any]) -> str:
 
 
 def render_stack_notes(ranks: Mapping[str, Mapping[str, Any]], terminal: Terminal) -> list[str]:
-    """Return notes to the stacks: why a rank has none, and its child processes that do not run (data loaders).
+    """Return notes about stacks: why a rank has none, and which of its child processes do not run (data loaders).
 
     Args:
-        ranks: Rank to its evidence, as the nodes gave it.
-        terminal: Where it will stand.
+        ranks: The evidence of each rank, as the nodes sent it.
+        terminal: The terminal that will show the notes.
     """
     ranks_of = group_pairs((text, int(rank)) for rank, evidence in ranks.items() for text in _remarks(evidence))
     word = terminal.style("note", YELLOW)
@@ -71,43 +71,40 @@ _STANDARD = re.compile(r"/lib(?:64)?/python3[^/]*/|^<frozen ")
 
 
 class _Part(NamedTuple):
-    """A frame with its source, or a line between frames (`library` is `None`)."""
+    """A frame with its source lines and its library ("" for user code), or a line between frames (`None`)."""
 
     lines: list[str]
     library: str | None = None
 
 
 def fold_traceback(lines: Sequence[str], folders: Collection[str] = (), *, ellipsis: str = "…") -> list[str]:
-    """Return the lines of a traceback in short form, without the rank that some frameworks put before each line.
+    """Return a shortened traceback, without the rank that some frameworks print before each line.
 
-    Of frames of libraries in a row the last stays, for it is where something was raised, or what went into the code
-    that follows; of a row that is followed by frames of the code, none does.
+    Of several library frames before the error, only the last one remains, because it raised the error. Library frames
+    before a frame of the user's code are omitted.
 
     Args:
-        lines: Clean text.
-        folders: Where the code of the run lies, as the file or its defaults name it.
-        ellipsis: The sign for what is left out.
+        lines: The traceback without control characters.
+        folders: The folders of the run's code, as the cluster file or the defaults name them.
+        ellipsis: The sign for omitted frames.
     """
     plain = [_RANK.sub("", line) for line in lines]
     return [shorten_paths(line, folders) for line in _folded(list(_parts(plain)), ellipsis)]
 
 
 def find_raised_error(lines: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the place and the error of the last traceback among lines, or `None` without a traceback.
-
-    That is its last frame, and all that follows of the same output as far as it is part of a traceback.
-    """
+    """Return the last frame and the error of the last traceback in the lines; `None` if there is no traceback."""
     plain = [_RANK.sub("", line) for line in lines]
     last = next((n for n in reversed(range(len(plain))) if _FRAME.match(plain[n])), None)
     if last is None:
         return None
-    # The error: the first line after the frame that is no longer indented.
+    # The first line after the frame that is not indented is the error.
     end = next((n for n in range(last + 1, len(plain)) if not plain[n].startswith(" ")), None)
     return None if end is None else (plain[last].strip(), plain[end].strip())
 
 
 def shorten_paths(line: str, folders: Collection[str]) -> str:
-    """Return a line with the files of the code folder by their place in it."""
+    """Return a line of a traceback with the paths of the run's files relative to the code folder."""
     for folder in folders:
         absolute = folder.startswith("/")
         start = (
@@ -141,7 +138,7 @@ def _parts(lines: Sequence[str]) -> Iterator[_Part]:
 
 
 def find_library_name(file: str) -> str:
-    """Return the library that a file belongs to, "" for code of the user's own."""
+    """Return the name of the library that a file belongs to; "" for the user's code."""
     package = _PACKAGES.search(file)
     if package is not None:
         return package["name"].removesuffix(".py")
@@ -154,7 +151,7 @@ def _folded(parts: list[_Part], ellipsis: str) -> Iterator[str]:
         if part.library:
             row.append(part)
             continue
-        # The last frame before what was raised stays.
+        # The last frame before the error remains.
         kept = row[-1:] if part.library is None else []
         gone = row[: len(row) - len(kept)]
         if len(gone) == 1:
@@ -172,11 +169,11 @@ _MOST = 3
 
 
 def summarize_stacks(folded: Sequence[Mapping[str, Any]], nodes: Mapping[int, str]) -> list[str]:
-    """Return `rank 2 on gpu03 is in load (train.py:21)`, a line for each place: those with few ranks first.
+    """Return a line for each position, such as `rank 2 on gpu03 is in load (train.py:21)`; few ranks come first.
 
     Args:
-        folded: What `stalls.stacks.fold` gave.
-        nodes: Rank to its node.
+        folded: The result of `fold_stacks`.
+        nodes: The node of each rank.
     """
     entries = sorted(folded, key=lambda entry: _size(entry["ranks"]))
     lines = [_line(entry, nodes) for entry in entries[:_MOST]]

@@ -1,8 +1,8 @@
-"""Standard streams that outlive their readers.
+"""Standard streams that keep working after their reader has gone.
 
-`clusterctl ps | head -1`, or a terminal that was closed: what is written after the reader has gone is dropped, so a
-command still does its work and ends with its own code. A command that does nothing but show something asks
-`has_reader`, and leaves. An error of any other kind, such as a full disk, ends the command with its reason.
+The reader goes away in `clusterctl ps | head -1`, or if a terminal is closed. Later output is discarded, so the command
+still does its work and ends with its own exit code. A command that only shows output calls `has_reader` to end early.
+Any other error, such as a full disk, ends the command with an error message.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing_extensions import Buffer, override
 from clusterctl.errors import RefusedError
 
 _LONGEST = 2**31 - 1
-"""Milliseconds that poll can wait."""
+"""The largest number of milliseconds that poll can wait."""
 
 
 def has_reader(descriptor: int, seconds: float = 0.0) -> bool:
-    """Return whether a descriptor has a reader: the other end of the pipe, or the terminal, is open.
+    """Return whether the other end of a pipe, or a terminal, is open.
 
     Args:
-        descriptor: Which.
-        seconds: Wait so long for the reader to go.
+        descriptor: The descriptor of this end.
+        seconds: Wait at most this long for the other end to close.
     """
-    look = select.poll()
-    # Registered for no event, poll still reports that the other end is closed.
-    look.register(descriptor, 0)
-    return not any(events & (select.POLLERR | select.POLLHUP) for _, events in look.poll(min(1000 * seconds, _LONGEST)))
+    poll = select.poll()
+    # Without any requested event, poll still reports that the other end is closed.
+    poll.register(descriptor, 0)
+    return not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(min(1000 * seconds, _LONGEST)))
 
 
-class _Outliving(io.FileIO):
-    """A descriptor that discards output once it has no reader."""
+class _DiscardingFile(io.FileIO):
+    """A file that discards output once it has no reader."""
 
     @override
     def write(self, data: Buffer) -> int:
@@ -47,36 +47,36 @@ class _Outliving(io.FileIO):
                 name = {1: "standard output", 2: "standard error"}.get(self.fileno(), "the output")
                 raise RefusedError(
                     f"cannot write to {name}: {error.strerror}",
-                    hint="write to another place; runs are not affected: `clusterctl ps` lists them",
+                    hint="redirect the output elsewhere; runs are not affected: `clusterctl ps` lists them",
                 ) from error
             return memoryview(data).nbytes
 
 
 def replace_standard_streams() -> None:
-    """Make stdin, stdout and stderr of this process usable, whatever its parent did with them."""
-    _open_what_is_closed()
+    """Make stdin, stdout and stderr of this process usable, even if its parent closed them."""
+    _open_closed_descriptors()
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process lives
-    sys.stdout, sys.stderr = _outliving(sys.stdout, 1), _outliving(sys.stderr, 2)
+    sys.stdout, sys.stderr = _make_discarding_stream(sys.stdout, 1), _make_discarding_stream(sys.stderr, 2)
 
 
-def _open_what_is_closed() -> None:
-    """Let no file of ours become a standard stream: a parent may have closed some (`<&-`, `>&-`)."""
+def _open_closed_descriptors() -> None:
+    """Open descriptors 0 to 2 that the parent has closed, so that no other file gets one of these numbers."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest free number is this one: those below are open by now.
+            # `open` takes the lowest free number, which is this one.
             os.open(os.devnull, os.O_RDWR)
 
 
-def _outliving(stream: TextIO | None, descriptor: int) -> TextIO:
+def _make_discarding_stream(stream: TextIO | None, descriptor: int) -> TextIO:
     if stream is not None:
         with contextlib.suppress(OSError):
             stream.flush()
     errors = "strict" if descriptor == 1 else "backslashreplace"
     return io.TextIOWrapper(
-        io.BufferedWriter(_Outliving(descriptor, "w", closefd=False)),
+        io.BufferedWriter(_DiscardingFile(descriptor, "w", closefd=False)),
         encoding=None if stream is None else stream.encoding,
         errors=errors if stream is None else stream.errors,
         line_buffering=True,

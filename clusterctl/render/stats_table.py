@@ -1,4 +1,4 @@
-"""`stats`: the load of the machines, a line for each GPU."""
+"""Renders the output of `stats`: the load of the machines, with a row for each GPU."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from clusterctl.render.table import Cell, make_columns, render_table
 
 _IDLE_PERCENT = 10
 _FEW = 4
-"""From so many on nodes that were seen long ago are told together."""
+"""The number of nodes with old values from which on one line names all of them."""
 HOT_C = 85
-"""Degrees from which a GPU is shown as hot."""
+"""The temperature in degrees Celsius from which on a GPU is shown as hot."""
 STALE_S = 60.0
-"""Samples come every 15 s; one that is older than this no longer tells how the node is now."""
+"""The age of a sample from which on it is old. Nodes send one every 15 s."""
 
 GIB = 2**30
 _GPU_KEYS = ("gpu", "util", "mem_used", "mem_total", "temp_c", "power_w")
@@ -42,11 +42,11 @@ class NodeStats:
     """The values of one node at one moment.
 
     Attributes:
-        time: Wall clock, or `None` where nothing is known.
+        time: Wall clock; `None` if no values are known.
         cpu, mem: Percent.
         mem_used, mem_total: Bytes.
-        status: `ok`, `stuck`, `error` or `absent` of its GPU driver; `unknown` where nothing was seen of the node.
-        reason: Why GPUs or all of it are missing.
+        status: Status of the GPU driver: `ok`, `stuck`, `error` or `absent`; `unknown` if there is no sample.
+        reason: Why the values of GPUs, or all values, are missing.
     """
 
     node: str
@@ -61,7 +61,7 @@ class NodeStats:
 
 
 def stats_from_sample(node: str, sample: HealthSample) -> NodeStats:
-    """Return a sample of `clusterctl.agent.facts.sampler` as values."""
+    """Return the values of a sample (`clusterctl.agent.facts.sampler`)."""
     values: dict[str, Any] = {key: sample.get(key) for key in ("cpu", "mem", "mem_used", "mem_total", "reason")}
     of_gpus: list[dict[str, Any]] = [{key: gpu.get(key) for key in _GPU_KEYS} for gpu in sample.get("gpus") or ()]
     gpus = tuple(GpuStats(**of_gpu) for of_gpu in of_gpus)
@@ -70,7 +70,7 @@ def stats_from_sample(node: str, sample: HealthSample) -> NodeStats:
 
 
 def stats_json(nodes: Sequence[NodeStats]) -> list[dict[str, Any]]:
-    """Return `stats --json`."""
+    """Return the output of `stats --json`."""
     return [
         {
             "node": node.node,
@@ -83,14 +83,14 @@ def stats_json(nodes: Sequence[NodeStats]) -> list[dict[str, Any]]:
 
 
 def render_stats(nodes: Sequence[NodeStats], terminal: Terminal, *, header: bool = True) -> list[str]:
-    """Return a table: a row for each GPU, or one for a node without any."""
+    """Return a table with a row for each GPU, and a row for each node without GPUs."""
     columns = make_columns("~NODE", ">CPU", ">MEM", ">GPU", ">UTIL", ">GPU MEMORY", ">TEMP", ">POWER")
     rows = [row for node in nodes for row in _rows(node)]
     return render_table(columns, rows, terminal, header=header)
 
 
 def describe_missing_values(nodes: Sequence[NodeStats], now: float) -> list[str]:
-    """Return notes to the table: missing and old values."""
+    """Return notes about missing values and about values older than `STALE_S`."""
     reasons = group_pairs((n.reason, n.node) for n in nodes if n.reason and n.status not in ("ok", "absent"))
     lines = [f"{safe(fold_hosts(names))}: {safe(reason)}" for reason, names in reasons.items()]
     old = [(n.node, now - n.time) for n in nodes if n.time is not None and now - n.time > STALE_S]
@@ -111,7 +111,7 @@ def _rows(node: NodeStats) -> list[list[Cell | str]]:
 def _gpu(gpu: GpuStats) -> list[Cell | str]:
     memory = "-"
     if gpu.mem_used is not None and gpu.mem_total is not None:
-        # All rows have the same unit and one decimal, so that a column can be compared.
+        # All rows have the same unit and one decimal, so that a reader can compare them.
         memory = f"{gpu.mem_used / GIB:.1f} GiB / {gpu.mem_total / GIB:.1f} GiB"
     power = "-" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
     return [
@@ -124,7 +124,7 @@ def _gpu(gpu: GpuStats) -> list[Cell | str]:
 
 
 def utilisation_style(util: float | None) -> tuple[str, ...]:
-    """Return the colour of a share in percent."""
+    """Return the style for a utilisation in percent: yellow for an idle GPU."""
     return (YELLOW,) if util is not None and util < _IDLE_PERCENT else (GREEN,)
 
 
@@ -135,5 +135,5 @@ def temperature_cell(temp_c: float | None) -> Cell:
 
 
 def percent(value: float | None) -> str:
-    """Return a share."""
+    """Return a value in percent as text, `-` if it is unknown."""
     return "-" if value is None else f"{value:.0f}%"

@@ -1,4 +1,4 @@
-"""`status` for people and for machines: one run, where it comes from, its start, its nodes and its workers."""
+"""Renders the output of `status`: a run with its origin, its start, its nodes and its workers; as text or JSON."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _MOST_NODES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerActivity:
-    """The last known activity of a rank. Ages in seconds, `None` if unknown."""
+    """The last known activity of a rank. Ages are in seconds; `None` is unknown."""
 
     step: int | None = None
     last_output_s: float | None = None
@@ -68,16 +68,16 @@ class WorkerActivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSnapshot:
-    """A run as `ps` and `status` show it.
+    """The data about a run that `ps`, `status`, `top` and `report` show.
 
     Attributes:
         has_controller: A controller is alive.
-        activity: By rank; may lack ranks.
-        verdict: What `why` said of a stall that goes on, as JSON, or `None`.
-        origin: Where it comes from, or `None`.
-        stall_positions: Where the ranks of a stalled run are, in a few lines.
-        start_times: Where the time of its start went; only looked for where it is shown.
-        unattended_run: What becomes of it while no controller is alive.
+        activity: The activity of each rank; unknown ranks are missing.
+        verdict: The verdict of `why` on a present stall, as JSON; `None` if there is no stall.
+        origin: User, command, file and commit of the start; `None` if unknown.
+        stall_positions: The positions of the ranks of a stalled run, in a few lines.
+        start_times: The duration of each step of the start; read only by commands that show it.
+        unattended_run: What happens to the run while no controller is alive.
         slow_ranks: Ranks for which the others wait again and again, each with the likely reason; "" if unknown.
     """
 
@@ -93,21 +93,21 @@ class RunSnapshot:
 
     @property
     def step(self) -> int | None:
-        """The step that the slowest rank has reached."""
+        """The step of the slowest rank."""
         return min((a.step for a in self.activity.values() if a.step is not None), default=None)
 
     @property
     def last_progress_s(self) -> float | None:
-        """The age of the newest progress of any rank."""
+        """The age of the newest progress of all ranks."""
         return min((a.last_progress_s for a in self.activity.values() if a.last_progress_s is not None), default=None)
 
 
 def activity_from_sample(sample: Mapping[str, Any], age_s: float) -> dict[int, WorkerActivity]:
-    """Return the activity of the ranks of one node, from its newest sample.
+    """Return the activity of the ranks of a node from its newest sample.
 
     Args:
-        sample: As the agent's sampler wrote it.
-        age_s: How old the sample is, seconds.
+        sample: The sample, as the agent wrote it.
+        age_s: The age of the sample in seconds.
     """
     out: dict[int, WorkerActivity] = {}
     for rank, looks in (sample.get("ranks") or {}).items():
@@ -119,26 +119,31 @@ def activity_from_sample(sample: Mapping[str, Any], age_s: float) -> dict[int, W
     return out
 
 
-def render_status(view: RunSnapshot, now: float, terminal: Terminal, *, every: bool = False) -> list[str]:
-    """Return what `status` shows: the run in a line, what is wrong, then nodes, then workers.
+def render_status(snapshot: RunSnapshot, now: float, terminal: Terminal, *, every: bool = False) -> list[str]:
+    """Return the output of `status`: a line about the run, its problems, its nodes and its workers.
 
-    Many workers are folded by what they do; with `every` each has a row.
+    If there are many workers, those in the same state share a row; with `every` each worker has a row.
     """
-    headline, *wrong = render_run_summary(view, now, terminal)
-    lines = [headline, *render_origin(view.state, view.origin, now, terminal), *wrong]
-    if attempts := render_attempts(view.state, view.step, now, terminal):
+    headline, *wrong = render_run_summary(snapshot, now, terminal)
+    lines = [headline, *render_origin(snapshot.state, snapshot.origin, now, terminal), *wrong]
+    if attempts := render_attempts(snapshot.state, snapshot.step, now, terminal):
         lines += ["", *attempts]
-    if view.state.nodes:
-        lines += ["", *_node_table(view, terminal, every=every), "", *_worker_table(view, terminal, every=every)]
+    if snapshot.state.nodes:
+        lines += [
+            "",
+            *_node_table(snapshot, terminal, every=every),
+            "",
+            *_worker_table(snapshot, terminal, every=every),
+        ]
     return lines
 
 
-def render_run_summary(view: RunSnapshot, now: float, terminal: Terminal) -> list[str]:
-    """Return a headline of the run, and its problems."""
-    state = view.state
-    lines = [_headline(view, now, terminal)]
-    if not view.has_controller and not state.is_over:
-        lines.append(f"  no controller is alive; {view.unattended_run.message}")
+def render_run_summary(snapshot: RunSnapshot, now: float, terminal: Terminal) -> list[str]:
+    """Return a line about the run, and the lines about its problems."""
+    state = snapshot.state
+    lines = [_headline(snapshot, now, terminal)]
+    if not snapshot.has_controller and not state.is_over:
+        lines.append(f"  no controller is alive; {snapshot.unattended_run.message}")
         lines.append(f"  hint: clusterctl attach --adopt {state.run}")
     if state.phase is RunPhase.RESTARTING and state.restart_at is not None:
         lines.append(f"  {describe_next_attempt(state, now)}")
@@ -147,14 +152,15 @@ def render_run_summary(view: RunSnapshot, now: float, terminal: Terminal) -> lis
     if state.stall is not None:
         hints = [] if state.is_over else stall_hints(state.run, state.stall.phase)
         lines += [
-            f"  {line}" for line in (stall_line(state.stall), *(f"  {line}" for line in view.stall_positions), *hints)
+            f"  {line}"
+            for line in (stall_line(state.stall), *(f"  {line}" for line in snapshot.stall_positions), *hints)
         ]
     if state.results is not None:
         lines += [f"  {line}" for line in result_messages(state.results)]
     lines += [f"  warn: {safe(text)}" for text in list_end_warnings(state)]
     if not state.is_over:
         lines += [f"  {health_message(event)}" for event in state.troubles.values()]
-        lines += [f"  {line}" for line in describe_slow_ranks(state, view.slow_ranks)]
+        lines += [f"  {line}" for line in describe_slow_ranks(state, snapshot.slow_ranks)]
     if state.remaining:
         lines.append("  may still be there:")
         lines += [f"  {line}" for line in render_remaining_processes(state.remaining, terminal)]
@@ -163,7 +169,7 @@ def render_run_summary(view: RunSnapshot, now: float, terminal: Terminal) -> lis
 
 
 def describe_slow_ranks(state: RunState, slow_ranks: Mapping[int, str]) -> list[str]:
-    """Return lines about slow ranks: ranks of one node with the same reason share a line."""
+    """Return lines about slow ranks; ranks of a node with the same reason share a line."""
     alike = group_pairs(((state.workers[rank].node, reason), rank) for rank, reason in slow_ranks.items())
     return [
         f"slow: {name_ranks(ranks)} on {safe(node)}, for which the others wait"
@@ -172,34 +178,34 @@ def describe_slow_ranks(state: RunState, slow_ranks: Mapping[int, str]) -> list[
     ]
 
 
-def _headline(view: RunSnapshot, now: float, terminal: Terminal) -> str:
-    state = view.state
+def _headline(snapshot: RunSnapshot, now: float, terminal: Terminal) -> str:
+    state = snapshot.state
     dot = f" {terminal.glyphs.dot} "
     parts = [terminal.style(state.phase.value, *STATE_STYLES.get(state.phase.value, ()))]
     if state.exit_code is not None:
         parts[0] += f" ({state.exit_code})"
-    if state.attempt > 0 and view.step is None:
+    if state.attempt > 0 and snapshot.step is None:
         parts.append(f"attempt {state.attempt}")
     if state.nodes:
         parts.append(f"{plural(len(state.nodes), 'node')}, {plural(len(state.workers), 'rank')}")
-    if view.step is not None:
-        parts.append(f"step {format_step(view.step, state.attempt)}")
+    if snapshot.step is not None:
+        parts.append(f"step {format_step(snapshot.step, state.attempt)}")
     if state.created is not None:
         parts.append(f"{format_duration((now if state.ended is None else state.ended) - state.created)}")
     return f"{terminal.style(state.run, BOLD)}  {dot.join(parts)}"
 
 
-def _node_table(view: RunSnapshot, terminal: Terminal, *, every: bool) -> list[str]:
-    """Return a row for each node; of many nodes, a row for those in the same state."""
-    if len(view.state.nodes) > _MOST_NODES and not every:
-        return _folded_nodes(view, terminal)
+def _node_table(snapshot: RunSnapshot, terminal: Terminal, *, every: bool) -> list[str]:
+    """Return a row for each node; if there are many nodes, a row for each state."""
+    if len(snapshot.state.nodes) > _MOST_NODES and not every:
+        return _folded_nodes(snapshot, terminal)
     columns = make_columns("~NODE", ">NODE RANK", "STATE", "RANKS", "~ADDRESS")
-    nodes = sorted(view.state.nodes.values(), key=lambda n: n.node_rank)
+    nodes = sorted(snapshot.state.nodes.values(), key=lambda n: n.node_rank)
     rows: list[list[Cell | str]] = [
         [
             node.node,
             str(node.node_rank),
-            state_cell(view.state.find_node_phase(node.node).value),
+            state_cell(snapshot.state.find_node_phase(node.node).value),
             fold_ranks(node.ranks) or "-",
             node.address or "-",
         ]
@@ -208,9 +214,9 @@ def _node_table(view: RunSnapshot, terminal: Terminal, *, every: bool) -> list[s
     return render_table(columns, rows, terminal)
 
 
-def _folded_nodes(view: RunSnapshot, terminal: Terminal) -> list[str]:
-    nodes = sorted(view.state.nodes.values(), key=lambda n: n.node_rank)
-    groups = group_pairs((view.state.find_node_phase(node.node).value, node.node) for node in nodes)
+def _folded_nodes(snapshot: RunSnapshot, terminal: Terminal) -> list[str]:
+    nodes = sorted(snapshot.state.nodes.values(), key=lambda n: n.node_rank)
+    groups = group_pairs((snapshot.state.find_node_phase(node.node).value, node.node) for node in nodes)
     columns = make_columns(">NODES", "STATE", "~NAMES")
     rows: list[list[Cell | str]] = [
         [str(len(names)), state_cell(state), fold_hosts(names)] for state, names in groups.items()
@@ -219,21 +225,21 @@ def _folded_nodes(view: RunSnapshot, terminal: Terminal) -> list[str]:
 
 
 def has_row_per_rank(state: RunState, *, every: bool) -> bool:
-    """Return whether each rank has a row with the age of its output; many ranks are folded."""
+    """Return whether the table has a row for each rank. Otherwise ranks in the same state share a row."""
     return every or len(state.workers) <= _MOST_WORKERS
 
 
-def _worker_table(view: RunSnapshot, terminal: Terminal, *, every: bool) -> list[str]:
-    """Return a row for each rank; of many ranks, a row for those that do the same."""
-    workers = [view.state.workers[rank] for rank in sorted(view.state.workers)]
-    if not has_row_per_rank(view.state, every=every):
-        return _folded_workers(workers, view, terminal)
+def _worker_table(snapshot: RunSnapshot, terminal: Terminal, *, every: bool) -> list[str]:
+    """Return a row for each rank; if there are many ranks, a row for each state."""
+    workers = [snapshot.state.workers[rank] for rank in sorted(snapshot.state.workers)]
+    if not has_row_per_rank(snapshot.state, every=every):
+        return _folded_workers(workers, snapshot, terminal)
     columns = make_columns(">RANK", "~NODE", ">LOCAL RANK", ">PID", "STATE", ">STEP", ">OUTPUT")
     rows: list[list[Cell | str]] = []
     for worker in workers:
-        activity = view.activity.get(worker.rank, WorkerActivity())
+        activity = snapshot.activity.get(worker.rank, WorkerActivity())
         pid, step = _number(worker.pid), _number(activity.step)
-        output = None if view.state.is_over else activity.last_output_s
+        output = None if snapshot.state.is_over else activity.last_output_s
         ago = "-" if output is None else f"{format_duration(output)} ago"
         rows.append([str(worker.rank), worker.node, str(worker.local_rank), pid, worker_cell(worker), step, ago])
     return render_table(columns, rows, terminal)
@@ -243,12 +249,12 @@ def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _folded_workers(workers: Sequence[WorkerState], view: RunSnapshot, terminal: Terminal) -> list[str]:
+def _folded_workers(workers: Sequence[WorkerState], snapshot: RunSnapshot, terminal: Terminal) -> list[str]:
     groups = group_pairs((describe_worker(worker), worker) for worker in workers)
     columns = make_columns("~RANKS", "STATE", ">STEP", "~NODES")
     rows: list[list[Cell | str]] = []
     for text, group in groups.items():
-        steps = [s for w in group if (s := view.activity.get(w.rank, WorkerActivity()).step) is not None]
+        steps = [s for w in group if (s := snapshot.activity.get(w.rank, WorkerActivity()).step) is not None]
         span = "-" if not steps else str(min(steps)) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}"
         ranks = fold_ranks(w.rank for w in group)
         rows.append([ranks, Cell(text, _worker_style(group[0])), span, fold_hosts(w.node for w in group)])
@@ -256,7 +262,7 @@ def _folded_workers(workers: Sequence[WorkerState], view: RunSnapshot, terminal:
 
 
 def worker_cell(worker: WorkerState) -> Cell:
-    """Return the state of a worker in its colour."""
+    """Return a cell with the state of a worker, in the colour of the state."""
     return Cell(describe_worker(worker), _worker_style(worker))
 
 
@@ -267,56 +273,56 @@ def _worker_style(worker: WorkerState) -> tuple[str, ...]:
 
 
 def state_cell(state: str, word: str | None = None) -> Cell:
-    """Return a state in its colour, or another word in the colour of that state."""
+    """Return a cell with a state, or with another word, in the colour of the state."""
     return Cell(word or state, STATE_STYLES.get(state, ()))
 
 
-def run_json(view: RunSnapshot) -> dict[str, Any]:
+def run_json(snapshot: RunSnapshot) -> dict[str, Any]:
     """Return the fields that `ps --json` and `status --json` share."""
-    state, stall = view.state, view.state.stall
+    state, stall = snapshot.state, snapshot.state.stall
     stall_keys = ("since_s", "limit_s", "phase")
     return {
         "run": state.run,
         "name": state.name,
         "state": state.phase.value,
-        "attended": view.has_controller,
+        "attended": snapshot.has_controller,
         "attempt": state.attempt,
         "exit_code": state.exit_code,
         "cause": cause_json(find_final_cause(state)),
         "stall": None
         if stall is None
-        else {key: getattr(stall, key) for key in stall_keys} | {"verdict": view.verdict},
+        else {key: getattr(stall, key) for key in stall_keys} | {"verdict": snapshot.verdict},
         "remaining": list(state.remaining),
         "started": time_json(state.created),
         "ended": time_json(state.ended),
     }
 
 
-def status_json(view: RunSnapshot) -> dict[str, Any]:
-    """Return `status --json`."""
-    state, results = view.state, view.state.results
+def status_json(snapshot: RunSnapshot) -> dict[str, Any]:
+    """Return the output of `status --json`."""
+    state, results = snapshot.state, snapshot.state.results
     health_keys = ("node", "gpu", "check", "status", "message", "action")
     nodes = sorted(state.nodes.values(), key=lambda node: node.node_rank)
-    return run_json(view) | {
+    return run_json(snapshot) | {
         "health": [{key: getattr(event, key) for key in health_keys} for event in state.troubles.values()],
         "warnings": list_end_warnings(state),
         "results": None
         if results is None
         else {"to": results.to, "files": results.files, "bytes": results.bytes, "lacking": list(results.missing)},
-        "origin": origin_json(view.origin),
-        "start": timings_json(view.start_times),
-        "attempts": attempts_json(state, view.step),
+        "origin": origin_json(snapshot.origin),
+        "start": timings_json(snapshot.start_times),
+        "attempts": attempts_json(state, snapshot.step),
         "nodes": [
             {key: getattr(node, key) for key in ("node", "node_rank", "address")}
             | {"state": state.find_node_phase(node.node).value}
             for node in nodes
         ],
-        "workers": [_worker_json(state.workers[rank], view) for rank in sorted(state.workers)],
+        "workers": [_worker_json(state.workers[rank], snapshot) for rank in sorted(state.workers)],
     }
 
 
-def _worker_json(worker: WorkerState, view: RunSnapshot) -> dict[str, Any]:
-    activity = view.activity.get(worker.rank, WorkerActivity())
+def _worker_json(worker: WorkerState, snapshot: RunSnapshot) -> dict[str, Any]:
+    activity = snapshot.activity.get(worker.rank, WorkerActivity())
     return {key: getattr(worker, key) for key in ("rank", "local_rank", "node", "pid")} | {
         "state": worker.phase.value,
         "exit_code": worker.exit_code,
@@ -324,12 +330,12 @@ def _worker_json(worker: WorkerState, view: RunSnapshot) -> dict[str, Any]:
         "stopped": worker.stopped,
         "step": activity.step,
         "last_output_s": round_seconds(activity.last_output_s),
-        "slow": view.slow_ranks.get(worker.rank),
+        "slow": snapshot.slow_ranks.get(worker.rank),
     }
 
 
 def round_seconds(value: float | None) -> float | None:
-    """Return seconds with three digits."""
+    """Return seconds, rounded to milliseconds."""
     return None if value is None else round(value, 3)
 
 
@@ -337,7 +343,7 @@ _SHORT = 10
 
 
 def render_origin(state: RunState, origin: Origin | None, now: float, terminal: Terminal) -> list[str]:
-    """Return who started a run, when, its command, file and commit; nothing if unknown."""
+    """Return lines with user, time, command, file and commit of the start of a run; nothing if they are unknown."""
     if origin is None:
         return []
     dot = f" {terminal.glyphs.dot} "
@@ -373,12 +379,12 @@ def origin_json(origin: Origin | None) -> dict[str, Any] | None:
 
 
 def time_json(time: float | None) -> str | None:
-    """Return a wall clock time for machines."""
+    """Return a wall clock time in the format of RFC 3339."""
     return None if time is None else format_rfc3339(time)
 
 
 SLOW_SECONDS = 60.0
-"""A start that takes longer is worth a line where people ask what is wrong."""
+"""The duration from which on a start counts as slow."""
 
 
 def render_timings(times: StartTimes, terminal: Terminal) -> list[str]:
@@ -392,7 +398,7 @@ def render_timings(times: StartTimes, terminal: Terminal) -> list[str]:
 
 
 def describe_slow_start(times: StartTimes | None) -> list[str]:
-    """Return a line about a slow start, else nothing."""
+    """Return a line about a slow start; nothing if the start was not slow."""
     if times is None or times.seconds < SLOW_SECONDS:
         return []
     longest = max(times.steps, key=lambda step: step.seconds)
@@ -403,7 +409,7 @@ def describe_slow_start(times: StartTimes | None) -> list[str]:
 
 
 def timings_json(times: StartTimes | None) -> dict[str, Any] | None:
-    """Return the `start` of `status --json`."""
+    """Return the field `start` of `status --json`."""
     if times is None:
         return None
     steps = [

@@ -1,4 +1,4 @@
-"""Tables without borders: aligned, cut to fit a terminal, never cut in a pipe."""
+"""Renders tables without borders: with aligned columns, cut to the width of a terminal, and never cut in a pipe."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from clusterctl.render.console import BOLD, Terminal, fit, pad, safe
 from clusterctl.render.line_wrapping import count_columns, wrap_line
 
 GAP = 2
-"""Blanks between columns."""
+"""The number of blanks between columns."""
 
 _NARROWEST = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column.
+    """A column of a table.
 
     Attributes:
-        right: Numbers stand at the right.
-        shrink: May be cut where the terminal is narrow; the last such column is cut first.
-        wraps: Is not cut but goes on in further lines; for the last column.
+        right: Align the cells at the right, as for numbers.
+        shrink: Cut the cells if the terminal is narrow; the last such column is cut first.
+        wraps: Wrap the cells into more lines instead of cutting them; for the last column only.
     """
 
     title: str
@@ -32,7 +32,7 @@ class Column:
 
 
 def make_columns(*titles: str) -> list[Column]:
-    """Return columns by their titles: `>` before a title is for numbers, `~` for a column that may be cut."""
+    """Return columns with these titles; `>` before a title aligns at the right, `~` allows cutting."""
     return [Column(title=title.lstrip(">~"), right=">" in title[:2], shrink="~" in title[:2]) for title in titles]
 
 
@@ -45,7 +45,7 @@ class Cell:
 
 
 def format_cell(cell: Cell | str) -> str:
-    """Return the text that a cell will show."""
+    """Return the text that a cell will show, without its style."""
     return safe(cell.text if isinstance(cell, Cell) else cell)
 
 
@@ -87,7 +87,7 @@ def _lines(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int]
 
 
 def _broken(text: str, width: int) -> Iterator[str]:
-    """Yield a text in lines, broken between words as far as these have room."""
+    """Yield the lines of a text, wrapped between words; a word that is too long for a line is broken."""
     for line in wrap_line(text, width):
         rest = line
         while count_columns(rest) > width > 1:

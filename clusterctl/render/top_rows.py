@@ -1,4 +1,4 @@
-"""The rows of `top`: ranks, GPUs that no rank uses, nodes with neither; each alone, by node, or equal ones together."""
+"""Builds the rows of `top`: one for each rank, unused GPU or idle node, one for each node, or one for equal nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from clusterctl.render.status_report import RunSnapshot, WorkerActivity
 from clusterctl.run.rules.state import WorkerState
 
 _ODD_PERCENT = 20.0
-"""A node whose GPUs are by so much less busy than most stands alone."""
+"""A node has a row of its own if its GPU utilisation is lower than the median by more than these percentage points."""
 _BEHIND_S = 30.0
-"""Samples of two nodes may be that far apart: a rank that is behind by less is not behind."""
+"""Samples of two nodes may differ by this time, so a smaller delay of a rank means nothing."""
 
 
 class FoldLevel(Enum):
-    """What a row of the table represents."""
+    """What a row of the table stands for: one unit, a node, or all nodes in the same state."""
 
     RANKS = "rank"
     NODES = "node"
@@ -29,12 +29,12 @@ class FoldLevel(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopUnit:
-    """A rank, a GPU that no rank uses, or a node with neither.
+    """The smallest thing that `top` shows: a rank, a GPU without a rank, or a node without ranks and GPUs.
 
     Attributes:
-        index: In the order of nodes and ranks.
-        step_rate: Steps a second, or `None`.
-        trend: How busy its GPU was, without one the node's processors: percent, the newest last.
+        index: Position in the order of nodes and ranks.
+        step_rate: Steps per second; `None` if unknown.
+        trend: Past utilisation of the GPU, or of the node's processors without a GPU: percent, newest last.
     """
 
     index: int
@@ -48,29 +48,29 @@ class TopUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table: one leaf or several."""
+    """One row of the table, with one unit or several."""
 
-    entities: Sequence[TopUnit]
+    units: Sequence[TopUnit]
 
     @property
     def index(self) -> int:
-        """Where its first leaf stands."""
-        return self.entities[0].index
+        """The index of the first unit."""
+        return self.units[0].index
 
     @property
     def gpus(self) -> list[GpuStats]:
-        """The GPUs of its leaves."""
-        return [entity.gpu for entity in self.entities if entity.gpu is not None]
+        """The GPUs of the units."""
+        return [unit.gpu for unit in self.units if unit.gpu is not None]
 
     @property
     def workers(self) -> list[WorkerState]:
-        """The workers of its leaves."""
-        return [entity.worker for entity in self.entities if entity.worker is not None]
+        """The workers of the units."""
+        return [unit.worker for unit in self.units if unit.worker is not None]
 
     @property
     def nodes(self) -> list[NodeStats]:
-        """The nodes of this row, each once."""
-        return list({entity.node.node: entity.node for entity in self.entities}.values())
+        """The nodes of the units, each once."""
+        return list({unit.node.node: unit.node for unit in self.units}.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +78,13 @@ class TopData:
     """The content of the screen.
 
     Attributes:
-        nodes: As their samples tell; times are of the head's clock.
-        title: Stands on top where there is no run.
-        gpus_by_node: Node to the GPUs that the run uses there, in order of local rank; a node that is absent uses all.
+        nodes: The newest values of each node; times are of the head's clock.
+        title: The first line, if there is no run.
+        gpus_by_node: The GPUs that the run uses on a node, in order of local rank; on a missing node it uses all.
         step_rates: Rank to its steps a second.
-        trends: Node and GPU (`None`: its processors) to how busy they were, the newest last.
-        ranks_sampled_at: When the node was looked at whose ranks were looked at longest ago; head's clock.
-        read_last_line: Gives the last line of a rank's output, "" where there is none.
+        trends: Past utilisation by node and GPU (`None`: the node's processors), newest last.
+        ranks_sampled_at: The time of the oldest of the newest samples of all nodes; head's clock.
+        read_last_line: Returns the last line of a rank's output; "" if there is none.
     """
 
     nodes: Sequence[NodeStats]
@@ -98,7 +98,7 @@ class TopData:
 
 
 def list_top_units(data: TopData) -> list[TopUnit]:
-    """Return all leaves, in order of node and rank."""
+    """Return all units, in order of node and rank."""
     every = data.view.state.workers.values() if data.view else ()
     by_node = group_pairs((worker.node, worker) for worker in every)
     found: list[TopUnit] = []
@@ -131,34 +131,34 @@ def _of_node(data: TopData, node: NodeStats, workers: Sequence[WorkerState], ind
     ]
 
 
-def make_rows(data: TopData, entities: Sequence[TopUnit], level: FoldLevel, now: float) -> list[Row]:
-    """Return the rows of a level; of `ALIKE` those that are few come first."""
+def make_rows(data: TopData, units: Sequence[TopUnit], level: FoldLevel, now: float) -> list[Row]:
+    """Return the rows of a level; at `ALIKE`, rows with few nodes come first."""
     if level is FoldLevel.RANKS:
-        return [Row(entities=[entity]) for entity in entities]
-    nodes = group_pairs((entity.node.node, entity) for entity in entities)
+        return [Row(units=[unit]) for unit in units]
+    nodes = group_pairs((unit.node.node, unit) for unit in units)
     if level is FoldLevel.NODES:
-        return [Row(entities=group) for group in nodes.values()]
-    usual = _Baseline(data, entities)
+        return [Row(units=group) for group in nodes.values()]
+    usual = _Baseline(data, units)
     alike: dict[Hashable, list[TopUnit]] = {}
     for group in nodes.values():
         alike.setdefault(usual.signature(group, now), []).extend(group)
-    return sorted((Row(entities=group) for group in alike.values()), key=lambda row: (len(row.nodes), row.index))
+    return sorted((Row(units=group) for group in alike.values()), key=lambda row: (len(row.nodes), row.index))
 
 
-def find_finest_level(entities: Sequence[TopUnit], room: int) -> FoldLevel:
-    """Return the finest level at which all rows fit on the screen."""
-    if len(entities) <= room:
+def find_finest_level(units: Sequence[TopUnit], room: int) -> FoldLevel:
+    """Return the most detailed level at which all rows fit on the screen."""
+    if len(units) <= room:
         return FoldLevel.RANKS
-    return FoldLevel.NODES if len({entity.node.node for entity in entities}) <= room else FoldLevel.ALIKE
+    return FoldLevel.NODES if len({unit.node.node for unit in units}) <= room else FoldLevel.ALIKE
 
 
 class _Baseline:
-    """The usual values of all nodes, with which each node is compared."""
+    """The medians over all nodes, for comparison with each node."""
 
-    def __init__(self, data: TopData, entities: Sequence[TopUnit]) -> None:
-        busy = [entity.gpu.util for entity in entities if entity.gpu is not None and entity.gpu.util is not None]
-        steps = [entity.activity.step for entity in entities if entity.activity.step is not None]
-        paces = [entity.step_rate for entity in entities if entity.step_rate is not None]
+    def __init__(self, data: TopData, units: Sequence[TopUnit]) -> None:
+        busy = [unit.gpu.util for unit in units if unit.gpu is not None and unit.gpu.util is not None]
+        steps = [unit.activity.step for unit in units if unit.activity.step is not None]
+        paces = [unit.step_rate for unit in units if unit.step_rate is not None]
         self._busy = median(busy) if busy else 0.0
         self._step = median_low(steps) if steps else 0
         self._behind = max(2.0, _BEHIND_S * median(paces)) if paces else 2.0
@@ -166,19 +166,19 @@ class _Baseline:
         self._troubled = set() if state is None else {event.node for event in state.troubles.values()}
         self._links = {} if state is None else {name: node.link for name, node in state.nodes.items()}
 
-    def signature(self, entities: Sequence[TopUnit], now: float) -> Hashable:
+    def signature(self, units: Sequence[TopUnit], now: float) -> Hashable:
         """Return a key that is equal for nodes in the same state."""
-        node = entities[0].node
-        busy = [entity.gpu.util for entity in entities if entity.gpu is not None and entity.gpu.util is not None]
-        steps = [entity.activity.step for entity in entities if entity.activity.step is not None]
+        node = units[0].node
+        busy = [unit.gpu.util for unit in units if unit.gpu is not None and unit.gpu.util is not None]
+        steps = [unit.activity.step for unit in units if unit.activity.step is not None]
         return (
             node.status,
             node.time is None or now - node.time > STALE_S,
             self._links.get(node.node, ""),
             node.node in self._troubled,
-            tuple(sorted({describe_worker(entity.worker) for entity in entities if entity.worker is not None})),
+            tuple(sorted({describe_worker(unit.worker) for unit in units if unit.worker is not None})),
             bool(busy) and min(busy) < self._busy - _ODD_PERCENT,
-            any(entity.gpu is not None and (entity.gpu.temp_c or 0.0) >= HOT_C for entity in entities),
+            any(unit.gpu is not None and (unit.gpu.temp_c or 0.0) >= HOT_C for unit in units),
             not steps or min(steps) < self._step - self._behind,
         )
 
@@ -195,7 +195,7 @@ SORTS: dict[str, str] = {
     "i": "it/s",
     "o": "output",
 }
-"""Key to the column that it sorts by. The same key again turns the order round."""
+"""The column that each key sorts by. Pressing the key again reverses the order."""
 
 _LARGEST_FIRST = ("util", "memory", "temp", "power", "cpu", "output")
 
@@ -215,30 +215,30 @@ class TableOrder:
 
 
 _KEYS: dict[str, Callable[[TopUnit], float | None]] = {
-    "node": lambda entity: entity.index,
-    "rank": lambda entity: entity.worker.rank if entity.worker else None,
-    "util": lambda entity: entity.gpu.util if entity.gpu else None,
-    "memory": lambda entity: entity.gpu.mem_used if entity.gpu else None,
-    "temp": lambda entity: entity.gpu.temp_c if entity.gpu else None,
-    "power": lambda entity: entity.gpu.power_w if entity.gpu else None,
-    "cpu": lambda entity: entity.node.cpu,
-    "step": lambda entity: entity.activity.step,
-    "it/s": lambda entity: entity.step_rate,
-    "output": lambda entity: entity.activity.last_output_s,
+    "node": lambda unit: unit.index,
+    "rank": lambda unit: unit.worker.rank if unit.worker else None,
+    "util": lambda unit: unit.gpu.util if unit.gpu else None,
+    "memory": lambda unit: unit.gpu.mem_used if unit.gpu else None,
+    "temp": lambda unit: unit.gpu.temp_c if unit.gpu else None,
+    "power": lambda unit: unit.gpu.power_w if unit.gpu else None,
+    "cpu": lambda unit: unit.node.cpu,
+    "step": lambda unit: unit.activity.step,
+    "it/s": lambda unit: unit.step_rate,
+    "output": lambda unit: unit.activity.last_output_s,
 }
 
 
 def sort_rows(rows: Sequence[Row], order: TableOrder) -> list[Row]:
-    """Return rows sorted; rows without the value come last in either direction.
+    """Return sorted rows; rows without the value come last in both directions.
 
-    A row of several counts by the one that would come first.
+    The first of its units in the order determines the position of a row.
     """
     if order.column == "node" and not order.is_reversed:
         return list(rows)
     largest_first = (order.column in _LARGEST_FIRST) != order.is_reversed
     known, unknown = [], []
     for row in rows:
-        value = _first(map(_KEYS[order.column], row.entities), largest_first=largest_first)
+        value = _first(map(_KEYS[order.column], row.units), largest_first=largest_first)
         if value is None:
             unknown.append(row)
         else:

@@ -1,4 +1,4 @@
-"""`top`: one screen of a run, never taller or wider than the terminal."""
+"""Renders the screen of `top`, which is never taller or wider than the terminal."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ _FOLDED = {FoldLevel.RANKS: "", FoldLevel.NODES: "a row a node", FoldLevel.ALIKE
 def render_top(
     data: TopData, order: TableOrder, now: float, terminal: Terminal, height: int
 ) -> tuple[list[str], TableOrder]:
-    """Return one screen of at most `height` lines, and the order with a first row that exists.
+    """Return a screen of at most `height` lines, and the order with a valid first row.
 
     Args:
-        data: What there is to show.
-        order: How it is sorted and folded, and from where it is shown.
+        data: The content of the screen.
+        order: The sorting, the level of the rows, and the first visible row.
         now: The head's wall clock in seconds.
-        terminal: For width and colours.
+        terminal: The terminal, for width and colours.
         height: Lines of the screen.
     """
-    head, entities, room, level = _lay_out(data, order, now, terminal, height)
-    rows = sort_rows(make_rows(data, entities, level, now), order)
+    head, units, room, level = _lay_out(data, order, now, terminal, height)
+    rows = sort_rows(make_rows(data, units, level, now), order)
     first = max(0, min(order.first_row, len(rows) - room))
     lines = [
         *head,
-        _status_line(data, entities, level, now, terminal),
+        _status_line(data, units, level, now, terminal),
         *render_rows(rows[first : first + room], data, terminal.width, terminal),
     ]
     lines += [""] * max(0, height - 1 - len(lines))
@@ -68,17 +68,17 @@ def render_top(
 
 
 def compute_fold_level(data: TopData, order: TableOrder, now: float, terminal: Terminal, height: int) -> FoldLevel:
-    """Return what a row of the screen represents."""
+    """Return the level of the rows on the screen."""
     return _lay_out(data, order, now, terminal, height)[3]
 
 
 def _lay_out(
     data: TopData, order: TableOrder, now: float, terminal: Terminal, height: int
 ) -> tuple[list[str], list[TopUnit], int, FoldLevel]:
-    """Return the lines above the table, its entities, the number of rows that have room, and their level."""
+    """Return the lines above the table, its units, the number of rows that have room, and their level."""
     head = _head(data, now, terminal, terminal.width or _WIDE)[: max(1, height - 4)]
-    entities, room = list_top_units(data), max(1, height - len(head) - 3)
-    return head, entities, room, order.fold_level or find_finest_level(entities, room)
+    units, room = list_top_units(data), max(1, height - len(head) - 3)
+    return head, units, room, order.fold_level or find_finest_level(units, room)
 
 
 def _head(data: TopData, now: float, terminal: Terminal, width: int) -> list[str]:
@@ -93,14 +93,14 @@ def _head(data: TopData, now: float, terminal: Terminal, width: int) -> list[str
 
 
 def _fit_line(line: str, width: int, terminal: Terminal) -> str:
-    """Return a line that fits; a line that must be cut loses its colours."""
+    """Return a line that fits into the width; a line that is cut loses its colours."""
     bare = strip_colours(line)
     return line if count_columns(bare) <= width else fit(bare, width, terminal.glyphs)
 
 
-def _status_line(data: TopData, entities: Sequence[TopUnit], level: FoldLevel, now: float, terminal: Terminal) -> str:
-    """Return a line with totals, the age of the values, and how the rows are folded."""
-    parts = [*_describe_totals(data, entities, terminal)]
+def _status_line(data: TopData, units: Sequence[TopUnit], level: FoldLevel, now: float, terminal: Terminal) -> str:
+    """Return a line with totals, the age of the values, and the level of the rows."""
+    parts = [*_describe_totals(data, units, terminal)]
     if data.view is not None and data.view.state.is_over:
         ended = data.view.state.ended
         parts.append("as it was at the end" + ("" if ended is None else f", {describe_duration(now - ended)} ago"))
@@ -113,7 +113,7 @@ def _status_line(data: TopData, entities: Sequence[TopUnit], level: FoldLevel, n
 
 
 def _describe_ages(data: TopData, now: float) -> list[str]:
-    """Return the age of the values of ranks and machines: that of the oldest current sample."""
+    """Return the age of the oldest current sample of ranks, and of machines."""
     fresh = [now - n.time for n in data.nodes if n.time is not None and now - n.time <= STALE_S]
     machines = f"machines {describe_duration(max(0.0, *fresh))} ago" if len(fresh) > 1 else ""
     if len(fresh) == 1:
@@ -124,11 +124,11 @@ def _describe_ages(data: TopData, now: float) -> list[str]:
     return [text for text in (ranks, machines) if text]
 
 
-def _describe_totals(data: TopData, entities: Sequence[TopUnit], terminal: Terminal) -> list[str]:
-    paces = [entity.step_rate for entity in entities if entity.step_rate]
+def _describe_totals(data: TopData, units: Sequence[TopUnit], terminal: Terminal) -> list[str]:
+    paces = [unit.step_rate for unit in units if unit.step_rate]
     parts = [format_step_rate(median(paces))] if paces else []
-    of_gpus = any(entity.gpu is not None for entity in entities)
-    busy = average_trends([entity.trend for entity in entities if (entity.gpu is not None) == of_gpus])
+    of_gpus = any(unit.gpu is not None for unit in units)
+    busy = average_trends([unit.trend for unit in units if (unit.gpu is not None) == of_gpus])
     if busy:
         name, trend = "GPUs" if of_gpus else "CPUs", render_trend(busy, _TREND, terminal.glyphs)
         parts.append(f"{name} {trend} {percent(busy[-1])}")
@@ -141,7 +141,7 @@ def _foot(order: TableOrder, first: int, room: int, total: int, terminal: Termin
     keys = " ".join(word if word.strip("[]").startswith(key) else f"{key}:{word}" for word, key in words)
     foot = f"{shown}q leave  f fold  sort: {keys}"
     if terminal.width is not None and count_columns(foot) > terminal.width:
-        # The keys alone: nobody can read a word that is cut.
+        # Show only the keys, because a word that is cut is not readable.
         keys = " ".join(f"[{word}]" if word == order.column else key for key, word in SORTS.items())
         foot = f"{shown}q leave  f fold  sort: {keys}"
     return terminal.style(fit(foot, terminal.width, terminal.glyphs), DIM)
@@ -150,13 +150,13 @@ def _foot(order: TableOrder, first: int, room: int, total: int, terminal: Termin
 _BAR = 4
 _TREND = 8
 _CUT_TO = {"NODE": 28, "RANK": 16, "LAST LINE": 14}
-"""Columns that are cut to so much before another column goes."""
+"""Widths to which these columns are cut before another column is omitted."""
 _MOST_OF_A_LINE = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column; if there is no room, the column with the largest `drop_priority` goes first, and 0 stays."""
+    """A column. If there is no room, the largest `drop_priority` is omitted first; 0 is never omitted."""
 
     column: Column
     cell: Callable[[Row], Cell | str]
@@ -164,13 +164,13 @@ class _Column:
 
 
 def render_rows(rows: Sequence[Row], data: TopData, width: int | None, terminal: Terminal) -> list[str]:
-    """Return the table of these rows with a header, no wider than the terminal.
+    """Return a table of these rows with a header, no wider than the terminal.
 
     Args:
-        rows: Those that are shown.
-        data: Whose they are.
-        width: Columns of the terminal; `None` where nothing is cut.
-        terminal: For styles and signs.
+        rows: The visible rows.
+        data: The content of the screen.
+        width: Columns of the terminal; `None` cuts nothing.
+        terminal: The terminal, for styles and signs.
     """
     parts = _parts(rows, data, terminal.glyphs)
     shown = [(part, [_cell(part, row) for row in rows]) for part in parts]
@@ -204,8 +204,8 @@ def _parts(rows: Sequence[Row], data: TopData, glyphs: Glyphs) -> list[_Column]:
     if of_run:
         columns.append(_column(">~RANK", 0, lambda row: fold_ranks(worker.rank for worker in row.workers) or "-"))
         columns += [] if all_run else [_column("~STATE", 0, _state)]
-        columns.append(_column(">STEP", 0, lambda row: _range([entity.activity.step for entity in row.entities])))
-        columns.append(_column(">IT/S", 3, lambda row: _pace([entity.step_rate for entity in row.entities])))
+        columns.append(_column(">STEP", 0, lambda row: _range([unit.activity.step for unit in row.units])))
+        columns.append(_column(">IT/S", 3, lambda row: _pace([unit.step_rate for unit in row.units])))
     if of_gpus:
         columns += [
             _column(">GPU", 1, _which_gpu),
@@ -267,7 +267,7 @@ def _power(row: Row) -> str:
 
 
 def _memory(pairs: Iterable[tuple[float | None, float | None]]) -> str:
-    """Return the fullest as `71/80 GiB`."""
+    """Return the fullest memory as `71/80 GiB`."""
     known = [(used, total) for used, total in pairs if used is not None and total]
     if not known:
         return "-"
@@ -276,7 +276,7 @@ def _memory(pairs: Iterable[tuple[float | None, float | None]]) -> str:
 
 
 def _pace(values: Iterable[float | None]) -> str:
-    """Return the slowest."""
+    """Return the smallest speed."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"
@@ -298,11 +298,11 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _trend(row: Row, glyphs: Glyphs) -> str:
-    return render_trend(average_trends([entity.trend for entity in row.entities]), _TREND, glyphs)
+    return render_trend(average_trends([unit.trend for unit in row.units]), _TREND, glyphs)
 
 
 def average_trends(trends: Sequence[Sequence[float]]) -> list[float]:
-    """Return the mean of several trends, as long as the longest of them."""
+    """Return the mean of several trends at each moment; it is as long as the longest trend."""
     known: list[list[float]] = [[] for _ in range(max(map(len, trends), default=0))]
     for values in trends:
         for back, value in enumerate(reversed(values), start=1):
@@ -311,18 +311,18 @@ def average_trends(trends: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _output(row: Row) -> str:
-    ages = [entity.activity.last_output_s for entity in row.entities if entity.activity.last_output_s is not None]
+    ages = [unit.activity.last_output_s for unit in row.units if unit.activity.last_output_s is not None]
     return format_duration(min(ages)) if ages else "-"
 
 
 def _last_line(row: Row, data: TopData) -> str:
-    """Return the last line of the first rank that failed, else of the first."""
+    """Return the last line of the first failed rank; of the first rank if no rank failed."""
     workers = sorted(row.workers, key=lambda worker: (not worker.failed, worker.rank))
     return data.read_last_line(workers[0].rank)[:_MOST_OF_A_LINE] if workers else ""
 
 
 def render_bar(percent: float | None, width: int, glyphs: Glyphs) -> str:
-    """Return a bar of `width` columns, filled by a share in percent; blank if the share is unknown."""
+    """Return a bar of `width` columns, filled to a percentage; blank if it is unknown."""
     if percent is None:
         return " " * width
     parts = len(glyphs.bar_fills)
@@ -333,13 +333,13 @@ def render_bar(percent: float | None, width: int, glyphs: Glyphs) -> str:
 
 
 def render_trend(values: Sequence[float], width: int, glyphs: Glyphs, most: float = 100.0) -> str:
-    """Return the last so many values as a line of columns, the newest at the right.
+    """Return the newest values as a line of small columns, the newest at the right.
 
     Args:
-        values: The newest last.
-        width: How many are shown at most.
-        glyphs: For the columns.
-        most: The value of a full column.
+        values: The values, newest last.
+        width: The largest number of values to show.
+        glyphs: The characters of the columns.
+        most: The value of a column of full height.
     """
     highest = len(glyphs.trend_heights) - 1
     return "".join(

@@ -1,4 +1,4 @@
-"""Compares the collectives that ranks have begun: which ranks are late, and which have begun another operation."""
+"""Compares the collectives that ranks have begun, to find late ranks and ranks with a different operation."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from clusterctl.agent.protocol.record_types import FlightRecorderEntry
 from clusterctl.why.evidence_types import RankSnapshot
 
 _DEFAULT = "0"
-"""Name of the default process group on every rank."""
+"""The name of the default process group on every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateRanks:
-    """Ranks that have not begun what others of their group wait in.
+    """Ranks that have not begun a collective in which other ranks of their group wait.
 
     Attributes:
-        number: The number of the collective that the others wait in.
-        op: Its name, if the flight recorder knows it.
+        number: The number of the collective in its process group.
+        op: The name of the collective; `None` if the flight recorder does not know it.
     """
 
     group: str
@@ -43,13 +43,13 @@ class Mismatch:
 
     @property
     def minority_ranks(self) -> tuple[int, ...]:
-        """The ranks that have not begun the most frequent operation; none if no operation is the most frequent."""
+        """The ranks with another operation than most ranks; none if two operations are equally frequent."""
         *fewer, most = sorted(self.ranks_by_operation.values(), key=len)
         return tuple(sorted(r for ranks in fewer for r in ranks)) if fewer and len(fewer[-1]) < len(most) else ()
 
 
 def find_late_by_group(snapshots: Mapping[int, RankSnapshot]) -> list[LateRanks]:
-    """Return for each process group the ranks that have not begun what others wait in."""
+    """Return for each process group the ranks that have not begun the collective in which others wait."""
     begun = {rank: _list_begun(snapshot) for rank, snapshot in snapshots.items()}
     found: list[LateRanks] = []
     for group in sorted({name for groups in begun.values() for name in groups}):
@@ -69,28 +69,28 @@ def find_late_by_group(snapshots: Mapping[int, RankSnapshot]) -> list[LateRanks]
 
 
 def _list_begun(snapshot: RankSnapshot) -> dict[str, tuple[int, bool]]:
-    """Return for each group the newest number that a rank has begun, and whether that operation has ended.
+    """Return for each group the number of the newest operation that a rank has begun, and whether it has ended.
 
-    Without the flight recorder only the default group has a name that all ranks share.
+    Without the flight recorder only the default group has the same name on all ranks.
     """
     if snapshot.entries is None:
         return {group: (begun, ended >= begun) for group, (begun, ended) in snapshot.seq.items() if group == _DEFAULT}
     found = {entry["group"]: (entry["number"], entry["done"]) for entry in snapshot.entries if not entry["p2p"]}
     if _DEFAULT in snapshot.seq and _DEFAULT not in found:
-        # Other groups are so busy that the newest entries hold none of the default group.
+        # The newest entries may all belong to other, busier groups.
         begun, ended = snapshot.seq[_DEFAULT]
         found[_DEFAULT] = (begun, ended >= begun)
     return found
 
 
 def find_late_ranks(snapshots: Mapping[int, RankSnapshot]) -> set[int]:
-    """Return the ranks that have not begun what others wait in, and that wait in no collective themselves."""
+    """Return the ranks that have not begun a collective in which others wait, and that wait in no collective."""
     found = find_late_by_group(snapshots)
     return {rank for one in found for rank in one.ranks} - {rank for one in found for rank in one.waiting}
 
 
 def find_mismatches(snapshots: Mapping[int, RankSnapshot]) -> list[Mismatch]:
-    """Return the operations of one group and number in which ranks have begun different collectives."""
+    """Return the groups and numbers at which ranks have begun different collectives."""
     by_place: dict[tuple[str, int], dict[int, FlightRecorderEntry]] = {}
     for rank, snapshot in snapshots.items():
         for entry in snapshot.entries or ():
@@ -100,7 +100,7 @@ def find_mismatches(snapshots: Mapping[int, RankSnapshot]) -> list[Mismatch]:
     for (group, number), entries in sorted(by_place.items()):
         if all(entry["done"] for entry in entries.values()):
             continue
-        # A rank that sends without waiting has ended its operation at once: it counts as well.
+        # Operations that have ended count too: a rank that only sends may end its operation at once.
         operations = _group_by_operation(entries)
         if len(operations) > 1:
             found.append(Mismatch(group=group, number=number, ranks_by_operation=operations))
@@ -131,7 +131,7 @@ def _find_differing_peers(group: str, number: int, entries: Mapping[int, FlightR
 
 
 def are_in_same_collective(snapshots: Mapping[int, RankSnapshot]) -> bool:
-    """Return whether all ranks have begun the same operation, and none has ended it."""
+    """Return whether all ranks have begun the same operation and no rank has ended it."""
     begun = [_list_begun(snapshot) for snapshot in snapshots.values()]
     common = set.intersection(*(set(groups) for groups in begun)) if begun else set()
     return any(len({groups[name] for groups in begun}) == 1 and not begun[0][name][1] for name in common)
@@ -143,7 +143,7 @@ def find_current_operation(snapshot: RankSnapshot) -> str | None:
 
 
 def is_in_point_to_point(snapshot: RankSnapshot) -> bool:
-    """Return whether the newest operation that a rank has not ended is a message to or from one other rank."""
+    """Return whether the newest operation that a rank has not ended is a send to, or a receive from, one other rank."""
     return next((entry["p2p"] for entry in reversed(snapshot.entries or ()) if not entry["done"]), False)
 
 
@@ -154,12 +154,12 @@ def is_in_default_group(snapshot: RankSnapshot) -> bool:
 
 
 def has_collective_counts(snapshots: Mapping[int, RankSnapshot]) -> bool:
-    """Return whether any rank counts its operations."""
+    """Return whether any rank reports numbers of collectives."""
     return any(snapshot.entries or snapshot.seq for snapshot in snapshots.values())
 
 
 def _group_by_operation(entries: Mapping[int, FlightRecorderEntry]) -> dict[str, tuple[int, ...]]:
-    """Return ranks by operation. Sizes and types are part of its name if all ranks have begun the same operation."""
+    """Return ranks by operation. If all ranks have begun the same one, its name includes the sizes and types."""
     ops = {entry["op"] for entry in entries.values()}
     found: dict[str, list[int]] = {}
     for rank, entry in sorted(entries.items()):

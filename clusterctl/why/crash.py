@@ -1,4 +1,4 @@
-"""Judges a crash: which rank ended first or broke the process group, whatever its exit code. Its peers die of it."""
+"""Judges a crash: finds the rank that failed first. The other ranks usually end because they lose this peer."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _MISSING_VARIABLE = re.compile(
     r"KeyError: ['\"](\w+)['\"]|[Ee]nvironment variable ['\"`]?(\w+)['\"`]? (?:expected|not found|is not set)"
     r"|\b(\w+): unbound variable"
 )
-_BUS_ERROR = "/dev/shm was full, or a file that was mapped into memory was cut short or is gone"
+_BUS_ERROR = "/dev/shm was full, or a file mapped into memory was truncated or deleted"
 _TRACEBACK_FRAME = re.compile(
     r'^(?:> )?\s*(?:\[?rank\d+\]?:?\s*)?File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.M
 )
 
 
 def classify_exit(end: RankExit) -> ProblemClass:
-    """Return the class of the end of a rank."""
+    """Return the problem class of the exit of a rank."""
     if end.oom:
         return ProblemClass.OUT_OF_MEMORY
     if end.ended_well:
@@ -57,12 +57,12 @@ def classify_exit(end: RankExit) -> ProblemClass:
 
 
 def is_end_explained(end: RankExit) -> bool:
-    """Return whether it is known why a rank ended. The last lines of an output alone may be about anything."""
+    """Return whether the reason of a rank's end is known. Unrecognised last lines of output are no known reason."""
     return bool(end.oom or (end.signal and end.signal != "SIGBUS") or end.is_recognised)
 
 
 def find_user_position(traceback: str | None) -> StackPosition:
-    """Return the innermost line of the user's code in a traceback."""
+    """Return the position of the innermost line of the user's code in a traceback."""
     frames = list(_TRACEBACK_FRAME.finditer(traceback or ""))
     own = [frame for frame in frames if is_user_code(frame["file"])] or frames
     where = f"{shorten_path(own[-1]['file'])}:{own[-1]['line']}" if own else None
@@ -70,30 +70,30 @@ def find_user_position(traceback: str | None) -> StackPosition:
 
 
 def describe_exit(end: RankExit) -> str:
-    """Return how a rank ended, for a sentence."""
+    """Return how a rank ended, as a part of a sentence."""
     if end.oom:
         return end.message
     if end.signal is not None:
         return f"ended by {end.signal}" + (f": {end.message}" if end.message and end.signal not in end.message else "")
     if end.exit_code is None:
-        return "it ended, and nobody saw how"
+        return "it ended with an unknown exit code"
     if end.ended_well:
         last = find_last_words(end.tail)
-        words = f"; its last words: {shorten(last)}" if last else ""
+        words = f"; its last output: {shorten(last)}" if last else ""
         if end.message:
             words = f", and its last output is a traceback: {shorten(end.message)}"
         return f"it ended with 0 while others went on{words}"
     if end.failed_inside:
         return f"{shorten(end.message)}, although its command ended with 0"
-    return shorten(end.message) or f"exit {end.exit_code} without a word"
+    return shorten(end.message) or f"exit {end.exit_code} without an error message"
 
 
 def find_extra_advice(end: RankExit) -> str:
-    """Return advice that the message of a rank does not give; "" if there is none."""
+    """Return advice beyond the message of a rank; "" if there is none."""
     if classify_exit(end) is ProblemClass.SHARED_MEMORY and not re.search(headline_patterns.SHARED_MEMORY, end.message):
         return _BUS_ERROR
     if " of its local rank " in end.message:
-        return "what that rank said is in the output, or with `--redirects` in a file below the `--log-dir` of torchrun"
+        return "its error is in the output, or with `--redirects` in a file below the `--log-dir` of torchrun"
     found = _MISSING_VARIABLE.search(end.message)
     name = next(filter(None, found.groups()), "") if found is not None else ""
     launcher = find_launcher_of_variable(name)
@@ -106,16 +106,16 @@ def find_extra_advice(end: RankExit) -> str:
         is_of_environment = not end.message.startswith("KeyError") or "os.environ[" in f"{end.traceback}{end.tail}"
         if not (name.isupper() and is_of_environment):
             return ""
-        return f"ranks have no `{name}`: `env` sets it; what the `.bashrc` of a node exports may not reach them"
+        return f"ranks have no `{name}`: set it in `env`; variables of a node's `.bashrc` may not reach them"
     own = find_clusterctl_equivalent(name)
     remedy = f"read `{own}` instead" if own is not None else "set it in `env`"
-    return f"`{name}` is a variable of {launcher.name}, and nobody sets it here: {remedy}"
+    return f"`{name}` is a variable of {launcher.name}, which clusterctl does not set: {remedy}"
 
 
 def list_next_commands(
     cls: ProblemClass, run: str, rank: int | None, node: str | None, message: str = ""
 ) -> tuple[str, ...]:
-    """Return the commands to run next; `message` is the message of the rank."""
+    """Return the commands to run next; `message` is the error message of the rank."""
     logs = f"clusterctl logs {run} --rank {rank}" if rank is not None else f"clusterctl logs {run}"
     at = f" --nodes {node}" if node is not None else ""
     match cls:
@@ -127,7 +127,7 @@ def list_next_commands(
         case ProblemClass.DISK_FULL:
             return (f"clusterctl exec{at} -- df -h", "clusterctl clean")
         case ProblemClass.NO_INPUT:
-            return ("answer it beforehand, by an option in `job.args` or a variable in `env`", logs)
+            return ("give the answer in advance: by an option in `job.args`, or a variable in `env`", logs)
         case ProblemClass.SHARED_MEMORY:
             return (f"clusterctl exec{at} -- df -h /dev/shm", logs)
         case ProblemClass.COMMAND_NOT_FOUND:
@@ -156,14 +156,14 @@ def list_next_commands(
 
 _NOT_EXECUTABLE = re.compile(r"sh: line \d+: (\S+\.sh): Permission denied")
 _MORE_GPU_MEMORY = (
-    "if nobody else uses the GPU: a smaller batch, or `env: {PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True}` "
-    "where much is reserved and not allocated"
+    "if no other process uses the GPU: a smaller batch, or `env: {PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True}` "
+    "if much memory is reserved and not allocated"
 )
 
 
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
 _PEERS_NOTICE_S = 120.0
-"""Peers of a rank that ends notice it at their next collective. A later end may have another reason."""
+"""Peers notice the end of a rank at their next collective. A peer that ends later may have another reason."""
 _BARRIER_MISSED = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
 _TIMEOUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 
@@ -172,7 +172,7 @@ RankEnd = tuple[Rank, RankExit]
 
 
 def normalize_message(message: str) -> str:
-    """Return a message without the numbers and addresses that differ between ranks with the same failure."""
+    """Return a message without numbers and addresses, which differ between ranks with the same failure."""
     return _DIGITS.sub("#", message)
 
 
@@ -197,11 +197,11 @@ def _list_victims(ranks: Iterable[Rank]) -> tuple[Waiting, ...]:
 
 
 def judge_crash(evidence: Evidence) -> Verdict | None:
-    """Return which rank failed first for a reason of its own; `None` if no rank failed."""
+    """Return a verdict on the rank that failed first for a reason of its own; `None` if no rank failed."""
     ended = [(rank, rank.end) for rank in evidence.ranks if rank.end is not None and not rank.end.stopped]
     failed = [(rank, end) for rank, end in ended if not end.ended_well]
     if not failed:
-        return None  # `judge` looks at ranks that ended with 0 while others wait
+        return None  # `run_verdict` judges ranks that ended with 0 while others wait.
     early = [(rank, end) for rank, end in ended if end.ended_well]
     own = [
         (rank, end) for rank, end in failed if not end.secondary and classify_exit(end) is not ProblemClass.PEER_LOST
@@ -222,7 +222,7 @@ def _judge_own_failures(evidence: Evidence, own: Sequence[RankEnd], failed: Sequ
             kind=ProblemKind.CRASH,
             cls=cls,
             confidence=Confidence.AMBIGUOUS,
-            summary=f"ranks brought to one collective what does not fit; {name} noticed it first",
+            summary=f"ranks passed tensors that do not match to a collective; {name} noticed it first",
             waiting=(Waiting(ranks=fold_ranks(rank.rank for rank, _ in failed), where=None, op="noticed it"),),
             next_commands=("clusterctl up --set env.TORCH_DISTRIBUTED_DEBUG=DETAIL", f"clusterctl logs {evidence.run}"),
         )
@@ -252,7 +252,7 @@ def _judge_own_failures(evidence: Evidence, own: Sequence[RankEnd], failed: Sequ
 
 
 def _may_precede(one: RankEnd, other: RankEnd) -> bool:
-    """Return whether one rank may have ended before another, by the clock of their node if they share one."""
+    """Return whether one rank may have ended before another. Ranks of one node are compared by the node's clock."""
     (rank, end), (other_rank, other_end) = one, other
     if rank.node == other_rank.node and end.on_node_clock is not None and other_end.on_node_clock is not None:
         return end.on_node_clock[0] <= other_end.on_node_clock[1]
@@ -260,19 +260,19 @@ def _may_precede(one: RankEnd, other: RankEnd) -> bool:
 
 
 def _judge_exits_before_peers(evidence: Evidence, ended: Sequence[RankEnd], failed: Sequence[RankEnd]) -> Verdict:
-    """Judge ranks that ended with 0 while others were still at work: the others lost their peers."""
+    """Judge ranks that ended with 0 while others were still working, so that the others lost their peers."""
     first_loss = min(end.latest for _, end in failed)
     early = [(rank, end) for rank, end in ended if end.earliest <= first_loss]
     named = early or list(ended)
     certain = bool(early) and all(end.latest < first_loss <= end.latest + _PEERS_NOTICE_S for _, end in named)
-    # If most ranks have ended, one that goes on may have done a step too many.
+    # If most ranks have ended, a rank that still works may be the wrong one: it may have done a step too many.
     is_majority = len(named) > len(failed) + sum(rank.end is None for rank in evidence.ranks)
     sure = Confidence.CERTAIN if certain else Confidence.LIKELY
     return Verdict(
         kind=ProblemKind.CRASH,
         cls=ProblemClass.EXITED_EARLY,
         confidence=Confidence.AMBIGUOUS if is_majority else sure,
-        summary=f"{_name(evidence, named)} ended with 0 while others were not through",
+        summary=f"{_name(evidence, named)} ended with 0 while others were still working",
         culprits=_name_failed([*named, *(failed if is_majority else ())]),
         waiting=_list_victims(rank for rank, _ in failed),
         next_commands=list_next_commands(ProblemClass.EXITED_EARLY, evidence.run, named[0][0].rank, None),
@@ -280,11 +280,10 @@ def _judge_exits_before_peers(evidence: Evidence, ended: Sequence[RankEnd], fail
 
 
 def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict:
-    """Judge ranks that all say that they lost a peer.
+    """Judge failed ranks that all report that they lost a peer.
 
-    The peer may have been stopped with them before it ended by itself. Then its own last words tell, or the ranks that
-    the others name, or the ranks that had begun no collective while the others waited; else the node whose address they
-    name.
+    The peer may have been stopped with them before it ended. Then these are examined in this order: tracebacks of
+    stopped ranks, ranks that the others name, ranks in no collective, and the node whose address the others name.
     """
     stopped = [(rank, rank.end) for rank in evidence.ranks if rank.end is not None and rank.end.stopped]
     own = [
@@ -299,7 +298,7 @@ def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict
             cls=classify_exit(end),
             confidence=Confidence.LIKELY if alike else Confidence.AMBIGUOUS,
             summary=f"{_name(evidence, own)} failed: {describe_exit(end)}; "
-            f"{were} stopped with its peers, which lost it, before it was gone",
+            f"{were} stopped with the peers that lost it, before it ended",
             culprits=_name_failed(own),
             waiting=_list_victims(rank for rank, _ in failed),
             next_commands=list_next_commands(classify_exit(end), evidence.run, first.rank, first.node, end.message),
@@ -315,7 +314,7 @@ def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict
         confidence=Confidence.LIKELY if len(missed) == 1 else Confidence.AMBIGUOUS,
         summary=f"{names} did not join a collective, and {gave_up} gave up waiting",
         culprits=name_culprits(
-            missed, lambda _: "its peers waited for it in vain", lambda rank: locate_rank(rank.snapshot)
+            missed, lambda _: "its peers waited for it until a timeout", lambda rank: locate_rank(rank.snapshot)
         ),
         waiting=_list_victims(rank for rank, _ in victims),
         next_commands=list_next_commands(ProblemClass.NOT_JOINED, evidence.run, missed[0].rank, missed[0].node),
@@ -323,10 +322,10 @@ def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict
 
 
 def _find_missed_ranks(evidence: Evidence, victims: Sequence[RankEnd]) -> list[Rank]:
-    """Return the ranks that others waited for until the first of them gave up, which ended the others.
+    """Return the ranks that others waited for until a timeout.
 
-    These are the ranks that the others name; else the ranks that lost no peer; else the ranks that were in no
-    collective while most were in one.
+    These are the ranks that the messages name. Without names they are the ranks that did not report a lost peer, or
+    the ranks in no collective while most ranks were in one.
     """
     texts = [f"{end.message}\n{end.tail}" for _, end in victims]
     outputs = [*texts, *(rank.end.tail for rank in evidence.ranks if rank.end is not None and rank.end.stopped)]
@@ -346,7 +345,7 @@ def _find_missed_ranks(evidence: Evidence, victims: Sequence[RankEnd]) -> list[R
 
 
 def _judge_accused_node(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict:
-    """Judge by the one node whose address ranks of other nodes name; without one, name all ranks that lost a peer."""
+    """Judge by the node whose address ranks of other nodes name; otherwise name all ranks that lost a peer."""
     by_address = {address: node.node for node in evidence.nodes.values() for address in node.addresses}
     accused: set[str] = set()
     for rank, end in failed:
@@ -354,20 +353,20 @@ def _judge_accused_node(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdic
         accused |= {node for address, node in by_address.items() if node != rank.node and f"[{address}]" in text}
     if len(accused) == 1:
         node = accused.pop()
-        # Also the ranks that were stopped before they could print a word.
+        # This includes ranks that were stopped before they could print an error.
         there = [rank for rank in evidence.ranks if rank.node == node]
         return Verdict(
             kind=ProblemKind.CRASH,
             cls=ProblemClass.PEER_LOST,
             confidence=Confidence.AMBIGUOUS,
-            summary=f"all ranks lost a peer; they name {node}, and nobody there says why",
+            summary=f"all ranks lost a peer; they name {node}, whose ranks give no reason",
             culprits=name_culprits(there, _describe_accused)
             if len(there) > 1
             else (Culprit(rank=None, node=node, evidence="its peers lost it"),),
             waiting=_list_victims(rank for rank, _ in failed if rank.node != node),
             next_commands=list_next_commands(ProblemClass.NODE_LOST, evidence.run, None, node),
         )
-    # A single victim is not named: the rank that it lost may have been stopped before it ended by itself.
+    # A single victim is not named as culprit: the rank that it lost may have been stopped before it ended.
     first, end = min(failed, key=lambda each: (each[1].latest, each[0].rank))
     return Verdict(
         kind=ProblemKind.CRASH,

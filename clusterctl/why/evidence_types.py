@@ -11,7 +11,7 @@ from clusterctl.why.verdict import ProblemClass, format_ranks
 
 @dataclass(frozen=True, slots=True)
 class StackFrame:
-    """One Python call on a stack. `line` is 0 if it is not known."""
+    """One Python call on a stack. `line` is 0 if it is unknown."""
 
     function: str
     file: str
@@ -20,16 +20,16 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """How a rank ended. `earliest` and `latest` bound the time on the head's clock (seconds).
+    """The end of a rank. `earliest` and `latest` bound its time on the head's clock (seconds).
 
     Attributes:
-        on_node_clock: Both bounds on the clock of its node, which compare ranks of one node exactly.
-        oom: How it is known that the kernel killed the rank for lack of memory.
-        secondary: Its last words say that it lost a peer.
-        failed_inside: Its Python failed, although its first process ended with 0.
-        stopped: The controller stopped it. Then its exit says nothing, and its message is from before the stop.
-        cls: The class of its message (`headline`); `None` without a message.
-        is_recognised: The message is known as one that ends a program.
+        on_node_clock: Both bounds on the clock of the node, for an exact comparison of ranks of one node.
+        oom: The evidence that the kernel killed the rank because of a lack of memory; `None` if it did not.
+        secondary: The message reports a lost peer, so the failure follows from another one.
+        failed_inside: The rank's Python failed, although its first process ended with 0.
+        stopped: The controller stopped the rank. Its exit code then means nothing; its message is older than the stop.
+        cls: The problem class of the message (`headline`); `None` without a message.
+        is_recognised: The message has a form that programs print when they end.
     """
 
     exit_code: int | None
@@ -55,16 +55,16 @@ class RankExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSnapshot:
-    """A rank at one moment.
+    """The state of a rank at one moment.
 
     Attributes:
-        source: How its stacks were read: signal, py-spy, or proc (no stacks).
-        frames: Calls of its main thread, most recent first; `None` if they are not known.
-        cpu: Share of one core.
-        status_age: Seconds since the shim's own thread last wrote; `None` without a shim.
+        source: The way to read the stacks: signal, py-spy, or proc (no stacks).
+        frames: Calls of the main thread, most recent first; `None` if unknown.
+        cpu: Used share of one core.
+        status_age: Seconds since the shim's thread last wrote a status; `None` without a shim.
         seq: The last collective begun and the last one ended, by process group.
         entries: The newest entries of the flight recorder; `None` without a recorder.
-        sockets: Its connections, as far as they are known.
+        sockets: The connections of the rank, as far as they are known.
         error: Why the snapshot is empty.
     """
 
@@ -84,17 +84,17 @@ class RankSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTiming:
-    """What a rank of a healthy run has recently spent its time on.
+    """How a rank of a healthy run has recently spent its time.
 
     Attributes:
-        seconds: How long the rank was sampled.
-        wait_shares: In each part of that time, the share of samples with the rank in a collective; `None` if
+        seconds: The duration of the sampling.
+        wait_shares: For each part of this time, the share of samples in which the rank was in a collective; `None` if
             collectives are not counted.
-        cpu_cores: Cores that it and its children used.
-        cpu_starved_share: Share of the time in which its main thread could run and had no CPU.
-        disk_faults_per_s: Page faults of its main thread per second that read from a disk.
-        gpu_clock_mhz: Clock of the slowest GPU of its node.
-        other_waits: What it waited for outside of collectives, each with the share of all samples.
+        cpu_cores: Cores that the rank and its children used.
+        cpu_starved_share: Share of the time in which the main thread could run but had no CPU.
+        disk_faults_per_s: Page faults of the main thread per second that read from a disk.
+        gpu_clock_mhz: Clock of the slowest GPU of the node.
+        other_waits: Reasons of waits outside of collectives, each with its share of all samples.
     """
 
     seconds: float
@@ -111,9 +111,9 @@ class IdleRank:
     """A rank without progress in a run that is not stalled.
 
     Attributes:
-        seconds: For how long it has made no progress.
-        is_in_collective: It has begun a collective that has not ended.
-        activity: What it spends its time on; "" if that is not known.
+        seconds: Time since the last progress.
+        is_in_collective: The rank has begun a collective that has not ended.
+        activity: What the rank does instead of making progress; "" if unknown.
     """
 
     seconds: float
@@ -126,8 +126,8 @@ class Rank:
     """One rank of the newest attempt.
 
     Attributes:
-        end: How it ended; `None` while it runs.
-        snapshot: The rank before its end; `None` if nobody looked at it.
+        end: The end of the rank; `None` while it runs.
+        snapshot: The state of the rank before its end; `None` if no snapshot was taken.
         collective_counts: The last collective begun and the last one ended, by process group, shortly before the
             first rank ended.
     """
@@ -142,7 +142,7 @@ class Rank:
     @property
     def snapshot_error(self) -> str:
         """Why there is no snapshot of the rank."""
-        return (self.snapshot and self.snapshot.error) or "nobody looked at it"
+        return (self.snapshot and self.snapshot.error) or "it was not examined"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +160,8 @@ class StartRefusal:
     """One reason for which a start was refused: a failed check, or the error of a node.
 
     Attributes:
-        node: The node that it is about; `None` for all nodes.
-        check: The name of the failed check; empty if no check failed.
+        node: The node with the problem; `None` for all nodes.
+        check: The name of the failed check; "" if no check failed.
     """
 
     node: str | None
@@ -172,7 +172,7 @@ class StartRefusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunError:
-    """What ended the run without an exit of a worker: the kind of its `Cause`, or why it never started."""
+    """An error that ended the run without an exit of a worker. `kind` is that of a `Cause`, or `refused`."""
 
     kind: str
     message: str
@@ -188,16 +188,16 @@ class Evidence:
     Attributes:
         run: The id of the run.
         has_ended: The run has ended.
-        reason: The `StopReason` of its newest attempt; `None` while the attempt is not stopped.
-        stalled: The stall rule says, or has said, that nothing moves.
-        stall_limit_s: After how many seconds the stall rule says so.
+        reason: The `StopReason` of the newest attempt; `None` while the attempt is not stopped.
+        stalled: The stall rule has confirmed that no rank makes progress.
+        stall_limit_s: Seconds without progress after which the stall rule confirms a stall.
         health_problems: Present health problems of each node.
-        timings: What the ranks of a healthy run spend their time on.
-        idle_ranks: For how long ranks have made no progress, and what they do meanwhile.
+        timings: How the ranks of a healthy run spend their time.
+        idle_ranks: Ranks without progress.
         no_progress_s: Seconds since the start, if no rank has made any progress; `None` after the first progress.
-        evidence_folder: The folder with stored evidence; `None` if no rank was observed.
+        evidence_folder: The folder with stored evidence; `None` if no rank was examined.
         run_folder: The folder of the run.
-        warnings: One sentence for each finding about its end beside the cause.
+        warnings: A sentence for each warning about the end of the run.
     """
 
     run: str
@@ -217,6 +217,6 @@ class Evidence:
     warnings: tuple[str, ...] = ()
 
     def name_ranks(self, ranks: Iterable[int]) -> str:
-        """Return ranks for a sentence, with their node if all are on one."""
+        """Return ranks for a sentence, with their node if all ranks are on one node."""
         numbers, nodes = list(ranks), {rank.rank: rank.node for rank in self.ranks}
         return format_ranks(numbers, (nodes[number] for number in numbers))

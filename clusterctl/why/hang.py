@@ -1,7 +1,7 @@
-"""Judges a hang: which ranks the others wait for.
+"""Judges a hang: finds the ranks that the others wait for.
 
-The rules ask the kernel first, then the numbers that process groups count. Without numbers they compare connections
-between ranks, stacks, and wait channels of the kernel.
+The first rules use the kernel's process states, the next ones the collective numbers of process groups. Without these
+numbers, later rules compare connections between ranks, stacks, and wait channels of the kernel.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from clusterctl.why.verdict import (
 )
 
 _STUCK_SHIM_S = 4.0
-"""The shim's thread writes every second. If its status is older, something holds the interpreter lock."""
-_UNEXPLAINED = "no rank reports its state, as with `job.inject: false`: only stacks and the kernel can be judged"
+"""The shim's thread writes a status every second. If the status is older, a thread holds the interpreter lock."""
+_NO_SHIM = "no rank reports its state, as with `job.inject: false`: only stacks and the kernel show its position"
 _ELSEWHERE = (Activity.OWN, Activity.LOADING)
 _MIN_RETRANSMISSIONS = 2
-"""A single segment that is sent again may be chance."""
+"""The smallest number of retransmissions that counts as a failure; a single one may be chance."""
 _LOOPBACK = ("127.", "::1")
 _IDLE_CORES = 0.02
 
@@ -59,7 +59,7 @@ class HangAnalysis:
         missing = [f"rank {rank.rank}: {rank.snapshot_error}" for rank in unobserved]
         missing += [f"rank {rank}: no stack" for rank, snapshot in snapshots.items() if snapshot.frames is None]
         if not any(s.seq or s.entries or s.status_age is not None for s in snapshots.values()):
-            missing.append(_UNEXPLAINED)
+            missing.append(_NO_SHIM)
         self.missing_evidence = tuple(missing)
 
     def build_verdict(
@@ -70,14 +70,14 @@ class HangAnalysis:
         ranks: Iterable[int],
         describe: Callable[[int], str] | None = None,
     ) -> Verdict:
-        """Return a verdict against these ranks; all others wait.
+        """Return a verdict that blames these ranks, and lists all others as waiting.
 
         Args:
-            cls: What is wrong.
-            confidence: How far the verdict can be trusted.
+            cls: The class of the problem.
+            confidence: The confidence of the verdict.
             summary: One sentence for people.
             ranks: The culprits.
-            describe: Returns why a rank is a culprit. By default, what it does in place of joining the others.
+            describe: Returns the reason to blame a rank. The default reason is what the rank does instead of joining.
         """
         named, run = set(ranks), self.evidence.run
         reason = describe or partial(describe_missing_rank, self)
@@ -94,8 +94,8 @@ class HangAnalysis:
         )
 
     def build_undetermined_verdict(self, summary: str) -> Verdict:
-        """Return a verdict without a culprit, because some ranks could not be observed."""
-        unobserved = f"; nobody could look at {format_ranks(self.unobserved)}" if self.unobserved else ""
+        """Return a verdict without a culprit, because some ranks could not be examined."""
+        unobserved = f"; {format_ranks(self.unobserved)} could not be examined" if self.unobserved else ""
         return Verdict(
             kind=ProblemKind.HANG,
             cls=ProblemClass.NOT_JOINED,
@@ -107,14 +107,14 @@ class HangAnalysis:
         )
 
     def holds_interpreter_lock(self, rank: int) -> bool:
-        """Return whether a rank keeps the interpreter lock, and its node is not just slow to write."""
+        """Return whether a rank seems to hold the interpreter lock, and not just its node is slow to write."""
         return has_outdated_status(self.snapshots[rank]) and not any(
             has_outdated_status(self.snapshots[other]) and self.is_in_collective(other)
             for other in self._list_neighbours(rank)
         )
 
     def certainly_holds_interpreter_lock(self, rank: int) -> bool:
-        """Return whether a rank keeps the interpreter lock while its node writes the status of other ranks."""
+        """Return whether a rank holds the interpreter lock while its node writes the status of other ranks."""
         others = [self.snapshots[other] for other in self._list_neighbours(rank)]
         fresh = any(other.status_age is not None and not has_outdated_status(other) for other in others)
         return self.holds_interpreter_lock(rank) and (fresh or is_computing(self.snapshots[rank]))
@@ -123,12 +123,12 @@ class HangAnalysis:
         return [other for other in self.snapshots if other != rank and self.nodes[other] == self.nodes[rank]]
 
     def is_in_collective(self, rank: int) -> bool:
-        """Return whether a rank waits for its peers, by its stack."""
+        """Return whether a rank waits for its peers in a collective, by its stack."""
         collective = self.positions[rank].activity in (Activity.COLLECTIVE, Activity.BACKWARD)
         return collective and not is_computing(self.snapshots[rank])
 
     def list_waiting(self, ranks: Iterable[int]) -> tuple[Waiting, ...]:
-        """Return ranks by the position at which they wait, the largest group first."""
+        """Return the waiting ranks, grouped by position, largest group first."""
         groups: dict[tuple[str | None, str | None], list[int]] = {}
         for rank in sorted(ranks):
             position = self.positions[rank]
@@ -138,27 +138,27 @@ class HangAnalysis:
         return tuple(Waiting(ranks=fold_ranks(ranks), where=where, op=op) for (where, op), ranks in ordered)
 
     def describe(self, ranks: Iterable[int]) -> str:
-        """Return ranks for a sentence, with their node and position if all have the same."""
+        """Return ranks for a sentence, with their node and position if these are equal for all ranks."""
         named = sorted(ranks)
         positions = {self.positions[rank].where for rank in named if rank in self.positions}
         at = next(iter(positions)) if len(positions) == 1 else None
         return self.evidence.name_ranks(named) + (f" ({at})" if at else "")
 
     def describe_reason(self, ranks: Iterable[int]) -> str:
-        """Return why these ranks are missing, as the end of a sentence; "" if they have no reason in common."""
+        """Return the common reason why ranks are missing, as the end of a sentence; "" if there is none."""
         reasons = {_describe_activity(self, rank) for rank in ranks}
         reason = reasons.pop() if len(reasons) == 1 else ""
         return f": {reason}" if reason else ""
 
 
 def has_outdated_status(snapshot: RankSnapshot) -> bool:
-    """Return whether the shim's own thread has not run for seconds although the rank is not stopped."""
+    """Return whether the shim's thread has written no status for seconds, although the rank is not stopped."""
     age = snapshot.status_age
     return age is not None and age > _STUCK_SHIM_S and snapshot.state not in ("T", "t", "D", "Z")
 
 
 def classify_missing_ranks(hang: HangAnalysis, ranks: Iterable[int]) -> ProblemClass:
-    """Return the class of a hang in which these ranks are missing."""
+    """Return the problem class of a hang in which these ranks are missing."""
     named = list(ranks)
     if any(hang.holds_interpreter_lock(rank) for rank in named):
         return ProblemClass.GIL_HELD
@@ -177,26 +177,26 @@ def format_waiting(ranks: Iterable[int]) -> str:
 
 def _describe_activity(hang: HangAnalysis, rank: int) -> str:
     return (
-        "it keeps the interpreter lock"
+        "it holds the interpreter lock"
         if hang.holds_interpreter_lock(rank)
         else describe_kernel_wait(hang.snapshots[rank])
     )
 
 
 def describe_missing_rank(hang: HangAnalysis, rank: int) -> str:
-    """Return what a rank does in place of joining the others."""
+    """Return what a rank does instead of joining the others."""
     snapshot = hang.snapshots[rank]
     parts = [_describe_activity(hang, rank)]
     if hang.positions[rank].activity is Activity.LOADING and snapshot.children:
         children = [f"{c['pid']} ({c['state']}, {c['wchan'] or 'running'})" for c in snapshot.children[:4]]
-        parts.append(f"its loader's processes: {', '.join(children)}")
+        parts.append(f"data loader processes: {', '.join(children)}")
     text = "; ".join(part for part in parts if part)
     return text or f"state {snapshot.state or 'unknown'}" + (f" in {snapshot.wchan}" if snapshot.wchan else "")
 
 
 def judge_hang(evidence: Evidence) -> Verdict | None:
-    """Return which ranks the others wait for; `None` if no rank was observed."""
-    # The snapshot of a rank that lost its peers much later still shows where it waited.
+    """Return a verdict on the ranks that the others wait for; `None` if no rank was examined."""
+    # Ranks that lost a peer after the stall are included: their snapshots show where they waited.
     ranks = [rank for rank in evidence.ranks if rank.end is None or rank.end.stopped or rank.end.secondary]
     if (verdict := _judge_missing_nodes_or_starts(evidence, ranks)) is not None:
         return verdict
@@ -219,12 +219,12 @@ def judge_hang(evidence: Evidence) -> Verdict | None:
 
 
 def judge_missing_nodes(evidence: Evidence) -> Verdict | None:
-    """Return a verdict on lost nodes, or on ranks that never started, whether or not the run stalls."""
+    """Return a verdict on lost nodes, or on ranks that never started, for any run; otherwise `None`."""
     return _judge_missing_nodes_or_starts(evidence, [rank for rank in evidence.ranks if rank.end is None])
 
 
 def _judge_missing_nodes_or_starts(evidence: Evidence, ranks: Sequence[Rank]) -> Verdict | None:
-    """Judge lost nodes, else ranks that have not started."""
+    """Judge lost nodes; without lost nodes, judge ranks that have not started."""
     lost = sorted({rank.node for rank in ranks if evidence.nodes[rank.node].link == "lost"})
     if lost:
         return Verdict(
@@ -238,7 +238,7 @@ def _judge_missing_nodes_or_starts(evidence: Evidence, ranks: Sequence[Rank]) ->
     absent = [rank for rank in ranks if not rank.started]
     if not absent or len(absent) == len(evidence.ranks):
         return None
-    # An unreachable node may have started its ranks, and a start takes some time.
+    # An unreachable node may have started its ranks. Also, a start takes some time.
     connected = all(evidence.nodes[rank.node].link == "connected" for rank in absent)
     known = evidence.has_ended or (evidence.stalled and connected)
     waiting = f"{'has' if len(absent) == 1 else 'have'} not started yet"
@@ -253,11 +253,11 @@ def _judge_missing_nodes_or_starts(evidence: Evidence, ranks: Sequence[Rank]) ->
     )
 
 
-# --- what the kernel knows
+# --- rules that use process states of the kernel
 
 
 def _judge_stopped(hang: HangAnalysis) -> Verdict | None:
-    """Judge ranks that a signal or a debugger has stopped: nothing else can be the reason."""
+    """Judge ranks that a signal or a debugger has stopped."""
     found = [rank for rank, snapshot in hang.snapshots.items() if (snapshot.state or "") in ("T", "t")]
     if not found:
         return None
@@ -274,7 +274,7 @@ def _judge_stopped(hang: HangAnalysis) -> Verdict | None:
 
 
 def _judge_ambiguous(hang: HangAnalysis, cls: ProblemClass, found: Sequence[int], others: Iterable[int]) -> Verdict:
-    """Judge ranks that the kernel holds while other ranks are missing as well: either may have been first."""
+    """Judge ranks that the kernel holds while other ranks are missing too: either may be the cause."""
     return hang.build_verdict(
         cls,
         Confidence.AMBIGUOUS,
@@ -285,8 +285,8 @@ def _judge_ambiguous(hang: HangAnalysis, cls: ProblemClass, found: Sequence[int]
 
 
 def _judge_kernel_waits(hang: HangAnalysis) -> Verdict | None:
-    """Judge ranks in a wait that nothing interrupts, and ranks that wait for a file system."""
-    # A rank that waits for its peers is in such a wait by chance: it reads a page, or writes a line of output.
+    """Judge ranks in an uninterruptible wait, and ranks that wait for a file system."""
+    # A rank that waits for its peers may be in such a wait briefly, to read a page or to write a line of output.
     snapshots = {rank: snapshot for rank, snapshot in hang.snapshots.items() if not hang.is_in_collective(rank)}
     uninterruptible = {rank for rank, snapshot in snapshots.items() if snapshot.state == "D"}
     storage = [rank for rank, snapshot in snapshots.items() if is_waiting_for_storage(snapshot)]
@@ -299,19 +299,19 @@ def _judge_kernel_waits(hang: HangAnalysis) -> Verdict | None:
         return _judge_ambiguous(hang, cls, found, others)
     if len(found) == len(hang.snapshots) > 1 and not storage:
         return None
-    # A rank that uses its CPU works, and was in the wait by chance.
+    # A rank that uses its CPU works, and was in the wait only briefly.
     idle = all((snapshots[rank].cpu or 0.0) < _IDLE_CORES for rank in found) and not hang.unobserved
     return hang.build_verdict(
         cls,
         Confidence.CERTAIN if set(found) <= uninterruptible & late and idle else Confidence.LIKELY,
         f"{hang.describe(found)} "
-        + ("waits for a file system" if storage else "is in a wait that nothing interrupts (state D)"),
+        + ("waits for a file system" if storage else "is in an uninterruptible wait (state D)"),
         found,
         lambda rank: f"state {snapshots[rank].state}, in {snapshots[rank].wchan or 'an unknown place'}",
     )
 
 
-# --- what process groups count
+# --- rules that use collective numbers
 
 
 def _judge_mismatches(hang: HangAnalysis) -> Verdict | None:
@@ -336,7 +336,7 @@ def _judge_mismatches(hang: HangAnalysis) -> Verdict | None:
 
 
 def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
-    """Judge ranks that have not begun what others wait in. Of several groups, ranks that wait in none are the root."""
+    """Judge ranks that have not begun a collective in which others wait. Ranks that wait in no group are the cause."""
     found = collectives.find_late_by_group(hang.snapshots)
     if not found:
         return None
@@ -347,13 +347,13 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
         return _judge_cycle(hang, found, late | waiting)
     at_peers = [rank for rank in roots if is_waiting_for_peers(hang.snapshots[rank])]
     if len(at_peers) == len(roots) < len(hang.snapshots):
-        # They wait in a collective as well: in another one, or in one that nothing counts.
+        # These ranks wait too: in another collective, or in one without a number.
         cls, certain = ProblemClass.MISMATCH, False
     else:
-        # A rank that nobody could observe may be missing as well.
+        # A rank that could not be examined may be missing too.
         is_idle = collectives.find_current_operation(hang.snapshots[roots[0]]) is None
         certain = len(roots) == 1 and is_idle and not hang.unobserved
-        # A rank in an operation that nothing counts (a key of the store) may wait for one that does not wait.
+        # A rank in an operation without a number (such as a wait for a key of the store) may wait for another root.
         roots = [rank for rank in roots if rank not in at_peers] or roots
         cls = classify_missing_ranks(hang, roots)
         certain = certain and (cls is not ProblemClass.GIL_HELD or hang.certainly_holds_interpreter_lock(roots[0]))
@@ -368,24 +368,24 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
 
 
 def find_root_ranks(hang: HangAnalysis) -> set[int]:
-    """Return the ranks that others wait for and that wait for no other rank."""
+    """Return the ranks that others wait for, and that wait for no rank themselves."""
     late = collectives.find_late_ranks(hang.snapshots)
     return {rank for rank in late if not hang.is_in_collective(rank) and not _is_in_operation(hang, rank)}
 
 
 def _is_in_operation(hang: HangAnalysis, rank: int) -> bool:
-    """Return whether a rank has begun an operation that has not ended, and does nothing else meanwhile."""
+    """Return whether a rank is in an operation that has not ended, and is not in other code meanwhile."""
     begun = collectives.find_current_operation(hang.snapshots[rank]) is not None
     return begun and hang.positions[rank].activity not in _ELSEWHERE
 
 
 def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collection[int]) -> Verdict | None:
-    """Judge a hang in which each late rank waits as well: in a cycle, or for ranks of which no group knows."""
+    """Judge a hang in which each late rank waits too: in a cycle, or for ranks that are in no group."""
     operations = {rank: collectives.find_current_operation(snapshot) for rank, snapshot in hang.snapshots.items()}
     cycle = _find_cycle({(rank, late) for group in found for rank in group.waiting for late in group.ranks})
     if cycle:
         fewer = _find_smaller_side(found, cycle)
-        order = f": {format_ranks(fewer)} took them in another order" if fewer else ""
+        order = f": {format_ranks(fewer)} used the groups in another order" if fewer else ""
         return hang.build_verdict(
             ProblemClass.DEADLOCK,
             Confidence.LIKELY,
@@ -413,13 +413,11 @@ def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collec
             late,
             lambda rank: f"in {operations[rank]}, and no other rank is in a message",
         )
-    return hang.build_undetermined_verdict(
-        f"{format_waiting(blocked)}, and none of those that could be seen is missing"
-    )
+    return hang.build_undetermined_verdict(f"{format_waiting(blocked)}, and no examined rank is missing")
 
 
 def _find_smaller_side(found: Sequence[LateRanks], cycle: Collection[int]) -> list[int]:
-    """Return the ranks of a cycle that wait in another group than most of it; none if no side is smaller."""
+    """Return the ranks of a cycle that wait in another group than most ranks; none if there is no majority."""
     sides = sorted((sorted(set(group.waiting) & set(cycle)) for group in found), key=len)
     smaller = [side for side in sides[:-1] if side]
     if len(smaller) != 1 or not len(smaller[0]) < len(sides[-1]):
@@ -428,7 +426,7 @@ def _find_smaller_side(found: Sequence[LateRanks], cycle: Collection[int]) -> li
 
 
 def _find_cycle(edges: set[tuple[int, int]]) -> list[int]:
-    """Return the ranks that wait for each other; none if each chain of waiting ranks has an end."""
+    """Return the ranks that wait for each other in a cycle; none without a cycle."""
     while True:
         inner = {rank for rank, _ in edges} & {late for _, late in edges}
         remaining = {(rank, late) for rank, late in edges if rank in inner and late in inner}
@@ -438,38 +436,38 @@ def _find_cycle(edges: set[tuple[int, int]]) -> list[int]:
 
 
 def _judge_gil(hang: HangAnalysis) -> Verdict | None:
-    """Judge ranks whose interpreter runs a single thread."""
+    """Judge ranks in which one thread holds the interpreter lock."""
     found = [rank for rank in hang.snapshots if hang.holds_interpreter_lock(rank)]
     if not found or len(found) == len(hang.snapshots) > 1:
         return None
     return hang.build_verdict(
         ProblemClass.GIL_HELD,
         Confidence.LIKELY,
-        f"{hang.describe(found)} keeps the interpreter lock: none of its other threads runs",
+        f"{hang.describe(found)} holds the interpreter lock: none of its other threads runs",
         found,
         lambda rank: f"its status is {hang.snapshots[rank].status_age:.0f} s old while it runs",
     )
 
 
-# --- connections between ranks
+# --- rules that use connections between ranks
 
 
 def _socket_key(socket: TcpConnection, node: str, *, swapped: bool = False) -> tuple[str, ...]:
-    """Return both ends of a connection, and the node if the connection stays within a machine."""
+    """Return both ends of a connection, and the node if the connection is a loopback connection."""
     here, there = f"{socket['address']}:{socket['port']}", f"{socket['peer']}:{socket['peer_port']}"
     inside = node if socket["peer"].startswith(_LOOPBACK) else ""
     return (there, here, inside) if swapped else (here, there, inside)
 
 
 def _list_sockets(hang: HangAnalysis) -> list[tuple[int, TcpConnection, int | None]]:
-    """Return each rank's connections, each with the rank at its other end if there is one."""
+    """Return the connections of each rank, each with the rank at the other end if that is known."""
     sockets = [(rank, socket) for rank, snapshot in hang.snapshots.items() for socket in snapshot.sockets]
     owners = {_socket_key(socket, hang.nodes[rank]): rank for rank, socket in sockets}
     return [(rank, one, owners.get(_socket_key(one, hang.nodes[rank], swapped=True))) for rank, one in sockets]
 
 
 def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
-    """Judge ranks that use sockets of their own: others read from the culprit, and it reads from no rank."""
+    """Judge ranks that communicate by their own sockets: others read from the culprit, which reads from no rank."""
     if collectives.has_collective_counts(hang.snapshots):
         return None
     reads = {
@@ -492,13 +490,13 @@ def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
     return hang.build_verdict(
         classify_missing_ranks(hang, named),
         Confidence.LIKELY if len(named) == 1 else Confidence.AMBIGUOUS,
-        f"{hang.describe(named)} sent nothing, {format_waiting(reads)} to read from it{hang.describe_reason(named)}",
+        f"{hang.describe(named)} sent no data, and {format_waiting(reads)} for it{hang.describe_reason(named)}",
         named,
     )
 
 
 def _is_in_cycle(reads: Mapping[int, int], rank: int) -> bool:
-    """Return whether the ranks that wait for each other lead back to this rank."""
+    """Return whether a rank waits, directly or through other ranks, for itself."""
     at: int | None = rank
     for _ in reads:
         at = reads.get(at) if at is not None else None
@@ -507,11 +505,11 @@ def _is_in_cycle(reads: Mapping[int, int], rank: int) -> bool:
     return False
 
 
-# --- stacks and wait channels
+# --- rules that use stacks and wait channels
 
 
 def _judge_by_stacks(hang: HangAnalysis) -> Verdict | None:
-    """Judge without numbers: most ranks wait in the same operation, and a few are elsewhere."""
+    """Judge without collective numbers: most ranks wait in the same operation, and a few are in other code."""
     counted = collectives.has_collective_counts(hang.snapshots)
     waits = [rank for rank, snapshot in hang.snapshots.items() if is_waiting_for_peers(snapshot)]
     if not waits and not counted:
@@ -523,7 +521,7 @@ def _judge_by_stacks(hang: HangAnalysis) -> Verdict | None:
         return hang.build_verdict(
             classify_missing_ranks(hang, others),
             Confidence.LIKELY if few else Confidence.AMBIGUOUS,
-            f"{hang.describe(others)} is where no other rank is; {format_waiting(waits)}{reason}",
+            f"{hang.describe(others)} is at another position than all other ranks; {format_waiting(waits)}{reason}",
             others,
         )
     counts = Counter((position.where, position.op) for position in hang.positions.values())
@@ -532,17 +530,17 @@ def _judge_by_stacks(hang: HangAnalysis) -> Verdict | None:
         return None
     waits_too = hang.positions[rare[0]].activity in WAITS
     if waits_too and counted:
-        return None  # the numbers show no other operation; it may belong to another group
+        return None  # The collective numbers agree. The rank may be in an operation of another group.
     return hang.build_verdict(
         ProblemClass.MISMATCH if waits_too else classify_missing_ranks(hang, rare),
         Confidence.LIKELY,
-        f"{hang.describe(rare)} is where no other rank is{hang.describe_reason(rare)}",
+        f"{hang.describe(rare)} is at another position than all other ranks{hang.describe_reason(rare)}",
         rare,
     )
 
 
 def _judge_by_kernel(hang: HangAnalysis) -> Verdict | None:
-    """Judge without stacks and numbers: most ranks have one wait channel in the kernel, and a few another."""
+    """Judge without stacks and collective numbers: most ranks have one wait channel of the kernel, a few another."""
     snapshots = hang.snapshots
     if len(snapshots) < 3 or any(s.frames for s in snapshots.values()) or collectives.has_collective_counts(snapshots):
         return None
@@ -554,20 +552,20 @@ def _judge_by_kernel(hang: HangAnalysis) -> Verdict | None:
     return hang.build_verdict(
         classify_missing_ranks(hang, odd),
         Confidence.LIKELY if len(odd) == 1 and describe_kernel_wait(snapshots[odd[0]]) else Confidence.AMBIGUOUS,
-        f"{format_ranks(odd)} does not wait for what the others wait for{hang.describe_reason(odd)}",
+        f"{format_ranks(odd)} has another wait channel than the others{hang.describe_reason(odd)}",
         odd if most > len(odd) else waits,
     )
 
 
-# --- no rank is missing
+# --- rules for hangs in which no rank is missing
 
 
 def _judge_ranks_at_one_place(hang: HangAnalysis) -> Verdict | None:
-    """Judge ranks that are all at one place: none of them is missing."""
+    """Judge ranks that are all at one position, or all wait for peers."""
     cut = sorted({node.node for node in hang.evidence.nodes.values() if node.link == "unreachable"})
     activities = {position.activity for position in hang.positions.values()}
     if hang.unobserved and not cut and activities <= set(WAITS):
-        return hang.build_undetermined_verdict("all ranks that could be seen wait for the others")
+        return hang.build_undetermined_verdict("all examined ranks wait for the others")
     positions = {(position.where, position.op) for position in hang.positions.values()}
     if len(positions) == 1 and activities <= set(_ELSEWHERE):
         return hang.build_verdict(
@@ -580,7 +578,7 @@ def _judge_ranks_at_one_place(hang: HangAnalysis) -> Verdict | None:
 
 
 def _judge_links(hang: HangAnalysis, activities: Collection[Activity], cut: Sequence[str]) -> Verdict:
-    """Judge the network: connections without acknowledgement show between which nodes it fails."""
+    """Judge the network: connections without acknowledgements show the nodes between which it fails."""
     by_address = {address: node.node for node in hang.evidence.nodes.values() for address in node.addresses}
     lost: Counter[tuple[str, str]] = Counter()
     worst: dict[tuple[str, str], TcpConnection] = {}
@@ -596,19 +594,19 @@ def _judge_links(hang: HangAnalysis, activities: Collection[Activity], cut: Sequ
     if pairs:
         socket = worst[pairs[0]]
         more = f", and between {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
-        sent = f"{socket['unacked']} bytes were sent {socket['lost']} times again without an answer"
-        summary = f"nothing arrives between {' and '.join(pairs[0])}{more}: {sent}; no rank is missing"
+        sent = f"{socket['unacked']} bytes were resent {socket['lost']} times without an acknowledgement"
+        summary = f"no data passes between {' and '.join(pairs[0])}{more}: {sent}; no rank is missing"
     elif set(activities) == {Activity.SETTING_UP}:
         cls = ProblemClass.STORE_LOST
-        summary = "all ranks wait in the set-up of the process group: the store, or a peer, does not answer"
+        summary = "all ranks wait while they set up the process group: the store, or a peer, does not answer"
     elif cut:
         summary = f"all ranks wait in the same operation, and {', '.join(cut)} cannot be reached"
     elif in_step:
-        summary = "all ranks have joined the same collective, and it does not end: look at the network"
+        summary = "all ranks have joined the same collective, and it does not end: check the network"
     else:
         cls, summary = ProblemClass.ALL_JOINED, "all ranks wait in collectives, and none is missing"
     reasons = {
-        node: "what its ranks send to the other node is not answered" for pair in pairs[:MAX_NAMED] for node in pair
+        node: "the other node does not acknowledge data of its ranks" for pair in pairs[:MAX_NAMED] for node in pair
     }
     reasons |= {node: hang.evidence.nodes[node].why for node in cut}
     return Verdict(

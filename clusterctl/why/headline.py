@@ -1,9 +1,9 @@
-"""Why a process ended, by the last lines of its output: one line for people, its class, and how sure that is.
+"""Finds the headline in the last lines of an output: the text that says why a process ended, its class and confidence.
 
-The last line is seldom the cause: behind it programs print frames, borders, advice, summaries and goodbyes. So the text
-is searched for causes in the forms in which runtimes print them (the end of a traceback, `what():`, `Check failed`,
-`error:`, what a shell or the loader says), those that only report the end of another process go last, and where nothing
-of the kind is there, the last words are given as what they are: likely at most.
+The last line is seldom the cause: after the cause, programs print frames, borders, advice, summaries and farewells. So
+this module searches for causes in the forms of the runtimes: the end of a traceback, `what():`, `Check failed`,
+`error:`, messages of a shell or of the loader. A text that only reports the end of another process is the last choice.
+If nothing matches, the headline is the last line, with the confidence `likely`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from clusterctl.why.headline_patterns import classify_text
 from clusterctl.why.verdict import Confidence, ProblemClass
 
 SENT_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-"""Signals that a process seldom brings upon itself."""
+"""Signals that usually come from another process."""
 
 _MOST_BEHIND, _MOST_BEHIND_TRACEBACK = 5, 11
-"""As many other lines may follow a cause: more of them are the output of a program that goes on."""
+"""The largest number of other lines after a cause. If more follow, the program went on after it."""
 _MOST_LINES, _MOST_NEAR = 400, 40
 _LONGEST_TEXT, _LONGEST_PROMPT = 600, 120
 _LONGEST_BLOCK = 16
 _MAX_SEARCHED_CHARACTERS = 2000
 _MOST_BARS = 2
-"""A bar of progress is drawn once more where a loop is left."""
+"""A program draws its progress bar once more when it leaves the loop."""
 
 
 _WHILE = " (while handling "
@@ -38,19 +38,19 @@ _TABLE = re.compile(
     r"\(local_rank: (?P<rank>\d+)\)\s+exitcode +: (?P<code>-?\d+).*"
     r"(?:\s+error_file: .*\s+traceback : (?:(?P<signal>Signal .*)|Traceback .*(?P<frames>(?:\n(?: .*)?)*)))?"
 )
-"""What torchrun tells of the first of its workers that failed."""
+"""Matches the table in which torchrun reports the first of its workers that failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """What the end of an output says.
+    """The text in an output that says why the process ended.
 
     Attributes:
-        text: One line; "" where nothing was said.
-        cls: `EXCEPTION` for a cause that is of no other class, `UNKNOWN` where no cause was recognised.
-        confidence: `certain` where the form of the text says that it is the cause of an end.
-        words: The lines that belong to it, and to what it was raised again as; "" where it was not recognised.
-        traceback: The traceback that leads to it, as it was printed.
+        text: One line; "" if the output is empty.
+        cls: `EXCEPTION` for a cause of no other class; `UNKNOWN` if no cause was recognised.
+        confidence: `certain` if the form of the text shows that it is the cause of the end.
+        words: All lines of the error, and of the exception that was raised from it; "" if no cause was recognised.
+        traceback: The traceback of the error, as it was printed.
     """
 
     text: str
@@ -61,18 +61,18 @@ class Headline:
 
     @property
     def is_recognised(self) -> bool:
-        """The text was recognised as the cause of an end."""
+        """Whether the text was recognised as the cause of the end."""
         return self.confidence is Confidence.CERTAIN
 
 
-@functools.lru_cache(maxsize=8)  # Hundreds of ranks that fail alike write the same.
+@functools.lru_cache(maxsize=8)  # Hundreds of ranks with the same failure write the same output.
 def find_headline(output: str, *, exit_code: int | None = None, signal: int | None = None) -> Headline:
-    """Return what the end of an output says; of a rank that asked for input, what it asked.
+    """Return the headline of an output. If the process asked for input, the text contains the question.
 
     Args:
-        output: The last lines of a process and of its children.
-        exit_code: How it ended; 128+N stands for a signal that ended a child of a shell.
-        signal: The number of the signal that ended it.
+        output: The last lines of the process and of its children.
+        exit_code: The exit code of the process; 128+N means that signal N ended a child of a shell.
+        signal: The number of the signal that ended the process.
     """
     found = add_detail_from_output(_read(output, exit_code, signal), output)
     if signal is not None or not re.search(forms.ASKED, found.text):
@@ -85,7 +85,7 @@ def find_headline(output: str, *, exit_code: int | None = None, signal: int | No
 
 
 def add_detail_from_output(found: Headline, output: str) -> Headline:
-    """Return a headline that only announces a cause with what the output says of it elsewhere."""
+    """Return a headline with the cause from another part of the output, if the headline only announces a cause."""
     for announces, detail in forms.DETAILS:
         told = re.search(detail, output) if re.search(announces, found.text) else None
         if told is not None and told["text"] not in found.text:
@@ -103,14 +103,14 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
     name = None if number is None else signal_name(number)
     said = next((one for one in reversed(causes) if one.text == f"killed by {name}"), None)
     if name in SENT_FROM_OUTSIDE and (found is None or not _is_of_this_end(found, has_shell=said is not None)):
-        # Whoever was killed had no time for last words.
+        # A killed process could not print a reason.
         text = _signal_text(name, number, exit_code) if said is None else _with_command(said, exit_code, name)
         return Headline(text=_shortened(text), cls=ProblemClass.KILLED, confidence=Confidence.CERTAIN)
     if found is None:
         return _without_a_cause(lines, exit_code, number, name)
     cls = _class_of(found, exit_code, name)
     near = found.behind <= (_MOST_BEHIND_TRACEBACK if found.has_header else _MOST_BEHIND)
-    # What only reports the end of something else, or is said in passing, may be followed by another reason.
+    # If a text only reports the end of another process, or is a mere log line, there may be another reason.
     is_own = (
         found.weight == 3
         or (cls is ProblemClass.KILLED and not forms.ENDED_BY_SIGNAL.search(found.text))
@@ -131,7 +131,7 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
 
 
 def find_final_traceback(output: str) -> Headline | None:
-    """Return what was raised where an output ends with its traceback; `None` where the program has gone on since."""
+    """Return the error of the traceback at the end of an output; `None` if the program went on after it."""
     lines = _lines(output)
     causes = _causes(lines)
     last = next((one for one in reversed(causes) if one.traceback is not None and one.weight == 3), None)
@@ -152,13 +152,13 @@ def find_final_traceback(output: str) -> Headline | None:
 
 
 def find_last_words(output: str) -> str:
-    """Return what a program said that ended with 0: a cause, or its last line; "" where it only told of steps."""
+    """Return the headline of a program that ended with 0; "" if its last lines only report steps."""
     text = find_headline(output).text if output else ""
     return "" if re.match(forms.PROGRESS, text) else text
 
 
 def _without_ignored(texts: Sequence[str]) -> list[str]:
-    """Return lines without the exceptions that Python says it ignores."""
+    """Return lines without the exceptions that Python reports as ignored."""
     rest, is_ignored = [], False
     for text in texts:
         if re.match(forms.IGNORED, text):
@@ -171,7 +171,7 @@ def _without_ignored(texts: Sequence[str]) -> list[str]:
 
 
 def _may_follow_the_last_words(text: str) -> bool:
-    """Return whether a line behind a traceback is one that comes with the end of a program."""
+    """Return whether a line after a traceback belongs to the end of a program."""
     if not text.strip() or _is_border(text) or _is_indented(text):
         return True
     of_an_end = (
@@ -184,7 +184,7 @@ def _may_follow_the_last_words(text: str) -> bool:
 
 
 def parse_missing_command(text: str) -> str | None:
-    """Return the program that was not found, from a headline of the class `COMMAND_NOT_FOUND`."""
+    """Return the name of the missing program from a headline of the class `COMMAND_NOT_FOUND`; `None` if unnamed."""
     match = re.search(forms.MISSING_COMMAND, text)
     return next((name for name in match.groups() if name), None) if match is not None else None
 
@@ -194,7 +194,7 @@ def parse_missing_command(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line without colours and without what a launcher set before it, which is `source`."""
+    """A line of output without colours, split into the prefix of a launcher (`source`) and the text after it."""
 
     source: str
     text: str
@@ -203,7 +203,7 @@ class _Line:
 
 def _lines(output: str) -> list[_Line]:
     printed = re.split(r"\r?\n|\r", re.sub(forms.SEQUENCE, "", output))[-_MOST_LINES:]
-    # A cause stands near the start of its line; a line of many kilobytes would be searched by every pattern.
+    # A cause is near the start of its line. Lines are cut, because a search in a line of many kilobytes is slow.
     texts = [text[:_MAX_SEARCHED_CHARACTERS] for line in printed for text in _from_json(line)]
     raws = [raw.rstrip() for text in texts for raw in re.sub(forms.GLUED, r"\1\n", text).split("\n")]
     sources = sorted({s for s in map(_source_of, raws, [*raws[1:], ""]) if s}, key=len, reverse=True)
@@ -220,9 +220,9 @@ def _lines(output: str) -> list[_Line]:
 
 
 def _source_of(raw: str, following: str) -> str:
-    """Return the form of what stands before the head of a traceback, if the next line has it as well; else "".
+    """Return a pattern for the prefix before a traceback header, if the next line has the same prefix; otherwise "".
 
-    Numbers may differ, as those of a time do.
+    Numbers in the prefix may differ, such as those of a time.
     """
     match = re.match(forms.HEADER, raw)
     before = match["before"] if match is not None and match["kind"] is None else ""
@@ -231,7 +231,7 @@ def _source_of(raw: str, following: str) -> str:
 
 
 def _from_json(line: str) -> list[str]:
-    """Return the lines that a record of a log stands for which is printed as JSON; another line is one line."""
+    """Return the lines of the message and traceback in a JSON log record; any other line is returned unchanged."""
     if not line.startswith("{") or not line.rstrip().endswith("}"):
         return [line]
     try:
@@ -258,14 +258,14 @@ def _is_indented(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cause:
-    """A text that tells of an end.
+    """A text that may be the cause of an end.
 
     Attributes:
-        start, at: Index of its first line, with its traceback; and of the line that tells.
-        weight: 3 for what ends a process; 2 for what it complains of; 1 for what only follows from another end.
-        command: Which command a shell says that a signal has ended; the text says which signal.
-        behind: How many lines of another kind follow it.
-        goes_on: Lines that follow it tell of further steps.
+        start, at: Index of the first line including the traceback, and of the line with the text.
+        weight: 3 for an error that ends a process, 2 for a complaint, 1 for a consequence of another end.
+        command: The command that a signal has ended, as a shell reports it; the text names the signal.
+        behind: The number of lines of program output after it.
+        goes_on: Lines after it report further steps.
     """
 
     text: str
@@ -282,7 +282,7 @@ class _Cause:
 
 
 def _causes(lines: Sequence[_Line]) -> list[_Cause]:
-    """Return all texts that tell of an end, in their order."""
+    """Return all texts that may be the cause of an end, in their order."""
     taken: set[int] = set()
     found: list[_Cause] = []
     for source in dict.fromkeys(line.source for line in lines):
@@ -290,7 +290,7 @@ def _causes(lines: Sequence[_Line]) -> list[_Cause]:
         found += _Tracebacks(lines, own, taken).find()
     found += [cause for at in range(len(lines)) if at not in taken and (cause := _other_cause(lines, at, taken))]
     found.sort(key=lambda cause: cause.at)
-    # An exception without a traceback in the text of what C++ says is a part of that.
+    # An exception without a traceback inside the text of a C++ error is a part of this text.
     fatal = [(one.at, one.at + one.words.count("\n")) for one in found if one.weight == 3 and not one.is_raised]
     return [one for one in found if one.has_header or not any(first < one.at <= last for first, last in fatal)]
 
@@ -313,11 +313,11 @@ class _Tracebacks:
     """Finds the tracebacks of one process in its lines."""
 
     def __init__(self, lines: Sequence[_Line], own: Sequence[tuple[int, str]], taken: set[int]) -> None:
-        """Take the lines of the process, with their numbers among `lines`, and the numbers of lines that are in use."""
+        """Take the lines of one process with their indices in `lines`, and the indices that are already used."""
         self._lines, self._own, self._taken = lines, own, taken
 
     def find(self) -> list[_Cause]:
-        """Return what was raised: of exceptions that were made of each other, the first."""
+        """Return the errors of all tracebacks; of chained exceptions, the original one."""
         raised: list[_Raised] = []
         at = 0
         while at < len(self._own):
@@ -334,7 +334,7 @@ class _Tracebacks:
         return self._own[at][1]
 
     def _one(self, at: int, raised: list[_Raised]) -> int:
-        """Take in the traceback that begins at a line, if one does; return where to go on."""
+        """Parse the traceback that begins at a line, if there is one; return the index of the line to continue with."""
         text = self._text(at)
         header = re.match(forms.HEADER, text)
         if header is None and not re.match(forms.FRAME, text):
@@ -349,18 +349,18 @@ class _Tracebacks:
         return self._exception(at, end, raised, has_header=True)
 
     def _end_of_frames(self, start: int) -> int | None:
-        """Return the line of the exception behind frames; lines of others may stand between them."""
+        """Return the index of the exception after the frames; lines of other processes may be between them."""
         for at in range(start + 1, len(self._own)):
             text = self._text(at)
             if not text or _is_indented(text) or _is_border(text) or re.match(forms.HEADER, text):
                 continue
             if re.match(forms.WARNED, text):
-                # Another process of the rank writes to the same output while the traceback is printed.
+                # Another process of the rank has written a warning into the traceback.
                 continue
             if text.startswith(" ") or (re.match(forms.BOX, text) and text[0] in "│┃|"):
                 continue
             if re.match(forms.HEADER, self._text(start)) is None and not re.match(forms.NAMED, text):
-                # Frames that stand in a text: a traceback without its head ends with an exception.
+                # These frames are part of a text: a traceback without a header ends with an exception.
                 return None
             follows = next((self._text(i) for i in range(at + 1, min(at + 4, len(self._own))) if self._text(i)), "")
             if re.match(forms.FRAME, follows) and not re.match(forms.NAMED, text):
@@ -375,7 +375,7 @@ class _Tracebacks:
             text = self._text(i)
             if not text and len(block) == 1 and re.search(forms.ANNOUNCES, block[0]):
                 continue
-            # The text of an exception may hold the name of another: `ncclSystemError: ...`.
+            # The text of an exception may contain the name of another one: `ncclSystemError: ...`.
             is_another = re.match(forms.WARNED, text) or (re.match(forms.NAMED, text) and not has_header)
             if not text or is_another or re.match(forms.HEADER, text) or re.match(forms.FRAME, text):
                 break
@@ -406,11 +406,11 @@ class _Tracebacks:
         return after
 
     def _before(self, start: int) -> list[str]:
-        """Return the last lines before a traceback that are not empty, the nearest first."""
+        """Return the last lines before a traceback that are not empty, nearest first."""
         return [self._text(i) for i in range(start - 1, max(-1, start - 6), -1) if not _is_border(self._text(i))][:3]
 
     def _link(self, before: Sequence[str], start: int) -> str:
-        """Return how an exception goes with the one before it; "" where it does not."""
+        """Return how an exception is chained to the one before it: wrapped, caused, during; "" if it is not chained."""
         header = re.match(forms.HEADER, self._text(start))
         if header is not None and header["kind"] == "Original ":
             return "wrapped"
@@ -421,7 +421,7 @@ class _Tracebacks:
         return "during" if forms.DURING in before[:1] else ""
 
     def _group(self, start: int, raised: list[_Raised]) -> int:
-        """Take in a group of exceptions: its first member tells."""
+        """Parse an exception group: its first member is the error."""
         at = start + 1
         while at < len(self._own) and re.match(r"\s+[|+]", self._text(at)):
             at += 1
@@ -491,7 +491,7 @@ def _is_frame_text(text: str) -> bool:
 
 
 def _root_of(chain: Sequence[_Raised]) -> _Raised:
-    """Return the exception that the last one was raised from."""
+    """Return the exception from which the last one was raised."""
     at = len(chain) - 1
     while at > 0:
         if chain[at].link == "caused" or (chain[at].link == "during" and re.match(forms.CONSEQUENCE, chain[at].text)):
@@ -512,7 +512,7 @@ def _name_and_text(text: str) -> tuple[str, str]:
 
 
 def _headline_of(block: Sequence[str], *, joined: bool = False) -> str:
-    """Return the first line of what was said, with the next where it announces it."""
+    """Return the first line of an error; with the next lines, if the first line only announces them."""
     text = block[0].strip()
     for line in block[1:]:
         if not (re.search(forms.ANNOUNCES, text) or (joined and len(text) > 60)):
@@ -523,7 +523,7 @@ def _headline_of(block: Sequence[str], *, joined: bool = False) -> str:
 
 
 def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | None:
-    """Return what a line tells that is no part of a traceback."""
+    """Return the cause in a line that is not part of a traceback; `None` if there is none."""
     text = lines[at].text.strip()
     if not text or (_is_border(text) and len(text) > 3):
         return None
@@ -562,7 +562,7 @@ def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | N
 
 
 def _fatal_cause(lines: Sequence[_Line], at: int, text: str, match: re.Match[str]) -> _Cause | None:
-    """Return the cause in a line in which a runtime gives up; None if a later line has the text of its exception."""
+    """Return the cause in a fatal error of a runtime; `None` if a later line has the text of the exception."""
     following = _following_texts(lines, at)
     if match["throw"] and any("what():" in line for line in following[:4]):
         return None
@@ -578,12 +578,12 @@ def _fatal_cause(lines: Sequence[_Line], at: int, text: str, match: re.Match[str
 
 
 def _following_texts(lines: Sequence[_Line], at: int) -> list[str]:
-    """Return the next lines of the same source."""
+    """Return the next lines with the same prefix."""
     return [line.text for line in lines[at + 1 : at + _LONGEST_BLOCK] if line.source == lines[at].source]
 
 
 def _of_box(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | None:
-    """Return what stands in a box whose title says that it is an error."""
+    """Return the text in a box whose title contains "error"; `None` if no box begins here."""
     match = re.match(forms.BOX_TOP, lines[at].text)
     if match is None or "error" not in match["title"].lower():
         return None
@@ -612,7 +612,7 @@ def _until_blank(texts: Sequence[str]) -> list[str]:
 
 
 def _choose(causes: Sequence[_Cause], lines: Sequence[_Line], signal: int | None) -> _Cause | None:
-    """Return the cause among the texts that tell of an end: of those that stand together at the end of the output."""
+    """Return the most likely cause: it is one of the candidates that are close together at the end of the output."""
     if not causes:
         return None
     behind = _behind(causes, lines)
@@ -626,11 +626,11 @@ def _choose(causes: Sequence[_Cause], lines: Sequence[_Line], signal: int | None
     heaviest = max(cause.weight for cause in group)
     heavy = [cause for cause in group if cause.weight == heaviest]
     raised = [cause for cause in heavy if cause.is_raised]
-    # Ranks below one launcher write to one output: who lost a peer is not the first that failed.
+    # Ranks of one launcher share an output. A rank that lost a peer is not the first that failed.
     raised = [cause for cause in raised if not re.search(forms.PEER_LOSS, cause.text)] or raised
     if not raised:
         return heavy[0]
-    # What C++ says before the last exception is of another process; what it says behind it follows from it.
+    # A C++ error before the last exception belongs to another process; after the exception it is a consequence.
     first = heavy[0]
     if signal and not first.is_raised and raised[-1].at < first.at:
         return first
@@ -638,7 +638,7 @@ def _choose(causes: Sequence[_Cause], lines: Sequence[_Line], signal: int | None
 
 
 def _behind(causes: Sequence[_Cause], lines: Sequence[_Line]) -> list[int]:
-    """Return for each line how many lines behind it are those of a program that goes on."""
+    """Return for each line how many later lines are output of a program that goes on."""
     part_of = {at for cause in causes for at in range(cause.start, cause.at + 1)}
     counts, count = [0] * len(lines), 0
     for at in range(len(lines) - 1, -1, -1):
@@ -649,12 +649,12 @@ def _behind(causes: Sequence[_Cause], lines: Sequence[_Line]) -> list[int]:
 
 
 def _is_step(text: str) -> bool:
-    """Return whether a program tells of a step; a bar is drawn once more at the end."""
+    """Return whether a line reports a step of a program."""
     return bool(re.match(forms.PROGRESS, text)) and not re.match(forms.NOISE, text)
 
 
 def _is_speech(text: str) -> bool:
-    """Return whether a line is neither empty nor frame, border, warning or advice."""
+    """Return whether a line is program output: not empty, and no frame, border, warning or advice."""
     beside = (
         forms.C_FRAME,
         forms.NOISE,
@@ -668,9 +668,9 @@ def _is_speech(text: str) -> bool:
 
 
 def _is_of_this_end(found: _Cause, *, has_shell: bool) -> bool:
-    """Return whether a cause is of a process that was killed: raised, or a reason to kill it.
+    """Return whether a cause belongs to a process that was killed: it is an exception or a reason to kill the process.
 
-    Where a shell says that it was killed, only lack of memory says more than that.
+    If a shell reports the kill, only a lack of memory adds to this report.
     """
     reasons = (ProblemClass.OUT_OF_MEMORY,) if has_shell else (ProblemClass.OUT_OF_MEMORY, ProblemClass.KILLED)
     return found.is_raised or (classify_text(found.words) in reasons and found.behind <= _MOST_BEHIND)
@@ -692,7 +692,7 @@ def _class_of(found: _Cause, exit_code: int | None, name: str | None) -> Problem
     if name in SENT_FROM_OUTSIDE:
         return cls or (ProblemClass.EXCEPTION if found.is_raised else ProblemClass.KILLED)
     if name == "SIGABRT":
-        # With an abort runtimes in C++ end for any reason.
+        # C++ runtimes call abort for any reason.
         own = ProblemClass.EXCEPTION if found.has_header else ProblemClass.SIGNAL
         return cls if cls not in (None, ProblemClass.PEER_LOST, ProblemClass.KILLED) else own
     if name == "SIGBUS" and cls is None:
@@ -709,13 +709,13 @@ def _signal_text(name: str | None, number: int | None, exit_code: int | None) ->
 
 
 def _with_command(found: _Cause, exit_code: int | None, name: str | None) -> str:
-    """Return the text of a cause with the command that a shell names, and with the exit code of that shell."""
+    """Return the text of a cause, with the command and the exit code that a shell reported."""
     code = f" (exit code {exit_code} of the shell)" if exit_code and found.text == f"killed by {name}" else ""
     return found.text + code + (f": {found.command}" if found.command else "")
 
 
 def _without_a_cause(lines: Sequence[_Line], exit_code: int | None, number: int | None, name: str | None) -> Headline:
-    """Return the last words of a process that gave no reason for its end."""
+    """Return the headline of a process that printed no reason for its end."""
     if name is not None:
         cls = ProblemClass.SHARED_MEMORY if name == "SIGBUS" else ProblemClass.SIGNAL
         sure = Confidence.LIKELY if name == "SIGBUS" else Confidence.CERTAIN
@@ -732,7 +732,7 @@ def _without_a_cause(lines: Sequence[_Line], exit_code: int | None, number: int 
 
 
 def _last_words(lines: Sequence[_Line]) -> str:
-    """Return the line that says most in the last paragraph that is neither frame, border, warning nor advice."""
+    """Return the most informative line of the last paragraph of program output."""
     at = next((i for i in range(len(lines) - 1, -1, -1) if _is_speech(lines[i].text)), None)
     if at is None:
         return _shortened(next((line.text.strip() for line in reversed(lines) if not _is_border(line.text)), ""))
@@ -749,7 +749,7 @@ def _last_words(lines: Sequence[_Line]) -> str:
     )
     chosen = flat[-1] if complaint is None else complaint
     if complaint is None and re.match(forms.PROGRESS, block[chosen]):
-        # What is set in behind a step says more than the step.
+        # An indented line after a step says more than the step.
         chosen = next((i for i in range(len(block) - 1, chosen, -1) if not _is_border(block[i])), chosen)
     return _shortened(_headline_of(_until_blank(block[chosen:]) or [block[chosen]]))
 

@@ -1,6 +1,6 @@
-"""The forms in which programs print why a process ends, and those of what they print beside it.
+"""Patterns of the texts in which programs print why a process ends, and of other texts that they print.
 
-The patterns are texts, which `re` compiles at the first search: most commands that read a run search no output.
+The patterns are not compiled here, because most commands search no output. `re` compiles them at the first search.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ def _any(*forms: str, flags: str = "") -> str:
 
 
 _RAISED = r"(?:^|\]: ?|\bCaught )(?:\w+\.)*"
-"""What stands before the name of an exception that was raised, and not before one that is only spoken of."""
-# The order decides: a text that says why goes before the name of the exception that carried it.
+"""Matches the text before the name of a raised exception, but not before the name of a mentioned one."""
+# The first match decides, so patterns of reasons precede names of exceptions.
 _CLASSES = (
     (
         ProblemClass.MISMATCH,
@@ -130,11 +130,11 @@ _SEARCHES = tuple((cls, _any(*words, flags="(?m)")) for cls, words in _CLASSES)
 SHARED_MEMORY = _any(
     *(form for cls, forms in _CLASSES if cls is ProblemClass.SHARED_MEMORY for form in forms if "SIGBUS" not in form)
 )
-"""Words that speak of shared memory, and not of a bus error alone, which a mapped file causes as well."""
+"""Words about shared memory, without those about a bus error, which a mapped file may cause too."""
 
 
 def classify_text(text: str) -> ProblemClass | None:
-    """Return the class that a text names."""
+    """Return the problem class of an error text; `None` if no pattern matches."""
     return next((cls for cls, pattern in _SEARCHES if re.search(pattern, text)), None)
 
 
@@ -143,7 +143,7 @@ ABORTS = _any(
     r"Floating point exception|Illegal instruction|Check failed|Assertion `|double free|corrupt",
     r"free\(\): |stack smashing|buffer overflow|invalid pointer|terminate called",
 )
-"""Words of a process that a signal of its own has ended."""
+"""Words of a process that ended by a signal that it raised itself, such as SIGSEGV."""
 
 PEER_LOSS = _any(
     r"connection (was )?closed by (remote )?peer",
@@ -161,7 +161,7 @@ PEER_LOSS = _any(
     r"heartbeat|coordination service|another task died|peer .{0,40}(disconnected|unavailable)",
     flags="(?i)",
 )
-"""What a rank says whose peer has left the group: seldom the first failure."""
+"""Messages of a rank that lost a peer; such a rank is seldom the first that failed."""
 
 # --- lines
 
@@ -174,7 +174,7 @@ OF_A_PROCESS = _any(
     r"\[[\w.-]+:\d+\] (?=\*\*\*|Signal|Failing|\[ ?\d|/)",  # Open MPI
     r"\d{1,4}: (?=Traceback|  |[\w.]+(?:Error|Exception)\b)",  # srun --label
 )
-"""What launchers set before each line of one process of many."""
+"""Prefixes with which launchers mark the lines of each process."""
 
 # --- tracebacks
 
@@ -185,15 +185,15 @@ NAMED = (
     r"(?:[A-Za-z_]\w*\.)*[A-Za-z]\w*"
     r"(?:Error|Exception|Interrupt|SystemExit|Failure|ExceptionGroup|StopIteration|Timeout)(?:\([\w.]+\))?(?:: |:?$)"
 )
-"""An exception that stands without its traceback, by its name."""
+"""Matches an exception without a traceback by its name."""
 WARNED = r"\S*?:\d+: \w*Warning: |(?:\S+: )?resource_tracker: There appear to be "
-"""The first line of a warning, as Python prints it."""
+"""Matches the first line of a warning of Python."""
 GROUP = r"Group: .* \(\d+ sub-exceptions?\)$"
 MEMBER = r"^\s*\+[-+]*-+ (?:\d+|\.\.\.) -+$"
 GROUP_END = r"^\s*\+-{8,}$"
 MARGIN = r"^\s*[|+] ?"
 ANNOUNCES = r":\s*$|Exception encountered when calling .*$"
-"""The end of a line whose next one is what matters."""
+"""Matches the end of a line that only announces the next line."""
 CAUSED = "The above exception was the direct cause of the following exception:"
 DURING = "During handling of the above exception, another exception occurred:"
 WRAPS = _any(r"Original exception was:", r"-- Process \d+ terminated with the following error:")
@@ -204,11 +204,11 @@ IGNORED = _any(
     r"--- Logging error ---",
     r"Error in sys\.excepthook:",
 )
-"""What stands before the traceback of an exception that ends nothing."""
+"""Matches the line before the traceback of an exception that does not end the process."""
 ASIDE = _any(
     r"Process [\w-]+(?:[-:]\d+)*:", r"Exception in thread .*:", r"Task exception was never retrieved", r"ERROR:asyncio:"
 )
-"""What stands before the traceback of another process or thread than the one that ended."""
+"""Matches the line before the traceback of a child process or of another thread."""
 CONSEQUENCE = _any(
     r"(?:\w+\.)*(?:ChildFailedError|ProcessExitedException|CalledProcessError|BrokenProcessPool|TerminatedWorkerError"
     r"|RayActorError|ActorDiedError|WorkerCrashedError|EOFError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt"
@@ -216,9 +216,9 @@ CONSEQUENCE = _any(
     r"RuntimeError: DataLoader worker \(pid\(?s?\)?[\d ,]*\) exited unexpectedly",
     r".*[Ss]ee (?:the )?(?:root cause|error|stack ?trace|traceback|logs?)s? above",
 )
-"""Exceptions that tell of the end of something else."""
+"""Exceptions that report the end of another process."""
 ENDED_BY_SIGNAL = re.compile(r"SignalException: Process |Received \d+ death signal")
-"""What torchrun says if it gets a signal: who sent it has a reason that stands elsewhere."""
+"""Matches messages of torchrun about a signal that it received. The reason of the signal is elsewhere."""
 
 # --- other causes
 
@@ -239,7 +239,7 @@ FATAL = _any(
     r"ERROR: Unexpected (?:bus error|segmentation fault|floating-point exception) encountered in worker",
     r"slurmstepd: error: .*(?:oom[-_]kill|OOM|CANCELLED)|.*\bOut of memory: Killed process",
 )
-"""How C, C++, the loader and the kernel report an end. The cause is printed first, its consequences after it."""
+"""Fatal errors of C, C++, the loader and the kernel. They print the cause before its consequences."""
 SIGNALS = {
     "Killed": "SIGKILL",
     "Terminated": "SIGTERM",
@@ -253,7 +253,7 @@ SIGNALS = {
     "CPU time limit exceeded": "SIGXCPU",
     "File size limit exceeded": "SIGXFSZ",
 }
-"""What a shell calls signals."""
+"""The names of signals in messages of a shell."""
 _SIGNAL = rf"(?:{'|'.join(SIGNALS)})\b"
 SIGNALLED = _any(
     rf".*?: line \d+: *\d+ ({_SIGNAL})(?: *\(core dumped\))? +(\S.*)",
@@ -261,7 +261,7 @@ SIGNALLED = _any(
     rf" *\d+ ({_SIGNAL})(?: *\(core dumped\))? +\| (\S.*)",
     rf"({_SIGNAL})(?: \(core dumped\))?$",
 )
-"""A shell tells which signal has ended a command of its own, and, but in a word that stands alone, which command."""
+"""Messages of a shell that a signal has ended a command, most of them with the command."""
 REDIRECTIONS = r"(?: +(?:\d*>&\d|&?\d*>{1,2} ?\S+|\d*< ?\S+))+$"
 SHELL = _any(
     rf"[\w./~+-]+: (?:line )?\d+: (?! *\d+ (?:{'|'.join(SIGNALS)}|Done|Exit \d+) )\S.*",
@@ -273,7 +273,7 @@ MISSING_COMMAND = _any(
     r"(?:^|[\s:])([^\s:]+): (?:command )?not found",
     r"[`‘'\"]([^\s`’'\"]+)[`’'\"]: (?:No such file|no such program|executable file not found)",
 )
-"""The name of a program that was not found."""
+"""Matches the name of a program that was not found."""
 SAID = _any(
     r"clusterctl: cannot run `",
     r"(?:[\w./-]+: )?(?:fatal |internal )?(?:error|Error|ERROR|FATAL|fatal|Fatal|CRITICAL)(?:\[\w+\])?"
@@ -285,7 +285,7 @@ SAID = _any(
     r"× \S.*",
     r"Could not override '|In '[\w/.]+': |Error (?:parsing|merging|locating|in call to|opening) ",  # hydra
 )
-"""How programs say on their own what is wrong."""
+"""Error messages that programs write themselves."""
 LOGGED = _any(
     r"(?=.{0,90}?\b(?:ERROR|CRITICAL|FATAL)\b)(?:\[[^\]]*\][ :-]*|[\d:.,TZ/+-]+ |\w[\w.]* ?[-|:]+ ?|[|-] ?){0,6}"
     r"\[?(?:ERROR|CRITICAL|FATAL)\b\]?[ \]:|>-]*(?:\[[\w./:, -]*\] ?|[\w./]+:\d+[\]:)]? ?|\([\w./: -]+\) ?)*"
@@ -295,9 +295,9 @@ LOGGED = _any(
     r"[\d-]+ [\d:.]+: E [^\]]*\] ?(?P<tf>.*)",
     r"\S+:\d+:\d+ \[\d+\] (?:[\w/.]+:\d+ )?NCCL (?:WARN|ERROR) (?P<nccl>.*)",
 )
-"""A line of a log at the level of an error."""
+"""A log line with the level ERROR or higher."""
 SPOKEN = r".{0,80}\b(?:error|Error|ERROR)\b ?(?:#?\d+)?: (?![\d.\s%e-]*$)"
-"""A line that speaks of an error; a number behind it is that of a model."""
+"""A line with the word "error" and a text after it. A number after it would be the error of a model."""
 DETAILS = tuple(
     (announces, f"(?m){detail}")
     for announces, detail in (
@@ -314,9 +314,9 @@ DETAILS = tuple(
         ),
     )
 )
-"""Headlines that only announce a cause, and where an output tells it."""
+"""Pairs of a headline that only announces a cause, and the pattern that finds the cause in the output."""
 GLUED = r"((?<!\d)\d{1,3}%\|[^\n\r]{,300}?\[[^\]\n\r]{,200}(?:it/s|s/it)[^\]\n\r]{,200}\])(?=[^\s\x1b])"
-"""A bar of progress behind which another text goes on in the same line."""
+"""A progress bar with another text after it in the same line."""
 DIED = _any(
     r".*(?:mpirun|prterun|mpiexec)\S* noticed that process rank|MPI_ABORT was invoked|application called MPI_Abort",
     r"=   EXIT CODE|YOUR APPLICATION TERMINATED WITH THE EXIT STRING|srun: error: ",
@@ -324,9 +324,9 @@ DIED = _any(
     r".*Child process with PID \d+ terminated with code|.*Sending process \d+ closing signal",
     r"make(?:\[\d+\])?: \*\*\* |ERROR conda\.cli\.main_run|Command exited with non-zero status|error: Recipe `",
 )
-"""A launcher or shell tells that a process of its own has ended."""
+"""Messages of a launcher or shell about the end of one of its processes."""
 
-# --- what stands beside a cause
+# --- texts near a cause
 
 BOX_TOP = r"^\s*[╭┌╔+][─━═-]+ (?P<title>[\w ()-]+?) [─━═-]+[╮┐╗+]?.?$"
 BOX = r"^\s*[│┃║|] ?(?P<text>.*?) *[│┃║|]?\s*$"
@@ -361,7 +361,7 @@ ADVICE = (
 )
 PROGRESS = r"(?i)\W*(?:epoch|step|iter|iteration|batch|train|val|eval|loss)\b.*\d"
 BAR = r"(?!.*\b100%).*(?:\d+%\|.*\||\bit/s\b|\bs/it\b)"
-"""A bar of progress that has not come to its end."""
+"""A progress bar below 100 %."""
 GOODBYE = _any(
     r"(?:\S+: )?resource_tracker: There appear to be ",
     r"\S*?:\d+: \w*Warning\b|\w*Warning: |(?:WARNING|WARN|warning)\b|\[?[IW]\d{3,4} |\[[IW] \S*\.cpp|wandb:(?: |$)",
@@ -370,7 +370,7 @@ GOODBYE = _any(
     r"\W*(?:[Cc]lean|[Ee]xit|[Ss]hut|[Aa]bort|[Cc]los|[Tt]erminat|[Ss]topp|[Qq]uit|[Rr]eleas|[Dd]estroy|[Dd]isconnect)\w*\b",
     r"\W*(?:[Gg]ood)?[Bb]ye\b",
 )
-"""What a program may say behind its last traceback."""
+"""Lines that a program may print after its last traceback."""
 COMPLAINT = _any(
     r"\b(?:error|fail|cannot|can't|could ?n[o']t|unable|no such|missing|must|illegal|invalid|unsupported|unknown"
     r"|unexpected|refus|denied|expected|required|abort|broken|corrupt|does not|do not|don't|doesn't|exceed|empty|wrong"
@@ -383,6 +383,6 @@ ASKED = (
     r"EOFError: EOF when reading a line|\bBdbQuit\b|\bexceptions\.Abort\b|\bAborted[.!]$"
     r"|No such device or address: '/dev/tty'|input device is not a TTY"
 )
-"""What a program says that wanted to ask somebody: a rank has no stdin and no terminal."""
+"""Errors of a program that asked for input. It gets none, because a rank has no stdin and no terminal."""
 PROMPT = r"(?m)^(?P<prompt>[^\n]*[?:>\])] ?)(?=Traceback \(most recent call last\):|[╭+]|Aborted[.!])"
-"""A question without the end of its line, directly before what followed from it."""
+"""A question at the end of which the line was not ended, directly before the error about missing input."""

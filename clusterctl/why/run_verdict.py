@@ -1,4 +1,4 @@
-"""Judges a run from its evidence: how ranks ended, where the others are, and what ended the run without them."""
+"""Judges a run by its evidence: exits and positions of ranks, and errors that ended the run without an exit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KINDS = {
 
 
 def judge_run(evidence: Evidence) -> Verdict:
-    """Return what went wrong with a run, and which ranks or nodes are to blame."""
+    """Return a verdict on what went wrong with a run, and which ranks or nodes are to blame."""
     verdict = _find_verdict(evidence)
     # The ranks of a run that has ended have no stacks.
     commands = tuple(
@@ -48,7 +48,7 @@ def _find_verdict(evidence: Evidence) -> Verdict:
     crashed = None if evidence.reason == "stalled" else crash.judge_crash(evidence)
     if crashed is not None and evidence.evidence_folder is not None:
         if crashed.cls is ProblemClass.PEER_LOST:
-            # The time limits of the process groups ended a stall: the positions before that tell more.
+            # A timeout of the process groups ended a stall. The positions before the timeout show the reason.
             return hang.judge_hang(evidence) or crashed
         if crashed.cls in (ProblemClass.SIGNAL, ProblemClass.KILLED):
             return _judge_killed_stall(evidence) or crashed
@@ -67,7 +67,7 @@ def _find_verdict(evidence: Evidence) -> Verdict:
             kind=ProblemKind.HANG,
             cls=ProblemClass.NONE,
             confidence=Confidence.UNKNOWN,
-            summary="nothing moves, and nobody could look at the ranks",
+            summary="no rank makes progress, and no rank could be examined",
             missing_evidence=tuple(f"rank {rank.rank}: {rank.snapshot_error}" for rank in alive[:MAX_NAMED]),
             next_commands=(f"clusterctl stacks {evidence.run}",),
         )
@@ -83,7 +83,7 @@ def _find_verdict(evidence: Evidence) -> Verdict:
 
 
 def _judge_killed_stall(evidence: Evidence) -> Verdict | None:
-    """Judge ranks that a person killed while nothing moved: their snapshots show what they waited for."""
+    """Judge ranks that were killed during a stall, by their snapshots before the kill."""
     killed = {rank.rank for rank in evidence.ranks if rank.end is not None and rank.end.signal in SENT_FROM_OUTSIDE}
     signalled = {rank.rank for rank in evidence.ranks if rank.end is not None and rank.end.signal is not None}
     if not killed or killed != signalled:
@@ -96,11 +96,13 @@ def _judge_killed_stall(evidence: Evidence) -> Verdict | None:
     if verdict is None or not verdict.culprits:
         return None
     sure = Confidence.LIKELY if verdict.confidence is Confidence.CERTAIN else verdict.confidence
-    return replace(verdict, confidence=sure, summary=f"{verdict.summary}; then somebody killed {format_ranks(killed)}")
+    return replace(
+        verdict, confidence=sure, summary=f"{verdict.summary}; then {format_ranks(killed)} got a kill signal"
+    )
 
 
 def _judge_early_exits(evidence: Evidence) -> Verdict | None:
-    """Return the ranks that ended with 0 while others wait for them; `None` if no rank waits."""
+    """Return a verdict on ranks that ended with 0 while others wait for them; `None` if no rank waits."""
     early = [r for r in evidence.ranks if r.end is not None and r.end.ended_well and not r.end.stopped]
     alive = [rank for rank in evidence.ranks if rank.end is None]
     waiting = [(r, s) for r in alive if (s := r.snapshot) is not None and not s.error and is_waiting_for_peers(s)]
@@ -112,8 +114,8 @@ def _judge_early_exits(evidence: Evidence) -> Verdict | None:
     both = (*_name_early_culprits(early), *_name_early_culprits(waiting_ranks))
     if not evidence.stalled:
         if evidence.evidence_folder is not None:
-            return None  # the snapshots are of an earlier stall
-        # A snapshot of a run that moves: the ranks that ended may belong to a group that is not used any more.
+            return None  # The snapshots are of an earlier stall.
+        # The run makes progress, so the ranks that ended may belong to a group that is no longer used.
         return Verdict(
             kind=ProblemKind.HANG,
             cls=ProblemClass.EXITED_EARLY,
@@ -123,14 +125,14 @@ def _judge_early_exits(evidence: Evidence) -> Verdict | None:
         )
     blamed = hang.judge_hang(evidence)
     if blamed is not None and blamed.culprits:
-        # The waiting ranks may miss either.
+        # The waiting ranks may wait for the ended ranks or for the blamed ranks.
         culprits = (*_name_early_culprits(early), *blamed.culprits)
         summary = f"{blamed.summary}; {ended}"
         return replace(blamed, confidence=Confidence.AMBIGUOUS, culprits=culprits, summary=summary)
     confidence = Confidence.LIKELY
     if all(collectives.is_in_default_group(snapshot) for _, snapshot in waiting):
         if len(early) > len(waiting):
-            confidence = Confidence.AMBIGUOUS  # a rank that waits while most have ended may be the wrong one
+            confidence = Confidence.AMBIGUOUS  # If most ranks have ended, the waiting rank may be the wrong one.
         elif len(waiting) == len(alive) and len(early) < len(waiting):
             confidence = Confidence.CERTAIN
     return Verdict(
@@ -153,7 +155,7 @@ def _name_early_culprits(ranks: list[Rank]) -> tuple[Culprit, ...]:
 
 
 def _judge_run_error(evidence: Evidence, error: RunError) -> Verdict:
-    """Judge what ended the run without an exit of a worker."""
+    """Judge an error that ended the run without an exit of a worker."""
     kind, cls, command = _KINDS.get(error.kind, (ProblemKind.CRASH, ProblemClass.UNKNOWN, "clusterctl status {run}"))
     reason = "; ".join((error.message, *evidence.health_problems.get(error.node or "", ())))
     next_command = command.format(node=error.node or "NODE", run=evidence.run)
@@ -168,7 +170,7 @@ def _judge_run_error(evidence: Evidence, error: RunError) -> Verdict:
 
 
 def _describe_refusals(error: RunError) -> Verdict:
-    """Return why a start was refused: each reason once, with the nodes that it is about."""
+    """Return a verdict with the reasons for which a start was refused: each reason once, with its nodes."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for reason in error.reasons:
         nodes.setdefault((reason.check, reason.message), []).extend([reason.node] if reason.node else [])
@@ -199,7 +201,7 @@ def _judge_healthy(evidence: Evidence) -> Verdict:
     timings = slowness.describe_timings(evidence.timings)
     more = f"; {timings}" if timings else ", or may still be at their first step"
     ended = "; ".join(("all ranks ended with 0" if evidence.warnings else "it ended well", *evidence.warnings))
-    # Without timings no rank reports its state.
+    # Without timings, no rank has reported its state.
     known = Confidence.CERTAIN if evidence.has_ended or timings else Confidence.LIKELY
-    summary = ended if evidence.has_ended else f"nothing is wrong: ranks make progress{more}"
+    summary = ended if evidence.has_ended else f"no problem found: ranks make progress{more}"
     return Verdict(kind=ProblemKind.NONE, cls=ProblemClass.NONE, confidence=known, summary=summary)

@@ -1,7 +1,7 @@
-"""Judges a run that moves: ranks that the others wait for, and starts that take long.
+"""Judges a run that makes progress: finds ranks that the others wait for, and slow starts.
 
-A rank is slow if it waits for its peers much less than the others do. Timings, health problems, and the kernel may show
-the reason.
+A rank is slow if it waits for its peers much less than the others do. The reason is taken from timings, health problems
+and wait channels of the kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONG_WAIT_S = 60.0
 LONG_START_S = 60.0
 """A shorter start is normal."""
 _OUTLIER_RATIO = 0.25
-"""A slow rank waits for its peers by this share less than the others: too much for chance in 3 x 13 samples."""
+"""The share by which a slow rank waits less for its peers than the others: too much for chance in 3 x 13 samples."""
 _MAX_SHARE = 1 / 3
 _SHORT_OF_CPU = 0.2
 _ALL_SHORT_OF_CPU = 0.6
@@ -38,11 +38,11 @@ _FAULTS_PER_S = 20.0
 _FREQUENT_SHARE = 0.3
 _SLOWER_CLOCK = 0.85
 _SLOW_TEXT = {
-    "it reads a pipe that nobody writes to": "it waits for data out of a pipe",
-    "it writes to a pipe that nobody reads": "it waits for who reads its pipe",
+    "it reads from an empty pipe": "it waits for data from a pipe",
+    "it writes to a full pipe": "it waits for the reader of its pipe",
     "it polls": "it waits for data, or for a child (it polls)",
 }
-"""A wait that explains a hang, in words that explain a slow rank."""
+"""Descriptions of waits in a hang, and the descriptions of the same waits of a slow rank."""
 _IMPORTS = "<frozen importlib"
 
 
@@ -50,11 +50,11 @@ _IMPORTS = "<frozen importlib"
 
 
 def find_blocking_ranks(idle_ranks: Mapping[int, IdleRank], rank_count: int) -> tuple[int, ...]:
-    """Return the ranks in no collective while most ranks wait in one, and no rank has made progress for long.
+    """Return the ranks in no collective, if most ranks wait in one and no rank has made progress for `LONG_WAIT_S`.
 
     Args:
         idle_ranks: The ranks without progress.
-        rank_count: How many ranks there are. If one of them is not idle or not known, no rank is blamed.
+        rank_count: The number of all ranks. If one of them makes progress or is unknown, the result is empty.
     """
     if len(idle_ranks) < rank_count or any(one.seconds < LONG_WAIT_S for one in idle_ranks.values()):
         return ()
@@ -63,7 +63,7 @@ def find_blocking_ranks(idle_ranks: Mapping[int, IdleRank], rank_count: int) -> 
 
 
 def judge_blocking_ranks(evidence: Evidence) -> Verdict | None:
-    """Return which ranks the others have waited for since long; `None` if no rank waits that long."""
+    """Return a verdict on ranks that the others have waited for at least `LONG_WAIT_S`; `None` without such ranks."""
     idle_ranks = evidence.idle_ranks
     named = find_blocking_ranks(idle_ranks, len(evidence.ranks))
     if not named:
@@ -91,25 +91,25 @@ def judge_blocking_ranks(evidence: Evidence) -> Verdict | None:
 
 
 def _confidence(evidence: Evidence, named: Sequence[int]) -> Confidence:
-    """Return how far a verdict can be trusted: one rank, or all ranks of one node, are a likely reason."""
+    """Return the confidence of a verdict: likely if it blames one rank or all ranks of one node."""
     nodes = {rank.node for rank in evidence.ranks if rank.rank in named}
     is_whole_node = len(nodes) == 1 and sum(rank.node in nodes for rank in evidence.ranks) == len(named)
     return Confidence.LIKELY if len(named) == 1 or is_whole_node else Confidence.AMBIGUOUS
 
 
 def _locate_own_work(rank: Rank) -> StackPosition:
-    """Return the position of a rank; an unknown one if its snapshot shows it waiting for the others."""
+    """Return the position of a rank; an unknown position if the rank waits for the others in its snapshot."""
     position = locate_rank(rank.snapshot)
     return UNKNOWN_POSITION if position.where is None or position.activity in WAITS else position
 
 
 def find_stragglers(wait_shares: Mapping[int, Sequence[float] | None]) -> tuple[int, ...]:
-    """Return the ranks that wait much less for their peers than most do: the others wait for them.
+    """Return the ranks that wait much less for their peers than most ranks, so that the others wait for them.
 
-    Each part of the time must show it: a single pause, however long, makes no straggler.
+    A straggler has to wait less in each part of the time. A rank with a single pause is no straggler.
 
     Args:
-        wait_shares: For each rank, the share of each part of the time; `None` if it was not counted.
+        wait_shares: For each rank, its share of waiting in each part of the time; `None` if unknown.
     """
     counted = {rank: shares for rank, shares in wait_shares.items() if shares is not None}
     if len(wait_shares) < 2 or len(counted) < len(wait_shares):
@@ -126,12 +126,12 @@ def find_stragglers(wait_shares: Mapping[int, Sequence[float] | None]) -> tuple[
 
 
 def find_slow_ranks(timings: Mapping[int, RankTiming]) -> tuple[int, ...]:
-    """Return the ranks that the others wait for again and again (see `find_stragglers`)."""
+    """Return the stragglers by the timings of all ranks (see `find_stragglers`)."""
     return find_stragglers({rank: timing.wait_shares for rank, timing in timings.items()})
 
 
 def judge_stragglers(evidence: Evidence) -> Verdict | None:
-    """Return the ranks that the others wait for in a run that moves; `None` if all ranks are equally fast."""
+    """Return a verdict on slow ranks, or on a lack of CPU time of all ranks; `None` if neither is found."""
     timings = evidence.timings
     found = find_slow_ranks(timings)
     if not found:
@@ -161,18 +161,18 @@ def judge_stragglers(evidence: Evidence) -> Verdict | None:
 
 
 def describe_reason(timings: Mapping[int, RankTiming], rank: int, troubles: Sequence[str]) -> str:
-    """Return why a rank is slower than the others, as far as measurements show it; else ""."""
+    """Return why a rank is slower than the others; "" if the measurements show no reason."""
     own, others = timings[rank], [timing for other, timing in timings.items() if other != rank]
     if troubles:
         return troubles[0]
     if own.cpu_starved_share >= _SHORT_OF_CPU and own.cpu_starved_share >= 2 * median(
         timing.cpu_starved_share for timing in others
     ):
-        return f"it could run and had no CPU for {own.cpu_starved_share:.0%} of the time"
+        return f"it was ready to run but had no CPU for {own.cpu_starved_share:.0%} of the time"
     if own.disk_faults_per_s >= _FAULTS_PER_S and own.disk_faults_per_s >= 5 * median(
         timing.disk_faults_per_s for timing in others
     ):
-        return f"it waited {own.disk_faults_per_s:.0f} times a second for memory that was read from a disk (swap)"
+        return f"it waited {own.disk_faults_per_s:.0f} times a second until memory was read from a disk (swap)"
     clocks = [timing.gpu_clock_mhz for timing in others if timing.gpu_clock_mhz]
     if own.gpu_clock_mhz and clocks and own.gpu_clock_mhz < _SLOWER_CLOCK * median(clocks):
         return f"its GPUs run at {own.gpu_clock_mhz:.0f} MHz, those of others at {median(clocks):.0f}"
@@ -183,7 +183,7 @@ def describe_reason(timings: Mapping[int, RankTiming], rank: int, troubles: Sequ
 
 
 def _judge_common_shortage(timings: Mapping[int, RankTiming]) -> Verdict | None:
-    """Judge equally fast ranks: if all of them lack CPU time, say so and name none."""
+    """Return a verdict without culprits if all ranks lack CPU time; otherwise `None`."""
     shares = [timing.cpu_starved_share for timing in timings.values()]
     if min(shares, default=0.0) < _ALL_SHORT_OF_CPU:
         return None
@@ -191,13 +191,13 @@ def _judge_common_shortage(timings: Mapping[int, RankTiming]) -> Verdict | None:
         kind=ProblemKind.SLOW,
         cls=ProblemClass.SLOW,
         confidence=Confidence.AMBIGUOUS,
-        summary=f"all ranks could run and had no CPU for {median(shares):.0%} of the time",
+        summary=f"all ranks were ready to run but had no CPU for {median(shares):.0%} of the time",
         next_commands=("clusterctl stats",),
     )
 
 
 def describe_timings(timings: Mapping[int, RankTiming]) -> str:
-    """Return what the ranks of a run that moves spend their time on, for a sentence; "" if that is not known."""
+    """Return how the ranks spend their time, as a part of a sentence; "" if unknown."""
     shares = [_mean_wait(timing) for timing in timings.values() if timing.wait_shares]
     if not shares or len(shares) < len(timings):
         return ""
@@ -220,7 +220,7 @@ def _mean_wait(timing: RankTiming) -> float:
 
 
 def judge_slow_start(evidence: Evidence) -> Verdict | None:
-    """Return which ranks are behind the others long after the start; `None` if no rank is late."""
+    """Return a verdict on ranks that are behind the others long after the start; `None` if no rank is late."""
     snapshots = {r.rank: r.snapshot for r in evidence.ranks if r.snapshot is not None and not r.snapshot.error}
     seconds = evidence.no_progress_s
     if seconds is None or seconds < LONG_START_S or len(snapshots) < len(evidence.ranks):
@@ -228,9 +228,9 @@ def judge_slow_start(evidence: Evidence) -> Verdict | None:
     waiting = [rank for rank, snapshot in snapshots.items() if is_waiting_for_peers(snapshot)]
     late = [rank for rank in evidence.ranks if rank.rank not in waiting]
     if not waiting and snapshots and all(map(is_importing, snapshots.values())):
-        # The file system of the modules holds them, or they lack CPUs.
+        # The ranks wait for the file system of the modules, or lack CPUs.
         blocked = [r for r, one in snapshots.items() if is_waiting_for_storage(one) or one.state == "D"]
-        more = f"; {len(blocked)} of them wait for the file system that the modules lie on" if blocked else ""
+        more = f"; {len(blocked)} of them wait for the file system of the modules" if blocked else ""
         places = {locate_rank(snapshot).where for snapshot in snapshots.values()}
         place = places.pop() if len(places) == 1 else None
         at = f" ({place})" if place else ""

@@ -1,4 +1,4 @@
-"""The position of a rank: its line of the user's code, the operation below it, and what it waits for there."""
+"""Finds the position of a rank from its stack: the line of user code, the operation, and what the rank waits for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BUSY_CORES = 0.5
 
 
 class Activity(str, Enum):
-    """What a rank does."""
+    """The kind of code that a rank executes."""
 
     COLLECTIVE = "collective"
     BACKWARD = "backward"
@@ -48,8 +48,8 @@ class StackPosition:
     """The position of a rank in its code.
 
     Attributes:
-        where: The innermost line of the user's code, `file:line`; else the innermost line of all.
-        op: The collective or function at that line.
+        where: The innermost line of user code, `file:line`; without user code, the innermost line.
+        op: The collective or function that this line calls.
     """
 
     activity: Activity
@@ -61,14 +61,14 @@ UNKNOWN_POSITION = StackPosition(activity=Activity.UNKNOWN, where=None, op=None)
 
 
 def locate_rank(snapshot: RankSnapshot | None) -> StackPosition:
-    """Return the position of the main thread of a rank."""
+    """Return the position of the main thread of a rank; an unknown position without a stack."""
     frames = snapshot.frames if snapshot is not None else None
     return _locate_in_frames(frames) if frames else UNKNOWN_POSITION
 
 
 @lru_cache(maxsize=1024)
 def _locate_in_frames(frames: tuple[StackFrame, ...]) -> StackPosition:
-    """Return the position of a thread. The cache serves thousands of ranks with the same stack."""
+    """Return the position of a thread. Results are cached, because many ranks have the same stack."""
     own = next((frame for frame in frames if is_user_code(frame.file)), None)
     shown = own or frames[0]
     where = f"{shorten_path(shown.file)}:{shown.line}"
@@ -82,12 +82,12 @@ def _locate_in_frames(frames: tuple[StackFrame, ...]) -> StackPosition:
 
 
 def is_user_code(file: str) -> bool:
-    """Return whether a file is the user's code: of no package and not of Python itself."""
+    """Return whether a file is the user's code, not a package or part of Python."""
     return _LIBRARY.search(file) is None
 
 
 def shorten_path(file: str) -> str:
-    """Return the path of a file below the work folder, or its name if it lies elsewhere."""
+    """Return the path of a file relative to the work folder; the name of a file outside of the work folder."""
     parts = re.split(r"/clusterctl/work/[^/]+/", file)
     return parts[-1] if len(parts) > 1 else file.rpartition("/")[2]
 
@@ -96,7 +96,7 @@ _FIXED_OPERATIONS = {Activity.BACKWARD: "backward", Activity.LOADING: "next batc
 
 
 def _classify_activity(below: tuple[StackFrame, ...]) -> Activity:
-    """Return what the calls below the user's line do."""
+    """Return the activity of the calls below the line of user code."""
     if any(frame.function in _SETTING_UP or _RENDEZVOUS.search(frame.file) for frame in below):
         return Activity.SETTING_UP
     if any(_COLLECTIVE.search(frame.file) for frame in below):
@@ -126,8 +126,8 @@ def name_culprits(
     """Return the first ranks as culprits.
 
     Args:
-        ranks: The ranks that are to blame.
-        describe: Returns why a rank is to blame.
+        ranks: The ranks to blame.
+        describe: Returns the reason to blame a rank.
         locate: Returns the position of a rank.
     """
     named = [(rank, locate(rank)) for rank in sorted(ranks, key=lambda rank: rank.rank)[:MAX_NAMED]]
@@ -138,9 +138,9 @@ def name_culprits(
 
 _WAITS = (
     (r"^hrtimer_nanosleep|^do_nanosleep", "it sleeps"),
-    (r"^(?:anon_)?pipe_(?:read|wait_readable)", "it reads a pipe that nobody writes to"),
-    (r"^(?:anon_)?pipe_(?:write|wait_writable)", "it writes to a pipe that nobody reads"),
-    (r"^wait_for_partner|^fifo_open", "it opens a FIFO that nobody has open"),
+    (r"^(?:anon_)?pipe_(?:read|wait_readable)", "it reads from an empty pipe"),
+    (r"^(?:anon_)?pipe_(?:write|wait_writable)", "it writes to a full pipe"),
+    (r"^wait_for_partner|^fifo_open", "it opens a FIFO that no other process has open"),
     (r"^unix_stream_(?:read|data_wait)|^unix_wait_for_peer", "it waits for a local socket"),
     (r"^(?:sk_wait_data|inet_|tcp_|wait_woken|__skb_wait)", NETWORK := "it waits for a network socket"),
     (r"^(?:do_wait|kernel_wait4|wait_consider_task)", "it waits for a process that it started"),
@@ -153,16 +153,16 @@ _WAITS = (
     (r"^futex", "it waits for a lock"),
     (r"^(?:do_signal_stop|ptrace_stop)", "it is stopped"),
 )
-"""Wait channels of the kernel, and their meaning. `re` compiles a pattern at its first use: most commands need none."""
+"""Wait channels of the kernel and their meanings. The patterns are not compiled, because most commands use none."""
 
 
 def describe_kernel_wait(snapshot: RankSnapshot) -> str:
-    """Return what a rank waits for in the kernel; "" if that is not known."""
+    """Return what a rank waits for in the kernel; "" if unknown."""
     return describe_wchan(snapshot.wchan) or ("it computes" if (snapshot.cpu or 0.0) >= _BUSY_CORES else "")
 
 
 def describe_wchan(wchan: str | None) -> str:
-    """Return the meaning of a wait channel of the kernel; "" if it is not known."""
+    """Return the meaning of a wait channel of the kernel; "" if unknown."""
     return next((words for pattern, words in _WAITS if re.match(pattern, wchan or "")), "")
 
 

@@ -1,4 +1,4 @@
-"""The verdict of `why`, and its text."""
+"""The verdict of `clusterctl why` about a run, and its text."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from clusterctl.formatting import name_ranks
 
 MAX_NAMED = 8
-"""The maximum number of culprits in a verdict."""
+"""The largest number of culprits in a verdict."""
 _MAX_TEXT = 160
 
 
 class ProblemKind(str, Enum):
-    """The kind of problem."""
+    """The kind of a problem, which is the first word of a verdict."""
 
     HANG = "hang"
     CRASH = "crash"
@@ -26,10 +26,10 @@ class ProblemKind(str, Enum):
 
 
 class Confidence(str, Enum):
-    """How far a verdict can be trusted.
+    """The confidence of a verdict.
 
-    A `certain` verdict rests on a fact that allows no other, a `likely` one on signs that agree. With less confidence
-    no single rank or node is blamed.
+    A `certain` verdict follows from a fact that excludes all other verdicts. A `likely` verdict follows from signs that
+    agree. With less confidence, a verdict blames no single rank or node.
     """
 
     CERTAIN = "certain"
@@ -39,7 +39,7 @@ class Confidence(str, Enum):
 
 
 class ProblemClass(str, Enum):
-    """The class of the problem: first those of hangs, then those of exits of workers, then the others."""
+    """The class of a problem: of hangs, then of exits of workers, then of other ends of a run."""
 
     NOT_JOINED = "NOT_JOINED"
     MISMATCH = "MISMATCH"
@@ -86,9 +86,9 @@ class Culprit:
 
     Attributes:
         rank: The rank; `None` for a whole node.
-        where: Its line of code, `file:line`; `None` if it is not known.
-        op: The collective or function at that line.
-        evidence: Why it is to blame, for people.
+        where: The line of code, `file:line`; `None` if unknown.
+        op: The collective or function that this line calls.
+        evidence: The reason to blame the rank or node, for people.
     """
 
     rank: int | None
@@ -100,7 +100,7 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Ranks that wait at one place, or ended because of the culprit."""
+    """Ranks that wait at one position, or ended because of the culprit."""
 
     ranks: str
     where: str | None
@@ -109,12 +109,12 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What went wrong with a run.
+    """A judgement about what went wrong with a run.
 
     Attributes:
         summary: One sentence for people.
-        culprits: The ranks or nodes to blame: several if all did the same, or if the evidence does not decide.
-        missing_evidence: The evidence that is missing, and why.
+        culprits: The ranks or nodes to blame. There are several if all did the same, or if the evidence is ambiguous.
+        missing_evidence: Sentences about missing evidence and the reasons.
         next_commands: Commands to run next.
         evidence_folder: The folder with the evidence.
     """
@@ -144,13 +144,13 @@ class Verdict:
 
 
 def format_ranks(ranks: Iterable[int], nodes: Iterable[str] = ()) -> str:
-    """Return ranks for a sentence; with their node, if all `nodes` are the same."""
+    """Return ranks for a sentence, with their node if all `nodes` are the same."""
     places = set(nodes)
     return name_ranks(ranks) + (f" on {places.pop()}" if len(places) == 1 else "")
 
 
 def shorten(text: str) -> str:
-    """Return a text, cut to the length of a line of a verdict."""
+    """Return a text, cut to the largest length of a line of a verdict."""
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 
@@ -159,7 +159,7 @@ _MOST, _MOST_UNSEEN, _MOST_BRIEF = 6, 3, 3
 
 
 def format_verdict_lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield label and text of each line, the most important first. The label of the first line is `FIRST_LABEL`."""
+    """Yield label and text of each line, most important first. The label of the first line is `FIRST_LABEL`."""
     yield FIRST_LABEL, f"{verdict.kind.value} {verdict.cls.value}, {verdict.confidence.value}: {verdict.summary}"
     for culprit in verdict.culprits[:_MOST]:
         who = culprit.node or "" if culprit.rank is None else f"rank {culprit.rank} {culprit.node or ''}".rstrip()
@@ -180,13 +180,13 @@ def format_verdict_lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
 
 
 def format_brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: str = "") -> list[str]:
-    """Return the short form of a verdict, at most five lines; nothing if nothing went wrong.
+    """Return the short form of a verdict, at most five lines; no line if nothing went wrong.
 
     Args:
         verdict: The verdict.
         run: The id of the run.
-        steps: Name the next commands. Otherwise they are shown elsewhere, and the first line begins with "why".
-        said: The error that is shown elsewhere. It is not repeated, and a certain culprit is not either.
+        steps: Include the next commands. Without them, the first line begins with "why".
+        said: An error that the caller shows itself. The lines repeat neither this error nor a certain culprit.
     """
     if verdict.kind is ProblemKind.NONE:
         return []

@@ -57,7 +57,7 @@ def _describe_outcome(view: RunSnapshot) -> dict[str, str]:
     values = {
         "state": state.phase.value,
         "exit code": None if state.exit_code is None else str(state.exit_code),
-        "why": None if cause is None else describe_cause(cause, message=True),
+        "why": None if cause is None else describe_cause(cause, with_message=True),
         "attempts": str(state.attempt + 1),
         "ranks": str(state.world_size),
         "step": None if view.step is None else str(view.step),

@@ -37,17 +37,17 @@ def command(
     spec = replace(loaded.spec, hosts=cluster_selection.select_spec_hosts(loaded.spec, nodes, exclude))
     if not spec.worker_hosts:
         raise click.UsageError("no host is left that would be a worker")
-    losses = (export_kubernetes if kind == "k8s" else export_slurm).list_unsupported_settings(spec, loaded.written_keys)
+    notes = (export_kubernetes if kind == "k8s" else export_slurm).list_unsupported_settings(spec, loaded.written_keys)
     if kind == "k8s":
         assert spec.job is not None, "it was required"
-        text = export_kubernetes.render_manifest(spec, spec.job, image=image or "IMAGE", losses=losses)
+        text = export_kubernetes.render_manifest(spec, spec.job, image=image or "IMAGE", unsupported=notes)
     else:
         paths = [os.path.abspath(path) for path in list_cluster_files(path, common.files)]
         folder = os.path.dirname(paths[0])
         text = export_slurm.render_batch_script(
-            spec, program=_get_program_words(), folder=folder, files=paths, sets=common.sets, losses=losses
+            spec, program=_get_program_words(), folder=folder, files=paths, overrides=common.sets, unsupported=notes
         )
-    console.write_stderr(*(f"warning: {line}" for line in losses))
+    console.write_stderr(*(f"warning: {line}" for line in notes))
     console.write_stdout_text(text)
     return 0
 

@@ -66,8 +66,10 @@ def test_a_signal_cuts_short_what_is_still_to_be_shown_of_a_run_that_has_ended(t
 @pytest.mark.parametrize(
     ("boot", "told", "untold"),
     [
-        pytest.param("b0", "a new supervisor has taken over; workers went on", "booted", id="the same boot"),
-        pytest.param("b1", "the machine has booted anew; what ran on it is gone", "went on", id="another boot"),
+        pytest.param(
+            "b0", "a new supervisor has started; the workers were not affected", "rebooted", id="the same boot"
+        ),
+        pytest.param("b1", "the machine has rebooted, and its workers are gone", "not affected", id="another boot"),
     ],
 )
 def test_a_new_supervisor_is_told_with_what_it_means_for_the_workers(

@@ -115,4 +115,4 @@ def test_values_without_room_beside_each_other_stand_whole_one_below_the_other(
 
 
 def test_runs_that_do_not_differ_are_called_so(pipe: Terminal) -> None:
-    assert render_differences(of({}), of({}, "b"), pipe) == ["a and b do not differ in anything that is known of them"]
+    assert render_differences(of({}), of({}, "b"), pipe) == ["no differences are known between a and b"]

@@ -24,7 +24,7 @@ def spec_of(*hosts: HostSpec, **job: object) -> ClusterSpec:
 
 def exported(spec: ClusterSpec, *sets: str) -> str:
     return export_slurm.render_batch_script(
-        spec, program=("/my venv/bin/clusterctl",), folder="/p/my jobs", files=["/p/my jobs/cluster.yaml"], sets=sets
+        spec, program=("/my venv/bin/clusterctl",), folder="/p/my jobs", files=["/p/my jobs/cluster.yaml"], overrides=sets
     )  # fmt: skip
 
 
@@ -40,9 +40,11 @@ def host(name: str, **more: object) -> HostSpec:
         pytest.param(spec_of(host("a", gpus=0, workers=4)), "#SBATCH --ntasks-per-node=4", id="workers"),
         pytest.param(spec_of(max_duration=3600.0, grace=30.0), "#SBATCH --time=62", id="limit"),
         pytest.param(spec_of(grace=30.0), "#SBATCH --signal=B:USR1@90", id="grace"),
-        pytest.param(spec_of(host("a")), "# The file leaves the GPUs open", id="open"),
-        pytest.param(spec_of(host("a", gpus=0), host("b", role=Role.SPARE)), "# Spares of the file", id="spares"),
-        pytest.param(spec_of(host("a", gpus=0, user="ann")), "# What the file says of ways", id="ways"),
+        pytest.param(spec_of(host("a")), "# The file does not set the number of GPUs", id="open"),
+        pytest.param(
+            spec_of(host("a", gpus=0), host("b", role=Role.SPARE)), "# The script requests no spares", id="spares"
+        ),
+        pytest.param(spec_of(host("a", gpus=0, user="ann")), "# The connection settings of the file", id="ways"),
     ],
 )
 def test_the_batch_script_asks_for_what_the_file_has(spec: ClusterSpec, line: str) -> None:
@@ -174,7 +176,7 @@ def test_keys_that_do_not_hold_in_pods_are_named(rich: LoadedClusterFile) -> Non
     ]
     assert "kubectl create secret generic llm --from-literal=HF_TOKEN=VALUE" in others[-1]
     assert rich.spec.job is not None
-    text = export_kubernetes.render_manifest(rich.spec, rich.spec.job, image="i", losses=lost)
+    text = export_kubernetes.render_manifest(rich.spec, rich.spec.job, image="i", unsupported=lost)
     assert [line.removeprefix("# ") for line in text.splitlines()[2 : 2 + len(lost)]] == lost
     assert [*yaml.safe_load_all(text)]
 
@@ -190,9 +192,11 @@ def test_keys_of_hosts_that_do_not_hold_in_an_allocation_are_named(rich: LoadedC
 
     assert lost == [
         "not carried over: `hosts[].env`, `hosts[].user`, `hosts[].role`: the nodes are those of the allocation",
-        "`secrets`: `HF_TOKEN` must be found where the script runs, as here",
+        "`secrets`: `HF_TOKEN` must be available on the node that runs the script, as here",
     ]
-    text = export_slurm.render_batch_script(rich.spec, program=("x",), folder="/p", files=[], sets=[], losses=lost)
+    text = export_slurm.render_batch_script(
+        rich.spec, program=("x",), folder="/p", files=[], overrides=[], unsupported=lost
+    )
     assert {f"# {line}" for line in lost} <= {*text.splitlines()}
 
 
@@ -207,18 +211,18 @@ def test_a_file_that_holds_in_whole_has_nothing_to_name() -> None:
 
 def test_unlike_hosts_are_refused_with_the_key_and_how_to_export_the_others() -> None:
     hosts = (host("a", gpus=8), host("b", gpus=4), host("c", gpus=8), host("d", gpus=8, workers=1))
-    with pytest.raises(RefusedError, match="`gpus` of b is 4, and of a 8") as refused:
+    with pytest.raises(RefusedError, match="`gpus` is 8 on a and 4 on b") as refused:
         pods(spec_of(*hosts))
     assert "`--exclude b`" in str(refused.value.hint)
-    with pytest.raises(RefusedError, match="`workers` of d is 1, and of a auto"):
+    with pytest.raises(RefusedError, match="`workers` is auto on a and 1 on d"):
         pods(spec_of(*hosts[::2], hosts[3]))
 
 
 @pytest.mark.parametrize(
     ("hosts", "message"),
     [
-        pytest.param([host("a", gpus=8), host("b", gpus=4)], "alike", id="unlike"),
-        pytest.param([host("a")], "leaves the GPUs open", id="open"),
+        pytest.param([host("a", gpus=8), host("b", gpus=4)], "all pods of a job are equal", id="unlike"),
+        pytest.param([host("a")], "does not say how many GPUs", id="open"),
     ],
 )
 def test_hosts_that_pods_cannot_be_are_refused(hosts: list[HostSpec], message: str) -> None:
@@ -235,5 +239,5 @@ def test_the_pods_get_a_text_as_it_is(text: str) -> None:
 
 
 def test_bytes_that_are_no_text_are_refused_by_their_name() -> None:
-    with pytest.raises(RefusedError, match="`env.A` holds bytes"):
+    with pytest.raises(RefusedError, match="`env.A` contains bytes"):
         pods(replace(spec_of(), env={"A": "\udcff"}))

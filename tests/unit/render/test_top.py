@@ -140,7 +140,7 @@ def test_in_ascii_a_bar_is_a_bar(new_screen: type[Screen]) -> None:
 def test_gpus_that_the_run_chose_are_given_to_its_ranks_in_order() -> None:
     shown = scene(nodes=1, gpus=4)
     rows = rows_of(TopData(nodes=shown.nodes, view=shown.view, gpus_by_node={"gpu00": (3, 1)}))
-    pairs = [(leaf.gpu and leaf.gpu.gpu, leaf.worker and leaf.worker.rank) for row in rows for leaf in row.entities]
+    pairs = [(leaf.gpu and leaf.gpu.gpu, leaf.worker and leaf.worker.rank) for row in rows for leaf in row.units]
     assert pairs == [(3, 0), (1, 1), (0, None), (2, None)]
 
 

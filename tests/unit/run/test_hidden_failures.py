@@ -287,7 +287,7 @@ def test_a_rank_that_left_its_peers_with_0_is_named_with_its_last_words(tail: st
     assert state.cause.message == (lost if words is None else f"{words} ({lost})")
     report, why = shown_of(state)
     assert words is None or (
-        words in report and f"it ended with 0 while others went on; its last words: {words}" in why
+        words in report and f"it ended with 0 while others went on; its last output: {words}" in why
     )
 
 

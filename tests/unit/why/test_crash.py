@@ -209,13 +209,15 @@ def test_of_a_killed_rank_it_says_what_to_look_for_in_the_kernel_log() -> None:
     ("message", "advice"),
     [
         pytest.param(
-            "KeyError: 'SLURM_PROCID'", "a variable of Slurm, and nobody sets it here: read `RANK`", id="slurm"
+            "KeyError: 'SLURM_PROCID'", "a variable of Slurm, which clusterctl does not set: read `RANK`", id="slurm"
         ),
         pytest.param("KeyError: 'OMPI_COMM_WORLD_LOCAL_RANK'", "read `LOCAL_RANK` instead", id="mpi"),
         pytest.param("KeyError: 'PMI_SIZE'", "read `WORLD_SIZE` instead", id="pmi"),
         pytest.param("KeyError: 'SLURM_SUBMIT_DIR'", "set it in `env`", id="nothing like it"),
         pytest.param("run.sh: line 3: SLURM_NODEID: unbound variable", "read `GROUP_RANK` instead", id="bash"),
-        pytest.param("run.sh: line 3: DATA_DIR: unbound variable", "ranks have no `DATA_DIR`: `env` sets", id="own"),
+        pytest.param(
+            "run.sh: line 3: DATA_DIR: unbound variable", "ranks have no `DATA_DIR`: set it in `env`", id="own"
+        ),
         pytest.param("run.sh: line 3: outdir: unbound variable", None, id="a slip of the script"),
         pytest.param("X: Environment variable 'LWS_LEADER_ADDRESS' not found", "read `MASTER_ADDR`", id="omegaconf"),
         pytest.param(
@@ -238,7 +240,7 @@ def test_of_a_key_of_the_environment_it_is_said_who_sets_it() -> None:
     end = ended(
         1, message="KeyError: 'DATA_DIR'", traceback='  File "t.py", line 3, in f\n    os.environ["DATA_DIR"]\n'
     )
-    assert "ranks have no `DATA_DIR`: `env` sets it" in judge_run(case(end, lost_peer())).summary
+    assert "ranks have no `DATA_DIR`: set it in `env`" in judge_run(case(end, lost_peer())).summary
 
 
 def test_of_a_script_that_may_not_be_executed_it_is_said_how_to_run_it() -> None:
@@ -274,7 +276,7 @@ def test_a_bus_error_alone_has_two_causes(end: RankExit, is_certain: bool) -> No
     told = judge_run(case(end, lost_peer()))
     assert told.cls is ProblemClass.SHARED_MEMORY
     assert (told.confidence is Confidence.CERTAIN) is is_certain
-    assert ("/dev/shm was full, or a file that was mapped into memory was cut short" in told.summary) is not is_certain
+    assert ("/dev/shm was full, or a file mapped into memory was truncated" in told.summary) is not is_certain
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_a_rank_that_waits_for_data_is_told_with_the_processes_that_load_it() ->
 def test_ranks_that_nobody_could_look_at_are_said_to_be_missing() -> None:
     verdict = of(waiting(seq=BEGUN), elsewhere(seq=LATE), None, RankSnapshot(source="proc", error="no answer in time"))
 
-    assert verdict.missing_evidence == ("rank 2: nobody looked at it", "rank 3: no answer in time")
+    assert verdict.missing_evidence == ("rank 2: it was not examined", "rank 3: no answer in time")
 
 
 def test_a_stall_at_which_nobody_could_look_has_no_name() -> None:
@@ -234,7 +234,7 @@ def test_where_all_that_could_be_seen_wait_nobody_is_named_for_the_one_that_coul
     verdict = of(*chain, RankSnapshot(source="proc", error="no answer in time"))
 
     assert (verdict.confidence, verdict.culprits) == (Confidence.UNKNOWN, ())
-    assert verdict.summary.endswith("nobody could look at rank 2")
+    assert verdict.summary.endswith("rank 2 could not be examined")
 
 
 def test_a_group_of_which_the_newest_entries_hold_nothing_is_known_by_its_counter() -> None:

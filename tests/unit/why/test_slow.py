@@ -77,7 +77,7 @@ def test_a_node_all_of_whose_ranks_are_slow_is_likely_and_ranks_of_two_nodes_are
     ("own", "troubles", "words"),
     [
         pytest.param(pace(0.0, cpu_starved_share=0.5), (), "no CPU for 50%", id="starved"),
-        pytest.param(pace(0.0, disk_faults_per_s=200.0), (), "memory that was read from a disk", id="swap"),
+        pytest.param(pace(0.0, disk_faults_per_s=200.0), (), "memory was read from a disk", id="swap"),
         pytest.param(pace(0.0, gpu_clock_mhz=900.0), (), "900 MHz", id="clock"),
         pytest.param(pace(0.0, other_waits={POLL: 0.6}), (), POLL, id="data"),
         pytest.param(pace(0.0, cpu_cores=1.0), (), "computes", id="work"),

@@ -68,7 +68,7 @@ def test_the_rank_that_all_read_from_is_named_where_it_reads_from_nobody() -> No
     verdict = of(hub, at_socket(reads(1)), at_socket(reads(2)), at_socket(reads(3)))
 
     assert named(verdict) == [0]
-    assert "sent nothing" in verdict.summary
+    assert "sent no data" in verdict.summary
 
 
 def test_ranks_that_read_from_each_other_in_a_circle_are_a_deadlock() -> None:
@@ -107,7 +107,7 @@ def test_between_which_nodes_nothing_arrives_is_said_where_all_have_joined() -> 
 
     assert (verdict.cls, verdict.confidence) == (ProblemClass.NETWORK, Confidence.LIKELY)
     assert [(one.rank, one.node) for one in verdict.culprits] == [(None, "gpu01"), (None, "gpu02")]
-    assert "96 bytes were sent 5 times again" in verdict.summary
+    assert "96 bytes were resent 5 times" in verdict.summary
 
 
 def test_a_segment_that_was_sent_again_once_is_no_broken_network() -> None:
