@@ -34,15 +34,15 @@ def long_run(run: RunDir) -> None:
     """A run with many attempts behind it, as it lies on its node."""
     events: list[Event] = []
     for attempt in range(ATTEMPTS):
-        os.makedirs(run.attempt(attempt))
+        os.makedirs(run.attempt_dir(attempt))
         events.append(Prepared(attempt))
         for rank in range(RANKS):
-            Path(run.of_rank(attempt, rank, "log")).write_text(f"attempt {attempt} rank {rank}\n")
-            Path(run.of_rank(attempt, rank, "idx")).touch()
+            Path(run.rank_file(attempt, rank, "log")).write_text(f"attempt {attempt} rank {rank}\n")
+            Path(run.rank_file(attempt, rank, "idx")).touch()
             events += [Started(attempt, rank, rank, 1, 1), Exited(attempt, rank, exit_code=1)]
         events.append(Swept(attempt))
     lines = [encode_event(Stamp(seq, 0.0, 0.0, "b"), event) + "\n" for seq, event in enumerate(events, 1)]
-    Path(run.journal).write_text("".join(lines))
+    Path(run.journal_file).write_text("".join(lines))
 
 
 def test_a_run_with_many_attempts_is_sent_whole_with_few_descriptors(node: Node) -> None:

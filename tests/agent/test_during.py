@@ -93,7 +93,7 @@ def test_the_death_of_the_sampler_is_an_alarm(node: Node, talk: Talk) -> None:
     ]
     os.kill(children[0], signal.SIGKILL)
     talk.wait_for("alarm")
-    words = "the sampler of GPUs and machine has ended; it is started again"
+    words = "the sampler of GPUs and machine has ended; the supervisor starts it again"
     assert alarms(talk) == [("sampler_died", None, words)]
     talk.ask(Command.STOP, **node.where, grace=0.0, reason="cancelled")
     talk.wait_for("swept")

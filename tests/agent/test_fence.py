@@ -45,7 +45,7 @@ def said(code: str, folder: Path) -> str:
 
 def test_what_is_left_of_a_waiters_fence_is_used_up_by_a_sleep(tmp_path: Path) -> None:
     code = """
-post = waiter.WaiterConfig(spawn.Program([], {}), 1, "", "", stop_after=1800.0, lease=lease)
+post = waiter.WaiterConfig(spawn.Program([], {}), 1, "", "", stop_after=1800.0, lease_file=lease)
 fence = waiter._Fence(post)
 before = fence.read_remaining_s()
 sleep_for_an_hour()

@@ -108,7 +108,7 @@ os.execve = execve
         "raise FileNotFoundError(2, 'no interpreter')": "FileNotFoundError: [Errno 2] no interpreter",
         "argv[1:] = ['/nowhere/agent', 'wait']": "can't open file '/nowhere/agent'",
         "argv[-1] = 'what'": "rank 0 could not be forked: ValueError",
-        "import signal; os.kill(os.getpid(), signal.SIGKILL)": "was killed while it was forked, or its waiter was",
+        "import signal; os.kill(os.getpid(), signal.SIGKILL)": "or its waiter was killed before the waiter sent a report",
     }.items(),
 )
 def test_a_waiter_that_cannot_be(node: Node, what: str, why: str) -> None:
@@ -127,7 +127,7 @@ def test_a_rank_that_another_waiter_has_is_not_started_twice(node: Node) -> None
     talk = node.talk()
     job.prepare(talk)
     (node.folder / "attempt-0/rank-0.spawn").write_text("{}")
-    with pytest.raises(Refused, match="cannot start rank 0: another waiter has this rank already"):
+    with pytest.raises(Refused, match="cannot start rank 0: another waiter has already started this rank"):
         job.begin(talk)
     node.follow(talk)
     node.stop(talk)

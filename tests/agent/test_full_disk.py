@@ -111,7 +111,7 @@ def test_what_is_on_the_head_of_an_earlier_attempt_gives_way_before_what_nobody_
 
     assert [event["exit_code"] for event in talk.of("exited")] == [0, 0]
     assert [(event["code"], event["message"]) for event in talk.of("alarm")] == [
-        ("disk_full", "the disk is full: the oldest output gives way, what is already on the head first")
+        ("disk_full", "the disk is full: the oldest output is discarded, first the part that the head has")
     ]
     assert {(event["attempt"], event["lost"]) for event in talk.of("dropped")} == {(0, 0)}
     status = (small_disk.folder / logs[1]).stat()

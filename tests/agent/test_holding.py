@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.linux.ports import IntruderCheck
+from clusterctl.agent.linux.tcp_ports import PortIntruderCheck
 from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.supervisor.gpu_claims import PREFIX, GpuClaimError, GpuClaims
 from tests.agent.talk import Refused
@@ -79,7 +79,7 @@ def test_a_worker_that_became_another_user_may_listen_on_its_port(node: Node) ->
     node.start(talk, ["{python}", "-c", LISTEN_AS_NOBODY, str(port)])
     talk.until(lambda: talk.files.get("attempt-0/rank-0.log") == b"listening\n")
     # Whoever does not ask whose processes are of the run takes it for an intruder.
-    assert IntruderCheck([port], set).find_intruder(0.0) is not None
+    assert PortIntruderCheck([port], set).find_intruder(0.0) is not None
     # The looks of the supervisor are more frequent than its samples.
     seen = samples(talk)
     talk.until(lambda: samples(talk) >= seen + 3)
@@ -89,7 +89,7 @@ def test_a_worker_that_became_another_user_may_listen_on_its_port(node: Node) ->
 
 
 def test_the_looks_at_a_port_that_nobody_uses_become_rare() -> None:
-    watch, looks, now = IntruderCheck([1], set), 0, 0.0
+    watch, looks, now = PortIntruderCheck([1], set), 0, 0.0
     while now < 86400.0:
         if watch.is_due(now):
             watch.find_intruder(now)

@@ -78,7 +78,7 @@ def test_a_run_goes_on_whose_files_are_lost(node: Node, names: list[str]) -> Non
 def test_nothing_more_is_started_in_an_attempt_whose_preparation_is_lost(node: Node) -> None:
     talk = node.launch(["sleep", "1000"])
     lose(node, talk, ["prepare.json"], "gone")
-    with pytest.raises(Refused, match="what attempt 0 was prepared with is lost"):
+    with pytest.raises(Refused, match="attempt 0 cannot start: this node has lost `.*prepare.json`"):
         node.start(node.talk(epoch=2), ["sleep", "1000"], ["sleep", "1000"])
 
 

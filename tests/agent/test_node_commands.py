@@ -602,7 +602,9 @@ def test_an_attempt_is_prepared_only_on_the_code_that_was_synced_for_it(code: Co
     files = {"a.py": b"a", "pkg/b.py": b"b"}
     code.send(files)
     asked = {"workdir": str(code.workdir), "code_hash": hash_of(files)}
-    with pytest.raises(Refused, match="does not hold the code that was synced for run .*: another sync has been there"):
+    with pytest.raises(
+        Refused, match="does not contain the code that was synced for run .*: another sync has been there"
+    ):
         node.prepare(code.talk, **{**asked, "code_hash": hash_of(FIRST)})
     (code.workdir / "pkg/b.py").write_bytes(b"edited")
     with pytest.raises(Refused, match="`pkg/b.py` has changed"):
@@ -743,7 +745,7 @@ GOES = """
 import os, sys
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.node_state.run_dir import RunDir
-from clusterctl.agent.node_state.journal import NodeState
+from clusterctl.agent.node_state.journal import JournalState
 from clusterctl.agent.serve import run_commands
 run = RunDir(sys.argv[1], "r", "n")
 run.make()
@@ -755,7 +757,7 @@ def go(event, values):
             if os.path.exists(os.path.join(run.path, name)):
                 os.rename(os.path.join(run.path, name), os.path.join(sys.argv[1], "elsewhere"))
 sys.addaudithook(go)
-run_commands._remove_run(run, NodeState())
+run_commands._remove_run(run, JournalState())
 print(os.path.exists(run.path), os.path.exists(os.path.join(sys.argv[1], "elsewhere")))
 """
 
@@ -804,7 +806,7 @@ def test_no_secret_is_left_of_a_run_that_was_cleaned(node: Node) -> None:
     secrets = {"TOKEN": "hf_secret"}
     talk.ask(Command.START, **node.where, attempt=0, workers=[worker], inject=False, secrets=secrets, keep_secrets=True)
     talk.wait_for("swept")
-    kept = Path(RunDir(str(node.home / "state/clusterctl"), node.run, node.node).secrets() or "")
+    kept = Path(RunDir(str(node.home / "state/clusterctl"), node.run, node.node).secrets_file() or "")
     assert "hf_secret" in kept.read_text()
     os.kill(node.supervisor(), signal.SIGKILL)
     talk.eventually(lambda: not node.supervised())

@@ -11,7 +11,7 @@ import pytest
 from clusterctl.agent.linux import helper_process
 from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.protocol import command_messages, frames
-from clusterctl.agent.serve.session import Session
+from clusterctl.agent.serve.agent_session import AgentSession
 from clusterctl.agent.supervisor.control_server import ControlServer
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def in_serve(error: Exception, _place: Path) -> dict[str, Any]:
         theirs.sendall(frames.encode_message(request))
         theirs.shutdown(socket.SHUT_WR)
         descriptor = ours.detach()
-        Session(descriptor, descriptor, 60.0, [lambda _: {command_messages.Command.RUNS: fail}]).loop.run()
+        AgentSession(descriptor, descriptor, 60.0, [lambda _: {command_messages.Command.RUNS: fail}]).loop.run()
         return refusal_in(theirs.recv(1 << 16))
 
 
@@ -57,7 +57,7 @@ def in_the_supervisor(error: Exception, place: Path) -> dict[str, Any]:
     loop = EventLoop()
 
     def fail(_frame: dict[str, Any]) -> dict[str, Any]:
-        loop.after(0.05, loop.stop)
+        loop.call_later(0.05, loop.stop)
         raise error
 
     path = str(place / "socket")

@@ -445,7 +445,7 @@ def test_an_attempt_whose_secrets_are_gone_is_refused_by_their_names(node: Node)
     for path in kept_secrets(node, secret):
         path.unlink()
     node.prepare(talk, attempt=1)
-    with pytest.raises(Refused, match=f"the secrets of run {node.run} are not kept on this node: TOKEN"):
+    with pytest.raises(Refused, match=f"the secrets of run {node.run} are not stored on this node: TOKEN"):
         talk.ask(Command.START, **node.where, attempt=1, workers=[worker], keep_secrets=True)
 
 

@@ -79,7 +79,7 @@ def test_a_loop_goes_on_after_an_action_that_failed() -> None:
             loop.stop()
         raise ValueError
 
-    loop.every(0.01, often)
+    loop.call_repeatedly(0.01, often)
     loop.run()
     assert (len(calls), len(failed)) == (3, 3)
 
@@ -96,7 +96,7 @@ def test_what_stays_ready_after_its_action_failed_is_not_asked_again_at_once() -
         raise ValueError
 
     loop.on_readable(read, fails)
-    loop.after(1.5, loop.stop)
+    loop.call_later(1.5, loop.stop)
     loop.run()
     assert len(calls) == 2
     os.close(read)
@@ -109,7 +109,7 @@ def test_a_loop_whose_failures_nobody_wants_ends_with_the_first() -> None:
     def fails() -> None:
         raise KeyError
 
-    loop.after(0.0, fails)
+    loop.call_later(0.0, fails)
     with pytest.raises(KeyError):
         loop.run()
 

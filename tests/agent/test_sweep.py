@@ -275,8 +275,8 @@ WATCHED_LADDER = """
         events, run_processes.RunMarkers(b"run", b"node", 1 << 60, os.getuid()), known, began + 2.0,
         lambda left: events.stop() or True, lambda left: None,
     )
-    events.every(0.25, steps.check_now)
-    events.on_children(worker.poll)
+    events.call_repeatedly(0.25, steps.run_next_step)
+    events.on_child_exit(worker.poll)
     events.run()
 """
 
@@ -296,7 +296,7 @@ def test_who_has_a_grace_is_asked_first_however_late_the_first_look_is_over() ->
         events, run_processes.RunMarkers(b"run", b"node", 1 << 60, os.getuid()), known, began + 0.5,
         lambda left: events.stop() or True, lambda left: None,
     )
-    events.on_children(worker.poll)
+    events.on_child_exit(worker.poll)
     while time.monotonic() < began + 1.0:
         pass
     events.run()
@@ -376,7 +376,7 @@ def test_a_process_at_which_the_look_hangs_holds_up_nobody_and_is_looked_at_no_m
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        pytest.param("", "still there after SIGKILL, state S", id="living"),
+        pytest.param("", "SIGKILL has not ended it, state S", id="living"),
         pytest.param(
             "os.setuid(65534)",
             "belongs to another user",
@@ -425,7 +425,7 @@ os._exit(0)
         pytest.param(["stat", "{place}"], "in an uninterruptible wait", id="stuck"),
         pytest.param(
             [sys.executable, "-c", THREAD_STUCK, "{place}", "{asked}"],
-            "killed, the kernel has not finished ending it",
+            "killed, but the kernel has not ended it yet",
             id="a thread is stuck",
         ),
     ],

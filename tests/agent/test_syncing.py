@@ -27,7 +27,7 @@ def test_a_disk_that_does_not_answer_holds_up_neither_the_loop_nor_the_end(tmp_p
                 loop.stop()
 
         syncer.add(str(hung.folder / "journal"))
-        loop.every(0.01, look)
+        loop.call_repeatedly(0.01, look)
         loop.run()
         syncer.add(str(tmp_path / "later"))
         began = time.monotonic()

@@ -31,7 +31,7 @@ from clusterctl.agent.linux.spawn import Program
 folder, *argv = sys.argv[1:]
 post = waiter.WaiterConfig(
     program=Program([word.encode() for word in argv], dict(os.environb), folder.encode()),
-    output=os.open(folder + "/log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC),
+    output_fd=os.open(folder + "/log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC),
     spawn_file=folder + "/rank-0.spawn",
     exit_file=folder + "/rank-0.exit",
 )
@@ -61,7 +61,9 @@ SAY = "print(os.read(report, 4096).decode()); os.waitpid(pid, 0)"
 
 def test_a_waiter_of_a_rank_that_another_one_has_says_so_and_nothing_of_its_end(tmp_path: Path) -> None:
     (tmp_path / "rank-0.spawn").write_text("{}")
-    assert json.loads(start(tmp_path, SAY, "touch", "ran")) == {"refused": "another waiter has this rank already"}
+    assert json.loads(start(tmp_path, SAY, "touch", "ran")) == {
+        "refused": "another waiter has already started this rank"
+    }
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "rank-0.spawn"]
 
 

@@ -23,7 +23,7 @@ def test_a_run_says_that_events_are_missing_and_takes_every_event_behind_them(he
     head.write_local({"command": f"while [ ! -e {gate} ]; do sleep 0.1; done; exit 3"})
     run = head.start()
     node = RunDir(head.env["XDG_STATE_HOME"] + "/clusterctl", run, "localhost")
-    with open(node.journal, "rb+", buffering=0) as journal:
+    with open(node.journal_file, "rb+", buffering=0) as journal:
         last = json.loads(journal.read().splitlines()[-1])["seq"]
         for seq in (last + 2, last + 3, last + 5):
             stamp = Stamp(seq, time.time(), time.monotonic(), proc.read_boot_id())

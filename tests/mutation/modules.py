@@ -82,7 +82,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         f"{_NODE}full_disk.py",
     ),
     **dict.fromkeys(
-        ("agent/supervisor/output_files",),
+        ("agent/supervisor/worker_outputs",),
         (
             f"{_AGENT}/test_outputs.py",
             _AGENT,

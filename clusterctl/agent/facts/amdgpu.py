@@ -17,7 +17,7 @@ from clusterctl.agent.facts import driver, gpu_values, processes
 from clusterctl.agent.facts.child_tasks import AbsentError
 from clusterctl.agent.facts.gpu_values import FILE_WORDS, GpuReading, repeat_doubtful_readings
 from clusterctl.agent.facts.hardware_errors import BOGUS
-from clusterctl.agent.linux import gpus, kernel_files
+from clusterctl.agent.linux import gpu_devices, kernel_files
 
 TYPE_CHECKING = False
 
@@ -233,7 +233,7 @@ def collect_amdgpu(root: str, wanted: bool) -> dict[str, Any]:
         "driver": kernel_files.read_text(root, "/sys/module/amdgpu/version"),
         "count": len(readings),
         "hidden": session.hidden,
-        "dev": [{"path": path, "access": kernel_files.check_access(root, path)} for path in nodes],
+        "dev": [{"path": path, "access": kernel_files.probe_device_access(root, path)} for path in nodes],
         "numa_balancing": kernel_files.read_int(root, "/proc/sys/kernel/numa_balancing"),
         "devices": [reading.to_facts() for reading in readings],
     }
@@ -251,7 +251,7 @@ class AmdgpuSession:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self.gpus, self.hidden = gpus.list_amd_gpus(root)
+        self.gpus, self.hidden = gpu_devices.list_amd_gpus(root)
         self._contained = processes.has_own_pid_namespace(root)
         self._metrics: dict[int, FirmwareMetrics | None] = {}
         self._links: dict[int, int] = {}
@@ -266,7 +266,7 @@ class AmdgpuSession:
         by_node = {gpu["node"]: gpu["index"] for gpu in self.gpus}
         readings = [AmdgpuReading(self._root, gpu).read_all(self.list_gpu_processes(gpu)) for gpu in self.gpus]
         for reading, gpu in zip(readings, self.gpus):
-            reading.values["xgmi"] = gpus.list_xgmi_links(self._root, gpu, by_node)
+            reading.values["xgmi"] = gpu_devices.list_xgmi_links(self._root, gpu, by_node)
         repeat_doubtful_readings(readings)
         return readings
 
@@ -305,7 +305,7 @@ class AmdgpuSession:
 
         return [
             {"pid": pid, "used": used, "kind": "compute", **describe(pid)}
-            for pid, used in gpus.list_gpu_memory_holders(self._root, gpu["gpu_id"]).items()
+            for pid, used in gpu_devices.list_gpu_memory_holders(self._root, gpu["gpu_id"]).items()
         ]
 
 
@@ -314,7 +314,7 @@ class AmdgpuReading(GpuReading):
 
     Args:
         root: Prefix of /sys.
-        gpu: Its entry of `gpus.list_amd_gpus`.
+        gpu: Its entry of `gpu_devices.list_amd_gpus`.
         before: The firmware's table of the reading before this one.
 
     Attributes:

@@ -14,7 +14,7 @@ import stat
 from clusterctl.agent.facts import child_tasks
 from clusterctl.agent.facts.child_tasks import AbsentError
 from clusterctl.agent.linux import kernel_files
-from clusterctl.agent.linux.gpus import read_device_minor
+from clusterctl.agent.linux.gpu_devices import read_device_minor
 
 TYPE_CHECKING = False
 
@@ -113,7 +113,7 @@ def _list_pci_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
 
 def _can_open(root: str, path: str) -> dict[str, Any]:
     """Return whether this user may open a device node. Nothing is opened, because that would wake the driver."""
-    return {"path": path, "readable": kernel_files.check_access(root, path) == "ok"}
+    return {"path": path, "readable": kernel_files.probe_device_access(root, path) == "ok"}
 
 
 def _is_setuid(path: str) -> bool:
@@ -145,7 +145,7 @@ def shorten_address(address: str) -> str:
 def collect_hidden_gpus(root: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the group `hidden_gpus`."""
     results = [
-        kernel_files.check_open(root, f"/dev/nvidia{entry['minor']}")
+        kernel_files.probe_device_open(root, f"/dev/nvidia{entry['minor']}")
         if entry["driver"] == "nvidia" and entry["minor"] is not None
         else None
         for entry in entries

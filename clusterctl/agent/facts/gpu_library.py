@@ -20,7 +20,7 @@ import time
 
 from clusterctl.agent.facts import nvml
 from clusterctl.agent.facts.amdgpu import AmdgpuSession
-from clusterctl.agent.linux import gpus
+from clusterctl.agent.linux import gpu_devices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def open_gpus(root: str = "/") -> Any:
     session = nvml.open_nvml()
     if not isinstance(session, str) and session.init_error is None and session.handles:
         return session
-    if gpus.has_amd_driver(root):
+    if gpu_devices.has_amd_driver(root):
         other = AmdgpuSession(root)
         return other if other.gpus else session
     return session

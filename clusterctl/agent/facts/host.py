@@ -18,7 +18,7 @@ import sys
 import time
 import zlib
 
-from clusterctl.agent.linux import cgroup, config_files, kernel_files, proc, syscalls
+from clusterctl.agent.linux import cgroup, kernel_files, logind_and_nccl_files, proc, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def collect_environment(root: str, salt: str = "") -> dict[str, Any]:
     """
     own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     variables = {
-        **config_files.read_nccl_conf([kernel_files.join_root(root, "/etc/nccl.conf"), own]),
+        **logind_and_nccl_files.read_nccl_conf([kernel_files.join_root(root, "/etc/nccl.conf"), own]),
         **{k: v for k, v in os.environ.items() if k.startswith(_PREFIXES) or k in _LOADER},
     }
     return {

@@ -11,7 +11,7 @@ import socket
 
 from clusterctl.agent.facts import driver
 from clusterctl.agent.linux import addresses, kernel_files, routes
-from clusterctl.agent.linux.ports import bind_port, describe_port_owner
+from clusterctl.agent.linux.tcp_ports import bind_port, describe_port_owner
 
 TYPE_CHECKING = False
 

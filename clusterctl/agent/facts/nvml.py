@@ -373,7 +373,7 @@ def collect_nvml(root: str, wanted: bool) -> dict[str, Any]:
         **session.read_system(),
         "devices": devices,
         "p2p": session.read_p2p(readings),
-        "uvm": kernel_files.check_open(root, "/dev/nvidia-uvm"),
+        "uvm": kernel_files.probe_device_open(root, "/dev/nvidia-uvm"),
     }
 
 

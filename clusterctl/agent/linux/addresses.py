@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_payload_types import NetworkAddress
 
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
-# Linux's own numbers. Importing `socket`, which only routes need, takes longer than all of this.
+# The keys are AF_INET and AF_INET6. An import of `socket` would take longer than the whole listing.
 _FAMILIES = {2: ("inet", 4), 10: ("inet6", 8)}
-"""Name of each address family, and where its address begins."""
+"""Name of each address family, and the offset of the address in `struct sockaddr`."""
 _MAX_ADDRESS_CHARS = 46
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -33,7 +33,7 @@ _Ifaddrs._fields_ = [
 
 
 def _parse_sockaddr(pointer: int | None) -> tuple[str, str] | None:
-    """Return family and text of a `struct sockaddr`, or `None` for other families than IPv4 and IPv6."""
+    """Return family and address of a `struct sockaddr`, or `None` if the family is not IPv4 or IPv6."""
     family = struct.unpack("H", ctypes.string_at(pointer, 2))[0] if pointer else None
     if not pointer or family not in _FAMILIES:
         return None
@@ -44,24 +44,24 @@ def _parse_sockaddr(pointer: int | None) -> tuple[str, str] | None:
 
 
 def list_addresses() -> list[NetworkAddress]:
-    """Return `[{interface, address, family, up, loopback}]` of this network namespace."""
+    """Return the IP addresses of all interfaces in this network namespace."""
     first = ctypes.POINTER(_Ifaddrs)()
     if _LIBC.getifaddrs(ctypes.byref(first)) != 0:
         return []
-    every: list[NetworkAddress] = []
+    addresses: list[NetworkAddress] = []
     try:
         entry = first
         while ctypes.cast(entry, ctypes.c_void_p).value is not None:
-            one = entry.contents
-            address = _parse_sockaddr(one.address)
+            fields = entry.contents
+            address = _parse_sockaddr(fields.address)
             if address is not None:
-                flags = int(one.flags)
+                flags = int(fields.flags)
                 up, loopback = bool(flags & _IFF_UP), bool(flags & _IFF_LOOPBACK)
-                name = one.name.decode("utf-8", "surrogateescape")
-                every.append(
+                name = fields.name.decode("utf-8", "surrogateescape")
+                addresses.append(
                     {"interface": name, "address": address[1], "family": address[0], "up": up, "loopback": loopback}
                 )
-            entry = one.next
+            entry = fields.next
     finally:
         _LIBC.freeifaddrs(first)
-    return every
+    return addresses

@@ -1,7 +1,7 @@
-"""A cgroup for each run, if this user may create one: it contains every process that a worker starts.
+"""The cgroup of a run, and the limits of the cgroups that contain this process.
 
-We create cgroups of version 2 only, below our own, and turn on no controller, so we limit nothing. Limits that others
-set are read in both versions.
+If this user may create cgroups, the supervisor makes one (version 2) for the workers of a run and all processes that
+they start. This cgroup has no limits. Limits of other cgroups are read in version 1 and version 2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNLIMITED = 1 << 60
 
 
 def _find_mount(hierarchy: str, root: str = "") -> str | None:
-    """Return the mount of a hierarchy, named by its controller (version 2: an empty name)."""
+    """Return the mount point of a cgroup hierarchy, named by its controller (version 2: an empty name)."""
     for mount in list_mounts(root):
         inside = mount.fstype == "cgroup" and hierarchy in mount.options.split(",")
         if inside if hierarchy else mount.fstype == "cgroup2":
@@ -29,7 +29,7 @@ def _find_mount(hierarchy: str, root: str = "") -> str | None:
 
 
 def _read_own_path(hierarchy: str, root: str = "") -> str | None:
-    """Return the path of our own cgroup in a hierarchy, named by its controller (version 2: an empty name)."""
+    """Return the path of this process's cgroup in a hierarchy, named by its controller (version 2: an empty name)."""
     for line in read_bytes(f"{root}/proc/self/cgroup").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2)
         if hierarchy in controllers.split(","):
@@ -38,10 +38,10 @@ def _read_own_path(hierarchy: str, root: str = "") -> str | None:
 
 
 def _list_own_folders(hierarchy: str, root: str = "") -> Iterator[str]:
-    """Yield the folder of our own cgroup and those above it.
+    """Yield the folder of this process's cgroup and those above it.
 
-    A container may see its own cgroup as the root of the mount, while the path is that of the machine. Such folders do
-    not exist.
+    In a container, some of these folders may not exist: the paths are those of the machine, but the mount shows only
+    the cgroup of the container.
     """
     top, own = _find_mount(hierarchy, root), _read_own_path(hierarchy, root)
     while top is not None and own is not None:
@@ -52,7 +52,7 @@ def _list_own_folders(hierarchy: str, root: str = "") -> Iterator[str]:
 
 
 def read_cpu_limit(root: str = "") -> float | None:
-    """Return the cores' worth of time that our cgroup and those above it allow, or `None` if none is limited."""
+    """Return the number of CPU cores that this process's cgroup and those above it allow, or `None` without a limit."""
     limits = []
     for folder in _list_own_folders("", root):
         quota, _, period = read_bytes(f"{folder}/cpu.max").decode().strip().partition(" ")
@@ -65,12 +65,9 @@ def read_cpu_limit(root: str = "") -> float | None:
 
 
 def read_memory_limit(root: str = "") -> tuple[int, int] | None:
-    """Return the lowest memory limit of our cgroup and those above it, and the lowest free amount of any, in bytes.
+    """Return the lowest memory limit and the lowest free memory in bytes, or `None` without a limit.
 
-    File pages that were not used lately count as free, as they do for the whole machine.
-
-    Returns:
-        `None` if no cgroup is limited.
+    Both are the minimum over this process's cgroup and those above it. Inactive file pages count as free.
     """
     return _read_limit_and_free(
         (("", "memory.max", "memory.current", "inactive_file"),
@@ -80,44 +77,45 @@ def read_memory_limit(root: str = "") -> tuple[int, int] | None:
 
 
 def read_process_limit(root: str = "") -> tuple[int, int] | None:
-    """Return the lowest limit of processes and threads, and how many more may start; `None` if there is no limit."""
+    """Return the limit of processes and threads, and how many more may start; `None` without a limit."""
     return _read_limit_and_free(
         (("", "pids.max", "pids.current", None), ("pids", "pids.max", "pids.current", None)), root
     )
 
 
 def _read_limit_and_free(files: Iterable[tuple[str, str, str, str | None]], root: str) -> tuple[int, int] | None:
-    """Return the lowest limit and the lowest free amount.
+    """Return the lowest limit and the lowest free amount of this process's cgroup and those above it.
 
     Args:
-        files: For each hierarchy: its name, the files of limit and use, and the reclaimable entry of `memory.stat`.
+        files: For each hierarchy: its name, the file of the limit, the file of the use, and the name of the number in
+            `memory.stat` that counts as free, or `None`.
         root: Prefix of all paths.
     """
     limits, available = [], []
-    for hierarchy, of_limit, of_use, idle in files:
+    for hierarchy, limit_file, use_file, free_name in files:
         for folder in _list_own_folders(hierarchy, root):
-            limit = _read_limit(f"{folder}/{of_limit}")
+            limit = _read_limit(f"{folder}/{limit_file}")
             if limit is not None:
                 limits.append(limit)
-                reclaimable = _read_counter(f"{folder}/memory.stat", idle) if idle else None
-                available.append(limit - (_read_limit(f"{folder}/{of_use}") or 0) + (reclaimable or 0))
+                reclaimable = _read_counter(f"{folder}/memory.stat", free_name) if free_name else None
+                available.append(limit - (_read_limit(f"{folder}/{use_file}") or 0) + (reclaimable or 0))
     return (min(limits), max(0, min(available))) if limits else None
 
 
 def _read_limit(path: str) -> int | None:
-    """Return a limit or a use. Unlimited is `max` in version 2, and a number that no machine reaches in version 1."""
+    """Return the number in a file, or `None` for "unlimited": `max` in version 2, a huge number in version 1."""
     text = read_bytes(path).strip()
     return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
 
 
 def _read_counter(path: str, name: str) -> int | None:
-    """Return the number behind a name, in a file with one name and number per line."""
+    """Return the number of a name in a file that has a name and a number on each line."""
     pairs = (line.split(b" ") for line in read_bytes(path).splitlines())
     return next((int(pair[1]) for pair in pairs if pair[0] == name.encode() and pair[1:] and pair[1].isdigit()), None)
 
 
 def create_cgroup(name: str) -> str | None:
-    """Create a cgroup below our own; return its folder, or `None` if that is not possible."""
+    """Create a cgroup below that of this process; return its folder, or `None` on failure."""
     top, own = _find_mount(""), _read_own_path("")
     if top is None or own is None:
         return None
@@ -128,12 +126,12 @@ def create_cgroup(name: str) -> str | None:
 
 
 def find_procs_file(folder: str | None) -> str | None:
-    """Return the file into which a process writes its pid to join."""
+    """Return the file `cgroup.procs` of a cgroup, into which a process writes its pid to join the cgroup."""
     return None if folder is None else os.path.join(folder, "cgroup.procs")
 
 
 def list_members(folder: str | None) -> set[int]:
-    """Return the pids in a cgroup and below it."""
+    """Return the pids of all processes in a cgroup and in the cgroups below it."""
     pids: set[int] = set()
     if folder is not None:
         for place, _, _ in os.walk(folder):
@@ -142,14 +140,14 @@ def list_members(folder: str | None) -> set[int]:
 
 
 def kill_members(folder: str | None) -> None:
-    """Kill every process in a cgroup at once, if the kernel can (5.14)."""
+    """Kill all processes in a cgroup at once; does nothing before Linux 5.14."""
     if folder is not None:
         with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.kill"), "w") as file:
             file.write("1")
 
 
 def remove_cgroup(folder: str | None) -> None:
-    """Remove an empty cgroup and those below it."""
+    """Remove a cgroup and the cgroups below it, if they contain no process."""
     if folder is not None:
         for place, _, _ in os.walk(folder, topdown=False):
             with contextlib.suppress(OSError):
@@ -157,7 +155,7 @@ def remove_cgroup(folder: str | None) -> None:
 
 
 def count_oom_kills() -> int | None:
-    """Return how many processes the kernel killed for memory in our cgroup; `None` if it does not count them."""
+    """Return how many processes the OOM killer killed in this process's cgroup; `None` if the kernel counts none."""
     files = [f"{folder}/memory.events" for folder in _list_own_folders("")]
     first = _read_own_path("memory")
     if first is not None:

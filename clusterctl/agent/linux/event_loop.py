@@ -1,4 +1,4 @@
-"""An event loop for one thread: descriptors, timers and children; frames over descriptors; changes of folders."""
+"""An event loop for one thread: it runs actions for descriptors, timers, ended children, frames and changed folders."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ _HANG_UP_EVENTS = select.EPOLLHUP | select.EPOLLERR
 
 
 class Timer:
-    """An action that will run; `cancel` prevents it."""
+    """An action that the loop will run at its time, unless `cancel` is called before."""
 
     def __init__(self, action: Action) -> None:
         self.action: Action | None = action
 
     def cancel(self) -> None:
-        """Prevent the action."""
+        """Do not run the action any more."""
         self.action = None
 
 
 class EventLoop:
     """Runs actions when their descriptor is ready or their time has come, until `stop`."""
 
-    def __init__(self, failed: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_exception: Callable[[], None] | None = None) -> None:
         """Make a loop.
 
         Args:
-            failed: Called inside the exception handler of an action that failed; the loop then goes on. Without it the
-                exception ends the loop.
+            on_exception: Called in the exception handler if an action raises an exception, after which the loop goes
+                on. `None`: the exception ends the loop.
         """
-        self._failed = failed
-        # `selectors` would add many imports and no function.
+        self._on_exception = on_exception
+        # The module `selectors` would need many imports.
         self._poll = select.epoll()
         self._interest: dict[int, tuple[Action | None, Action | None]] = {}
         self._paused: dict[int, tuple[Action | None, Action | None]] = {}
@@ -69,8 +69,8 @@ class EventLoop:
         """Call `action` whenever `fd` can be written; `None` removes the action."""
         self._set(fd, self._find_actions(fd)[0], action)
 
-    def forget(self, fd: int) -> None:
-        """Remove all actions of `fd`; call it before `fd` is closed."""
+    def remove_descriptor(self, fd: int) -> None:
+        """Remove all actions of `fd`. Call this before you close `fd`."""
         self._set(fd, None, None)
 
     def _find_actions(self, fd: int) -> tuple[Action | None, Action | None]:
@@ -94,24 +94,24 @@ class EventLoop:
 
     # --- time
 
-    def after(self, seconds: float, action: Action) -> Timer:
-        """Call `action` once, `seconds` from now by the monotonic clock."""
+    def call_later(self, seconds: float, action: Action) -> Timer:
+        """Call `action` once, after `seconds` of the monotonic clock."""
         timer = Timer(action)
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), timer))
         return timer
 
-    def every(self, seconds: float, action: Action) -> None:
-        """Call `action` repeatedly, `seconds` between the end of one call and the next."""
+    def call_repeatedly(self, seconds: float, action: Action) -> None:
+        """Call `action` again and again, `seconds` after the end of the last call."""
 
         def again() -> None:
             try:
                 action()
             finally:
-                self.after(seconds, again)
+                self.call_later(seconds, again)
 
-        self.after(seconds, again)
+        self.call_later(seconds, again)
 
-    def before_waiting(self, action: Action) -> None:
+    def call_before_each_wait(self, action: Action) -> None:
         """Call `action` each time before the loop waits."""
         self._idle.append(action)
 
@@ -129,7 +129,7 @@ class EventLoop:
 
     # --- children
 
-    def on_children(self, action: Action) -> None:
+    def on_child_exit(self, action: Action) -> None:
         """Call `action` after a child of this process has ended."""
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -155,37 +155,37 @@ class EventLoop:
             for action in self._idle:
                 action()
             wait = self._wait()
-            # Rounded up, because a timer in its last millisecond must not make the loop spin.
+            # epoll counts milliseconds. Round up, or the loop would spin during the last millisecond of a timer.
             events = self._poll.poll(-1 if wait is None else math.ceil(wait * 1e3) / 1e3)
             self._registered.clear()
             for fd, mask in events:
-                # If an action of this round registered the number, the event belongs to the closed descriptor before
-                # it.
+                # If an action of this round closed the descriptor and registered a new one with the same number, the
+                # event belongs to the closed one.
                 if fd not in self._registered:
                     self._dispatch(fd, mask)
             self._run_due_timers()
 
     def _dispatch(self, fd: int, mask: int) -> None:
-        # An earlier action of the same round may have removed the action or closed the descriptor. A hang-up wakes
-        # readers and writers alike; their next read or write shows the reason.
+        # An earlier action of this round may have removed the action. At a hang-up, call both actions: the next read or
+        # write raises the error.
         for bit, side in ((select.EPOLLIN, 0), (select.EPOLLOUT, 1)):
             action = self._interest.get(fd, (None, None))[side]
             if mask & (bit | _HANG_UP_EVENTS) and action is not None and not self._run_action(action):
                 self._pause_descriptor(fd)
 
     def _run_action(self, action: Action) -> bool:
-        """Run an action; return false if it failed and the loop goes on."""
+        """Run an action; return false if it raised an exception and the loop goes on."""
         try:
             action()
         except Exception:
-            if self._failed is None:
+            if self._on_exception is None:
                 raise
-            self._failed()
+            self._on_exception()
             return False
         return True
 
     def _pause_descriptor(self, fd: int) -> None:
-        """Ignore a descriptor for a second because its action failed: the cause may still be there."""
+        """Ignore a descriptor for a second, because its action has failed and would probably fail again."""
         sides = self._find_actions(fd)
         if sides == (None, None):
             return
@@ -196,17 +196,17 @@ class EventLoop:
             if fd in self._paused:
                 self._set(fd, *self._paused[fd])
 
-        self.after(_PAUSE_AFTER_ERROR_S, again)
+        self.call_later(_PAUSE_AFTER_ERROR_S, again)
 
 
 _MAX_READ_BYTES = 256 * 1024
 
 
 class FrameChannel:
-    """Reads frames from one descriptor and writes frames to another (or the same); closes both at the end.
+    """Reads frames from one descriptor and writes frames to another or the same; closes both at the end.
 
     Attributes:
-        queued_bytes: The bytes that wait to be written.
+        queued_bytes: Number of bytes that are not yet written.
     """
 
     def __init__(
@@ -229,11 +229,11 @@ class FrameChannel:
         loop.on_readable(read, self._readable)
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Send a message without blocking."""
+        """Queue a message, without blocking."""
         self._enqueue(frames.encode_message(message))
 
     def send_data(self, stream: int, offset: int, payload: bytes) -> None:
-        """Send bytes of a stream without blocking."""
+        """Queue bytes of a stream, without blocking."""
         self._enqueue(frames.encode_data(stream, offset, payload))
 
     def _enqueue(self, frame: bytes) -> None:
@@ -280,7 +280,7 @@ class FrameChannel:
             self.close(str(error))
 
     def flush(self) -> None:
-        """Write all queued frames and block until the peer takes them; for the last frames before the end."""
+        """Write all queued frames, and block until they are written. Call this before the process exits."""
         with contextlib.suppress(OSError):
             os.set_blocking(self._write, True)
             while self._out:
@@ -289,13 +289,13 @@ class FrameChannel:
                     frame = frame[os.write(self._write, frame) :]
 
     def close(self, why: str) -> None:
-        """Close both descriptors and report the reason, once."""
+        """Close both descriptors and call `on_close` with the reason; further calls do nothing."""
         if not self._open:
             return
         self._open = False
         self._out.clear()
         for fd in {self._read, self._write}:
-            self._loop.forget(fd)
+            self._loop.remove_descriptor(fd)
             os.close(fd)
         self._on_close(why)
 
@@ -305,14 +305,14 @@ _MODIFY, _MOVED_TO, _CREATE = 0x2, 0x80, 0x100
 _NONBLOCK, _CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
 _POLL_INTERVAL_S = 0.1
 _PAUSE_AFTER_CHANGE_S = 0.02
-"""Seconds without further reports after a change, so that many changes do not cost more than reading the files."""
+"""After a change, the watcher ignores further changes for this many seconds, which limits the number of calls."""
 
 
 class FolderWatcher:
-    """Calls `changed` soon after a file in a watched folder has changed. Without inotify it calls it every 100 ms."""
+    """Calls `on_change` soon after a file in a watched folder has changed, or every 100 ms without inotify."""
 
-    def __init__(self, loop: EventLoop, changed: Callable[[], None]) -> None:
-        self._loop, self._changed = loop, changed
+    def __init__(self, loop: EventLoop, on_change: Callable[[], None]) -> None:
+        self._loop, self._on_change = loop, on_change
         self._watched: dict[str, int] = {}
         self._fd = int(_LIBC.inotify_init1(_NONBLOCK | _CLOEXEC))
         self._polling = False
@@ -331,7 +331,7 @@ class FolderWatcher:
         if number < 0:
             self._poll()
 
-    def forget(self, folder: str) -> None:
+    def unwatch(self, folder: str) -> None:
         """Stop watching a folder."""
         number = self._watched.pop(folder, -1)
         if number >= 0:
@@ -340,12 +340,12 @@ class FolderWatcher:
     def _poll(self) -> None:
         if not self._polling:
             self._polling = True
-            self._loop.every(_POLL_INTERVAL_S, self._changed)
+            self._loop.call_repeatedly(_POLL_INTERVAL_S, self._on_change)
 
     def _receive_changes(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while len(os.read(self._fd, 65536)) > 32768:
                 pass
         self._loop.on_readable(self._fd, None)
-        self._changed()
-        self._loop.after(_PAUSE_AFTER_CHANGE_S, lambda: self._loop.on_readable(self._fd, self._receive_changes))
+        self._on_change()
+        self._loop.call_later(_PAUSE_AFTER_CHANGE_S, lambda: self._loop.on_readable(self._fd, self._receive_changes))

@@ -1,4 +1,4 @@
-"""The mount table of the kernel, and the file system types that other machines or programs serve."""
+"""The kernel's mount table, and the types of network filesystems."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _OCTAL = rb"\\([0-3][0-7]{2})"
 
 @frozen_dataclass(frozen=True)
 class Mount:
-    """A line of the mount table; see fstab(5).
+    """An entry of the mount table; see fstab(5).
 
     Attributes:
         device: The device or remote path.
         mount_point: The folder, without the prefix `root`.
-        fstype: The type of the file system.
+        fstype: The type of the filesystem.
         options: The kernel's option names, separated by commas.
     """
 
@@ -34,7 +34,7 @@ class Mount:
 
 
 def list_mounts(root: str = "") -> tuple[Mount, ...]:
-    """Return all mounts in the order in which they were made; nothing if the table cannot be read.
+    """Return all mounts, oldest first; nothing if the mount table cannot be read.
 
     Args:
         root: Prefix of /proc.
@@ -48,24 +48,24 @@ def list_mounts(root: str = "") -> tuple[Mount, ...]:
 
 @functools.lru_cache(maxsize=1)
 def _parse_mounts(table: bytes) -> tuple[Mount, ...]:
-    # Several callers ask in a row, and the table seldom changes.
+    # The cache helps because several callers in a row read the same table.
     lines = (line.split(b" ") for line in table.split(b"\n"))
     return tuple(Mount(*map(_decode_word, fields[:4])) for fields in lines if len(fields) >= 4)
 
 
 def _decode_word(word: bytes) -> str:
-    """Return a word of the table as text; the kernel writes blanks, newlines and backslashes as octal numbers."""
+    """Decode a word of the mount table, in which blanks, newlines and backslashes are octal numbers."""
     if b"\\" in word:
         word = re.sub(_OCTAL, lambda found: bytes([int(found[1], 8)]), word)
     return word.decode("utf-8", "surrogateescape")
 
 
 def find_mount(path: str, table: Iterable[Mount]) -> Mount | None:
-    """Return the mount of an absolute path without links, or `None` if no mount is known."""
+    """Return the mount that contains an absolute path without symbolic links, or `None`."""
     best = None
     for mount in table:
         inside = path == mount.mount_point or path.startswith(mount.mount_point.rstrip("/") + "/")
-        # Of two mounts at one place, the later one is visible.
+        # Of two mounts at the same mount point, the later one hides the earlier one.
         if inside and (best is None or len(mount.mount_point) >= len(best.mount_point)):
             best = mount
     return best
@@ -80,12 +80,12 @@ _FUSE_NETWORK_NAMES = (
     *("daos", "vmhgfs-fuse"),
 )
 NETWORK_FSTYPES = frozenset([*_KERNEL_NETWORK_FSTYPES, *(f"fuse.{name}" for name in _FUSE_NETWORK_NAMES)])
-"""File systems that other machines may share."""
+"""Types of filesystems that several machines may share."""
 _LOCAL_FUSE_FSTYPES = frozenset({"fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse"})
 
 
 def may_hang(fstype: str) -> bool:
-    """Return whether a file system is served by another machine or a program, which may be dead."""
+    """Return whether another machine or a user program serves the filesystem, so that accesses may hang."""
     return (
         fstype in NETWORK_FSTYPES
         or fstype == "fuse"

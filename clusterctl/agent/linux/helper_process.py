@@ -1,7 +1,8 @@
-"""Helper processes: forks that run one function which may hang or fail, and other processes of the agent itself.
+"""Helper processes: forks of the agent that run one function, because the function may hang.
 
-Users' files, the memory of other processes and busy disks are read in such a fork. A fork that touches a hung mount
-sleeps in the kernel, where no signal reaches it. It is then left behind, and ends when the mount answers or goes away.
+Helper processes read users' files, the memory of other processes, and busy disks. A process that accesses a hung mount
+sleeps in the kernel, and no signal can end it. The agent abandons such a helper, which ends when the mount answers or
+is removed.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ if TYPE_CHECKING:
     TaskResult = Union[Message, Exception]
 
 _EXIT_TIMEOUT_S, _KILL_TIMEOUT_S = 2.0, 0.1
-"""Seconds for a finished fork, and for a killed one, to exit before it is left behind."""
+"""Seconds to wait for the exit of a finished helper and of a killed helper; then the agent abandons it."""
 
 
 class HelperOutput:
-    """The pipe of a task to the process that started it.
+    """The pipe from a task to the process that started it.
 
-    Before a task touches what may hang, it sends `{"at": place}`. If no answer comes, the error names that place.
+    Before an access that may hang, a task sends `{"at": path}`. If the access hangs, the error names this path.
     """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def send_data(self, stream: int, offset: int, payload: bytes) -> None:
-        """Send bytes of a stream; blocks while the connection is slow."""
+        """Send bytes of a stream; this blocks while the connection is slow."""
         syscalls.write_all(self.descriptor, frames.encode_data(stream, offset, payload))
 
     def send_message(self, value: Mapping[str, object]) -> None:
@@ -53,15 +54,15 @@ class HelperOutput:
 def start_helper(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
     """Call a function in a fork that ends with this process. The calling process must have one thread.
 
-    When this returns, the fork has its own POSIX session and holds none of our descriptors, so a search for processes
-    of a run does not take it for one.
+    When this returns, the fork has its own POSIX session and has closed the inherited descriptors. So a sweep does not
+    mistake it for a process of a run.
 
     Args:
         task: The function.
         keep: Descriptors that stay open in the fork.
 
     Returns:
-        The pid, and a descriptor with the frames of the task: what it sends, then its result.
+        The pid, and a descriptor from which the messages of the task and then its result can be read, as frames.
 
     Raises:
         OSError: The machine has no free process or descriptor.
@@ -71,7 +72,7 @@ def start_helper(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
         _run_task(task, write, keep)
     os.close(write)
     os.close(release_end)
-    # The fork closes the other end of this pipe together with all other descriptors, or when it ends.
+    # This read ends when the fork has closed its descriptors, or has ended.
     os.read(wait_end, 1)
     os.close(wait_end)
     return pid, read
@@ -93,23 +94,23 @@ def _run_task(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
 
 
 def parse_result(messages: list[Message]) -> TaskResult:
-    """Return the result of a task, or its error."""
+    """Return the result of a task from its messages, or its error."""
     last = messages[-1] if messages else {}
     if "error" in last:
         error = last["error"]
         return command_messages.RequestError(command_messages.ErrorKind(error["kind"]), error["message"], error["hint"])
     if "at" in last:
         return command_messages.make_failed_error(
-            f"{last['at']} does not answer", "a file system may hang: `clusterctl health` checks each mount"
+            f"{last['at']} does not answer", "a filesystem may hang: `clusterctl health` checks each mount"
         )
     result: Message | None = last.get("result")
     return command_messages.make_failed_error("the helper process was killed") if result is None else result
 
 
 def run_in_helper(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[Message]:
-    """Call a function in a fork and wait for it; return its messages, the result last.
+    """Call a function in a fork and wait for its end; return its messages, of which the last is the result.
 
-    If the fork sends nothing for `seconds`, it is killed and the messages end without a result.
+    If the fork sends no message for `seconds`, kill it; the messages then contain no result.
 
     Raises:
         OSError: The machine has no free process or descriptor.
@@ -133,19 +134,19 @@ def run_in_helper(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[
 
 
 def kill_helper(pid: int) -> None:
-    """Kill a fork and all processes that it started."""
+    """Kill a helper process and all processes that it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 _PYTHON_FLAGS = ["-I", "-S", "-X", "utf8"]
-"""Ignore the user's Python settings and site packages, and use UTF-8 in every locale."""
+"""With these flags, Python ignores the user's settings and site packages, and uses UTF-8 in every locale."""
 
 START_SCRIPT = (
     "import sys; place = sys.argv.pop(1); sys.path[: sys.path[:1] == ['']] = [place]; "
     "from clusterctl.agent.__main__ import main; sys.exit(main())"
 )
-"""Replaces the working directory, which `-c` may put first on `sys.path`: its modules are not ours."""
+"""The script removes the working directory from `sys.path`, because modules there may have the names of ours."""
 
 
 def find_import_root() -> str:
@@ -159,16 +160,16 @@ def build_agent_command(name: str, *arguments: str, python: str = sys.executable
 
     Args:
         name: A command of `clusterctl/agent/__main__.py`.
-        arguments: Its arguments.
+        arguments: Arguments of the command.
         python: The interpreter.
-        isolated: False if the command must see the environment of a worker.
+        isolated: False if Python must use the user's settings and site packages, as in a worker.
     """
     flags = _PYTHON_FLAGS if isolated else []
     return [python, *flags, "-c", START_SCRIPT, find_import_root(), name, *arguments]
 
 
 def start_agent_command(name: str, *arguments: str) -> tuple[int, int]:
-    """Start a command of the agent that ends with this process; return its pid and a descriptor with its output.
+    """Start a command of the agent that ends with this process; return its pid and a descriptor of its stdout.
 
     Raises:
         OSError: The machine has no free process or descriptor.

@@ -1,4 +1,4 @@
-"""Readers of the kernel's small files in /proc, /sys and /dev, below a root prefix."""
+"""Readers of small files in /proc, /sys and /dev. `root` is a prefix of all paths, "/" except in tests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ def join_root(root: str, path: str) -> str:
 
 
 def read_bytes_or_none(path: str) -> bytes | None:
-    """Return the content of a small file, or `None` if it cannot be read.
-
-    One collection of facts opens hundreds of files. Python's buffered files would take most of its time.
-    """
+    """Return the content of a small file, or `None` if it cannot be read."""
     try:
         return read_bytes(path)
     except OSError:
@@ -25,15 +22,15 @@ def read_bytes_or_none(path: str) -> bytes | None:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return the content of a small file.
+    """Return the content of a small file. `open` would be much slower for hundreds of files.
 
     Raises:
-        OSError: It cannot be read; the error number of a driver's file shows what is wrong with the device.
+        OSError: The file cannot be read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = [os.read(fd, _CHUNK_BYTES)]
-        # A file of /proc ends at an empty read, not at a short one.
+        # In /proc, only an empty read is the end of a file; a short read is not.
         while parts[-1]:
             parts.append(os.read(fd, _CHUNK_BYTES))
     finally:
@@ -48,7 +45,7 @@ def read_text(root: str, path: str) -> str | None:
 
 
 def read_int(root: str, path: str) -> int | None:
-    """Return the integer at the start of a file (decimal or 0x), or `None`."""
+    """Return the integer at the start of a file (decimal, or hexadecimal with 0x), or `None`."""
     digits = read_text(root, path)
     if not digits:
         return None
@@ -59,23 +56,23 @@ def read_int(root: str, path: str) -> int | None:
 
 
 def list_names(root: str, path: str) -> list[str]:
-    """Return the sorted names in a folder; none if it cannot be read."""
+    """Return the sorted names in a folder; an empty list if the folder cannot be read."""
     try:
         return sorted(os.listdir(join_root(root, path)))
     except OSError:
         return []
 
 
-def check_access(root: str, path: str) -> str:
-    """Return whether this user may read and write a device node: `ok`, `absent` or `denied`. Nothing is opened."""
+def probe_device_access(root: str, path: str) -> str:
+    """Return whether this user may read and write a device file, without opening it: `ok`, `absent` or `denied`."""
     place = join_root(root, path)
     if os.access(place, os.R_OK | os.W_OK):
         return "ok"
     return "denied" if os.path.exists(place) else "absent"
 
 
-def check_open(root: str, path: str) -> str:
-    """Return the result of opening a device node: `ok`, `absent`, or the error name (`EPERM`: the device cgroup)."""
+def probe_device_open(root: str, path: str) -> str:
+    """Open a device file; return `ok`, `absent`, or the name of the error (`EPERM`: the device cgroup denies it)."""
     try:
         os.close(os.open(join_root(root, path), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except FileNotFoundError:

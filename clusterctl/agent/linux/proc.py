@@ -1,4 +1,4 @@
-"""Facts about processes from `/proc`: identity, state, user, environment and open files."""
+"""Information about processes from `/proc`: identity, state, user, environment, limits and command line."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def read_boot_id() -> str:
 
 @functools.lru_cache(maxsize=1)
 def read_pid_namespace() -> str:
-    """Return the id of our PID namespace, `pid:[…]`."""
+    """Return the id of this process's pid namespace, `pid:[…]`."""
     return read_namespace("pid")
 
 
 def read_namespace(kind: str) -> str:
-    """Return the id of one of our namespaces, or "" if it cannot be read."""
+    """Return the id of a namespace of this process, or "" if it cannot be read; `kind` is `pid`, `net`, …."""
     try:
         return os.readlink(f"/proc/self/ns/{kind}")
     except OSError:
@@ -42,11 +42,11 @@ def read_namespace(kind: str) -> str:
 
 @frozen_dataclass(frozen=True)
 class ProcessIdentity:
-    """A process, distinguished from any later one with the same pid.
+    """Identifies a process; a later process with the same pid has another start time.
 
     Attributes:
-        pid: The pid in our namespace.
-        start_time: Clock ticks from boot to its start (`/proc/PID/stat`, field 22).
+        pid: The pid in the namespace of this process.
+        start_time: Clock ticks from boot to the start of the process (`/proc/PID/stat`, field 22).
     """
 
     pid: int
@@ -71,22 +71,22 @@ class ProcessStat:
 
     @property
     def identity(self) -> ProcessIdentity:
-        """The identity of the process."""
+        """Pid and start time of the process."""
         return ProcessIdentity(self.pid, self.start_time)
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended. A zombie whose other threads still run has not."""
+        """Whether the process has ended. A zombie with other running threads has not ended."""
         return self.state in "ZX" and self.threads <= 1
 
     @property
     def is_kernel_thread(self) -> bool:
-        """Whether it is a thread of the kernel."""
+        """Whether the process is a kernel thread."""
         return bool(self.flags & _PF_KTHREAD)
 
 
 def parse_stat(data: bytes) -> ProcessStat | None:
-    """Parse a `/proc/PID/stat`. The process name may contain brackets, so the last one ends it."""
+    """Parse the content of `/proc/PID/stat`; `None` if it is incomplete."""
     head, bracket, tail = data.rpartition(b")")
     fields = tail.split()
     if not bracket or len(fields) < 20:
@@ -109,19 +109,19 @@ def parse_stat(data: bytes) -> ProcessStat | None:
 
 
 def sanitize_name(text: str) -> str:
-    """Return at most 200 characters of a process name, without any that could control or deceive a terminal.
+    """Return at most 200 characters of a process name, with `?` for each unprintable one.
 
-    Any user of a node can choose the name of a process, and a person reads it in a terminal on the head.
+    Any user of a node can choose the name of a process, and a terminal on the head shows the name.
     """
     text = text[:200]
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def read_stat(pid: int, root: str = "") -> ProcessStat | None:
-    """Return the present state of a process, or `None` if there is none; `root` is the prefix of /proc.
+    """Return the fields of `/proc/PID/stat`, or `None` if no such process exists; `root` is the prefix of /proc.
 
     Raises:
-        OSError: No descriptor is free to read it, which says nothing about the process.
+        OSError: No descriptor is free, so it is unknown whether the process exists.
     """
     try:
         with open(f"{root.rstrip('/')}/proc/{pid}/stat", "rb", buffering=0) as file:
@@ -133,19 +133,19 @@ def read_stat(pid: int, root: str = "") -> ProcessStat | None:
 
 
 def read_identity(pid: int) -> ProcessIdentity | None:
-    """Return the identity of the process that has the pid now."""
+    """Return the identity of the process that has the pid now, or `None`."""
     process = read_stat(pid)
     return None if process is None else process.identity
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Return whether this very process still runs."""
+    """Return whether the process with this pid and start time still runs."""
     process = read_stat(identity.pid)
     return process is not None and process.start_time == identity.start_time and not process.is_gone
 
 
 def list_pids() -> Iterator[int]:
-    """Yield every pid of our namespace."""
+    """Yield the pids of all processes in the pid namespace of this process."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             yield int(name)
@@ -158,15 +158,15 @@ def read_uid(pid: int) -> int | None:
 
 
 def read_status_field(folder: str, name: str) -> list[bytes]:
-    """Return the words after `name` in the file `status` of a process or thread; none if that cannot be read."""
+    """Return the words of a field in the file `status` of a process or thread; an empty list if it cannot be read."""
     lines = (line.split() for line in read_bytes(f"{folder}/status").splitlines())
     return next((words[1:] for words in lines if words and words[0] == name.encode() + b":"), [])
 
 
 def find_user_name(uid: int) -> str:
-    """Return the name of a user from /etc/passwd, else `uid 1000`.
+    """Return the name of a user from /etc/passwd, or a text such as `uid 1000`.
 
-    A directory service is not asked, because it may never answer.
+    `pwd.getpwuid` is not used, because it may query a directory service, which may hang.
     """
     for line in read_bytes("/etc/passwd", 4 << 20).decode("utf-8", "replace").splitlines():
         name, _, rest = line.partition(":")
@@ -176,26 +176,26 @@ def find_user_name(uid: int) -> str:
 
 
 def read_environment(pid: int) -> dict[bytes, bytes]:
-    """Return the environment at the start of a process, as far as it is readable and was not overwritten."""
+    """Return the environment with which a process was started; empty if it cannot be read."""
     pairs = (entry.partition(b"=") for entry in read_bytes(f"/proc/{pid}/environ", 4 << 20).split(b"\0"))
     return {name: value for name, equals, value in pairs if equals}
 
 
 def read_meminfo(root: str = "") -> dict[str, int]:
-    """Return the sizes of /proc/meminfo in bytes, by name; `root` is the prefix of /proc."""
+    """Return the sizes in /proc/meminfo in bytes, by name; `root` is the prefix of /proc."""
     lines = (
         line.split() for line in read_bytes(f"{root.rstrip('/')}/proc/meminfo").decode("ascii", "replace").splitlines()
     )
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[1:] and words[1].isdigit()}
 
 
-def has_limit(pid: int, value: int) -> bool:
-    """Return whether a resource limit of a process has exactly this value."""
+def has_resource_limit(pid: int, value: int) -> bool:
+    """Return whether any resource limit of a process has exactly this value."""
     return b"%d" % value in read_bytes(f"/proc/{pid}/limits").split()
 
 
 def read_command(pid: int) -> str:
-    """Return the command line for people, at most 200 characters."""
+    """Return the command line of a process as printable text of at most 200 characters."""
     line = read_bytes(f"/proc/{pid}/cmdline", 4096).rstrip(b"\0").replace(b"\0", b" ")
     if not line:
         process = read_stat(pid)
@@ -204,18 +204,18 @@ def read_command(pid: int) -> str:
 
 
 def read_wait_channel(pid: int, root: str = "") -> str:
-    """Return the kernel function in which a process waits, or "" if it is not shown; `root` is the prefix of /proc."""
-    place = read_bytes(f"{root.rstrip('/')}/proc/{pid}/wchan").decode("ascii", "replace").strip()
-    return "" if place == "0" else place
+    """Return the kernel function in which a process waits, or "" if it is unknown; `root` is the prefix of /proc."""
+    function = read_bytes(f"{root.rstrip('/')}/proc/{pid}/wchan").decode("ascii", "replace").strip()
+    return "" if function == "0" else function
 
 
 def is_exiting(stat: ProcessStat) -> bool:
-    """Return whether the kernel is already tearing the process down."""
+    """Return whether the process is exiting: the kernel has begun to free its resources."""
     return bool(stat.flags & _PF_EXITING)
 
 
 def is_exiting_unblocked(stat: ProcessStat) -> bool:
-    """Return whether the kernel is tearing the process down and no thread is blocked, so that it will end."""
+    """Return whether the process is exiting and no thread is in an uninterruptible wait, so that it will end."""
     base = f"/proc/{stat.pid}/task"
     try:
         names = os.listdir(base) if is_alive(stat.identity) else []
@@ -226,10 +226,10 @@ def is_exiting_unblocked(stat: ProcessStat) -> bool:
 
 
 def is_dying(identity: ProcessIdentity) -> bool:
-    """Return whether a process has ended or is ending without our doing: it exits, or SIGKILL is pending.
+    """Return whether a process has ended, is exiting, or has a pending SIGKILL.
 
-    This can take long. Before the kernel tells the parent, it frees the memory of the process, closes its devices and
-    sockets, and waits for its other threads. Peers notice the closed sockets earlier.
+    An exit can take long. The kernel first frees memory, closes devices and sockets, and ends other threads; only then
+    can the parent see the exit. Peers see the closed sockets before.
     """
     if not is_alive(identity):
         return True
@@ -237,7 +237,7 @@ def is_dying(identity: ProcessIdentity) -> bool:
         tasks = os.listdir(f"/proc/{identity.pid}/task")
     except OSError:
         return True
-    # The main thread decides for nearly every process, so it comes first.
+    # Check the main thread first, because its answer is enough for nearly all processes.
     return all(_is_thread_dying(f"/proc/{identity.pid}/task/{task}") for task in sorted(tasks, key=int))
 
 
@@ -249,24 +249,24 @@ def _is_thread_dying(path: str) -> bool:
     return bool(pending) and bool(int(pending[0], 16) & 1 << (signal.SIGKILL - 1))
 
 
-def convert_to_ticks(moment: float) -> int:
-    """Convert a monotonic time to clock ticks since boot, the unit of start times, which include suspended time."""
-    return int((read_boot_time() - time.monotonic() + moment) * TICKS_PER_SECOND)
+def convert_to_ticks(monotonic_s: float) -> int:
+    """Convert a monotonic time to clock ticks since boot, the unit of `ProcessIdentity.start_time`."""
+    return int((read_boot_time() - time.monotonic() + monotonic_s) * TICKS_PER_SECOND)
 
 
 def read_run_delay(pid: int | str = "self") -> float | None:
-    """Return the seconds in which the main thread of a process could run and had no processor."""
+    """Return how many seconds the main thread of a process was runnable but had no processor; `None` if unknown."""
     fields = read_bytes(f"/proc/{pid}/schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) >= 2 else None
 
 
-def list_process_tree(root: int, processes: dict[int, ProcessStat]) -> list[ProcessStat]:
-    """Return a process, its descendants and its POSIX session: the root first, parents before children."""
+def list_process_tree(root_pid: int, processes: dict[int, ProcessStat]) -> list[ProcessStat]:
+    """Return a process, its descendants and the members of its POSIX session, parents before children."""
     children: dict[int, list[ProcessStat]] = {}
     for process in processes.values():
         children.setdefault(process.ppid, []).append(process)
-    starts = [processes[root]] if root in processes else []
-    starts += [process for process in processes.values() if process.sid == root and process.pid != root]
+    starts = [processes[root_pid]] if root_pid in processes else []
+    starts += [process for process in processes.values() if process.sid == root_pid and process.pid != root_pid]
     members: dict[int, ProcessStat] = {}
     while starts:
         process = starts.pop(0)
@@ -277,6 +277,6 @@ def list_process_tree(root: int, processes: dict[int, ProcessStat]) -> list[Proc
 
 
 def read_all_processes() -> dict[int, ProcessStat]:
-    """Return every process that `/proc` shows now, by pid."""
+    """Return the present processes of this pid namespace, by pid."""
     processes = (read_stat(pid) for pid in list_pids())
     return {process.pid: process for process in processes if process is not None}

@@ -1,4 +1,4 @@
-"""Names and routes of peers: their addresses, and the source address of packets to them."""
+"""Resolves host names, and finds the interface and source address of packets to a host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DISCARD_PORT = 9
 
 
 def resolve_name(name: str, port: int | None, kind: int) -> list[Any]:
-    """Resolve a name, as `socket.getaddrinfo` does, without loading a text codec for plain names.
+    """Call `socket.getaddrinfo`, for ASCII names without the slow import of the codec `idna`.
 
     Raises:
         OSError: The name does not exist.
@@ -23,11 +23,15 @@ def resolve_name(name: str, port: int | None, kind: int) -> list[Any]:
     return socket.getaddrinfo(name.encode() if name.isascii() else name, port, type=kind)
 
 
-def find_route(target: str, known: list[NetworkAddress]) -> Route:
-    """Return source address and interface of packets to a target. No packet is sent.
+def find_route(target: str, addresses: list[NetworkAddress]) -> Route:
+    """Return the source address and the interface of packets to a target, without sending a packet.
+
+    Args:
+        target: A host name or an IP address.
+        addresses: The addresses of this machine (`list_addresses`).
 
     Raises:
-        OSError: There is no such name, or no route.
+        OSError: The name does not exist, or no route leads to the target.
         UnicodeError: The name is invalid.
     """
     failure = OSError("no address")
@@ -40,13 +44,13 @@ def find_route(target: str, known: list[NetworkAddress]) -> Route:
             failure = error
             continue
         loopback = "lo" if source.startswith("127.") else None
-        interface = next((str(one["interface"]) for one in known if one["address"] == source), loopback)
+        interface = next((str(entry["interface"]) for entry in addresses if entry["address"] == source), loopback)
         return {"source": source, "interface": interface}
     raise failure
 
 
 def is_ip_address(target: str) -> bool:
-    """Return whether a target is an IP address, so that no name is looked up."""
+    """Return whether a target is an IP address and no host name."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, target.partition("%")[0])

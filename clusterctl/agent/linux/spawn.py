@@ -1,4 +1,7 @@
-"""The last steps of a forked child before it executes a program. A user's text travels as data, never as shell text."""
+"""Executes programs in forked children: environment, limits, descriptors, signals and working directory.
+
+Texts of the user are arguments of programs, never part of a shell script.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +20,31 @@ if TYPE_CHECKING:
 
 EXIT_NOT_FOUND = 127
 EXIT_NOT_EXECUTABLE = 126
-# Linux has not enforced this limit since 2.4.25. It shows it in /proc/PID/limits and keeps it over fork and exec.
+# Linux has not enforced this limit since 2.4.25, but shows it in /proc/PID/limits and passes it on at fork and exec.
 _RLIMIT_LOCKS = 10
 
 MAX_OPEN_FILES = 524288
-"""Open files that a program may have: as many as systemd allows by default. Some programs visit every number."""
+"""Maximum file limit of a worker: the default of systemd. Some programs loop over all descriptors up to the limit."""
 
 PYTHON_PLACEHOLDER = "{python}"
-"""As `argv[0]`: the interpreter that `Prepare` found."""
+"""This text as `argv[0]` stands for the interpreter that the agent finds at `prepare`."""
 
 _OWN_VARIABLE_PREFIXES = (b"CLUSTERCTL_",)
 _SYSTEM_FOLDERS = (b"/usr/local/sbin", b"/usr/local/bin", b"/usr/sbin", b"/usr/bin", b"/sbin", b"/bin")
 
 
-def encode_peer_text(text: str) -> bytes:
-    """Return the bytes that the text of a peer stands for."""
+def encode_with_surrogates(text: str) -> bytes:
+    """Encode a text as UTF-8, in which lone surrogates stand for bytes that are no UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def build_base_environment() -> dict[bytes, bytes]:
-    """Return the environment in which a user's program starts: our own without our variables."""
+    """Return the environment of this process without the variables of clusterctl."""
     return {k: v for k, v in os.environb.items() if not k.startswith(_OWN_VARIABLE_PREFIXES)}
 
 
 def prepend_program_folder(python: bytes, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return an environment with the folder of an interpreter first on PATH, as if its `venv` were active."""
+    """Return an environment with the folder of an interpreter first on PATH, as in an active `venv`."""
     folder = os.path.dirname(python)
     path = env.get(b"PATH", os.defpath.encode())
     places = path.split(b":") if path else []
@@ -55,11 +58,11 @@ class Program:
     """A program to run.
 
     Attributes:
-        argv: The words to execute.
+        argv: The command and its arguments.
         env: The whole environment.
         cwd: The working directory; it must exist.
-        prologue: A bash text that runs first in the same process. If a command of it fails, nothing else runs.
-        tag: The limit value that marks its processes, or `None`.
+        prologue: Text for bash, which runs it before the program. If a command in it fails, the program does not run.
+        tag: Value of a resource limit that marks all processes of the program, or `None`.
     """
 
     argv: list[bytes]
@@ -72,15 +75,15 @@ class Program:
 _PROLOGUE_TRAP = (
     b"trap 'status=$?; echo \"the prologue failed with status $status\" >&2; exit $status' EXIT; set -eo pipefail; "
 )
-"""Precedes a prologue on its first line, so that no program runs with half of the requested environment."""
+"""This text precedes a prologue, so that a failure in the prologue ends bash with an error."""
 
 
 def build_command_line(program: Program) -> list[bytes]:
-    """Return the words to execute: the argv, or a bash that runs the prologue and then becomes the argv."""
+    """Return the argv of a program, or the argv of a bash that runs the prologue and then executes the program."""
     if program.prologue is None:
         return program.argv
     text = _PROLOGUE_TRAP + program.prologue + b'\ntrap - EXIT\nexec "$@"'
-    # Below sshd, bash reads .bashrc even for -c, and its exports would replace the environment of the program.
+    # Without `--norc`, bash reads .bashrc if sshd is its ancestor, and this could change the environment.
     return [b"bash", b"--norc", b"-c", text, b"bash", *program.argv]
 
 
@@ -97,16 +100,16 @@ def find_program(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
 
 
 _ORIGINAL_LIMITS: dict[int, tuple[int, int]] = {}
-"""The limits that we were started with and have changed; `exec_program` restores them for programs."""
+"""The original values of limits that this process has changed; `exec_program` restores them."""
 
 
 def raise_file_limit() -> None:
-    """Raise the file limit of this process and its forks."""
+    """Raise the soft limit of open files to the hard limit, for this process and its forks."""
     _set_soft_limit(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def disable_core_dumps() -> None:
-    """Turn off core dumps of this process and its forks, which hold secrets."""
+    """Disable core dumps of this process and its forks, because their memory contains secrets."""
     _set_soft_limit(resource.RLIMIT_CORE, 0)
 
 
@@ -118,7 +121,7 @@ def _set_soft_limit(limit: int, value: int) -> None:
 
 
 def _raise_worker_file_limit() -> None:
-    """Raise the soft file limit to the hard one: the soft default of 1024 exists for `select` only."""
+    """Raise the soft limit of open files to the hard limit, at most to `MAX_OPEN_FILES`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     max_files = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < max_files:
@@ -127,7 +130,7 @@ def _raise_worker_file_limit() -> None:
 
 
 def redirect_stdio(stdin: int | None = None, stdout: int | None = None, stderr: int | None = None) -> None:
-    """Connect the standard streams to these descriptors; `None` means /dev/null."""
+    """Connect stdin, stdout and stderr to these descriptors; `None` means /dev/null."""
     null = os.open(os.devnull, os.O_RDWR)
     for target, source in enumerate((stdin, stdout, stderr)):
         os.dup2(null if source is None else source, target)
@@ -148,7 +151,7 @@ def close_descriptors(keep: Iterable[int]) -> None:
 
 
 def reset_signals() -> None:
-    """Restore default signal handling, which Python and our event loop have changed; block no signal."""
+    """Restore the default handlers of all signals, and unblock all signals."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not signal.SIG_DFL:
@@ -160,7 +163,7 @@ def reset_signals() -> None:
 
 
 def set_process_tag(value: int) -> None:
-    """Mark this process and all its descendants, by the value of a resource limit."""
+    """Mark this process and all its descendants with the tag of a run: set an unenforced resource limit to `value`."""
     for limit in (_RLIMIT_LOCKS, resource.RLIMIT_RSS):
         try:
             hard = resource.getrlimit(limit)[1]
@@ -171,7 +174,7 @@ def set_process_tag(value: int) -> None:
 
 
 def exec_program(program: Program) -> NoReturn:
-    """Replace this process by the program; on failure write the error to descriptor 2 and exit with 127 or 126."""
+    """Execute the program in this process. On failure, write the error to stderr and exit with 127 or 126."""
     argv = build_command_line(program)
     try:
         if program.tag is not None:
@@ -180,7 +183,7 @@ def exec_program(program: Program) -> NoReturn:
         for limit, usual in _ORIGINAL_LIMITS.items():
             resource.setrlimit(limit, usual)
         if program.tag is not None:
-            # The processes of a user's launcher inherit the limits of the launcher.
+            # Only workers get a higher file limit; other programs keep the limits of the login.
             _raise_worker_file_limit()
         _change_directory(program.cwd)
         path = find_program(argv[0], program.env)
@@ -200,7 +203,7 @@ def _change_directory(folder: bytes) -> None:
     try:
         os.chdir(folder)
     except OSError as error:
-        _exit_with_error(EXIT_NOT_EXECUTABLE, folder, f"cannot work there: {error.strerror}")
+        _exit_with_error(EXIT_NOT_EXECUTABLE, folder, f"cannot use it as working directory: {error.strerror}")
 
 
 def _exit_with_error(code: int, name: bytes, why: str) -> NoReturn:

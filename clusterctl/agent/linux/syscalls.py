@@ -1,4 +1,4 @@
-"""System calls that Python 3.9 lacks on some builds, and small files that are written completely or not at all."""
+"""System calls that some Pythons lack, and helpers for processes, sockets, disk space and small files."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
-"""Numbers of system calls, equal on all machines (asm-generic/unistd.h). Pythons built for an old libc lack them."""
+"""Numbers of the system calls (asm-generic/unistd.h). A Python that was built for an old libc has no functions for
+them.
+"""
 _TIMEX_BYTES = 256
-"""Larger than any `struct timex` (adjtimex(2)). With `modes` 0 the call only reads, which needs no privilege."""
+"""Size of a buffer that is larger than any `struct timex` (adjtimex(2))."""
 _KEEP_SIZE = 1
 _PUNCH_HOLE = 2
 
 
 def become_subreaper() -> None:
-    """Make orphaned descendants children of this process, so that it gets their exit status."""
+    """Make this process the new parent of orphaned descendants, so that it can read their exit status."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def set_parent_death_signal(signum: int) -> None:
-    """Have the kernel send `signum` when our parent ends. For helpers of the agent only, never for workers."""
+    """Make the kernel send a signal to this process when its parent ends. Do not call this for workers."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
 
 
@@ -49,25 +51,25 @@ def _call_kernel(number: int, *arguments: int) -> int:
 
 
 def pidfd_open(pid: int) -> int:
-    """Return a descriptor of a process, closed on exec. It becomes readable when the process ends.
+    """Return a pidfd of a process, which becomes readable when the process ends.
 
     Raises:
-        OSError: There is no such process, or the kernel is older than 5.3 (ENOSYS).
+        OSError: The process does not exist, or the kernel is older than 5.3 (ENOSYS).
     """
     return _call_kernel(_PIDFD_OPEN, pid, 0)
 
 
 def pidfd_send_signal(pidfd: int, signum: int) -> None:
-    """Send a signal to the process of a descriptor.
+    """Send a signal to the process of a pidfd.
 
     Raises:
-        OSError: The process has ended, or we may not signal it.
+        OSError: The process has ended, or belongs to another user.
     """
     _call_kernel(_PIDFD_SEND_SIGNAL, pidfd, signum, 0, 0)
 
 
 def read_boot_time() -> float:
-    """Return the seconds since boot, including suspended time if the libc reports it."""
+    """Return the seconds since boot, including the time in which the machine was suspended."""
     try:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     except OSError:
@@ -75,32 +77,31 @@ def read_boot_time() -> float:
 
 
 def sleep_interval(seconds: float) -> None:
-    """Sleep for an interval. `time.sleep` sleeps until a moment, which fails if the clocks are faked."""
+    """Sleep for an interval. `time.sleep` would sleep until a point in time, which fails with faked clocks in tests."""
     select.select([], [], [], seconds)
 
 
 def read_clock_error() -> float | None:
-    """Return the kernel's estimate of the error of the wall clock in seconds; `None` if it gives none.
+    """Return the kernel's estimate of the error of the wall clock in seconds, or `None`.
 
-    The estimate grows by 500 ppm up to 16 s, which means that no daemon keeps the clock. systemd uses the same number,
-    because chronyd without `rtcsync` leaves the flag "unsynchronised" on a clock that it keeps (systemd, commit
-    bca5a0eacc).
+    Without a time daemon, the estimate grows by 500 ppm, up to 16 s. systemd also uses the estimate instead of the flag
+    "unsynchronised", which chronyd without `rtcsync` leaves set (systemd, commit bca5a0eacc).
     """
     timex = ctypes.create_string_buffer(_TIMEX_BYTES)
     if _LIBC.adjtimex(timex) < 0:
         return None
-    # unsigned modes; long offset, freq, maxerror
+    # `struct timex` begins with: unsigned modes; long offset, freq, maxerror
     microseconds: int = struct.unpack_from("@I3l", timex.raw)[3]
     return microseconds / 1e6
 
 
 def read_peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return pid (in our namespace) and uid of the process at the other end of a unix socket.
+    """Return pid and uid of the process at the other end of a unix socket.
 
     Raises:
-        OSError: It is not a unix socket.
+        OSError: The socket is not a unix socket.
     """
-    import socket  # the caller has imported it already; an agent without sockets need not
+    import socket  # An agent without sockets does not need this import.
 
     form = struct.Struct("3i")
     pid, uid, _ = form.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size))
@@ -108,7 +109,7 @@ def read_peer_credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def create_memory_file(name: str) -> int:
-    """Return a descriptor of a new file without a path, closed on exec."""
+    """Return a descriptor of a new file in memory."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
     # This Python was built for a libc older than 2.27.
@@ -119,10 +120,10 @@ def create_memory_file(name: str) -> int:
 
 
 def fork_with_pipes(count: int = 1) -> tuple[int, ...]:
-    """Fork with pipes; return the pid (0 in the child), then for each pipe its read end and its write end.
+    """Make `count` pipes and fork; return the pid (0 in the child), then the read end and write end of each pipe.
 
     Raises:
-        OSError: The machine has no free process or descriptor. No descriptor stays open then.
+        OSError: The machine has no free process or descriptor. All pipes are closed.
     """
     ends: list[int] = []
     try:
@@ -151,12 +152,12 @@ def describe_exit(status: int) -> str:
 
 
 def set_process_name(name: str) -> None:
-    """Set what `ps -o comm` shows (15 bytes)."""
+    """Set the name of this process that `ps -o comm` shows, at most 15 bytes."""
     _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def set_process_title(title: str) -> None:
-    """Set the command line that `ps` shows, by overwriting the memory of our arguments as far as it reaches."""
+    """Set the command line that `ps` shows: overwrite the memory of the arguments, which may cut off the title."""
     fields = read_bytes("/proc/self/stat").rpartition(b")")[2].split()
     start, end = (int(fields[45]), int(fields[46])) if len(fields) > 46 else (0, 0)
     if 0 < start < end:
@@ -167,7 +168,7 @@ def set_process_title(title: str) -> None:
 
 @contextlib.contextmanager
 def short_socket_path(folder: str, name: str) -> Iterator[str]:
-    """Yield a short path of a socket in a folder: the address of a socket has room for 107 bytes only.
+    """Yield a short path of a socket in a folder, because the address of a unix socket has at most 107 bytes.
 
     Raises:
         OSError: The folder does not exist.
@@ -192,7 +193,7 @@ def reserve_blocks(fd: int, offset: int, length: int) -> bool:
     """Reserve disk blocks for `length` bytes from `offset` on, without changing the size of the file.
 
     Returns:
-        False if the file system cannot do that.
+        False if the filesystem cannot reserve blocks.
 
     Raises:
         OSError: The disk is full (ENOSPC, EDQUOT) or the file is not writable.
@@ -201,7 +202,7 @@ def reserve_blocks(fd: int, offset: int, length: int) -> bool:
 
 
 def punch_hole(fd: int, offset: int, length: int) -> bool:
-    """Return the blocks of a range to the file system; the range then reads as zeros. False if that is impossible."""
+    """Free the disk blocks of a range, which then reads as zeros; return false if the filesystem cannot do it."""
     return _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length)
 
 
@@ -218,8 +219,8 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def write_atomically(path: str, data: bytes, mode: int = 0o600, *, durable: bool = False) -> None:
-    """Replace a file so that readers see the old or the new content, never a part; `durable`: also after a crash."""
-    # `tempfile` would import half of the standard library.
+    """Replace a file, so that readers see the old or the new content; with `durable` also after a crash."""
+    # The import of `tempfile` would take long.
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{os.urandom(6).hex()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -239,12 +240,12 @@ def write_atomically(path: str, data: bytes, mode: int = 0o600, *, durable: bool
 
 
 def write_json(path: str, value: Any) -> None:
-    """Replace a JSON file, see `write_atomically`."""
+    """Replace a file by JSON, with `write_atomically`."""
     write_atomically(path, (json.dumps(value, separators=(",", ":")) + "\n").encode())
 
 
 def read_json(path: str, limit: int = 16 << 20) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or `None` if there is none, it is unreadable, or it has over `limit` bytes."""
+    """Return the JSON object in a file; `None` if the file is missing, invalid, or larger than `limit` bytes."""
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read(limit))
@@ -254,7 +255,7 @@ def read_json(path: str, limit: int = 16 << 20) -> dict[str, Any] | None:
 
 
 def read_bytes(path: str, limit: int = 1 << 20) -> bytes:
-    """Return the first `limit` bytes of a file, or nothing if it cannot be read."""
+    """Return the first `limit` bytes of a file; no bytes if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(limit)

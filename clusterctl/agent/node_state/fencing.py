@@ -1,6 +1,6 @@
-"""Epoch, lease and fence of a run on this node: small files that decide who may command it and for how long.
+"""Epoch, lease and fence of a run on this node: small files that limit which controller may command the run.
 
-Epoch and lease are overwritten in place, so a full disk keeps no controller from stopping a run.
+Epoch and lease files are overwritten in place. So a controller can stop a run even if the disk is full.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.record_types import ExitRecord
 
 _FENCE_WRITE_TIMEOUT_S = 2.0
-"""Signals wait this long for the fence file: a disk that hangs must not keep the workers alive."""
+"""Timeout in seconds for writing the fence file; after that, the waiter ends the workers without the file."""
 
 
 def read_epoch(path: str) -> int:
-    """Return the highest epoch that this node has accepted, or 0."""
+    """Return the highest epoch that this node has accepted for a run, or 0."""
     text = syscalls.read_bytes(path).strip()
     return int(text) if text.isdigit() else 0
 
 
 def check_epoch(path: str, epoch: int) -> None:
-    """Accept a command of this epoch, and refuse lower epochs from now on.
+    """Check that no controller with a higher epoch has commanded the run, and store the epoch.
 
     Raises:
-        RequestError: A controller with a higher epoch has taken over.
+        RequestError: The node knows a higher epoch.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        seen = int(os.pread(fd, 64, 0).strip() or b"0")
-        if epoch < seen:
-            message = f"another controller has taken over: epoch {seen} is newer than {epoch}"
+        highest = int(os.pread(fd, 64, 0).strip() or b"0")
+        if epoch < highest:
+            message = f"another controller has taken over the run: its epoch {highest} is higher than {epoch}"
             raise RequestError(ErrorKind.STALE_EPOCH, message)
-        if epoch > seen:
+        if epoch > highest:
             os.pwrite(fd, b"%020d\n" % epoch, 0)
     finally:
         os.close(fd)
 
 
 def read_lease_clock() -> float:
-    """Return the time in seconds on the clock of leases and fences, which goes on while the machine sleeps."""
+    """Return the seconds on the clock of leases and fences, which runs while the machine is suspended."""
     return syscalls.read_boot_time()
 
 
 def read_lease(path: str) -> float | None:
-    """Return the time of the controller's last frame (`read_lease_clock`), or `None` without a lease file."""
+    """Return when the controller's last frame arrived (`read_lease_clock`), or `None` without a lease file."""
     try:
         return float(syscalls.read_bytes(path))
     except ValueError:
@@ -60,7 +60,7 @@ def read_lease(path: str) -> float | None:
 
 
 def touch_lease(path: str) -> None:
-    """Record that a controller's frame has just arrived."""
+    """Write the present time to the lease file, because a frame of the controller has arrived."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -69,9 +69,9 @@ def touch_lease(path: str) -> None:
             os.close(fd)
 
 
-def write_fence(path: str) -> None:
-    """Record, before the first signal, that a waiter ends the attempt because no controller is there."""
-    # Only a waiter whose fence has expired gets here; `serve` does without this import.
+def write_fence_file(path: str) -> None:
+    """Write the fence file: a waiter is about to end the attempt, because the controller was silent for too long."""
+    # This import is lazy, because the agent does not need it.
     import threading
 
     now = time.monotonic()
@@ -87,11 +87,11 @@ def write_fence(path: str) -> None:
 
 
 def read_fence_time(path: str, end: ExitRecord | None = None) -> float | None:
-    """Return when a waiter began to end the attempt (monotonic seconds), or `None` if no waiter did.
+    """Return when a waiter began to end the attempt (monotonic seconds), or `None` if no waiter has ended it.
 
     Args:
         path: The fence file.
-        end: The exit record of a worker; the time is 0 if only this record mentions a fence.
+        end: The exit record of a worker. If there is no fence file but this record is of a fenced worker, return 0.
     """
     since = (syscalls.read_json(path) or {}).get("mono")
     if isinstance(since, float):

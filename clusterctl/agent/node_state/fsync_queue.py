@@ -1,4 +1,4 @@
-"""Fsync of files in a child process: a disk that writes a checkpoint may take long."""
+"""Fsync of files in child processes, because an fsync takes long while the disk is busy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RETRY_S = 1.0
 
 
 class FsyncQueue:
-    """Fsyncs files one child at a time, in the order of `add`."""
+    """Fsyncs the added files in child processes, of which at most one runs."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
@@ -34,7 +34,7 @@ class FsyncQueue:
     def _schedule(self, seconds: float) -> None:
         if self._fd < 0 and not self._is_scheduled and self._paths:
             self._is_scheduled = True
-            self._loop.after(seconds, self._begin)
+            self._loop.call_later(seconds, self._begin)
 
     def _begin(self) -> None:
         self._is_scheduled = False
@@ -54,16 +54,16 @@ class FsyncQueue:
         self._loop.on_readable(self._fd, self._end)
 
     def _end(self) -> None:
-        # The child answers nothing; its end is the answer.
+        # Wait for the end of the child; its result does not matter.
         if os.read(self._fd, 4096):
             return
-        self._loop.forget(self._fd)
+        self._loop.remove_descriptor(self._fd)
         os.close(self._fd)
         self._fd = -1
         self._schedule(0.0)
 
     def flush_and_close(self, seconds: float) -> None:
-        """Fsync all queued files, at most for that many seconds; the loop need not run any more."""
+        """Fsync all queued files, for at most `seconds`, without the event loop."""
         deadline = time.monotonic() + seconds
         if self._fd < 0 and self._paths:
             self._begin()

@@ -1,6 +1,6 @@
-"""The journal of a run on a node, its single writer, its readers, and the state that it describes.
+"""The journal of a run on a node: its writer, its readers, and the state of the run that results from its events.
 
-Each line is a JSON object; sequence numbers rise by one.
+Each line of the journal is an event as a JSON object. Sequence numbers rise by one.
 """
 
 from __future__ import annotations
@@ -22,25 +22,29 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class NodeState:
-    """State of a run on this node, folded from its journal; ranks, ports and exits belong to the newest attempt.
+class JournalState:
+    """State of a run on this node, computed from its journal. Ranks, ports and exits are those of the newest attempt.
 
     Attributes:
         seq: Sequence number of the last event.
-        attempt: The newest attempt, -1 before the first.
-        finished: The event that finished the run.
-        boot: Boot id of the last event; after a reboot no process of the run is left.
-        start_boots: Boot id in which each rank started.
-        stopping: Monotonic time of the stop signal, and the event.
+        attempt: Number of the newest attempt, -1 before the first.
+        ports: The reserved ports.
+        started: The start event of each rank.
+        exited: The exit event of each rank.
+        swept: The event after the sweep, or `None`.
+        finished: The event that finished the run, or `None`.
+        boot_id: Boot id at the last event. If the machine has another boot id now, no process of the run lives.
+        start_boots: Boot id at the start of each rank.
+        stopping: Monotonic time of the stop signal, and the event, or `None`.
         dropped: By attempt and rank: the first valid byte of the output, and how many discarded bytes no head has.
-        began: Wall time of the first prepare.
-        ended: Wall time of the end of the run.
+        began_at: Wall time of the first `prepare`.
+        ended_at: Wall time of the end of the run.
     """
 
     seq: int = 0
     attempt: int = -1
     finished: events.Finished | None = None
-    boot: str = ""
+    boot_id: str = ""
     ports: list[int] = field(default_factory=list)
     started: dict[int, events.Started] = field(default_factory=dict)
     start_boots: dict[int, str] = field(default_factory=dict)
@@ -48,12 +52,12 @@ class NodeState:
     stopping: tuple[float, events.Stopping] | None = None
     swept: events.Swept | None = None
     dropped: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    began: float | None = None
-    ended: float | None = None
+    began_at: float | None = None
+    ended_at: float | None = None
 
     @property
-    def state(self) -> str:
-        """State of the run on the node: `new, prepared, started, stopping, exited, swept, finished`."""
+    def phase(self) -> str:
+        """How far the run is on this node: `new`, `prepared`, `started`, `stopping`, `exited`, `swept`, `finished`."""
         if self.finished is not None:
             return "finished"
         if self.swept is not None:
@@ -65,15 +69,15 @@ class NodeState:
         return "prepared" if self.attempt >= 0 else "new"
 
 
-def apply_event(state: NodeState, stamp: events.Stamp, event: events.Event) -> None:
-    """Apply one event to a state."""
-    state.seq, state.boot = stamp.seq, stamp.boot
+def apply_event(state: JournalState, stamp: events.Stamp, event: events.Event) -> None:
+    """Update a state with the next event of the journal."""
+    state.seq, state.boot_id = stamp.seq, stamp.boot
     if isinstance(event, events.Prepared):
         state.attempt, state.ports = event.attempt, event.ports
         state.started, state.start_boots, state.exited = {}, {}, {}
         state.stopping, state.swept = None, None
-        if state.began is None:
-            state.began = stamp.wall
+        if state.began_at is None:
+            state.began_at = stamp.wall
     elif isinstance(event, events.Started):
         state.started[event.rank], state.start_boots[event.rank] = event, stamp.boot
     elif isinstance(event, events.Exited):
@@ -83,16 +87,16 @@ def apply_event(state: NodeState, stamp: events.Stamp, event: events.Event) -> N
     elif isinstance(event, events.Swept):
         state.swept = event
     elif isinstance(event, events.Finished):
-        state.finished, state.ended = event, stamp.wall
+        state.finished, state.ended_at = event, stamp.wall
     elif isinstance(event, events.OutputDropped):
         key = (event.attempt, event.rank)
         first_valid, lost = state.dropped.get(key, (0, 0))
         state.dropped[key] = (max(first_valid, event.first_valid), lost + event.lost)
 
 
-def fold_journal(entries: Iterable[tuple[events.Stamp, events.Event]]) -> NodeState:
-    """Return the state that a whole journal describes."""
-    state = NodeState()
+def fold_journal(entries: Iterable[tuple[events.Stamp, events.Event]]) -> JournalState:
+    """Return the state after all events of a journal."""
+    state = JournalState()
     for stamp, event in entries:
         apply_event(state, stamp, event)
     return state
@@ -101,16 +105,16 @@ def fold_journal(entries: Iterable[tuple[events.Stamp, events.Event]]) -> NodeSt
 _RESERVE_BYTES = 1 << 20
 _MIN_RESERVE_BYTES = 256 << 10
 _READ_BYTES = 64 << 10
-"""A journal may be larger than the memory, so it is read in pieces of this size."""
+"""The reader reads pieces of this size, because a journal may be larger than the memory."""
 
 
 class JournalReader:
-    """Reads the complete lines of a growing journal, with no open descriptor between two reads.
+    """Reads the new lines of a growing journal; the file is open only during a read.
 
-    A torn last line is read when it is complete.
+    An incomplete last line is not read before it is complete.
 
     Attributes:
-        was_restarted: The last read found another file or a shorter one, and read it from the start.
+        was_restarted: The file was replaced or truncated, so the last read began at the start of the file.
     """
 
     def __init__(self, path: str) -> None:
@@ -119,9 +123,9 @@ class JournalReader:
         self._position = self._inode = 0
 
     def read_lines(self) -> Iterator[bytes]:
-        """Yield the new lines without their newline, piece by piece.
+        """Yield the new lines without their newline.
 
-        Lines that the caller does not take are yielded again by the next call.
+        If the caller stops early, the next call yields the other lines.
         """
         self.was_restarted = False
         try:
@@ -143,7 +147,7 @@ class JournalReader:
                 yield line[:-1]
 
     def read_events(self) -> Iterator[tuple[events.Stamp, events.Event]]:
-        """Yield the events of the new lines; unknown kinds are skipped."""
+        """Yield the events of the new lines, without events of unknown kinds."""
         for line in self.read_lines():
             with contextlib.suppress(frames.FrameError):
                 entry = events.decode_event(line)
@@ -152,19 +156,19 @@ class JournalReader:
 
 
 def read_journal(path: str) -> Iterator[tuple[events.Stamp, events.Event]]:
-    """Yield the events of a journal; a torn last line and unknown kinds are skipped."""
+    """Yield the events of a journal, without an incomplete last line and without events of unknown kinds."""
     return JournalReader(path).read_events()
 
 
 class JournalWriter:
-    """The writer of a journal; only the supervisor of a run has one.
+    """Appends events to the journal of a run. Only the supervisor of the run uses it.
 
-    It reserves space beyond the end of the file for a full disk. Lines that do not fit are queued until `flush`
-    succeeds.
+    The writer reserves disk space beyond the end of the file, so that it can write even if the disk is full. Lines that
+    still do not fit are queued until `flush` succeeds.
     """
 
     def __init__(self, path: str) -> None:
-        """Open the journal, cut off a torn last line and continue its sequence numbers."""
+        """Open the journal, remove an incomplete last line, and continue its sequence numbers."""
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._waiting: deque[bytes] = deque()
         self._end = 0
@@ -186,7 +190,7 @@ class JournalWriter:
             self._reserved = self._end + _RESERVE_BYTES
 
     def append(self, event: events.Event) -> events.Stamp:
-        """Append an event behind the queued ones; followers see it as soon as it is written."""
+        """Append an event after the queued ones; return its number and time."""
         self.seq += 1
         stamp = events.Stamp(self.seq, time.time(), time.monotonic(), proc.read_boot_id())
         self._waiting.append(events.encode_event(stamp, event).encode() + b"\n")
@@ -199,7 +203,8 @@ class JournalWriter:
             try:
                 syscalls.write_all(self._fd, self._waiting[0])
             except OSError:
-                # A part of a line would spoil the next one. This also gives back the reserve, which was too small.
+                # Remove an incomplete line, because the next line would be appended to it. This frees the reserved
+                # space too, which was too small.
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._fd, self._end)
                 self._reserved = self._end
@@ -216,17 +221,17 @@ class JournalWriter:
 
 
 class JournalCache:
-    """States of all runs on this node, each folded only for new lines. Callers must not change a returned state."""
+    """Computes the states of all runs on this node, each only from new lines. Callers must not change a state."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[JournalReader, NodeState]] = {}
+        self._known: dict[str, tuple[JournalReader, JournalState]] = {}
 
-    def read_state(self, run: RunDir) -> NodeState:
-        """Return the state of a run; without a journal it is a new state."""
-        reader, state = self._known.get(run.path) or (JournalReader(run.journal), NodeState())
+    def read_state(self, run: RunDir) -> JournalState:
+        """Return the present state of a run, or an empty state if the run has no journal."""
+        reader, state = self._known.get(run.path) or (JournalReader(run.journal_file), JournalState())
         entries = reader.read_events()
         if reader.was_restarted:
-            state = NodeState()
+            state = JournalState()
         for entry in entries:
             apply_event(state, *entry)
         self._known[run.path] = (reader, state)

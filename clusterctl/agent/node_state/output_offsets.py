@@ -1,13 +1,13 @@
 """Offsets of each worker's output, and readers of output files and time indices.
 
-A byte of output keeps its offset forever, although its file may lose its front (punched out when space is short) or
-all of it (a worker that opens `/dev/stderr` with O_TRUNC empties its own output). `file_start` is the offset of the
-first byte of the file. The records are overwritten in place, so a full disk does not prevent this.
+A byte of output keeps its offset forever, although the start of the file may change. The supervisor discards the front
+of a file if space is short. A worker that opens `/dev/stderr` with O_TRUNC empties its own output; `file_start` is then
+the offset of the first byte of the file. The offset records are overwritten in place, which works on a full disk.
 
-The supervisor writes every field but `sent`; the session that sends the output writes `sent`.
+The supervisor writes all fields except `sent`. The session that sends the output writes `sent`.
 
-The front of a time index is punched out with the output that it describes: 16 B a second are much in a long run. It
-then reads as zeros; no record is all zeros, so the file itself shows where it starts.
+The front of a time index is discarded together with the output that it describes: 16 B a second are much in a long run.
+The discarded part reads as zeros. No index record consists of zeros, so the file itself shows where the index starts.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 _OFFSETS_RECORD, _SENT_RECORD = struct.Struct("<6Q16x"), struct.Struct("<2Q")
-"""Both sizes divide the page size, so a record never spans two pages and one write is atomic."""
+"""Both sizes divide the page size. So a record never spans two pages, and a write of a record is atomic."""
 
 
 @dataclass
 class OutputOffsets:
-    """Offsets of one output. They count bytes of the output, not of its file.
+    """Offsets of one output. They count bytes of the whole output, and not of its present file.
 
     Attributes:
-        file_start: Offset of the first byte of the file.
-        first_valid: Offset before which bytes are gone; at least `file_start`.
-        size: Size of the output at the last update.
+        file_start: Offset of the first byte of the present file.
+        first_valid: Offset of the first byte that was not discarded; at least `file_start`.
+        size: Size of the whole output at the last update.
         lost: Total of discarded bytes that no head has.
         replicated: Offset up to which the head has the output.
         sent: Offset up to which a session has sent the output.
@@ -50,7 +50,7 @@ class OutputOffsets:
     sent: int = 0
 
     def is_emptied(self, file_size: int) -> bool:
-        """Return whether the file is smaller than it was, so its worker has emptied it."""
+        """Return whether the worker has truncated the file, because the file is smaller than before."""
         return self.file_start + file_size < max(self.size, self.sent)
 
 
@@ -59,55 +59,55 @@ def _boot_number() -> int:
 
 
 class OffsetTable:
-    """Offsets of all outputs of an attempt, by rank. A missing record is empty; failed writes are ignored.
+    """The files with the offsets of all outputs of an attempt, by rank. Failed writes are ignored.
 
     Args:
         folder: Folder of the attempt.
     """
 
     def __init__(self, folder: str) -> None:
-        # `sent` has a folder of its own: a watch on the attempt's folder would fire at each of our own writes.
+        # `sent` has its own folder, because sessions watch the folder of the attempt and would notice their own writes.
         self._offset_table = _RecordFile(os.path.join(folder, "offsets"), _OFFSETS_RECORD)
         self._sent = _RecordFile(os.path.join(folder, "sent", "offsets"), _SENT_RECORD)
 
     def make(self, ranks: list[int]) -> None:
-        """Make the files with room for all ranks.
+        """Make the files, and reserve space for the records of these ranks.
 
         Raises:
-            OSError: There is no space.
+            OSError: The disk is full.
         """
         self._offset_table.make(ranks)
         self._sent.make(ranks)
 
     def read_offsets(self, rank: int) -> OutputOffsets:
-        """Return the record of a rank.
+        """Return the offsets of a rank; all are 0 if the files or the record do not exist.
 
         Raises:
-            OSError: The file exists and cannot be opened.
+            OSError: A file exists and cannot be opened.
         """
         *values, boot = self._offset_table.get(rank)
         offsets = OutputOffsets(*values)
         offsets.sent = self.read_sent(rank)
         if boot != _boot_number():
-            # After a reboot no process writes to the file any more, so its present size counts.
+            # After a reboot no process writes to the file any more, so its present size is its final size.
             offsets.size = offsets.file_start
         return offsets
 
     def read_sent(self, rank: int) -> int:
-        """Return the offset up to which the output of a rank was sent since the machine has started."""
+        """Return the offset up to which sessions have sent the output of a rank since the last boot."""
         end, boot = self._sent.get(rank)
         return end if boot == _boot_number() else 0
 
     def write_offsets(self, rank: int, offsets: OutputOffsets) -> None:
-        """Write all fields but `sent`."""
+        """Write the offsets of a rank, except `sent`."""
         self._offset_table.put(rank, (*astuple(offsets)[:-1], _boot_number()))
 
     def write_sent(self, rank: int, end: int) -> None:
-        """Write the offset up to which the output of a rank is sent."""
+        """Record that a session has sent the output of a rank up to the offset `end`."""
         self._sent.put(rank, (end, _boot_number()))
 
     def close(self) -> None:
-        """Close the descriptors; the next access opens the files again."""
+        """Close the files; the next access opens them again."""
         self._offset_table.close()
         self._sent.close()
 
@@ -134,7 +134,7 @@ class _RecordFile:
             return self._form.unpack(bytes(self._form.size))
         place = (self._form.size, rank * self._form.size)
         data = os.pread(fd, *place)
-        # A write may be in progress: two equal reads are a complete record.
+        # A write may be in progress. If two reads are equal, the record is complete.
         while data != (again := os.pread(fd, *place)):
             data = again
         return self._form.unpack(data.ljust(self._form.size, b"\0"))
@@ -159,14 +159,14 @@ _INDEX_BLOCK = 4096
 
 
 def find_first_index_byte(fd: int, size: int) -> int:
-    """Return the first byte of an index of `size` bytes that is not punched out."""
+    """Return the offset of the first record of a time index that was not discarded; `size` is the size of the file."""
     return 0 if _read_record(fd, 0) else _find_first_record(fd, size, lambda size_at: size_at > 0) * _INDEX_RECORD.size
 
 
 def count_obsolete_index_bytes(fd: int, size: int, first_byte: int) -> int:
-    """Return how many bytes at the start of an index describe only output before `first_byte`, in whole blocks.
+    """Return how many bytes at the start of a time index describe only output before `first_byte`, in whole blocks.
 
-    The last such record stays: it has the earliest time of the first remaining byte.
+    The last record before `first_byte` does not count: it is the start of the time in which `first_byte` was written.
     """
     records = _find_first_record(fd, size, lambda size_at: size_at >= first_byte)
     return max(0, records - 1) * _INDEX_RECORD.size // _INDEX_BLOCK * _INDEX_BLOCK
@@ -190,12 +190,12 @@ def _read_record(fd: int, number: int) -> int:
 
 @dataclass(frozen=True)
 class OutputPiece:
-    """A piece of an output. Offsets count bytes of the output, not of its file.
+    """A piece of an output. Offsets count bytes of the whole output, and not of its present file.
 
     Attributes:
         offset: Offset of the first byte of `data`.
         size: Size of the whole output.
-        first_valid: Offset before which bytes are gone.
+        first_valid: Offset of the first byte that was not discarded.
     """
 
     offset: int
@@ -207,7 +207,7 @@ class OutputPiece:
 def read_output(
     path: str, offset_table: OffsetTable, rank: int, offset: int, length: int, *, sending: bool = False
 ) -> OutputPiece | None:
-    """Return a piece of an output from `offset` on, or from its first valid byte if that is later.
+    """Return a piece of an output that starts at `offset`, or at the first valid byte if `offset` is before it.
 
     Args:
         path: The output file.
@@ -215,11 +215,11 @@ def read_output(
         rank: The rank of the output.
         offset: Start of the piece; a negative offset counts from the end.
         length: Maximum number of bytes.
-        sending: The piece goes to a controller. Its end is recorded before the piece is verified, so that bytes of an
-            emptied file get offsets behind it.
+        sending: The caller sends the piece to a controller. Then `sent` is written before the final check. If the
+            worker empties the file later, its new output gets offsets after the piece.
 
     Returns:
-        `None` if the file was emptied and the supervisor has not noticed yet: its bytes have no offset until then.
+        The piece; `None` if the worker has emptied the file and the supervisor has not yet updated the offsets.
 
     Raises:
         OSError: The file cannot be opened.
@@ -245,11 +245,11 @@ def read_output(
 
 
 def read_growing_file(path: str, name: str, offset: int, length: int) -> OutputPiece:
-    """Return a piece of a file that only grows; see `read_output` for the offsets.
+    """Return a piece of a file that only grows; the front of samples and time indices may be discarded.
 
     Args:
         path: The file.
-        name: Its name in the run; the front of samples and indices may be discarded.
+        name: Name of the file in the run.
         offset: Start of the piece.
         length: Maximum number of bytes.
 
@@ -265,7 +265,7 @@ def read_growing_file(path: str, name: str, offset: int, length: int) -> OutputP
             begin = max(start, first)
             data = os.pread(fd, length, begin)
             size = os.fstat(fd).st_size
-            # The discarded front of the samples follows from the size, which grows before the front goes.
+            # The size of the samples file determines its discarded front. The file grows before the front is discarded.
             if _find_first_valid(name, fd, size) <= begin:
                 return OutputPiece(begin, data, size, first)
 
@@ -277,7 +277,7 @@ def _find_first_valid(name: str, fd: int, size: int) -> int:
 
 
 def _check_output(fd: int, offset_table: OffsetTable, rank: int) -> tuple[OutputOffsets, int | None]:
-    """Return the offsets and the size of an output; the size is `None` if its file was emptied."""
+    """Return the offsets and the size of an output; the size is `None` if the worker has emptied the file."""
     size = os.fstat(fd).st_size
     # Read the record after the file size: the supervisor writes the record before it changes the file.
     now = offset_table.read_offsets(rank)

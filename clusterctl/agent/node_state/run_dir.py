@@ -1,4 +1,4 @@
-"""Paths on a node: the state root, the directory of a run, and each file in it.
+"""Paths on a node: the state root, the directory of a run, and the files in this directory.
 
 STATE_ROOT/inject/CONTENT/
 STATE_ROOT/nodes/RUN/NODE/
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 def find_filesystem_type(path: str, root: str = "") -> str:
-    """Return the type of the filesystem that holds `path`, or "". `root` is the prefix of /proc."""
+    """Return the type of the filesystem that contains `path`, or "" if it is unknown; `root` is the prefix of /proc."""
     mount = filesystems.find_mount(os.path.realpath(path), filesystems.list_mounts(root))
     return "" if mount is None else mount.fstype
 
 
 def is_on_network_filesystem(path: str, root: str = "") -> bool:
-    """Return whether `path` (or its nearest existing parent) lies on a filesystem that other machines may share.
+    """Return whether `path`, or its nearest existing parent, lies on a network filesystem.
 
-    FUSE counts too: most FUSE filesystems are remote, and no list of their names is complete.
+    The answer is also true for unknown FUSE filesystems, because most of them are remote.
     """
     while not os.path.exists(path) and path != "/":
         path = os.path.dirname(path)
@@ -46,7 +46,14 @@ def is_on_network_filesystem(path: str, root: str = "") -> bool:
 
 
 def choose_state_root(environ: dict[str, str], home: str, uid: int, root: str = "") -> str:
-    """Return the state root: in the home, or in /var/tmp if the home is remote. `root` is the prefix of /proc."""
+    """Return the state root: in the home, or in /var/tmp if the home is on a network filesystem.
+
+    Args:
+        environ: Environment of the user.
+        home: Home folder of the user.
+        uid: User id.
+        root: Prefix of /proc.
+    """
     base = environ.get("XDG_STATE_HOME", "")
     local = os.path.join(base if os.path.isabs(base) else os.path.join(home, ".local/state"), "clusterctl")
     return f"/var/tmp/clusterctl-{uid}" if is_on_network_filesystem(local, root) else local
@@ -56,7 +63,7 @@ def make_state_root() -> str:
     """Make and check the state root of this user on this machine; return its path.
 
     Raises:
-        RequestError: It cannot be written, or belongs to another user.
+        RequestError: The folder is not writable, or belongs to another user.
     """
     root = choose_state_root(dict(os.environ), os.path.expanduser("~"), os.getuid())
     try:
@@ -66,9 +73,9 @@ def make_state_root() -> str:
             what = f"belongs to uid {info.st_uid}" if stat.S_ISDIR(info.st_mode) else "is not a folder"
             raise make_refused_error(f"{root} {what}", "set XDG_STATE_HOME to a folder of your own on a local disk")
         if info.st_mode & 0o022:
-            # A umask of 002 leaves it group-writable, and the group could replace the folder of a run.
+            # With a umask of 002, the group could write to the state root and replace the folder of a run.
             os.chmod(root, 0o700)
-        # `tempfile` would do the same, but its import takes longer than the rest of a hello.
+        # The import of `tempfile` would take longer than the rest of a `hello`.
         path = os.path.join(root, f".try-{os.getpid()}-{os.urandom(6).hex()}")
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         os.unlink(path)
@@ -84,10 +91,10 @@ def make_state_root() -> str:
 
 
 def _quote_name(name: str) -> str:
-    # This import is lazy: it would be a large part of the agent's start.
+    # This import is lazy, because it takes long and not each agent needs it.
     from urllib.parse import quote
 
-    # No colon: the folder below is on PYTHONPATH, which a colon would split.
+    # Quote colons too, because PYTHONPATH cannot contain a folder with a colon.
     quoted = quote(name, safe="@+,=")
     return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted
 
@@ -113,7 +120,7 @@ class RunDir:
 
     @property
     def key(self) -> str:
-        """Hash of user, run and node."""
+        """Hash of user id, run and node."""
         text = f"{os.getuid()}\0{self.run}\0{self.node}"
         import hashlib
 
@@ -121,86 +128,86 @@ class RunDir:
 
     @property
     def short_key(self) -> str:
-        """Short form of the key, for names that other users can see."""
+        """The first characters of `key`, for process titles, which other users can see."""
         return self.key[:6]
 
-    def file(self, name: str) -> str:
-        """Return the path of a file of the run."""
+    def file_path(self, name: str) -> str:
+        """Return the path of a file in the directory of the run."""
         return os.path.join(self.path, name)
 
     @property
-    def socket(self) -> str:
-        """Socket of the supervisor."""
-        return self.file("socket")
+    def socket_path(self) -> str:
+        """Path of the supervisor's socket."""
+        return self.file_path("socket")
 
     @property
-    def lock(self) -> str:
-        """Lock file of the supervisor."""
-        return self.file("lock")
+    def lock_file(self) -> str:
+        """Path of the supervisor's lock file."""
+        return self.file_path("lock")
 
     @property
-    def journal(self) -> str:
+    def journal_file(self) -> str:
         """Path of the journal."""
-        return self.file(run_files.JOURNAL_FILE)
+        return self.file_path(run_files.JOURNAL_FILE)
 
     @property
-    def samples(self) -> str:
-        """Path of the samples."""
-        return self.file(run_files.SAMPLES_FILE)
+    def samples_file(self) -> str:
+        """Path of the samples file."""
+        return self.file_path(run_files.SAMPLES_FILE)
 
     @property
     def prepare_file(self) -> str:
-        """Path of the last `Prepare` that was carried out."""
-        return self.file("prepare.json")
+        """Path of the file with the last accepted `Prepare` request."""
+        return self.file_path("prepare.json")
 
     @property
-    def lease(self) -> str:
-        """Path of the lease: the time of the controller's last frame (`fencing.read_lease_clock`)."""
-        return self.file("lease")
+    def lease_file(self) -> str:
+        """Path of the lease file, which has the time of the controller's last frame (`fencing.read_lease_clock`)."""
+        return self.file_path("lease")
 
     @property
-    def epoch(self) -> str:
-        """Path of the highest accepted epoch."""
-        return self.file("epoch")
+    def epoch_file(self) -> str:
+        """Path of the file with the highest accepted epoch."""
+        return self.file_path("epoch")
 
     @property
-    def log(self) -> str:
-        """Path of the supervisor's own log."""
-        return self.file("supervisor.log")
+    def log_file(self) -> str:
+        """Path of the supervisor's log."""
+        return self.file_path("supervisor.log")
 
-    def attempt(self, attempt: int) -> str:
+    def attempt_dir(self, attempt: int) -> str:
         """Return the directory of an attempt."""
-        return self.file(f"attempt-{attempt}")
+        return self.file_path(f"attempt-{attempt}")
 
     def start_file(self, attempt: int) -> str:
-        """Return the path of the list of workers that an attempt was to start."""
-        return os.path.join(self.attempt(attempt), "start.json")
+        """Return the path of the list of workers that an attempt starts."""
+        return os.path.join(self.attempt_dir(attempt), "start.json")
 
-    def fence(self, attempt: int) -> str:
-        """Return the path of the fence file: waiters write it when they end an attempt for want of a controller."""
-        return os.path.join(self.attempt(attempt), "fence")
+    def fence_file(self, attempt: int) -> str:
+        """Return the path of the fence file, which a waiter writes when it ends an attempt without a controller."""
+        return os.path.join(self.attempt_dir(attempt), "fence")
 
-    def of_rank(self, attempt: int, rank: int, kind: str) -> str:
+    def rank_file(self, attempt: int, rank: int, kind: str) -> str:
         """Return the path of a file of one rank: `log`, `idx`, `spawn`, `exit` or `error.json`."""
-        return os.path.join(self.attempt(attempt), f"rank-{rank}.{kind}")
+        return os.path.join(self.attempt_dir(attempt), f"rank-{rank}.{kind}")
 
     def status_dir(self, attempt: int) -> str:
-        """Return the folder of the workers' status files, on a tmpfs if there is one."""
+        """Return the folder of the workers' status files, on a tmpfs if the machine has one."""
         return os.path.join(self.tmpfs_dir() or self.path, f"{self.key[:16]}-{attempt}")
 
-    def secrets(self) -> str | None:
-        """Return the path of the secrets for a later attempt, or `None` without a private tmpfs folder."""
+    def secrets_file(self) -> str | None:
+        """Return the path of the stored secrets of the run, or `None` without a private tmpfs folder."""
         place = self.tmpfs_dir()
         is_in_memory = place is not None and find_filesystem_type(place) in ("tmpfs", "ramfs")
         return os.path.join(place, f"{self.key[:16]}.secrets") if place is not None and is_in_memory else None
 
     def tmpfs_dir(self) -> str | None:
         """Return the private tmpfs folder of the run, or `None` if the machine has none."""
-        folder = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
+        folder = read_bytes(self.file_path("memory")).decode("utf-8", "surrogateescape")
         return folder if folder and _is_private_folder(folder) else None
 
     def make(self) -> None:
-        """Make the directory of the run, and its folder on the tmpfs."""
+        """Make the directory of the run, and its private folder on the tmpfs."""
         with lock_state_root(self.root, fcntl.LOCK_SH):
             os.makedirs(self.path, mode=0o700, exist_ok=True)
         if self.tmpfs_dir() is None:
@@ -208,7 +215,7 @@ class RunDir:
                 # The name is random, so no other user can make this folder first.
                 place = f"/dev/shm/clusterctl-{os.getuid()}-{os.urandom(8).hex()}"
                 os.mkdir(place, 0o700)
-                with open(self.file("memory"), "wb") as file:
+                with open(self.file_path("memory"), "wb") as file:
                     file.write(place.encode("utf-8", "surrogateescape"))
 
     def remove_tmpfs_dir(self) -> None:
@@ -220,20 +227,16 @@ class RunDir:
 
 
 @contextlib.contextmanager
-def lock_state_root(root: str, how: int) -> Iterator[None]:
-    """Hold the lock of a state root: shared to make a run, exclusive to remove files that all runs share."""
+def lock_state_root(root: str, lock_type: int) -> Iterator[None]:
+    """Hold the lock of a state root: LOCK_SH to make a run, LOCK_EX to remove files that all runs share."""
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # Some filesystems have no locks.
+        # Some filesystems do not support locks.
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, how)
+            fcntl.flock(fd, lock_type)
         yield
     finally:
         os.close(fd)
-
-
-SECRETS_NOT_KEPT = "who adopts the run cannot restart it if it has secrets"
-"""Consequence if secrets cannot be stored in memory."""
 
 
 def _is_private_folder(path: str) -> bool:
@@ -246,7 +249,7 @@ def _is_private_folder(path: str) -> bool:
 
 
 def list_run_dirs(root: str) -> Iterator[RunDir]:
-    """Yield every run that has a directory on this node."""
+    """Yield all runs that have a directory on this node."""
     from urllib.parse import unquote
 
     top = os.path.join(root, "nodes")
@@ -256,10 +259,10 @@ def list_run_dirs(root: str) -> Iterator[RunDir]:
 
 
 def read_spawn_record(path: str) -> SpawnRecord | None:
-    """Return the identities that a waiter wrote when it forked its worker, or `None`."""
+    """Return the identities of a worker and its waiter from a spawn file, or `None`."""
     return read_json(path)  # type: ignore[return-value]
 
 
 def read_exit_record(path: str) -> ExitRecord | None:
-    """Return how a worker ended, as its waiter wrote it, or `None`."""
+    """Return how a worker ended, from its exit file, or `None`."""
     return read_json(path)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Secrets for later attempts, stored on a tmpfs (0600) while the run lasts, and never on a disk."""
+"""The secrets of a run, stored for later attempts on a tmpfs (0600) until the run ends, and never on a disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import command_messages
 
 if TYPE_CHECKING:
@@ -19,55 +18,56 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.run_requests import StartArguments
 
 _NAMES_FILE = "secrets.names"
-"""File in the run directory with the names of the workers' secrets."""
+"""Name of the file in the run directory with the names of the secrets."""
 
 
 def store_or_restore_secrets(run: RunDir, start: StartArguments, report: Callable[[str], None]) -> StartArguments:
-    """Store the secrets of a start for later attempts; fill in the stored ones if the start brings none.
+    """Store the secrets of a start request, or return the request with the stored secrets if it has none.
 
     Args:
         run: The run.
-        start: The start, with or without secrets.
-        report: Called with the reason and the consequence if the secrets cannot be stored: any user can fill the tmpfs.
+        start: The start request, with or without secrets.
+        report: Called with a text if the secrets cannot be stored, for example because the tmpfs is full.
 
     Raises:
-        RequestError: The secrets were not stored, or are gone: workers must not start without them.
+        RequestError: The request has no secrets, and the secrets of the run are not stored.
     """
-    folder = run.secrets()
+    file = run.secrets_file()
     if start.secrets:
         if start.keep_secrets:
             with contextlib.suppress(OSError):
-                syscalls.write_json(run.file(_NAMES_FILE), {"names": sorted(start.secrets)})
+                syscalls.write_json(run.file_path(_NAMES_FILE), {"names": sorted(start.secrets)})
             try:
-                if folder is not None:
-                    syscalls.write_json(folder, start.secrets)
+                if file is not None:
+                    syscalls.write_json(file, start.secrets)
             except OSError as error:
-                report(f"{os.path.dirname(folder or '')}: {error.strerror}: {run_dir.SECRETS_NOT_KEPT}")
-                # The secrets of an earlier attempt must not replace these.
+                folder, consequence = os.path.dirname(file or ""), "a controller that adopts the run cannot restart it"
+                report(f"cannot store the secrets in {folder}: {error.strerror}: {consequence}")
+                # A later attempt must not use the secrets of an earlier attempt.
                 remove_secrets(run)
         return start
-    listed = syscalls.read_json(run.file(_NAMES_FILE)) if start.keep_secrets else None
-    if listed is None:
+    stored_names = syscalls.read_json(run.file_path(_NAMES_FILE)) if start.keep_secrets else None
+    if stored_names is None:
         return start
-    secrets = syscalls.read_json(folder) if folder is not None else None
+    secrets = syscalls.read_json(file) if file is not None else None
     if secrets is None:
         raise command_messages.make_refused_error(
-            f"the secrets of run {run.run} are not kept on this node: {', '.join(listed['names'])}",
-            "only the controller that was given them can restart it: start the run anew",
+            f"the secrets of run {run.run} are not stored on this node: {', '.join(stored_names['names'])}",
+            "only the first controller of the run knows them: start a new run",
         )
     return dataclasses.replace(start, secrets={str(k): str(v) for k, v in secrets.items()})
 
 
 def remove_secrets(run: RunDir) -> None:
     """Remove the stored secrets of a run."""
-    folder = run.secrets()
-    if folder is not None:
+    file = run.secrets_file()
+    if file is not None:
         with contextlib.suppress(OSError):
-            os.unlink(folder)
+            os.unlink(file)
 
 
 def remove_tmpfs_files(run: RunDir, attempts: int) -> None:
-    """Remove everything of a run from the tmpfs, for this number of attempts."""
+    """Remove the secrets of a run and the status files of its first `attempts` attempts from the tmpfs."""
     remove_secrets(run)
     for number in range(attempts):
         shutil.rmtree(run.status_dir(number), ignore_errors=True)

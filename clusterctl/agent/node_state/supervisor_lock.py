@@ -1,7 +1,7 @@
-"""The lock and the socket of a run's only supervisor.
+"""The lock of a run's supervisor, and the socket on which it listens.
 
-Both lie in the directory of the run, which no other user may enter. An abstract socket name could be taken by any user
-before the supervisor binds it.
+The lock allows one supervisor for each run. Both files lie in the directory of the run, which no other user may enter.
+An abstract socket name would not be safe: any user could bind it before the supervisor.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _LOCK = struct.Struct("@hhqqi4x")
 
 
 class SupervisorLock:
-    """The lock and the listening socket that this process holds as supervisor of a run.
+    """The lock and the listening socket of this process, the supervisor of a run.
 
-    The lock belongs to the process (fcntl(2)), so a fork does not inherit it. The process loses it when it closes any
-    descriptor of the file: nothing else may open that file here.
+    The lock belongs to the process (fcntl(2)), so a fork does not inherit it. The process loses the lock when it closes
+    any descriptor of the lock file, so no other code of this process may open the file.
 
     Attributes:
         listener: The listening socket.
@@ -38,28 +38,30 @@ class SupervisorLock:
 
         Raises:
             BlockingIOError: Another process has the lock.
-            OSError: The files cannot be made.
+            OSError: The lock file or the socket cannot be made.
         """
         self._run = run
         self._lock = _open_lock(run)
         self.listener, self._socket = _open_listener(run)
 
     def restore(self) -> socket.socket | None:
-        """Make the lock file and the socket again if somebody has removed them.
+        """Make the lock file and the socket again if another process has removed them.
 
-        Return the replaced listener, which the caller closes, or `None`.
-        A removed run directory is not made again: the next command then finds that the run is gone.
+        If the whole run directory was removed, do nothing: the run is gone.
+
+        Returns:
+            The old listener if there is a new one. The caller has to close it.
 
         Raises:
-            BlockingIOError: Another supervisor has taken the lock meanwhile.
+            BlockingIOError: Another supervisor has locked a new lock file.
             OSError: A file cannot be made.
         """
         if _read_inode(self._run.path) is None:
             return None
-        if _read_inode(self._run.lock) != _get_inode(os.fstat(self._lock)):
+        if _read_inode(self._run.lock_file) != _get_inode(os.fstat(self._lock)):
             lock, self._lock = self._lock, _open_lock(self._run)
             os.close(lock)
-        if _read_inode(self._run.socket) == self._socket:
+        if _read_inode(self._run.socket_path) == self._socket:
             return None
         replaced = self.listener
         self.listener, self._socket = _open_listener(self._run)
@@ -67,22 +69,22 @@ class SupervisorLock:
 
     def release(self) -> None:
         """Remove the socket and release the lock."""
-        if _read_inode(self._run.socket) == self._socket:
+        if _read_inode(self._run.socket_path) == self._socket:
             with contextlib.suppress(OSError):
-                os.unlink(self._run.socket)
+                os.unlink(self._run.socket_path)
         self.listener.close()
         os.close(self._lock)
 
 
 def connect_to_supervisor(run: RunDir) -> socket.socket | None:
-    """Return a connection to the supervisor of a run, or `None` if it has none.
+    """Return a connection to the supervisor of a run, or `None` if the run has no supervisor.
 
     Raises:
-        BlockingIOError: The supervisor is there, but its backlog is full.
+        BlockingIOError: The supervisor exists, but its queue of new connections is full.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
-        with syscalls.short_socket_path(run.path, os.path.basename(run.socket)) as name:
+        with syscalls.short_socket_path(run.path, os.path.basename(run.socket_path)) as name:
             sock.connect(name)
     except OSError as error:
         sock.close()
@@ -93,12 +95,12 @@ def connect_to_supervisor(run: RunDir) -> socket.socket | None:
 
 
 def find_lock_owner(run: RunDir) -> int | None:
-    """Return the pid of a run's supervisor, or `None`.
+    """Return the pid of the process that holds the supervisor lock of a run, or `None`.
 
-    The supervisor itself must not call this: it would lose its lock.
+    The supervisor itself must not call this, because it would lose its lock.
     """
     try:
-        fd = os.open(run.lock, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(run.lock_file, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -111,11 +113,11 @@ def find_lock_owner(run: RunDir) -> int | None:
 
 
 def _open_lock(run: RunDir) -> int:
-    fd = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = os.open(run.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _read_inode(run.lock) != _get_inode(os.fstat(fd)):
-            raise BlockingIOError(f"{run.lock} was replaced")
+        if _read_inode(run.lock_file) != _get_inode(os.fstat(fd)):
+            raise BlockingIOError(f"{run.lock_file} was replaced")
     except PermissionError as error:
         os.close(fd)
         raise BlockingIOError(str(error)) from error
@@ -126,18 +128,18 @@ def _open_lock(run: RunDir) -> int:
 
 
 def _open_listener(run: RunDir) -> tuple[socket.socket, tuple[int, int] | None]:
-    """Bind and listen; remove the socket of an earlier supervisor first."""
+    """Replace the socket of an earlier supervisor; return the listening socket and its device and inode number."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(run.socket)
-        with syscalls.short_socket_path(run.path, os.path.basename(run.socket)) as name:
+            os.unlink(run.socket_path)
+        with syscalls.short_socket_path(run.path, os.path.basename(run.socket_path)) as name:
             listener.bind(name)
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()
         raise
-    return listener, _read_inode(run.socket)
+    return listener, _read_inode(run.socket_path)
 
 
 def _get_inode(info: os.stat_result) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Protects the files of a run from `systemd-tmpfiles`, which removes old files from /var/tmp, even open ones.
+"""Protects the files of a run from `systemd-tmpfiles`, which removes old files from /var/tmp, even open files.
 
-It skips a folder, and everything below it, while some process holds a BSD lock on the folder (systemd 242 and later,
-https://systemd.io/TEMPORARY_DIRECTORIES/). It always skips recently touched files.
+`systemd-tmpfiles` skips a folder, and all files below it, while a process holds a BSD lock on the folder (systemd 242
+and later, https://systemd.io/TEMPORARY_DIRECTORIES/). It also skips recently touched files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def lock_against_cleanup(folder: str) -> list[int]:
-    """Lock a folder against clean-up; return a list with the descriptor, empty if the folder cannot be locked."""
+    """Protect a folder with a lock; return a list with the locked descriptor, or an empty list on failure."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -35,7 +35,7 @@ def lock_against_cleanup(folder: str) -> list[int]:
 
 
 def touch_in_child(paths: Iterable[str]) -> None:
-    """Touch files, and folders with everything in them, in a child, because it may take long."""
+    """Touch files, and folders with all files in them. A child process does it, because it may take long."""
 
     def work(_out: HelperOutput) -> dict[str, Any]:
         for path in paths:
@@ -52,12 +52,12 @@ def touch_in_child(paths: Iterable[str]) -> None:
 def _touch(path: str) -> None:
     with contextlib.suppress(OSError):
         now = time.time_ns()
-        # Bytecode is valid for one modification time of its source.
+        # Keep the modification time of a source file, because Python compares it with the one in the bytecode file.
         modified = os.lstat(path).st_mtime_ns if path.endswith(".py") else now
         os.utime(path, ns=(now, modified), follow_symlinks=False)
 
 
-def lock_run_folders(path: str) -> list[int]:
-    """Lock the folders of attempt and run that hold the file of a rank."""
-    attempt = os.path.dirname(path)
+def lock_run_folders(rank_file: str) -> list[int]:
+    """Protect the folders of attempt and run that contain the file of a rank; return the locked descriptors."""
+    attempt = os.path.dirname(rank_file)
     return [*lock_against_cleanup(attempt), *lock_against_cleanup(os.path.dirname(attempt))]

@@ -1,6 +1,6 @@
-"""Finds every process of a run by its markers, and ends it.
+"""Finds all processes of a run by markers, and ends them.
 
-A process is never identified by its name or its parent, and processes of other runs are never touched.
+The name and the parent of a process do not matter. Processes of other runs are never signalled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from clusterctl.agent.linux import cgroup, helper_process, proc, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity, ProcessStat
-from clusterctl.agent.linux.spawn import encode_peer_text
+from clusterctl.agent.linux.spawn import encode_with_surrogates
 from clusterctl.agent.node_state import run_dir, supervisor_lock
 
 if TYPE_CHECKING:
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 _ROOT = 0
 _QUERY_TIMEOUT_S, _ALL_QUERIES_TIMEOUT_S = 1.0, 5.0
-"""Timeout for the query of one process, and of all. If a process is stuck in a driver or in an exec, its memory stays
-locked, and a reader of some of its `/proc` files hangs too.
+"""Timeouts in seconds for the query of one process and of all processes. If a process is stuck in a driver or in an
+exec, its memory stays locked, and reads of some of its `/proc` files hang.
 """
 
 _MAX_COMMANDS = 256
-"""Only this many survivors are described with their command line: thousands of them must fit into one event."""
+"""Maximum number of survivors with a command line in the description: thousands must fit into one event."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RunMarkers:
-    """Markers that tell the processes of one run on one node from all others.
+    """Markers that distinguish the processes of one run on one node from all others.
 
     Attributes:
         run_id: Value of CLUSTERCTL_RUN_ID.
         node_name: Value of CLUSTERCTL_NODE.
         tag: Value of a resource limit that Linux does not enforce. It survives setsid, double fork and a cleared
             environment.
-        uid: The user of the processes.
+        uid: User id of the processes.
     """
 
     run_id: bytes
@@ -62,13 +62,13 @@ class RunMarkers:
         return {b"CLUSTERCTL_RUN_ID": self.run_id, b"CLUSTERCTL_NODE": self.node_name}
 
     def has_tag(self, pid: int) -> bool:
-        """Return whether a process carries the tag."""
-        return proc.has_limit(pid, self.tag)
+        """Return whether a process has the tag of the run."""
+        return proc.has_resource_limit(pid, self.tag)
 
     def has_run_environment(self, pid: int) -> bool | None:
         """Return whether the environment of a process names the run and the node; `None` if it cannot be read.
 
-        Call this in a child: the read hangs if the process is stuck with its memory locked.
+        Call this in a child process, because the read may hang.
         """
         environ = proc.read_environment(pid)
         return self.environment().items() <= environ.items() if environ else None
@@ -79,22 +79,22 @@ def make_run_markers(run: RunDir) -> RunMarkers:
     digest = hashlib.sha256(b"tag" + run.key.encode()).digest()
     # Bit 60 makes the tag larger than any limit that a person would set, and keeps it below RLIM_INFINITY.
     tag = int.from_bytes(digest[:7], "big") | 1 << 60
-    return RunMarkers(encode_peer_text(run.run), encode_peer_text(run.node), tag, os.getuid())
+    return RunMarkers(encode_with_surrogates(run.run), encode_with_surrogates(run.node), tag, os.getuid())
 
 
 @dataclass
 class KnownProcesses:
-    """Processes that belong to the run, and processes that must not be touched.
+    """Processes that are known to belong to a run, and processes that must not be signalled.
 
     Attributes:
         workers: Each worker, with the clock ticks at which its end was noticed (`None` while it lives).
-        processes: Processes that an earlier scan found.
-        protected: Supervisor and waiters.
-        unrelated: Processes of our user without a marker. A process gets its markers at its fork, so this stays true.
+        processes: Processes of the run that an earlier scan found.
+        protected: Supervisor and waiters, which must not be signalled.
+        unrelated: Processes of this user that are not of the run. They never join it: only a fork passes on markers.
         unreadable: Pids whose query timed out; no later scan queries them.
-        is_scan_incomplete: The last scan ran out of time.
+        is_scan_incomplete: The last scan timed out before it had queried all processes.
         stop_signal: The signal that asks a process to end.
-        cgroup: Folder of the run's own cgroup, or `None`.
+        cgroup: Folder of the cgroup of the run, or `None`.
     """
 
     workers: dict[ProcessIdentity, int | None] = field(default_factory=dict)
@@ -108,14 +108,14 @@ class KnownProcesses:
 
     @property
     def earliest_start_ticks(self) -> int:
-        """Clock ticks before which no process of the attempt can have started, since all descend from a worker."""
+        """Start of the first worker in clock ticks; no process of the attempt is older, as all descend from workers."""
         return min((worker.start_time for worker in self.workers), default=0)
 
 
 def find_run_processes(markers: RunMarkers, known_processes: KnownProcesses) -> list[ProcessStat]:
-    """Return every living process of the run on this node, and add them to `known_processes`.
+    """Return all living processes of the run on this node, and add them to `known_processes`.
 
-    A process that has changed its user still belongs to the run, although we may not be allowed to signal it.
+    The result may contain processes of other users, if a known process has changed its user.
     """
     pids = [pid for pid in proc.list_pids() if pid not in known_processes.unreadable and pid != os.getpid()]
     answers, stuck = _query_processes(
@@ -132,16 +132,27 @@ def find_run_processes(markers: RunMarkers, known_processes: KnownProcesses) -> 
 
 
 def list_known_processes(known_processes: KnownProcesses) -> list[ProcessStat]:
-    """Return the living processes that are already known, without a scan of all others."""
+    """Return the living processes among the known ones, without a scan of all processes."""
     identities = dict.fromkeys((*known_processes.workers, *known_processes.processes))
     stats = (proc.read_stat(who.pid) for who in identities)
     return [stat for stat in stats if stat is not None and not stat.is_gone and _is_known(stat, known_processes)]
 
 
 def classify_process(
-    markers: RunMarkers, known_processes: KnownProcesses, inside: set[int], pid: int
+    markers: RunMarkers, known_processes: KnownProcesses, cgroup_pids: set[int], pid: int
 ) -> dict[str, Any]:
-    """Classify a process: `member` of the run, `unrelated` for good, or neither."""
+    """Return whether a process belongs to a run.
+
+    Args:
+        markers: Markers of the run.
+        known_processes: Processes that are known already.
+        cgroup_pids: Pids in the cgroup of the run.
+        pid: The process.
+
+    Returns:
+        `{"member": fields of its ProcessStat}`, `{"unrelated": its start time}`, or `{}` if this is unknown or may
+        change.
+    """
     process = proc.read_stat(pid)
     if (
         process is None
@@ -151,13 +162,13 @@ def classify_process(
         or pid == os.getpid()
     ):
         return {}
-    if pid in inside or _is_known(process, known_processes) or _in_session(process, known_processes):
+    if pid in cgroup_pids or _is_known(process, known_processes) or _in_session(process, known_processes):
         return {"member": vars(process)}
     has_tag = markers.has_tag(pid)
     is_unrelated = (
         process.start_time < known_processes.earliest_start_ticks or process.identity in known_processes.unrelated
     )
-    # Any user can copy tag and environment, so only processes of our user count.
+    # Any user can copy tag and environment of the run, so ignore other users.
     if (is_unrelated and not has_tag) or proc.read_uid(pid) != markers.uid:
         return {}
     is_marked = has_tag or markers.has_run_environment(pid)
@@ -173,20 +184,20 @@ def _is_known(process: ProcessStat, known_processes: KnownProcesses) -> bool:
 def _in_session(process: ProcessStat, known_processes: KnownProcesses) -> bool:
     """Return whether a process is in the POSIX session of a worker.
 
-    The pid of an ended worker may become the id of a new session. So only processes that started before the worker's
-    end count for this session; later ones carry other markers.
+    After the end of a worker, another program may get its pid and start a session with this number. So a process that
+    started after the worker's end is not in the session; other markers find it.
     """
     for worker, ended in known_processes.workers.items():
-        # A worker of another boot has the pid 0, and 0 is also the session of processes that have none.
+        # A worker from before a reboot has the pid 0, and 0 is also the session id of processes without a session.
         if worker.pid and process.sid == worker.pid and process.start_time >= worker.start_time:
             return process.start_time <= ended if ended is not None else proc.is_alive(worker)
     return False
 
 
 def _query_processes(pids: list[int], question: Callable[[int], T]) -> tuple[dict[int, T], set[int]]:
-    """Query processes in a fork; return the answers by pid, and the pids whose query timed out.
+    """Query processes in a helper process; return the answers by pid, and the pids whose query timed out.
 
-    A pid may be in neither if the time is over.
+    Pids that were not queried in time are in neither result.
     """
     answers: dict[int, T] = {}
     stuck: set[int] = set()
@@ -201,7 +212,7 @@ def _query_processes(pids: list[int], question: Callable[[int], T]) -> tuple[dic
         try:
             messages = helper_process.run_in_helper(query, _QUERY_TIMEOUT_S)
         except OSError:
-            # No process is available for the fork, so query them here.
+            # The machine has no process for a fork, so query the processes here.
             return {**answers, **{pid: question(pid) for pid in pids}}, stuck
         new = [message["answer"] for message in messages if "answer" in message]
         answers.update(zip(pids, new))
@@ -214,7 +225,7 @@ def _query_processes(pids: list[int], question: Callable[[int], T]) -> tuple[dic
 
 
 def find_supervisor(run: RunDir) -> ProcessIdentity | None:
-    """Return the supervisor of a run, or `None`."""
+    """Return the supervisor process of a run, or `None`."""
     try:
         sock = supervisor_lock.connect_to_supervisor(run)
     except BlockingIOError:
@@ -228,7 +239,7 @@ def find_supervisor(run: RunDir) -> ProcessIdentity | None:
 
 
 def list_waiters(run: RunDir) -> set[ProcessIdentity]:
-    """Return the waiters of all attempts of a run."""
+    """Return the waiter processes of all attempts of a run."""
     identities = set()
     for path in glob.glob(os.path.join(glob.escape(run.path), "attempt-*", "rank-*.spawn")):
         spawned = run_dir.read_spawn_record(path)
@@ -248,9 +259,9 @@ def list_supervisor_and_waiters(run: RunDir) -> set[ProcessIdentity]:
 
 
 def terminate_groups(processes: list[ProcessStat], signalled: set[int], known_processes: KnownProcesses) -> None:
-    """Send the stop signal and SIGCONT to the processes and their groups, once per group.
+    """Send the stop signal and SIGCONT once to the process groups of processes; add the groups to `signalled`.
 
-    A stopped process handles the signal only after SIGCONT. Groups whose leader has ended get the signals too.
+    A stopped process handles the signal only after SIGCONT.
     """
     ours = _list_protected_groups(known_processes)
     targets = {process.pgid if process.pgid not in ours else -process.pid for process in processes} - signalled
@@ -261,7 +272,7 @@ def terminate_groups(processes: list[ProcessStat], signalled: set[int], known_pr
 
 
 def kill_processes(processes: list[ProcessStat], known_processes: KnownProcesses) -> None:
-    """Send SIGKILL to the processes, their groups and their cgroup."""
+    """Send SIGKILL to the processes, to their process groups, and to the cgroup of the run."""
     cgroup.kill_members(known_processes.cgroup)
     for group in {process.pgid for process in processes} - _list_protected_groups(known_processes):
         _send_signal(group, signal.SIGKILL)
@@ -271,7 +282,10 @@ def kill_processes(processes: list[ProcessStat], known_processes: KnownProcesses
 
 
 def _list_protected_groups(known_processes: KnownProcesses) -> set[int]:
-    """Return the process groups of protected processes, and 0 and 1, which are no group: ours, and all processes."""
+    """Return the process groups that must not be signalled: those of protected processes and of this process.
+
+    The result also contains 0 and 1, because `killpg` would signal other processes with them.
+    """
     stats = (proc.read_stat(who.pid) for who in known_processes.protected)
     groups = {stat.pgid for stat in stats if stat is not None and stat.identity in known_processes.protected}
     return {0, 1, os.getpgrp(), *groups}
@@ -287,9 +301,9 @@ def _send_signal(target: int, number: int) -> None:
 
 
 def describe_survivors(survivors: list[ProcessStat]) -> list[SurvivingProcess]:
-    """Return each survivor with the reason why it survives: `{pid, start_time, command, why}`.
+    """Describe processes that SIGKILL has not ended, each with the reason.
 
-    After the first few hundred, `command` is the name of the process.
+    For all but the first 256, `command` is only the name of the process.
     """
     commands, _ = _query_processes([process.pid for process in survivors[:_MAX_COMMANDS]], proc.read_command)
     return [
@@ -307,14 +321,14 @@ _HELPER_COMMANDS = re.compile(
     r"multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver)|torch_shm_manager|_inductor[./]compile_worker"
     r"|(?:^|/)(?:wandb-core|wandb-service|gpu_stats|tensorboard|nvidia-smi|dcgmi|rocm-smi|amd-smi)\b"
 )
-"""Command lines of helpers that libraries start and of monitoring tools; they may outlive a rank."""
+"""Command lines of helpers of libraries and of monitoring tools, which normally end later than their rank."""
 _MAX_LEFTOVERS = 64
 
 
 def describe_leftovers(processes: list[ProcessStat], ranks: Mapping[int, int]) -> list[LeftoverProcess]:
-    """Return the leftover processes except helpers of libraries; `ranks` maps POSIX sessions to ranks."""
+    """Describe processes that outlived their rank, except helpers of libraries; `ranks` maps session ids to ranks."""
     now = proc.convert_to_ticks(time.monotonic())
-    seen, _ = _query_processes([process.pid for process in processes[:_MAX_LEFTOVERS]], _read_command_and_rank)
+    found, _ = _query_processes([process.pid for process in processes[:_MAX_LEFTOVERS]], _read_command_and_rank)
     return [
         {
             "pid": process.pid,
@@ -323,7 +337,7 @@ def describe_leftovers(processes: list[ProcessStat], ranks: Mapping[int, int]) -
             "age_s": round(max(0.0, (now - process.start_time) / proc.TICKS_PER_SECOND), 1),
         }
         for process in processes[:_MAX_LEFTOVERS]
-        for command, rank in [seen.get(process.pid) or (f"[{process.comm}]", None)]
+        for command, rank in [found.get(process.pid) or (f"[{process.comm}]", None)]
         if not _HELPER_COMMANDS.search(command)
     ]
 
@@ -341,5 +355,5 @@ def _explain_survival(process: ProcessStat) -> str:
     if proc.read_uid(process.pid) not in (os.getuid(), None) and os.getuid() != _ROOT:
         return "belongs to another user"
     if proc.is_exiting(now):
-        return "killed, the kernel has not finished ending it"
-    return f"still there after SIGKILL, state {now.state}"
+        return "killed, but the kernel has not ended it yet"
+    return f"SIGKILL has not ended it, state {now.state}"

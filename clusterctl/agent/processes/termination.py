@@ -1,6 +1,6 @@
 """Termination of all processes of a run: stop signal and SIGCONT to every group, then a grace, then SIGKILL.
 
-It ends when two scans in a row find no process, or when the survivors do not react any more.
+The termination is over when two scans in a row find no process, or when processes survive SIGKILL for too long.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.record_types import SurvivingProcess
 
 _GIVE_UP_AFTER_S = 10.0
-"""Seconds after the first SIGKILL until survivors are reported, unless the kernel is still ending them."""
+"""The termination gives up this many seconds after the first SIGKILL, unless the kernel is still ending processes."""
 _MAX_KERNEL_TIME_S = 600.0
-"""Maximum seconds for the kernel: it takes minutes to free hundreds of GB of pinned memory."""
+"""Maximum seconds for the kernel to end a process: it needs minutes to free hundreds of GB of pinned memory."""
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 0.25
-_HOLD_STEP_S = 0.05
+_WAIT_STEP_S = 0.05
 _SCAN_INTERVAL_S = 1.0
-"""Interval in seconds of the scans of all processes during the grace."""
+"""Interval in seconds between scans of all processes during the grace."""
 _PAUSE_PER_SCAN_TIME = 4
-"""The pause after a scan is at least this many times its duration."""
+"""The pause after a scan is at least this many times the duration of the scan."""
 
 
 class Terminator:
@@ -46,27 +46,28 @@ class Terminator:
         on_done: Callable[[list[SurvivingProcess]], bool],
         on_slow: Callable[[list[ProcessStat]], None],
         *,
-        hold_s: float = 0.0,
-        on_late: Callable[[list[ProcessStat], bool], None] = lambda _found, _killed: None,
+        wait_before_signal_s: float = 0.0,
+        on_leftovers: Callable[[list[ProcessStat], bool], None] = lambda _found, _killed: None,
     ) -> None:
         """Schedule the first step.
 
         Args:
             loop: The event loop that runs the steps.
             markers: Markers of the run.
-            known_processes: Processes of the run, and processes that must not be touched.
-            kill_at: Monotonic time of the first SIGKILL. If it is in the future, the stop signal comes first, and the
-                grace starts with this signal: the first scan may take longer than the grace.
-            on_done: Called with the survivors, again and again until it returns true.
-            on_slow: Called once with the processes that the kernel is still ending after the normal time.
-            hold_s: Seconds in which processes may end without any signal.
-            on_late: Called with the processes that outlived `hold_s`, and with true for those that outlived the grace.
+            known_processes: Processes of the run, and processes that must not be signalled.
+            kill_at: Monotonic time of the first SIGKILL. If it is in the future, the stop signal comes first. SIGKILL
+                then comes later by the time that the first scan takes.
+            on_done: Called with the survivors at the end, and at intervals again until it returns true.
+            on_slow: Called once with the processes that the kernel has not ended 10 s after SIGKILL.
+            wait_before_signal_s: Seconds in which processes may end without any signal.
+            on_leftovers: Called with the processes that outlived `wait_before_signal_s`, and with true for those that
+                outlived the grace.
         """
         self._loop, self._markers, self._known_processes = loop, markers, known_processes
-        self._on_done, self._on_slow, self._on_late = on_done, on_slow, on_late
+        self._on_done, self._on_slow, self._on_leftovers = on_done, on_slow, on_leftovers
         self._kill_at = kill_at
         now = time.monotonic()
-        self._hold_until: float | None = now + hold_s if hold_s else None
+        self._signal_after: float | None = now + wait_before_signal_s if wait_before_signal_s else None
         self._has_whole_grace = kill_at > now
         self._grace_pending_since = now if kill_at > now else None
         self._killed_at: float | None = None
@@ -78,27 +79,27 @@ class Terminator:
         self._scan_at = 0.0
         self._survivors: list[SurvivingProcess] | None = None
         self._is_over = False
-        self._timer: Timer = loop.after(0.0, self._step)
+        self._timer: Timer = loop.call_later(0.0, self._step)
 
     def shorten_grace(self, kill_at: float) -> None:
-        """Move the SIGKILL to an earlier time."""
+        """Move SIGKILL to `kill_at` if this is earlier."""
         if kill_at < self._kill_at:
-            self._kill_at, self._grace_pending_since, self._hold_until = kill_at, None, None
+            self._kill_at, self._grace_pending_since, self._signal_after = kill_at, None, None
             self._has_whole_grace = False
-            self.check_now()
+            self.run_next_step()
 
-    def check_now(self) -> None:
-        """Run the next step now, because a process has ended."""
+    def run_next_step(self) -> None:
+        """Run the next step early, because a process has ended."""
         if not self._is_over:
             self._pause = _MIN_PAUSE_S
             self._schedule_step(_MIN_PAUSE_S)
 
     def _schedule_step(self, seconds: float) -> None:
         self._timer.cancel()
-        self._timer = self._loop.after(seconds, self._step)
+        self._timer = self._loop.call_later(seconds, self._step)
 
     def _step(self) -> None:
-        # If this step fails, the next one still comes.
+        # If this step raises an exception, the next step still runs.
         self._schedule_step(_MAX_PAUSE_S)
         wait = _MIN_PAUSE_S if self._survivors is not None else self._signal_processes()
         self._is_over = self._survivors is not None and self._on_done(self._survivors)
@@ -108,23 +109,23 @@ class Terminator:
             self._schedule_step(wait)
 
     def _signal_processes(self) -> float:
-        """Signal the remaining processes or notice the end; return the seconds until the next step."""
+        """Signal the remaining processes, or set `_survivors` at the end; return the seconds until the next step."""
         remaining = self._list_remaining()
         now = time.monotonic()
-        if self._empty_scans >= 2 or (remaining and self._is_given_up(remaining, now)):
+        if self._empty_scans >= 2 or (remaining and self._must_give_up(remaining, now)):
             self._survivors = run_processes.describe_survivors(remaining)
             return _MIN_PAUSE_S
-        if remaining and self._hold_until is not None:
-            if now < self._hold_until:
-                return _HOLD_STEP_S
-            self._hold_until = None
-            self._on_late(remaining, False)
+        if remaining and self._signal_after is not None:
+            if now < self._signal_after:
+                return _WAIT_STEP_S
+            self._signal_after = None
+            self._on_leftovers(remaining, False)
         if remaining and self._grace_pending_since is not None:
             self._kill_at += now - self._grace_pending_since
             self._grace_pending_since = None
         if remaining and now >= self._kill_at:
             if self._killed_at is None and self._has_whole_grace:
-                self._on_late(remaining, True)
+                self._on_leftovers(remaining, True)
             self._killed_at = self._killed_at or now
             run_processes.kill_processes(remaining, self._known_processes)
         elif remaining:
@@ -134,24 +135,24 @@ class Terminator:
         return self._pause if self._killed_at is not None else min(self._pause, max(self._kill_at - now, 0.0))
 
     def _list_remaining(self) -> list[ProcessStat]:
-        """Return the remaining processes: of the known ones, or of a full scan if none is left or a scan is due."""
-        began = time.monotonic()
+        """Return the living processes: known ones, or the result of a full scan if none lives or a scan is due."""
+        scan_began = time.monotonic()
         remaining = run_processes.list_known_processes(self._known_processes)
-        if remaining and began < self._scan_at:
+        if remaining and scan_began < self._scan_at:
             self._empty_scans = 0
             return remaining
         members = run_processes.find_run_processes(self._markers, self._known_processes)
         now = time.monotonic()
         pause = _SCAN_INTERVAL_S if self._killed_at is None else self._pause
-        self._scan_at = now + max(pause, _PAUSE_PER_SCAN_TIME * (now - began))
+        self._scan_at = now + max(pause, _PAUSE_PER_SCAN_TIME * (now - scan_began))
         self._empty_scans = 0 if members or self._known_processes.is_scan_incomplete else self._empty_scans + 1
         return members
 
-    def _is_given_up(self, found: list[ProcessStat], now: float) -> bool:
-        """Return whether the remaining processes will not end: they have not changed for a long time."""
+    def _must_give_up(self, found: list[ProcessStat], now: float) -> bool:
+        """Return whether the remaining processes have survived SIGKILL for too long."""
         if self._killed_at is None:
             return False
-        if all(proc.is_exiting_unblocked(one) for one in found):
+        if all(proc.is_exiting_unblocked(process) for process in found):
             self._progress_at = now
             if not self._has_reported_slow and now - self._killed_at >= _GIVE_UP_AFTER_S:
                 self._has_reported_slow = True
@@ -163,13 +164,13 @@ class Terminator:
 
 
 def terminate_for_fence(fence: Mapping[str, Any], _out: HelperOutput) -> dict[str, Any]:
-    """End all processes of a run on this node; a waiter runs this in a child when its fence has expired.
+    """End all processes of a run on this node. A waiter runs this in a child process when its fence has expired.
 
     Args:
-        fence: `WaiterConfig.fence`.
+        fence: `WaiterConfig.fence`: where the run is, and how to stop it.
     """
     run = run_dir.RunDir(fence["root"], fence["run"], fence["node"])
-    fencing.write_fence(run.fence(fence["attempt"]))
+    fencing.write_fence_file(run.fence_file(fence["attempt"]))
     protected = run_processes.list_supervisor_and_waiters(run)
     secrets.remove_secrets(run)
     known_processes = run_processes.KnownProcesses(

@@ -18,7 +18,7 @@ from clusterctl.agent.supervisor import workers
 if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import TaskResult
     from clusterctl.agent.protocol import command_payload_types
-    from clusterctl.agent.serve.session import Handler, Session
+    from clusterctl.agent.serve.agent_session import AgentSession, Handler
 
 _PROBE_DEADLINE_S = 10.0
 _PROBE_MARGIN_S = 5.0
@@ -29,7 +29,7 @@ _MAX_OUTPUT_BYTES = 8 << 20
 _TAIL_BYTES = 2000
 
 
-def make_check_handlers(session: Session) -> dict[Command, Handler]:
+def make_check_handlers(session: AgentSession) -> dict[Command, Handler]:
     """Return the handlers of the check commands."""
     checks = _CheckCommands(session)
     return {
@@ -42,7 +42,7 @@ def make_check_handlers(session: Session) -> dict[Command, Handler]:
 
 
 class _CheckCommands:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: AgentSession) -> None:
         self._session = session
         self._listening: dict[str, tuple[int, list[int]]] = {}
 
@@ -143,7 +143,9 @@ class _CheckCommands:
         running = self._session.children.start_program(program, json.dumps(request).encode(), take, end)
         deadlines = [float(request.get("deadline") or _PROBE_DEADLINE_S), *(request.get("deadlines") or {}).values()]
         limit = max(deadlines) + _PROBE_MARGIN_S
-        self._session.loop.after(limit, lambda: None if running.ended else self._session.children.terminate(running))
+        self._session.loop.call_later(
+            limit, lambda: None if running.ended else self._session.children.terminate(running)
+        )
 
 
 def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> command_payload_types.Facts:

@@ -54,7 +54,7 @@ class RunningProgram:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
         for pid in list(proc.list_pids()):
-            if proc.has_limit(pid, self.tag):
+            if proc.has_resource_limit(pid, self.tag):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
 
@@ -67,7 +67,7 @@ class ChildProcesses:
         self._programs: dict[int, RunningProgram] = {}
         self._tasks: dict[int, Callable[[], None]] = {}
         self._paused: list[Callable[[], None]] = []
-        loop.before_waiting(self._resume)
+        loop.call_before_each_wait(self._resume)
 
     # --- flow
 
@@ -142,7 +142,7 @@ class ChildProcesses:
         """Close pipes, by default all, and finish the program if it has ended."""
         for number in list(running.pipes) if numbers is None else numbers:
             fd = running.pipes.pop(number)
-            self._loop.forget(fd)
+            self._loop.remove_descriptor(fd)
             os.close(fd)
         self._finish_if_ended(running)
 
@@ -156,7 +156,7 @@ class ChildProcesses:
         """End a program and all processes that it started: SIGTERM first, then SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGCONT):
             running.signal(number)
-        self._loop.after(_KILL_DELAY_S, lambda: running.signal(signal.SIGKILL) if not running.ended else None)
+        self._loop.call_later(_KILL_DELAY_S, lambda: running.signal(signal.SIGKILL) if not running.ended else None)
 
     # --- tasks
 
@@ -178,7 +178,7 @@ class ChildProcesses:
         answer: list[Message] = []
 
         def end() -> None:
-            self._loop.forget(read)
+            self._loop.remove_descriptor(read)
             os.close(read)
             self._tasks.pop(pid, None)
             on_result(helper_process.parse_result(answer))
@@ -200,7 +200,7 @@ class ChildProcesses:
 
         self._tasks[pid] = end
         if seconds is not None:
-            self._loop.after(seconds, expire)
+            self._loop.call_later(seconds, expire)
         listen()
         return pid
 
@@ -236,7 +236,7 @@ class ChildProcesses:
                     running.status = status
                     self._finish_if_ended(running)
                     if not running.ended:
-                        self._loop.after(_OUTPUT_GRACE_S, functools.partial(self._close, running))
+                        self._loop.call_later(_OUTPUT_GRACE_S, functools.partial(self._close, running))
 
     def kill_all(self) -> None:
         """Kill all programs and tasks."""

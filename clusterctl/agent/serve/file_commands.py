@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import HelperOutput, Task, TaskResult
     from clusterctl.agent.protocol import command_payload_types, file_list
     from clusterctl.agent.protocol.frames import Message
+    from clusterctl.agent.serve.agent_session import AgentSession, Handler
     from clusterctl.agent.serve.run_commands import RunCommands
-    from clusterctl.agent.serve.session import Handler, Session
 
 
 def list_missing_files(
@@ -106,7 +106,7 @@ _MAX_REMOVED_NAMES = 100
 """A dry run of a sync lists at most so many of the files that the sync would remove."""
 
 
-def make_file_handlers(session: Session, runs: RunCommands) -> dict[Command, Handler]:
+def make_file_handlers(session: AgentSession, runs: RunCommands) -> dict[Command, Handler]:
     """Return the handlers of the file commands."""
     files = _FileCommands(session, runs)
     return {
@@ -169,7 +169,7 @@ class _PendingTransfer:
 
 
 class _FileCommands:
-    def __init__(self, session: Session, runs: RunCommands) -> None:
+    def __init__(self, session: AgentSession, runs: RunCommands) -> None:
         self._session, self._runs = session, runs
         self._transfers: dict[int, _PendingTransfer] = {}
         """The transfers that may follow, by the stream of their listing."""
@@ -314,7 +314,7 @@ class _FileCommands:
         folder, pattern, stream = _resolve_workdir(arguments), str(arguments["pattern"]), int(arguments["stream"])
 
         of = arguments.get("of")
-        began = None if of is None else self._runs.journal_states.read_state(self._runs.find_run(of)).began
+        began = None if of is None else self._runs.journal_states.read_state(self._runs.find_run(of)).began_at
 
         def send(out: HelperOutput) -> command_payload_types.FetchAnswer:
             files: list[tuple[str, int, int]] = []

@@ -33,7 +33,7 @@ class FollowSender:
         self._dirty = False
         self._pace_s = self._next_send_at = 0.0
         self._timer: Timer | None = None
-        loop.before_waiting(self._send_pending)
+        loop.call_before_each_wait(self._send_pending)
 
     def __contains__(self, key: tuple[str, str]) -> bool:
         """Return whether the controller follows a run."""
@@ -87,7 +87,7 @@ class FollowSender:
                     sent += follower.send_next_data(self._credit - sent)
                 except OSError:
                     # For example, this machine has too many open files. No event reports when that ends.
-                    self._loop.after(_RETRY_DELAY_S, self.mark_changed)
+                    self._loop.call_later(_RETRY_DELAY_S, self.mark_changed)
                 if sent >= self._credit:
                     break
             if not sent:
@@ -106,7 +106,7 @@ class FollowSender:
             return False
         self._dirty = False
         if self._timer is None:
-            self._timer = self._loop.after(remaining_s, self._send_now)
+            self._timer = self._loop.call_later(remaining_s, self._send_now)
         return True
 
     def _send_now(self) -> None:

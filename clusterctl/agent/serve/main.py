@@ -11,13 +11,13 @@ from clusterctl.agent.linux import spawn, syscalls
 from clusterctl.agent.protocol import command_messages
 from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.serve import node_commands
-from clusterctl.agent.serve.session import Session
+from clusterctl.agent.serve.agent_session import AgentSession
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from clusterctl.agent.serve.session import Handlers
+    from clusterctl.agent.serve.agent_session import Handlers
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -29,7 +29,9 @@ def main(arguments: list[str]) -> NoReturn:
     syscalls.set_process_title("clusterctl-agent serve")
     # The limit also holds for supervisors that are forked here.
     spawn.raise_file_limit()
-    session = Session(read, write, idle, (node_commands.make_node_handlers, _make_check_handlers, _make_run_handlers))
+    session = AgentSession(
+        read, write, idle, (node_commands.make_node_handlers, _make_check_handlers, _make_run_handlers)
+    )
     # The modules stay loaded until the end and every fork shares them, so the garbage collector may skip them.
     gc.freeze()
     gc.enable()
@@ -42,13 +44,13 @@ def main(arguments: list[str]) -> NoReturn:
 # Programs on a node do not need these modules, which would double the time of the start.
 
 
-def _make_check_handlers(session: Session) -> Handlers:
+def _make_check_handlers(session: AgentSession) -> Handlers:
     from clusterctl.agent.serve import check_commands
 
     return check_commands.make_check_handlers(session)
 
 
-def _make_run_handlers(session: Session) -> Handlers:
+def _make_run_handlers(session: AgentSession) -> Handlers:
     from clusterctl.agent.serve import file_commands, run_commands, shell_script
 
     runs = run_commands.RunCommands(session)

@@ -7,8 +7,17 @@ import pwd
 import sys
 import time
 
-from clusterctl.agent.linux import addresses, cgroup, config_files, gpus, helper_process, kernel_files, proc, spawn
-from clusterctl.agent.linux.spawn import encode_peer_text
+from clusterctl.agent.linux import (
+    addresses,
+    cgroup,
+    gpu_devices,
+    helper_process,
+    kernel_files,
+    logind_and_nccl_files,
+    proc,
+    spawn,
+)
+from clusterctl.agent.linux.spawn import encode_with_surrogates
 from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import command_messages
@@ -24,10 +33,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.protocol import command_payload_types
-    from clusterctl.agent.serve.session import Handler, Session
+    from clusterctl.agent.serve.agent_session import AgentSession, Handler
 
 
-def make_node_handlers(session: Session) -> dict[Command, Handler]:
+def make_node_handlers(session: AgentSession) -> dict[Command, Handler]:
     """Return the handlers of the node commands."""
     node = _NodeCommands(session)
     return {
@@ -38,7 +47,7 @@ def make_node_handlers(session: Session) -> dict[Command, Handler]:
 
 
 class _NodeCommands:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: AgentSession) -> None:
         self._session = session
         self._running: dict[int, child_processes.RunningProgram] = {}
 
@@ -79,7 +88,7 @@ class _NodeCommands:
                 self._session.children.terminate(running)
 
         if timeout is not None:
-            self._session.loop.after(float(timeout), expire)
+            self._session.loop.call_later(float(timeout), expire)
 
     def cancel(self, _identity: int, arguments: command_payload_types.CancelArguments, _epoch: int | None) -> None:
         running = self._running.get(int(arguments["id"]))
@@ -97,23 +106,24 @@ def build_program(
 ) -> spawn.Program:
     """Return a program with the environment of this user plus the requested variables."""
     env = spawn.build_base_environment()
-    env[b"PWD"] = encode_peer_text(cwd)
+    env[b"PWD"] = encode_with_surrogates(cwd)
     env.update(
-        (encode_peer_text(name), encode_peer_text(value)) for name, value in (arguments.get("env") or {}).items()
+        (encode_with_surrogates(name), encode_with_surrogates(value))
+        for name, value in (arguments.get("env") or {}).items()
     )
     prologue = arguments.get("prologue")
     return spawn.Program(
-        argv=[encode_peer_text(word) for word in argv],
+        argv=[encode_with_surrogates(word) for word in argv],
         env=env,
-        cwd=encode_peer_text(cwd),
-        prologue=None if prologue is None else encode_peer_text(prologue),
+        cwd=encode_with_surrogates(cwd),
+        prologue=None if prologue is None else encode_with_surrogates(prologue),
         tag=int.from_bytes(os.urandom(7), "big") | 1 << 61,
     )
 
 
 def put_python_first(program: spawn.Program, python: str) -> spawn.Program:
     """Return the same program with the folder of an interpreter first on PATH."""
-    env = spawn.prepend_program_folder(encode_peer_text(python), program.env)
+    env = spawn.prepend_program_folder(encode_with_surrogates(python), program.env)
     return spawn.Program(program.argv, env, program.cwd, program.prologue, program.tag)
 
 
@@ -165,12 +175,12 @@ def collect_hello(root: str) -> command_payload_types.HelloAnswer:
         "memory": proc.read_meminfo().get("MemTotal", 0),
         "machine": os.uname().machine,
         "kernel": os.uname().release,
-        "gpus": gpus.count_gpus(),
+        "gpus": gpu_devices.count_gpus(),
         "addresses": addresses.list_addresses(),
         # The address of this machine behind any jump host or translation.
         "reached_at": connection[2] if len(connection) == 4 else None,
         "rdma": bool(kernel_files.list_names("/", "/sys/class/infiniband")),
-        "logind": config_files.read_logind_settings(user),
+        "logind": logind_and_nccl_files.read_logind_settings(user),
         "home_is_network": network_home,
         "login": _read_login_variables(home, network_home),
     }
@@ -181,7 +191,7 @@ def _read_login_variables(home: str, network_home: bool) -> dict[str, str]:
     found = {name: os.environ[name] for name in command_messages.LOGIN_VARIABLES if name in os.environ}
     files = ["/etc/nccl.conf"] if network_home else ["/etc/nccl.conf", f"{home}/.nccl.conf"]
     if any(os.path.exists(path) for path in files):
-        of_files = config_files.read_nccl_conf(files)
+        of_files = logind_and_nccl_files.read_nccl_conf(files)
         found = {
             **{name: value for name, value in of_files.items() if name in command_messages.LOGIN_VARIABLES},
             **found,

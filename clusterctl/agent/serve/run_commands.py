@@ -19,7 +19,7 @@ from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol import command_messages, run_files, run_requests, stall_folders
 from clusterctl.agent.protocol.command_messages import Command, ErrorKind
-from clusterctl.agent.serve import workdirs
+from clusterctl.agent.serve import workdir_locks
 from clusterctl.agent.serve.follow_sender import FollowSender
 from clusterctl.agent.serve.run_summary import (
     find_remaining_processes,
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.agent.linux.helper_process import HelperOutput
-    from clusterctl.agent.node_state.journal import NodeState
-    from clusterctl.agent.protocol import command_payload_types, run_requests
+    from clusterctl.agent.node_state.journal import JournalState
+    from clusterctl.agent.protocol import command_payload_types
     from clusterctl.agent.protocol.frames import Message
     from clusterctl.agent.protocol.record_types import RankProcess
-    from clusterctl.agent.serve.session import Handler, Result, Session
+    from clusterctl.agent.serve.agent_session import AgentSession, Handler, Result
 
 _LEASE_INTERVAL_S = 0.5
 _MAX_READ_BYTES = 4 << 20
@@ -54,9 +54,9 @@ class RunCommands:
         workdir_locks: The locks on workdirs of runs that are starting in this session.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: AgentSession) -> None:
         self._session = session
-        self.journal_states, self.workdir_locks = JournalCache(), workdirs.WorkdirLocks()
+        self.journal_states, self.workdir_locks = JournalCache(), workdir_locks.WorkdirLocks()
         self._links: dict[tuple[str, str], SupervisorLink] = {}
         self._epochs: dict[tuple[str, str], int] = {}
         self._last_lease_at = time.monotonic()
@@ -107,12 +107,12 @@ class RunCommands:
             return
         key = (run.run, run.node)
         try:
-            fencing.check_epoch(run.epoch, int(epoch))
+            fencing.check_epoch(run.epoch_file, int(epoch))
         except command_messages.RequestError:
             self._release_run(key)
             raise
         if key not in self._epochs:
-            fencing.touch_lease(run.lease)
+            fencing.touch_lease(run.lease_file)
         self._epochs[key] = int(epoch)
 
     def _release_run(self, key: tuple[str, str]) -> None:
@@ -131,11 +131,11 @@ class RunCommands:
         self._last_lease_at = now
         for (name, node), epoch in list(self._epochs.items()):
             run = RunDir(self._session.root, name, node)
-            if fencing.read_epoch(run.epoch) > epoch:
+            if fencing.read_epoch(run.epoch_file) > epoch:
                 self._release_run((name, node))
                 self._session.channel.send({"push": "stale", "run": name, "node": node})
             else:
-                fencing.touch_lease(run.lease)
+                fencing.touch_lease(run.lease_file)
 
     # --- commands for supervisors
 
@@ -150,7 +150,7 @@ class RunCommands:
         """Return whether this controller follows a run that still needs a supervisor."""
         if key not in self._follow_sender or key not in self._epochs:
             return False
-        return self.journal_states.read_state(RunDir(self._session.root, *key)).state not in (
+        return self.journal_states.read_state(RunDir(self._session.root, *key)).phase not in (
             "new",
             "swept",
             "finished",
@@ -205,7 +205,7 @@ class RunCommands:
         follow = run_requests.parse_dataclass(run_requests.FollowArguments, arguments)
         run = self.find_run(arguments)
         self.check_epoch(run, epoch)
-        if not os.path.exists(run.journal):
+        if not os.path.exists(run.journal_file):
             raise command_messages.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} was not prepared on this node")
         self._follow_sender.follow(run, follow)
         if epoch is not None and self._needs_supervisor((run.run, run.node)):
@@ -226,7 +226,7 @@ class RunCommands:
         offset, length = int(arguments["offset"]), max(0, min(int(arguments["length"]), _MAX_READ_BYTES))
         try:
             if output is None:
-                piece = output_offsets.read_growing_file(run.file(name), name, offset, length)
+                piece = output_offsets.read_growing_file(run.file_path(name), name, offset, length)
             else:
                 piece = _read_output(run, *output, offset, length)
         except FileNotFoundError as error:
@@ -248,9 +248,9 @@ class RunCommands:
         state = self.journal_states.read_state(run)
         answer: command_payload_types.StatusAnswer = {
             "supervisor": has_supervisor(run),
-            "epoch": fencing.read_epoch(run.epoch),
+            "epoch": fencing.read_epoch(run.epoch_file),
             "attempt": state.attempt,
-            "state": state.state,
+            "state": state.phase,
             "seq": state.seq,
             "workers": list_workers(run, state),
             "remaining": list_survivors(state),
@@ -283,13 +283,13 @@ class RunCommands:
                 "rank": worker["rank"],
                 "pid": worker["pid"],
                 "start_time": worker["start_time"],
-                "output": run.of_rank(state.attempt, worker["rank"], "log"),
+                "output": run.rank_file(state.attempt, worker["rank"], "log"),
             }
             for worker in list_workers(run, state)
             if worker["alive"] and (wanted_ranks is None or worker["rank"] in wanted_ranks)
         ]
         name = re.sub(r"[^A-Za-z0-9._-]", "_", str(arguments.get("name") or "evidence")).lstrip(".") or "evidence"
-        folder = os.path.join(run.file("evidence"), name)
+        folder = os.path.join(run.file_path("evidence"), name)
         seconds = float(arguments.get("deadline") or _EVIDENCE_DEADLINE_S)
 
         def collect(_out: HelperOutput) -> Mapping[str, object]:
@@ -297,16 +297,16 @@ class RunCommands:
             collected = evidence_collector.collect_evidence(
                 workers, run.status_dir(state.attempt), folder, end, chosen=wanted_ranks is not None
             )
-            stall_folders.remove_middle_stall_folders(run.file("evidence"))
+            stall_folders.remove_middle_stall_folders(run.file_path("evidence"))
             return collected
 
         self._session.run_task(request_id, collect)
 
     def _clean(self, request_id: int, arguments: command_payload_types.RunArguments, epoch: int | None) -> None:
         run = self._get_run(arguments)
-        if not os.path.isdir(run.path) and (code := workdirs.find_removable_code(run)) is not None:
+        if not os.path.isdir(run.path) and (code := workdir_locks.find_removable_code(run)) is not None:
             # The start of the run failed after the sync and before anything else on this node.
-            self._session.run_task(request_id, lambda _out: {"bytes": workdirs.remove_code(code)})
+            self._session.run_task(request_id, lambda _out: {"bytes": workdir_locks.remove_code(code)})
             return
         run = self.find_run(arguments)
         self.check_epoch(run, epoch)
@@ -315,9 +315,9 @@ class RunCommands:
 
 
 def _read_output(run: RunDir, attempt: int, rank: int, offset: int, length: int) -> output_offsets.OutputPiece:
-    offset_table = OffsetTable(run.attempt(attempt))
+    offset_table = OffsetTable(run.attempt_dir(attempt))
     try:
-        piece = output_offsets.read_output(run.of_rank(attempt, rank, "log"), offset_table, rank, offset, length)
+        piece = output_offsets.read_output(run.rank_file(attempt, rank, "log"), offset_table, rank, offset, length)
         if piece is None:
             # The file was emptied and its supervisor has not noticed yet: nothing follows the bytes that were there.
             offsets = offset_table.read_offsets(rank)
@@ -328,13 +328,13 @@ def _read_output(run: RunDir, attempt: int, rank: int, offset: int, length: int)
         offset_table.close()
 
 
-def _remove_run(run: RunDir, state: NodeState) -> int:
+def _remove_run(run: RunDir, state: JournalState) -> int:
     """Remove the directory of a run, and its code if no other run needs it; return the bytes that this frees.
 
     Raises:
         RequestError: A process of the run still lives.
     """
-    if has_supervisor(run) and state.state not in ("finished", "swept", "new"):
+    if has_supervisor(run) and state.phase not in ("finished", "swept", "new"):
         raise command_messages.make_refused_error(
             f"run {run.run} still has a supervisor on this node", "`clusterctl down` ends it"
         )
@@ -346,8 +346,8 @@ def _remove_run(run: RunDir, state: NodeState) -> int:
         )
     # A run whose end was never reported may have files on the tmpfs; its directory names them.
     secrets.remove_tmpfs_files(run, state.attempt + 1)
-    code = workdirs.find_removable_code(run)
-    size = 0 if code is None else workdirs.remove_code(code)
+    code = workdir_locks.find_removable_code(run)
+    size = 0 if code is None else workdir_locks.remove_code(code)
     for place, _, inside in os.walk(run.path):
         for name in inside:
             with contextlib.suppress(FileNotFoundError):

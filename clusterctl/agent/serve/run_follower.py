@@ -55,11 +55,11 @@ class RunFollower:
         notifier: FolderWatcher,
     ) -> None:
         self.run = run
-        self.state = journal.NodeState()
+        self.state = journal.JournalState()
         self._request = request
         self._send, self._send_data, self._allocate_stream, self._notifier = send, send_data, allocate_stream, notifier
         self._complete_before = request.complete_before
-        self._journal = journal.JournalReader(run.journal)
+        self._journal = journal.JournalReader(run.journal_file)
         self._files: dict[str, _FollowedFile] = {}
         self._offset_table: dict[int, OffsetTable] = {}
         self._swept_attempts: set[int] = set()
@@ -93,8 +93,8 @@ class RunFollower:
         if getattr(event, "attempt", self._request.complete_before) < self._request.complete_before:
             return
         if isinstance(event, events.Prepared):
-            self._notifier.watch(self.run.attempt(event.attempt))
-            self._offset_table[event.attempt] = OffsetTable(self.run.attempt(event.attempt))
+            self._notifier.watch(self.run.attempt_dir(event.attempt))
+            self._offset_table[event.attempt] = OffsetTable(self.run.attempt_dir(event.attempt))
         elif isinstance(event, events.Started):
             self._add_file(protocol_files.format_output_path(event.attempt, event.rank), event.attempt, event.rank)
             self._add_file(protocol_files.format_index_path(event.attempt, event.rank), event.attempt)
@@ -106,7 +106,7 @@ class RunFollower:
     def _add_file(self, name: str, attempt: int = -1, rank: int | None = None) -> None:
         if name not in self._files:
             offset = max(0, int(self._request.cursors.get(name, 0)))
-            self._files[name] = _FollowedFile(name, self.run.file(name), offset, attempt, rank)
+            self._files[name] = _FollowedFile(name, self.run.file_path(name), offset, attempt, rank)
 
     def send_next_data(self, budget: int) -> int:
         """Send the next bytes of one file, files in turn; return the count (at most `budget`), or 0 if nothing is new.
@@ -170,7 +170,7 @@ class RunFollower:
         self._files = {name: file for name, file in self._files.items() if file.attempt not in attempts}
         for attempt in attempts:
             self._offset_table.pop(attempt).close()
-            self._notifier.forget(self.run.attempt(attempt))
+            self._notifier.unwatch(self.run.attempt_dir(attempt))
         self._swept_attempts -= attempts
         complete_before = min(self._offset_table, default=self.state.attempt + 1)
         if complete_before > self._complete_before:

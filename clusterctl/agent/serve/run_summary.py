@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.linux import cgroup, proc, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.node_state import fencing, journal
-from clusterctl.agent.node_state.journal import NodeState, fold_journal
+from clusterctl.agent.node_state.journal import JournalState, fold_journal
 from clusterctl.agent.processes import run_processes
 from clusterctl.agent.supervisor import workers
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.record_types import SurvivingProcess
 
 
-def list_survivors(state: NodeState) -> list[SurvivingProcess]:
+def list_survivors(state: JournalState) -> list[SurvivingProcess]:
     """Return the processes that could not be ended and still live; some may have ended since the journal named them."""
-    if state.swept is None or state.boot != proc.read_boot_id():
+    if state.swept is None or state.boot_id != proc.read_boot_id():
         return []
     return [one for one in state.swept.remaining if proc.is_alive(ProcessIdentity(one["pid"], one["start_time"]))]
 
@@ -30,7 +30,7 @@ def has_supervisor(run: RunDir) -> bool:
     return run_processes.find_supervisor(run) is not None
 
 
-def list_workers(run: RunDir, state: NodeState) -> list[WorkerState]:
+def list_workers(run: RunDir, state: JournalState) -> list[WorkerState]:
     """Return the workers of the newest attempt, including those that the journal does not name."""
     ranks, _ = workers.read_start_record(run, state) or ([], None)
     states: list[WorkerState] = []
@@ -50,14 +50,14 @@ def list_workers(run: RunDir, state: NodeState) -> list[WorkerState]:
     return states
 
 
-def find_remaining_processes(run: RunDir, state: NodeState) -> list[proc.ProcessStat]:
+def find_remaining_processes(run: RunDir, state: JournalState) -> list[proc.ProcessStat]:
     """Return every process of the run on this node except its waiters."""
-    if state.seq and state.boot != proc.read_boot_id():
+    if state.seq and state.boot_id != proc.read_boot_id():
         return []
     return run_processes.find_run_processes(run_processes.make_run_markers(run), collect_known_processes(run, state))
 
 
-def collect_known_processes(run: RunDir, state: NodeState) -> run_processes.KnownProcesses:
+def collect_known_processes(run: RunDir, state: JournalState) -> run_processes.KnownProcesses:
     """Return the known processes of the newest attempt, and the processes that supervise it."""
     _, group = workers.read_start_record(run, state) or ([], None)
     known_processes = run_processes.KnownProcesses(
@@ -74,11 +74,11 @@ def collect_known_processes(run: RunDir, state: NodeState) -> run_processes.Know
     return known_processes
 
 
-def summarize_run(run: RunDir, state: NodeState | None = None) -> RunSummary:
+def summarize_run(run: RunDir, state: JournalState | None = None) -> RunSummary:
     """Return one entry for the list of runs; by default `state` is read here from the journal."""
-    state = state or fold_journal(journal.read_journal(run.journal))
+    state = state or fold_journal(journal.read_journal(run.journal_file))
     prepared = syscalls.read_json(run.prepare_file) or {}
-    is_over = state.state in ("new", "swept", "finished")
+    is_over = state.phase in ("new", "swept", "finished")
     is_live = has_supervisor(run) or any(worker["alive"] for worker in list_workers(run, state))
     # Processes that a worker left behind live on even if supervisor, waiters and workers were all killed.
     is_live = is_live or (not is_over and bool(find_remaining_processes(run, state)))
@@ -88,13 +88,13 @@ def summarize_run(run: RunDir, state: NodeState | None = None) -> RunSummary:
         "name": prepared.get("name", ""),
         "live": is_live and not is_over,
         "supervisor": has_supervisor(run),
-        "state": state.state,
-        "epoch": fencing.read_epoch(run.epoch),
+        "state": state.phase,
+        "epoch": fencing.read_epoch(run.epoch_file),
         "attempt": state.attempt,
         "workdir": prepared.get("workdir"),
         "grace": prepared.get("grace"),
         "gpus": prepared.get("gpus", []),
-        "started": state.began,
-        "finished": state.ended,
+        "started": state.began_at,
+        "finished": state.ended_at,
         "remaining": list_survivors(state),
     }

@@ -17,8 +17,8 @@ from clusterctl.agent.serve.node_commands import build_program, make_python_setu
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol import command_payload_types
+    from clusterctl.agent.serve.agent_session import AgentSession
     from clusterctl.agent.serve.run_commands import RunCommands
-    from clusterctl.agent.serve.session import Session
 
 _RUN_VARIABLES = (b"CLUSTERCTL_NODE", b"CLUSTERCTL_STATUS_DIR", b"TORCHELASTIC_ERROR_FILE")
 """Variables that mark a process as one of a run. A shell with the environment of a rank must not carry them."""
@@ -28,7 +28,7 @@ _LOGIN_VARIABLES = (b"TERM", b"PWD", b"OLDPWD", b"SHLVL", b"_")
 
 
 def write_shell_script(
-    session: Session,
+    session: AgentSession,
     runs: RunCommands,
     request_id: int,
     arguments: command_payload_types.ShellScriptArguments,
@@ -42,7 +42,7 @@ def write_shell_script(
     def write() -> command_payload_types.ShellScriptAnswer:
         argv = [str(word) for word in arguments.get("argv") or [read_account()[2] or "/bin/sh"]]
         if program is not None:
-            whole = spawn.Program([spawn.encode_peer_text(word) for word in argv], program.env, program.cwd)
+            whole = spawn.Program([spawn.encode_with_surrogates(word) for word in argv], program.env, program.cwd)
         else:
             whole = build_program(arguments, argv, resolve_folder(arguments.get("cwd")))
             prepare = make_python_setup(arguments)

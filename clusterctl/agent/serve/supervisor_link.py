@@ -82,7 +82,7 @@ class SupervisorLink:
         pending = _Pending(command, arguments, epoch, on_answer)
         self._queue.append(pending)
         if command in _QUICK_COMMANDS:
-            self._loop.after(_ANSWER_TIMEOUT_S, lambda: self._kill_overdue(pending))
+            self._loop.call_later(_ANSWER_TIMEOUT_S, lambda: self._kill_overdue(pending))
         self.ensure_supervisor()
         self._flush()
 
@@ -165,7 +165,7 @@ class SupervisorLink:
 
         if not self._starting:
             self._starting = True
-            self._loop.after(self._delay_s, retry)
+            self._loop.call_later(self._delay_s, retry)
             self._delay_s = min(self._delay_s * 2, _MAX_DELAY_S)
 
     # --- one that does not answer
@@ -178,14 +178,14 @@ class SupervisorLink:
         if supervisor is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(supervisor.pid, signal.SIGKILL)
-        self._loop.after(_KILL_TIMEOUT_S, lambda: self._report_stuck(pending, supervisor))
+        self._loop.call_later(_KILL_TIMEOUT_S, lambda: self._report_stuck(pending, supervisor))
 
     def _report_stuck(self, pending: _Pending, supervisor: ProcessIdentity | None) -> None:
         """Answer a request whose supervisor has survived SIGKILL; give the next supervisor time if there is one."""
         if pending.is_answered or self._closed:
             return
         if supervisor is None or not proc.is_alive(supervisor):
-            self._loop.after(_ANSWER_TIMEOUT_S, lambda: self._kill_overdue(pending))
+            self._loop.call_later(_ANSWER_TIMEOUT_S, lambda: self._kill_overdue(pending))
             return
         kernel_function = proc.read_wait_channel(supervisor.pid)
         stuck = f"the supervisor of run {self._run.run} is stuck in the kernel" + (
@@ -215,7 +215,7 @@ class SupervisorLink:
 
     def _read_start_report(self, fd: int) -> None:
         report = os.read(fd, 64)
-        self._loop.forget(fd)
+        self._loop.remove_descriptor(fd)
         os.close(fd)
         self._starting = False
         if not report:
@@ -230,7 +230,7 @@ class SupervisorLink:
             self._retry_later()
 
     def _read_last_log_line(self) -> str:
-        lines = syscalls.read_bytes(self._run.log).decode("utf-8", "replace").strip().splitlines()
+        lines = syscalls.read_bytes(self._run.log_file).decode("utf-8", "replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
 
     def _fail(self, message: str) -> None:

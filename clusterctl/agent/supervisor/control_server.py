@@ -1,4 +1,4 @@
-"""The server on the supervisor's socket. Its clients are the `serve` processes of the node."""
+"""The server on the supervisor's socket. Its clients are the agents (`serve`) on the node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DeferredReply:
-    """A reply that is not known yet."""
+    """A reply that is sent later, by `resolve`."""
 
     def __init__(self) -> None:
         self.resolve: Callable[[Callable[[], dict[str, Any]]], None] = lambda _action: None
@@ -27,7 +27,7 @@ Reply = Union[dict[str, Any], DeferredReply]
 
 
 class ControlServer:
-    """Accepts connections and replies to requests; `handle_request` returns the replies.
+    """Accepts connections and sends the replies that `handle_request` returns.
 
     Attributes:
         connection_count: Number of open connections.
@@ -40,7 +40,7 @@ class ControlServer:
         self.connection_count = 0
 
     def listen(self, listener: socket.socket) -> None:
-        """Accept connections on this listener."""
+        """Accept the connections of a listening socket."""
         listener.setblocking(False)
         self._loop.on_readable(listener.fileno(), lambda: self._accept(listener))
 
@@ -71,7 +71,7 @@ class ControlServer:
         try:
             result = action()
         except Exception as error:
-            # `serve` has validated the request, so a missing key here is a bug of ours.
+            # The agent has validated the request, so any other error is a bug of clusterctl.
             if not isinstance(error, (command_messages.RequestError, frames.FrameError, OSError)):
                 self._log(traceback.format_exc())
             message = command_messages.convert_to_request_error(error).make_answer(identity)

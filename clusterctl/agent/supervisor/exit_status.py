@@ -1,7 +1,7 @@
 """How a worker ended: its exit status, its last output, and whether the kernel's OOM killer has killed it.
 
-The exit status is in the waiter's exit file. Without that, the wait status counts if the worker has become a child of
-the supervisor.
+The waiter writes the exit status to an exit file. If there is no exit file and the worker has become a child of the
+supervisor, the supervisor uses the wait status.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from clusterctl.agent.supervisor.workers import Worker
 
 _UNKNOWN_WAITER_S = 2.0
-"""Seconds in which a waiter with an unknown pid may write the exit file."""
+"""The supervisor waits this many seconds for the exit file of a waiter with an unknown pid."""
 _MAX_LOG_RECORDS = 20000
 _CLOCK_DIFFERENCE_S = 5.0
 """Maximum difference in seconds between the clock of the kernel log and the monotonic clock."""
 
 
 def read_exit(worker: Worker, path: str, release_space: Callable[[], None]) -> ExitRecord | None:
-    """Return the exit record from exit file or wait status; `None` while worker or waiter is alive.
+    """Return the exit record from the exit file or the wait status; `None` while the worker or its waiter is alive.
 
     Args:
-        worker: The worker; its `last_alive_at` is updated.
-        path: Its exit file.
-        release_space: Called if the waiter still has to write the file, because the disk may be full.
+        worker: The worker. This function updates its `last_alive_at`.
+        path: The exit file of the worker.
+        release_space: Called if the waiter still has to write the exit file, because the disk may be full.
     """
     if proc.is_alive(worker.waiter):
-        # Between the exit file and the end of the waiter nothing can fail.
+        # The exit file is final, even while its waiter lives.
         end = run_dir.read_exit_record(path)
         if end is None and not proc.is_alive(worker.identity):
             with contextlib.suppress(ProcessLookupError):
-                # It may be stopped, and has to write the exit file.
+                # The waiter has to write the exit file, and a signal may have stopped it.
                 os.kill(worker.waiter.pid, signal.SIGCONT)
             release_space()
         return end
@@ -57,7 +57,7 @@ def read_exit(worker: Worker, path: str, release_space: Callable[[], None]) -> E
 
 
 def _reap_status(worker: Worker) -> None:
-    """Reap a worker that has become our child and is not reaped yet."""
+    """Reap a worker that has become a child of this process, unless it was reaped before."""
     if worker.wait_status is None and worker.identity.pid:
         with contextlib.suppress(ChildProcessError):
             pid, status = os.waitpid(worker.identity.pid, os.WNOHANG)
@@ -65,7 +65,7 @@ def _reap_status(worker: Worker) -> None:
 
 
 def _make_exit_from_status(worker: Worker) -> ExitRecord:
-    """Return the exit record of a worker without a waiter: unknown unless the worker became our child."""
+    """Return the exit record of a worker without a waiter; it says nothing if there is no wait status."""
     now = time.monotonic()
     end: ExitRecord = {"exit_code": None, "signal": None, "earliest": worker.last_alive_at, "mono": now}
     if worker.wait_status is not None:
@@ -78,15 +78,15 @@ def _make_exit_from_status(worker: Worker) -> ExitRecord:
 
 @dataclass(frozen=True)
 class OomKillCounts:
-    """The kernel's counts of OOM kills at one moment (monotonic seconds)."""
+    """The kernel's counts of OOM kills, in this cgroup and on the host, with the monotonic time of reading."""
 
     cgroup: int | None
     host: int | None
-    mono: float
+    read_at: float
 
 
 def read_oom_kill_counts() -> OomKillCounts:
-    """Return the present counts."""
+    """Read how often the OOM killer has killed a process so far."""
     match = re.search(rb"^oom_kill (\d+)$", read_bytes("/proc/vmstat"), re.MULTILINE)
     return OomKillCounts(cgroup.count_oom_kills(), int(match[1]) if match else None, time.monotonic())
 
@@ -94,12 +94,13 @@ def read_oom_kill_counts() -> OomKillCounts:
 def find_oom_evidence(before: OomKillCounts, pid: int) -> tuple[str | None, OomKillCounts]:
     """Return the evidence that the OOM killer killed `pid`: `cgroup`, `kernel log`, `probably` or `None`.
 
-    The second value holds the counts for the next call: one kill explains the end of one worker only.
+    The second value is `before` of the next call. It counts the kill that explains the end of `pid`, so that one kill
+    explains one end only.
     """
     now = read_oom_kill_counts()
     if before.cgroup is not None and now.cgroup is not None and now.cgroup > before.cgroup:
         return "cgroup", replace(before, cgroup=before.cgroup + 1)
-    logged = _is_in_kernel_log(pid, before.mono)
+    logged = _is_in_kernel_log(pid, before.read_at)
     if logged:
         return "kernel log", before
     if logged is None and before.host is not None and now.host is not None and now.host > before.host:
@@ -108,7 +109,12 @@ def find_oom_evidence(before: OomKillCounts, pid: int) -> tuple[str | None, OomK
 
 
 def _is_in_kernel_log(pid: int, since: float) -> bool | None:
-    """Return whether the kernel log names the process as killed since then; `None` if the log is not readable."""
+    """Return whether the kernel log says that the process was killed after `since`; `None` if the log is unreadable.
+
+    Args:
+        pid: The process.
+        since: Monotonic seconds.
+    """
     try:
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -131,12 +137,12 @@ def _is_in_kernel_log(pid: int, since: float) -> bool | None:
     return False
 
 
-# --- its error and its last output
+# --- the error and the last output of a worker
 
-_OF_A_TRACEBACK = ("Traceback (most recent call last)", '  File "')
-_MAX_LAST_WORDS = 1024
-_FRAMES = 8
-"""The read is this many times larger than the result, to find the cause above stack frames."""
+_TRACEBACK_MARKS = ("Traceback (most recent call last)", '  File "')
+_MAX_FINAL_OUTPUT = 1024
+_READ_FACTOR = 8
+"""The function reads this many times `limit`, to find the message above long stack dumps."""
 
 
 def read_error_file(path: str) -> WorkerError | None:
@@ -155,25 +161,28 @@ def read_error_file(path: str) -> WorkerError | None:
     return {"message": str(message.get("message"))[:8192], "traceback": None if stack is None else str(stack)[-32768:]}
 
 
-def read_last_words(path: str, *, has_failed: bool, stopped_size: int | None = None) -> str:
-    """Return the end of the output of a worker that has ended: it may tell why.
+def read_final_output(path: str, *, has_failed: bool, stopped_size: int | None = None) -> str:
+    """Return the end of the output of a worker that has ended, in which the reason of the exit may stand.
 
     Args:
         path: The output file.
-        has_failed: Whether the worker ended with an exit code other than 0; otherwise less is read, unless it holds a
-            traceback.
-        stopped_size: The size of the output when the worker was stopped; only a traceback before that counts.
+        has_failed: The worker ended with an exit code other than 0. If not, the result is shorter, except that a
+            traceback is always complete.
+        stopped_size: The size of the output when the worker was stopped, or `None`. The result is then a traceback
+            from before the stop, or "".
     """
     end = read_output_tail(path, size=stopped_size)
-    if any(word in end for word in _OF_A_TRACEBACK):
+    if any(mark in end for mark in _TRACEBACK_MARKS):
         return end
     if stopped_size is not None:
         return ""
-    return end if has_failed else end[-_MAX_LAST_WORDS:]
+    return end if has_failed else end[-_MAX_FINAL_OUTPUT:]
 
 
 def read_output_tail(path: str, limit: int = 8192, size: int | None = None) -> str:
-    """Return the end of an output file for a person to read, if it is long without frames of C++ and of other threads.
+    """Return the end of an output file for a person to read.
+
+    If the output is longer than `limit`, the result leaves out stack frames of C++ and of threads.
 
     Args:
         path: The file.
@@ -183,19 +192,19 @@ def read_output_tail(path: str, limit: int = 8192, size: int | None = None) -> s
     try:
         with open(path, "rb") as file:
             whole = os.fstat(file.fileno()).st_size
-            start = max(0, min(whole, whole if size is None else size) - _FRAMES * limit)
+            start = max(0, min(whole, whole if size is None else size) - _READ_FACTOR * limit)
             file.seek(start)
-            end = file.read(_FRAMES * limit if size is None else max(0, min(size - start, _FRAMES * limit)))
+            end = file.read(_READ_FACTOR * limit if size is None else max(0, min(size - start, _READ_FACTOR * limit)))
     except OSError:
         return ""
     if len(end) > limit:
-        # The cause stands above the frames.
+        # The error message stands above the frames.
         end = b"".join([line for line in end.splitlines(keepends=True) if not _is_frame(line)])
     return end[-limit:].decode("utf-8", "replace")
 
 
 def _is_frame(line: bytes) -> bool:
-    """Return whether a line is a C++ frame, or a frame of a thread in a dump of faulthandler."""
+    """Return whether a line is a C++ stack frame, or a stack frame of a thread in a dump of `faulthandler`."""
     line = line.lstrip()
     of_thread = line.startswith(b'File "') and b" in " in line and b", in " not in line
     return of_thread or line.startswith((b"frame #", b"Thread 0x"))

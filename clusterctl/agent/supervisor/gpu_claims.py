@@ -2,9 +2,9 @@
 
 Each run has a folder in /var/tmp with one locked file per claimed GPU.
 
-/var/tmp belongs to root and is sticky on every machine. So only the owner of a file (or root) can remove it or lock it
-for writing, and a file claims a GPU only while a process of its owner holds the lock. Containers and namespaces that
-share /var/tmp share the claims, whatever they see of /proc and /sys.
+/var/tmp belongs to root and is sticky on every machine. So only the owner of a file (or root) can remove the file or
+lock it for writing. A file claims a GPU only while a process of its owner holds the lock. Containers that share
+/var/tmp share the claims, even if they have their own /proc and /sys.
 
 The lock belongs to the open file. It lasts while a supervisor or a waiter of the run has the descriptor open.
 """
@@ -22,7 +22,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.linux import gpus, helper_process, proc
+from clusterctl.agent.linux import gpu_devices, helper_process, proc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -39,32 +39,37 @@ _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, 
 
 
 class GpuClaimError(Exception):
-    """Another run holds a GPU, or the GPU cannot be claimed; the one-line message says which."""
+    """Another run holds a GPU, or a claim failed; the message is one line."""
 
 
 class GpuClaims:
     """The GPUs that a run has claimed on this node.
 
     Args:
-        run: Name of the run in messages to others.
-        node: Name of its node.
-        shared: Parent folder of all claims.
-        guards: Returns the pids of the run's waiters, which hold the claims if the supervisor has died.
+        run: Name of the run; messages of other runs show it.
+        node: Name of the node; messages of other runs show it.
+        shared: Parent folder of the folders of all runs.
+        list_waiter_pids: Returns the pids of the run's waiters, which hold the claims if the supervisor has died.
         root: Prefix of /dev, /proc and /sys.
     """
 
     def __init__(
-        self, run: str, node: str, shared: str = SHARED, guards: Callable[[], Iterable[int]] = tuple, root: str = ""
+        self,
+        run: str,
+        node: str,
+        shared: str = SHARED,
+        list_waiter_pids: Callable[[], Iterable[int]] = tuple,
+        root: str = "",
     ) -> None:
         self._run, self._node, self._shared = run, node, shared
-        self._guards, self._root = guards, root
+        self._list_waiter_pids, self._root = list_waiter_pids, root
         self._locks: dict[str, int] = {}
         self._folder = ""
         self._folder_locks: list[int] = []
 
     @property
     def descriptors(self) -> list[int]:
-        """Descriptors that hold the locks; waiters inherit them."""
+        """Descriptors of the locked files; waiters inherit them and so hold the locks too."""
         return [*self._locks.values(), *self._folder_locks]
 
     @property
@@ -72,16 +77,16 @@ class GpuClaims:
         """Paths of the locked files."""
         return [os.path.join(self._folder, name) for name in self._locks]
 
-    def claim(self, indices: Iterable[int]) -> set[str]:
-        """Claim GPUs by index; return the new claims, for `release`. Existing claims of this object stay.
+    def claim(self, gpu_indices: Iterable[int]) -> set[str]:
+        """Claim GPUs that this object has not claimed yet; return the names of the new claims, for `release`.
 
         Raises:
-            GpuClaimError: Another run, or another node of this run, holds one of them. Then no new claim stays.
+            GpuClaimError: Another run, or another node of this run, holds one of the GPUs. All new claims are released.
         """
         before = set(self._locks)
-        names = gpus.list_lock_names(self._root)
+        names = gpu_devices.list_machine_wide_gpu_names(self._root)
         try:
-            for index in indices:
+            for index in gpu_indices:
                 # Several machines may see the same folder, so the name of a claim includes the machine.
                 name = f"{names.get(index, f'gpu-{index}')}-{proc.read_boot_id()}"
                 if name not in self._locks:
@@ -94,7 +99,7 @@ class GpuClaims:
         return set(self._locks) - before
 
     def _claim_gpu(self, name: str, index: int) -> None:
-        """Lock a file of our own first, then check all others: of two runs at once, at most one gets the GPU."""
+        """Lock a file of this run, then check the files of all other runs, so that at most one run gets the GPU."""
         _check_folder(self._shared)
         holder: str | None = None
         for tries in range(_TRIES):
@@ -110,7 +115,7 @@ class GpuClaims:
         raise GpuClaimError(holder)
 
     def _make_folder(self) -> None:
-        """Make the folder of this run. It counts for others once it is locked; an unlocked folder is a leftover."""
+        """Make and lock the folder of this run. Other runs remove unlocked folders of ended runs."""
         name = f"{PREFIX}{secrets.token_hex(8)}"
         hidden, self._folder = os.path.join(self._shared, f".{name}"), os.path.join(self._shared, name)
         os.mkdir(hidden, 0o700)
@@ -138,17 +143,19 @@ class GpuClaims:
         """Describe the other run that has locked a GPU, or return `None`; remove folders of this user's ended runs."""
         for entry in sorted(os.listdir(self._shared)):
             folder = os.path.join(self._shared, entry)
-            if not entry.startswith(PREFIX) or folder == self._folder or _remove_own(folder):
+            if not entry.startswith(PREFIX) or folder == self._folder or _remove_if_unused(folder):
                 continue
             with _open_claim(folder, name) as fd:
+                if fd is None or not _is_locked(fd):
+                    continue
                 # After a restart of the supervisor, the waiters of this run still hold a lock.
-                if fd is not None and _is_locked(fd) and not any(_has_file_open(pid, fd) for pid in self._guards()):
+                if not any(_has_file_open(pid, fd) for pid in self._list_waiter_pids()):
                     return _describe_holder(index, fd, os.path.join(folder, name))
         return None
 
-    def release(self, names: Iterable[str] | None = None) -> None:
-        """Release these claims, or all of them without an argument. Waiters keep their own descriptors."""
-        for name in set(self._locks if names is None else names):
+    def release(self, claim_names: Iterable[str] | None = None) -> None:
+        """Release these claims, by default all. Waiters keep their descriptors, and with them the locks."""
+        for name in set(self._locks if claim_names is None else claim_names):
             os.close(self._locks.pop(name))
             with _open_claim(self._folder, name) as fd:
                 if fd is not None and not _is_locked(fd):
@@ -166,7 +173,7 @@ class GpuClaims:
 
 @contextlib.contextmanager
 def _open_claim(folder: str, name: str) -> Iterator[int | None]:
-    """Open a claim file; `None` if it is no plain file, is not readable, or has more than one link."""
+    """Open a claim file; `None` if it is unreadable, no plain file, or not owned by the owner of its folder."""
     try:
         fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -180,8 +187,8 @@ def _open_claim(folder: str, name: str) -> Iterator[int | None]:
         os.close(fd)
 
 
-def _remove_own(folder: str) -> bool:
-    """Remove the folder of an ended run of this user."""
+def _remove_if_unused(folder: str) -> bool:
+    """Remove a claims folder of this user if no process has locked it; return whether it was removed."""
     with contextlib.suppress(OSError):
         info = os.lstat(folder)
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
@@ -199,14 +206,14 @@ def _remove_own(folder: str) -> bool:
 
 
 def _is_locked(fd: int) -> bool:
-    """Return whether another process holds the write lock, which only the owner of the file can take."""
+    """Return whether a process holds the write lock of a file; only the owner of the file can take this lock."""
     query = _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     kind: int = _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, query))[0]
     return kind != fcntl.F_UNLCK
 
 
 def _has_file_open(pid: int, fd: int) -> bool:
-    """Return whether a process has the same file open."""
+    """Return whether a process has the file of a descriptor open."""
     wanted, base = os.fstat(fd), f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
         for name in os.listdir(base):
@@ -221,7 +228,7 @@ def _describe_holder(index: int, fd: int, path: str) -> str:
     user, record = os.fstat(fd).st_uid, _read_claim(fd)
     if not record.get("run"):
         owner = proc.find_user_name(user)
-        return f"GPU {index} is locked by {owner}, who names no run: as root, `fuser -k {path}` frees it"
+        return f"GPU {index} is locked by {owner}, whose claim names no run: as root, `fuser -k {path}` frees the GPU"
     node = f" (node {_format_name(record['node'])})" if record.get("node") else ""
     other = f" of {proc.find_user_name(user)}" if user != os.geteuid() else ""
     return f"GPU {index} is held by run {_format_name(record['run'])}{other}{node}"
@@ -232,13 +239,13 @@ def _format_name(value: object) -> str:
 
 
 def _check_folder(folder: str) -> None:
-    """Check that no other user can remove a claim.
+    """Check that no other user can remove claims in a folder.
 
     Raises:
-        GpuClaimError: Another user can.
+        GpuClaimError: Another user can remove them.
     """
     info = os.lstat(folder)
-    remedy = f"as root, `chown root {folder}; chmod 1777 {folder}` repairs it"
+    remedy = f"as root, `chown root {folder}; chmod 1777 {folder}` prevents that"
     if not stat.S_ISDIR(info.st_mode):
         raise GpuClaimError(f"{folder} is not a directory")
     if info.st_uid not in (_ROOT, os.getuid()):
@@ -258,9 +265,9 @@ def _read_claim(fd: int) -> dict[str, Any]:
 # --- memory
 
 _GPU_WAIT_S = 10.0
-"""Seconds in which GPU memory may become free."""
+"""GPU memory may take this many seconds to become free."""
 _FIRST_ANSWER_S = 6.0
-"""Seconds in which the driver may give its first answer; it need not start up, because the sampler keeps it open."""
+"""Timeout in seconds for the driver's first answer. The driver is already loaded, because the sampler keeps it open."""
 _GPU_WAIT_SLACK_S = 5.0
 _GIB = 1024**3
 
@@ -272,14 +279,14 @@ def wait_for_gpu_memory(
     on_message: Callable[[str, int | None], None],
     on_done: Callable[[], None],
 ) -> None:
-    """Wait in a child process until GPUs are free: a broken driver must not block the end of an attempt.
+    """Wait until the memory of GPUs is free. A child process does it, because a broken driver may hang.
 
     Args:
         loop: The event loop that calls the functions.
         gpus: Indices of the GPUs.
-        run: The run that has used them.
-        on_message: Called with a text and the index of each GPU that is not free in time.
-        on_done: Called at the end.
+        run: The run that has used the GPUs.
+        on_message: Called with a text and a GPU index for each GPU that is not free in time, or with an error.
+        on_done: Called when the wait is over.
     """
     try:
         pid, fd = helper_process.start_agent_command("gpu-memory-wait", ",".join(map(str, gpus)), str(_GPU_WAIT_S), run)
@@ -290,7 +297,7 @@ def wait_for_gpu_memory(
     output = b""
 
     def end(messages: list[tuple[str, int | None]]) -> None:
-        loop.forget(fd)
+        loop.remove_descriptor(fd)
         os.close(fd)
         for message, gpu in messages:
             on_message(message, gpu)
@@ -300,7 +307,7 @@ def wait_for_gpu_memory(
         helper_process.kill_helper(pid)
         end([("cannot check whether GPU memory is free: the GPU driver does not answer", None)])
 
-    timer = loop.after(_FIRST_ANSWER_S, time_out)
+    timer = loop.call_later(_FIRST_ANSWER_S, time_out)
 
     def read() -> None:
         nonlocal output, timer
@@ -308,7 +315,7 @@ def wait_for_gpu_memory(
         timer.cancel()
         output += data
         if data:
-            timer = loop.after(_GPU_WAIT_S + _GPU_WAIT_SLACK_S, time_out)
+            timer = loop.call_later(_GPU_WAIT_S + _GPU_WAIT_SLACK_S, time_out)
         else:
             end(_parse_gpu_messages(output))
 

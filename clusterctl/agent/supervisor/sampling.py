@@ -1,4 +1,4 @@
-"""Samples of the workers, the GPUs and the machine, taken in child processes because they may hang or die."""
+"""Samples of the workers, the GPUs and the machine. Child processes take them, because that may hang."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STEADY_EVERY_S = 10.0
 
 
 class SampleFile:
-    """The samples file of a run; its front is discarded. A sample that cannot be written is dropped.
+    """The samples file of a run. If it exceeds `max_bytes`, the oldest samples are discarded.
 
     Args:
         path: The file.
@@ -38,10 +38,10 @@ class SampleFile:
         self._max_bytes = max_bytes
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def write(self, attempt: int, kind: str, values: record_types.ActivitySample | record_types.HealthSample) -> None:
-        """Append one sample, by default with the present time."""
+    def append(self, attempt: int, kind: str, sample: record_types.ActivitySample | record_types.HealthSample) -> None:
+        """Append a sample, with the present time if it has none. If the write fails, drop the sample."""
         now = {"t": round(time.time(), 3), "m": round(time.monotonic(), 3)}
-        record = {**now, **values, "attempt": attempt, "kind": kind}
+        record = {**now, **sample, "attempt": attempt, "kind": kind}
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         before = os.fstat(self._fd).st_size
         try:
@@ -57,11 +57,11 @@ class SampleFile:
 
 
 class SampleThinning:
-    """Skips samples while every rank of a node makes steady progress.
+    """Skips most samples while every rank of a node makes steady progress.
 
-    The stall rule waits much longer than the interval of the remaining samples. Every sample is written again if a rank
-    makes no progress, declares a phase, ends or disappears. A sample is marked `steady` if samples before it were
-    skipped.
+    If a rank makes no progress, declares a phase, ends or disappears, no sample is skipped. A sample has the mark
+    `steady` if samples before it were skipped. The stall rule still works: it waits much longer than the interval of
+    the remaining samples.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class SampleThinning:
         self._written = float("-inf")
 
     def should_skip(self, sample: record_types.ActivitySample) -> bool:
-        """Return whether a sample (see `activity.Sampler.sample`) need not be written."""
+        """Return whether a sample of `activity.ActivitySampler` is not needed; set its mark `steady`."""
         now = float(sample["m"])
         if not all(_is_making_progress(rank) for rank in sample["ranks"].values()):
             self._since = None
@@ -83,7 +83,7 @@ class SampleThinning:
 
 
 def _is_making_progress(rank: record_types.RankActivity) -> bool:
-    """Return whether a rank has just made progress and reports this itself."""
+    """Return whether the shim of a rank has just reported progress."""
     inside = rank["inside"]
     if not rank["alive"] or inside is None or inside["phase"] is not None or inside["progress_age_s"] is None:
         return False
@@ -91,13 +91,13 @@ def _is_making_progress(rank: record_types.RankActivity) -> bool:
 
 
 class SamplingChild:
-    """A child process that writes samples, one JSON object a line. It is started again some time after its end.
+    """A child process that writes samples, one JSON object a line. If it ends, another one starts after 30 s.
 
     Args:
         loop: The event loop.
         start_process: Starts the child; returns its pid and a descriptor with its output.
         on_sample: Called with each sample.
-        on_failure: Called with the error if the child cannot be started, and with `None` if it has ended.
+        on_failure: Called with the error if the start fails, and with `None` if the child has ended.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class SamplingChild:
 
     def _restart_later(self, error: OSError | None) -> None:
         self._on_failure(error)
-        self._timer = self._loop.after(_RESTART_DELAY_S, self.start)
+        self._timer = self._loop.call_later(_RESTART_DELAY_S, self.start)
 
     def stop(self) -> None:
         """End the child."""
@@ -147,12 +147,12 @@ class SamplingChild:
         process, self._process = self._process, None
         if process is not None:
             helper_process.kill_helper(process[0])
-            self._loop.forget(process[1])
+            self._loop.remove_descriptor(process[1])
             os.close(process[1])
 
 
 class ActivityMonitor:
-    """Samples the workers of one attempt in a child, which reads files of the user that may hang."""
+    """Samples the workers of one attempt. A child process does it, because reads of users' files may hang."""
 
     def __init__(self, loop: EventLoop, run: RunDir, attempt: Attempt, samples: SampleFile) -> None:
         self._loop, self._run, self._attempt, self._samples = loop, run, attempt, samples
@@ -161,7 +161,7 @@ class ActivityMonitor:
         self._child: SamplingChild | None = None
 
     def update(self) -> None:
-        """Start the child again if the workers have changed; end it if none lives. Call this at every tick."""
+        """Start a new child if the workers have changed; end the child if no worker lives. Call this at every tick."""
         attempt = self._attempt
         ranks = frozenset(attempt.workers) if attempt.living_workers and not attempt.shutdown.is_swept else frozenset()
         if ranks != self._ranks:
@@ -177,7 +177,7 @@ class ActivityMonitor:
         attempt, run = self._attempt, self._run
         prepare, status_dir = attempt.prepare, run.status_dir(attempt.number)
         workers = [
-            activity.WatchedWorker(rank, worker.identity, run.of_rank(attempt.number, rank, "log"))
+            activity.WatchedWorker(rank, worker.identity, run.rank_file(attempt.number, rank, "log"))
             for rank, worker in attempt.workers.items()
         ]
         sampler = activity.ActivitySampler(workers, status_dir, bool(prepare.gpus))
@@ -185,7 +185,7 @@ class ActivityMonitor:
         watch.start()
         while True:
             with contextlib.suppress(OSError):
-                # logind may empty a tmpfs when the user's last session ends.
+                # systemd-logind may remove the folder when the user's last login session ends.
                 os.makedirs(status_dir, mode=0o700, exist_ok=True)
             sample = {**sampler.sample(), "watched": watch.files}
             syscalls.write_all(out.descriptor, json.dumps(sample).encode() + b"\n")
@@ -193,7 +193,7 @@ class ActivityMonitor:
 
     def _write_sample(self, sample: record_types.ActivitySample) -> None:
         if not self._thinning.should_skip(sample):
-            self._samples.write(self._attempt.number, "activity", sample)
+            self._samples.append(self._attempt.number, "activity", sample)
 
     def stop(self) -> None:
         """End the child."""

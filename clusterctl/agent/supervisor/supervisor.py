@@ -1,7 +1,7 @@
 """The supervisor of one run on one node: it starts, watches and ends the workers, and writes the journal.
 
-The head decides what happens. The supervisor may be killed at any moment: all of its state is on disk or in a waiter,
-and the next supervisor continues. `fork_supervisor` makes it independent of the process that starts it.
+The head decides when attempts start and stop. The supervisor may be killed at any moment: all of its state is on disk
+or in waiters, and the next supervisor adopts the run. A supervisor is independent of the process that forks it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import traceback
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent import inject
-from clusterctl.agent.linux import helper_process, ports, proc, spawn, syscalls
+from clusterctl.agent.linux import helper_process, proc, spawn, syscalls, tcp_ports
 from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.node_state import fencing, fsync_queue, journal, secrets, supervisor_lock, tmpfiles_protection
 from clusterctl.agent.node_state.journal import apply_event, fold_journal
 from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol import command_messages, events, run_requests
-from clusterctl.agent.supervisor import control_server, forkserver, gpu_claims, sampling, workers
+from clusterctl.agent.supervisor import control_server, forkserver_manager, gpu_claims, sampling, workers
 from clusterctl.agent.supervisor.attempt import Attempt
 
 if TYPE_CHECKING:
@@ -30,41 +30,41 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 _UNATTENDED_TIMEOUT_S = 600.0
-"""Seconds without a controller after which a supervisor without workers ends; the next command starts another one."""
+"""A supervisor without workers ends after this many seconds without a controller; the next command starts another."""
 _SLOW_TICK_S = 1.0
 _HEALTH_DELAY_S = 5.0
 _LAST_FSYNC_S = 2.0
 _TOUCH_INTERVAL_S = 86400.0
 _REPEAT_LOG_AFTER_S = 60.0
-_STEPS = 10
-"""Number of reserve updates per tick while an output grows fast."""
+_RESERVE_UPDATES_PER_TICK = 10
+"""How often per tick the output reserves are extended while an output grows fast."""
 
 
 class Supervisor:
-    """One run on this node."""
+    """Starts, watches and ends the workers of one run on this node."""
 
     def __init__(self, run: RunDir, lock: supervisor_lock.SupervisorLock) -> None:
-        """Continue from the files of the run directory."""
+        """Read the state of the run from the files of the run directory, and adopt its attempt."""
         self._run, self._supervisor_lock = run, lock
         self._loop = EventLoop(self._log_failure)
         self._last_failure = ("", 0.0)
         self._fsync_queue = fsync_queue.FsyncQueue(self._loop)
-        # Lock the folder of the archive too: lazy imports still read it.
+        # Lock the agent's archive too, because later imports read it.
         self._cleanup_locks = [
             *tmpfiles_protection.lock_against_cleanup(run.path),
             *tmpfiles_protection.lock_against_cleanup(os.path.dirname(helper_process.find_import_root())),
         ]
         self._markers = run_processes.make_run_markers(run)
-        self._journal, self._replaced = journal.JournalWriter(run.journal), False
-        self._state = fold_journal(journal.read_journal(run.journal))
-        self._claims = gpu_claims.GpuClaims(run.run, run.node, guards=self._list_waiter_pids)
-        self._ports = ports.ReservedPorts()
-        self._samples = sampling.SampleFile(run.samples)
+        self._journal, self._replaced = journal.JournalWriter(run.journal_file), False
+        self._state = fold_journal(journal.read_journal(run.journal_file))
+        self._claims = gpu_claims.GpuClaims(run.run, run.node, list_waiter_pids=self._list_waiter_pids)
+        self._ports = tcp_ports.ReservedPorts()
+        self._samples = sampling.SampleFile(run.samples_file)
         self._attempt: Attempt | None = None
         self._activity: sampling.ActivityMonitor | None = None
         self._health_sampler: sampling.SamplingChild | None = None
         self._control_server = control_server.ControlServer(self._loop, self._handle_request, self._log)
-        self._forking = forkserver.ForkServerManager(self._loop, run, self._markers, self._record)
+        self._forking = forkserver_manager.ForkServerManager(self._loop, run, self._markers, self._record)
         self._has_reported_sampler = False
         self._is_ending, self._last_lease_at = False, fencing.read_lease_clock()
         self._commands: dict[str, Callable[[dict[str, Any]], control_server.Reply]] = {
@@ -79,14 +79,14 @@ class Supervisor:
     def _list_waiter_pids(self) -> list[int]:
         return [who.pid for who in run_processes.list_waiters(self._run) if proc.is_alive(who)]
 
-    def serve(self) -> None:
-        """Run until the run is finished."""
+    def run_event_loop(self) -> None:
+        """Handle requests, timers and ended children until the run is finished or this supervisor has to end."""
         self._control_server.listen(self._supervisor_lock.listener)
-        self._loop.on_children(self._reap)
-        self._loop.every(TICK_S, self._tick)
-        self._loop.every(_SLOW_TICK_S, self._slow_tick)
-        self._loop.after(_SLOW_TICK_S, self._touch_files)
-        self._loop.every(_TOUCH_INTERVAL_S, self._touch_files)
+        self._loop.on_child_exit(self._reap)
+        self._loop.call_repeatedly(TICK_S, self._tick)
+        self._loop.call_repeatedly(_SLOW_TICK_S, self._slow_tick)
+        self._loop.call_later(_SLOW_TICK_S, self._touch_files)
+        self._loop.call_repeatedly(_TOUCH_INTERVAL_S, self._touch_files)
         signal.signal(signal.SIGTERM, lambda _number, _frame: self._schedule_end())
         self._reap()
         self._loop.run()
@@ -98,7 +98,7 @@ class Supervisor:
             self._journal.close()
 
     def _schedule_end(self) -> None:
-        """End after the last worker, because SIGTERM has come."""
+        """End after the last worker; the handler of SIGTERM."""
         self._is_ending = True
 
     # --- the journal
@@ -106,24 +106,24 @@ class Supervisor:
     def _record(self, event: events.Event) -> events.Stamp:
         stamp = self._journal.append(event)
         if isinstance(event, events.Stopping) and event.reason == run_requests.StopReason.FENCE.value:
-            # Perhaps no controller ever comes back, so the secrets must not wait for one.
+            # Perhaps no controller ever returns, so remove the secrets now.
             secrets.remove_secrets(self._run)
             self._forking.close()
         apply_event(self._state, stamp, event)
-        # Readers of the journal see the event before it is on the disk.
-        self._fsync_queue.add(self._run.journal)
+        # The fsync follows later; readers of the journal already see the event.
+        self._fsync_queue.add(self._run.journal_file)
         return stamp
 
     def _alarm(self, code: str, message: str) -> None:
         self._record(events.Alarm(max(self._state.attempt, 0), code, message))
 
     def _log(self, text: str) -> None:
-        # A full disk has no room for this log either.
+        # The write fails if the disk is full.
         with contextlib.suppress(OSError):
             os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n".encode("utf-8", "replace"))
 
     def _log_failure(self) -> None:
-        """Log the failure of an action; a repeated failure is logged once a minute."""
+        """Log the current exception; if it repeats, log it once a minute."""
         text, now = traceback.format_exc(), time.monotonic()
         if text != self._last_failure[0] or now - self._last_failure[1] > _REPEAT_LOG_AFTER_S:
             self._last_failure = text, now
@@ -152,7 +152,7 @@ class Supervisor:
         attempt.reopen_outputs()
         self._adopt_workers(attempt)
         if state.stopping is not None:
-            attempt.shutdown.resume(*state.stopping)
+            attempt.shutdown.resume_stop(*state.stopping)
         attempt.poll_exits()
 
     def _adopt_workers(self, attempt: Attempt) -> None:
@@ -178,25 +178,25 @@ class Supervisor:
         self._activity = sampling.ActivityMonitor(self._loop, self._run, attempt, self._samples)
         seconds = attempt.prepare.health_seconds
         if seconds > 0 and self._health_sampler is None:
-            # Driver calls may hang, so a child makes them.
+            # Calls of the GPU driver may hang, so a child process makes them.
             self._health_sampler = sampling.SamplingChild(
                 self._loop,
                 lambda: helper_process.start_agent_command("sampler", str(seconds)),
-                lambda sample: self._samples.write(max(self._state.attempt, 0), "health", sample),
+                lambda sample: self._samples.append(max(self._state.attempt, 0), "health", sample),
                 self._report_sampler_failure,
             )
-            # Delayed: the sampler would compete with starting workers for the processor.
-            self._loop.after(min(_HEALTH_DELAY_S, seconds), self._health_sampler.start)
+            # Start it later: it would compete with the starting workers for the processor.
+            self._loop.call_later(min(_HEALTH_DELAY_S, seconds), self._health_sampler.start)
 
     # --- samples and timers
 
     def _report_sampler_failure(self, error: OSError | None) -> None:
-        """Record, once, that the GPUs and the machine are not watched."""
+        """Record, once per supervisor, that the sampler of GPUs and machine does not run."""
         if not self._has_reported_sampler:
             self._has_reported_sampler = True
-            text = "the sampler of GPUs and machine has ended; it is started again"
+            text = "the sampler of GPUs and machine has ended; the supervisor starts it again"
             if error is not None:
-                text = f"GPUs and machine are not watched: {error.strerror}; this is tried again"
+                text = f"cannot start the sampler of GPUs and machine: {error.strerror}; the supervisor tries again"
             self._alarm("sampler_died", text)
 
     def _tick(self) -> None:
@@ -206,10 +206,10 @@ class Supervisor:
         if attempt is None or attempt.shutdown.is_swept:
             return
         if attempt.outputs.update():
-            for step in range(1, _STEPS):
-                self._loop.after(step * TICK_S / _STEPS, attempt.outputs.extend_reserves)
+            for step in range(1, _RESERVE_UPDATES_PER_TICK):
+                self._loop.call_later(step * TICK_S / _RESERVE_UPDATES_PER_TICK, attempt.outputs.extend_reserves)
         attempt.poll_exits()
-        attempt.check_ports()
+        attempt.stop_if_port_is_taken()
 
     def _slow_tick(self) -> None:
         self._journal.flush()
@@ -220,16 +220,16 @@ class Supervisor:
         if active is not None:
             active.record_process_groups()
         if attempt is not None and attempt.shutdown.remaining:
-            attempt.shutdown.check_remaining()
-        # If the lease file was removed, its last known time counts.
-        self._last_lease_at = fencing.read_lease(self._run.lease) or self._last_lease_at
+            attempt.shutdown.recheck_remaining_processes()
+        # If the lease file was removed, use its last known time.
+        self._last_lease_at = fencing.read_lease(self._run.lease_file) or self._last_lease_at
         age = fencing.read_lease_clock() - self._last_lease_at
         if active is not None and active.shutdown.stopped_at is None:
             limit = active.prepare.stop_after
             if limit is not None and age > limit:
                 active.shutdown.stop(active.prepare.grace, run_requests.StopReason.FENCE.value)
         busy = active is not None and active.started
-        # Without an attempt nothing is lost: the client that requested one has gone, or its request was refused.
+        # Without an attempt, this supervisor has nothing to do once its client has gone.
         if (
             not busy
             and self._control_server.connection_count == 0
@@ -238,24 +238,24 @@ class Supervisor:
             self._loop.stop()
 
     def _keep_lock_and_socket(self) -> None:
-        """Make the lock file and the socket again if they were removed."""
+        """Make the lock file and the socket again if another process has removed them."""
         try:
             replaced = self._supervisor_lock.restore()
         except BlockingIOError:
-            # Another supervisor has found the lock free and adopted the workers. Only one of the two may act.
-            self._log("another supervisor has taken over")
+            # While the lock file was missing, another supervisor has locked a new one and adopted the workers.
+            self._log("this supervisor ends, because another supervisor has adopted the run")
             self._replaced = True
             self._loop.stop()
         except OSError:
             self._log_failure()
         else:
             if replaced is not None:
-                self._loop.forget(replaced.fileno())
+                self._loop.remove_descriptor(replaced.fileno())
                 replaced.close()
                 self._control_server.listen(self._supervisor_lock.listener)
 
     def _touch_files(self) -> None:
-        """Touch all files that the run will need, so that systemd-tmpfiles does not remove them."""
+        """Touch all files that the run will need, so that systemd-tmpfiles does not remove them as old files."""
         agent = helper_process.find_import_root()
         paths = [self._run.path, inject.get_shim_folder(self._run.root), *self._claims.paths]
         is_unpacked = os.path.isfile(f"{agent}.pyz")
@@ -271,11 +271,11 @@ class Supervisor:
                     break
                 ended[pid] = status
         if self._attempt is not None:
-            self._attempt.take_wait_statuses(ended)
+            self._attempt.store_wait_statuses(ended)
 
     def _handle_request(self, frame: dict[str, Any]) -> control_server.Reply:
         command, arguments = frame.get("cmd"), frame.get("args", {})
-        fencing.check_epoch(self._run.epoch, int(frame.get("epoch") or 0))
+        fencing.check_epoch(self._run.epoch_file, int(frame.get("epoch") or 0))
         if command in self._commands:
             return self._commands[command](arguments)
         raise command_messages.RequestError(
@@ -287,7 +287,7 @@ class Supervisor:
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
         prepare = run_requests.parse_dataclass(run_requests.PrepareArguments, arguments)
         if self._state.finished is not None:
-            raise command_messages.make_refused_error(f"run {self._run.run} is finished on this node")
+            raise command_messages.make_refused_error(f"run {self._run.run} has already ended on this node")
         attempt = self._attempt
         if attempt is not None and not attempt.shutdown.is_swept:
             if prepare.attempt != attempt.number or attempt.shutdown.stopped_at is not None:
@@ -297,14 +297,14 @@ class Supervisor:
             return self._build_prepared_reply(attempt)
         if prepare.attempt <= self._state.attempt:
             raise command_messages.make_refused_error(
-                f"attempt {prepare.attempt} of run {self._run.run} is over on this node"
+                f"attempt {prepare.attempt} of run {self._run.run} has already ended on this node"
             )
         attempt = self._new_attempt(prepare)
         attempt.prepare_node()
         self._fsync_queue.add(self._run.prepare_file)
-        fencing.touch_lease(self._run.lease)
+        fencing.touch_lease(self._run.lease_file)
         self._set_attempt(attempt)
-        self._record(events.Prepared(prepare.attempt, list(attempt.ports.numbers)))
+        self._record(events.Prepared(prepare.attempt, list(attempt.ports.attempt_ports)))
         self._forking.prepare(attempt)
         return self._build_prepared_reply(attempt)
 
@@ -337,8 +337,8 @@ class Supervisor:
                 raise command_messages.make_refused_error(
                     f"attempt {number} of run {self._run.run} has not ended on this node"
                 )
-            # Nothing was started. This undoes a start that failed on another node.
-            attempt.shutdown.close([])
+            # No worker was started here, because the start failed on another node.
+            attempt.shutdown.record_swept([])
         if self._state.finished is None:
             self._record(events.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
         self._forking.close()
@@ -347,7 +347,7 @@ class Supervisor:
         if self._activity is not None:
             self._activity.stop()
         secrets.remove_tmpfs_files(self._run, self._state.attempt + 1)
-        self._loop.after(0.05, self._loop.stop)
+        self._loop.call_later(0.05, self._loop.stop)
         return {}
 
     def _record_replicated(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -365,11 +365,12 @@ TAKEN = b"taken\n"
 def fork_supervisor(run: RunDir) -> tuple[int, int]:
     """Fork a supervisor that outlives this process. The calling process must have one thread.
 
-    A double fork and a new session make it independent. It executes no other program: all modules are loaded already,
-    and a start waits for it.
+    A double fork and a new session make the supervisor independent of this process. It executes no other program, so
+    that it starts fast: all modules are already loaded.
 
     Returns:
-        The pid of a short-lived child, and a descriptor from which READY or TAKEN (or nothing) can be read.
+        The pid of a short-lived child, and a descriptor from which READY, TAKEN (another supervisor runs) or nothing
+        (the start failed) can be read.
     """
     pid, read, write = syscalls.fork_with_pipes()
     if pid == 0:
@@ -395,7 +396,7 @@ def _run_supervisor(run: RunDir, report: int) -> None:
         with contextlib.suppress(OSError):
             os.write(report, READY)
         os.close(report)
-        supervisor.serve()
+        supervisor.run_event_loop()
         lock.release()
     except BaseException:
         traceback.print_exc()
@@ -403,16 +404,16 @@ def _run_supervisor(run: RunDir, report: int) -> None:
 
 
 def _detach_from_parent(run: RunDir, keep: set[int]) -> None:
-    """Become independent of the parent: terminal, working directory, descriptors and signals."""
+    """Give up the terminal, working directory, descriptors and signal handlers of the parent."""
     run.make()
     os.chdir("/")
     spawn.reset_signals()
-    spawn.redirect_stdio(stderr=os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    spawn.redirect_stdio(stderr=os.open(run.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
     spawn.close_descriptors(keep)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     spawn.disable_core_dumps()
     syscalls.become_subreaper()
     syscalls.set_process_name("clusterctl-supv")
-    # Other users see the title: the names of run and node would reveal the markers of its processes.
+    # Other users see the title. It does not name run and node, because these names are markers of the run's processes.
     syscalls.set_process_title(f"clusterctl-agent supervise {run.short_key}")

@@ -1,10 +1,10 @@
-"""The waiter: a process between supervisor and worker that waits for the worker and writes its exit file.
+"""The waiter: the parent process of one worker, which waits for the worker and writes its exit file.
 
-It survives the supervisor and holds the claims on the GPUs while the worker lives. It also enforces the fence, so the
-worker ends even if no supervisor is left.
+A waiter survives its supervisor. It holds the claims on the GPUs while the worker lives. It also enforces the fence, so
+that the worker ends even if no supervisor runs.
 
-There are two kinds: a fork of the supervisor, which forks the worker, and the command `wait` of the agent, for a worker
-that a forkserver has forked.
+There are two kinds of waiters. One kind is a fork of the supervisor, and forks the worker. The other kind is the
+command `wait` of the agent, for a worker that a forkserver forks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.spawn import Program
 
 _FENCE_SLACK_S = 2.0
-"""Seconds by which the waiter enforces the fence later than the supervisor would."""
+"""The waiter enforces the fence this many seconds later than a supervisor, so that a living supervisor is first."""
 _MAX_WAIT_S = 5.0
 _UNMEASURED_DELAY_S = 0.05
 _WRITE_RETRY_S = 0.25
 _CLOCK_MARGIN_S = 0.002
 _WAIT_FLAGS = os.WEXITED | os.WNOWAIT
-"""WNOWAIT keeps the status of a worker in the kernel until it is written: if the waiter is killed before that, the
-supervisor reads the status.
+"""WNOWAIT leaves the wait status in the kernel: if the waiter is killed before it has written the exit file, the
+supervisor can still read the status.
 """
 
 
@@ -46,26 +46,26 @@ class WaiterConfig:
 
     Attributes:
         program: The worker's program.
-        output: Descriptor that becomes the worker's stdout and stderr.
-        spawn_file: File for the identities of waiter and worker; it is written before the worker may run.
+        output_fd: Descriptor that becomes the worker's stdout and stderr.
+        spawn_file: File for the identities of waiter and worker. The waiter writes it before the worker may run.
         exit_file: File for the worker's exit record.
         kept_descriptors: Descriptors to keep open (GPU claims).
-        stop_after: Seconds without a controller after which the worker is ended; `None` for never.
-        lease: File with the time of the controller's last frame.
-        fence: The values that are needed to end all processes of the run when the fence has expired, or `None`.
-        cgroup: `cgroup.procs` to join, or `None`.
+        stop_after: Seconds without a controller after which the waiter ends the worker; `None` for never.
+        lease_file: File with the time of the controller's last frame.
+        fence: Argument of `termination.terminate_for_fence`, or `None`.
+        cgroup_procs: File `cgroup.procs` of the cgroup for the worker, or `None`.
         title: Distinguishes this waiter from others in process lists.
     """
 
     program: Program
-    output: int
+    output_fd: int
     spawn_file: str
     exit_file: str
     kept_descriptors: Sequence[int] = ()
     stop_after: float | None = None
-    lease: str = ""
+    lease_file: str = ""
     fence: Mapping[str, Any] | None = None
-    cgroup: str | None = None
+    cgroup_procs: str | None = None
     title: str = ""
 
 
@@ -115,8 +115,9 @@ def _wait_for_worker(config: WaiterConfig, report: int, parent: int) -> NoReturn
 def main(arguments: list[str]) -> NoReturn:
     """Run the command `wait CONFIG REPORT GO READY WORKER KEEP...`: wait for a worker that a forkserver has forked.
 
-    All arguments are numbers. The forkserver has forked this process, and this process the worker, before it executed
-    the agent. So the worker is our child; it is blocked at its gate.
+    The arguments are descriptor numbers, except WORKER, the worker's pid. The forkserver forked this process, which
+    then forked the worker and executed the agent. So the worker is a child of this process. It waits until this process
+    writes to GO.
     """
     file, report, go, ready, worker, *keep = map(int, arguments)
     try:
@@ -124,7 +125,7 @@ def main(arguments: list[str]) -> NoReturn:
             os.set_inheritable(fd, False)
         value = json.loads(os.pread(file, os.fstat(file).st_size, 0))
         spawn.disable_core_dumps()
-        # A rank that fails before it is ready reports this itself and closes the pipe.
+        # If the worker fails before it is ready, it reports the failure itself and closes the pipe.
         if os.read(ready, 1):
             config = WaiterConfig(spawn.Program([], {}), -1, kept_descriptors=keep, **value["config"])
             _set_up_waiter(config)
@@ -143,11 +144,11 @@ def _release_and_wait(
 ) -> NoReturn:
     report, go = ends
     fence = _Fence(config)
-    # Supervisor and forkserver end together. Without a supervisor nothing would watch a new worker.
+    # Without a supervisor no process would watch a new worker. A forkserver ends with its supervisor.
     is_orphan = os.getppid() != parent
     why = "its supervisor has ended" if is_orphan else _write_spawn_record(config.spawn_file, worker, report)
     if why is not None:
-        # The worker exits because its gate closes. This exit must not be recorded: another waiter owns the rank.
+        # The worker exits, because its gate closes. Do not record this exit: another waiter may own the rank.
         end.discard()
         with contextlib.suppress(OSError):
             os.write(report, json.dumps({"refused": why}).encode() + b"\n")
@@ -165,13 +166,13 @@ def _release_and_wait(
 def _become_worker(config: WaiterConfig, gate: int, go: int) -> NoReturn:
     try:
         os.setsid()
-        spawn.redirect_stdio(stdout=config.output, stderr=config.output)
+        spawn.redirect_stdio(stdout=config.output_fd, stderr=config.output_fd)
         spawn.close_descriptors({gate, go})
         os.close(go)
         if config.program.tag is not None:
             spawn.set_process_tag(config.program.tag)
-        if config.cgroup is not None:
-            with contextlib.suppress(OSError), open(config.cgroup, "w") as file:
+        if config.cgroup_procs is not None:
+            with contextlib.suppress(OSError), open(config.cgroup_procs, "w") as file:
                 file.write("0")
         if os.read(gate, 1):
             os.close(gate)
@@ -181,7 +182,7 @@ def _become_worker(config: WaiterConfig, gate: int, go: int) -> NoReturn:
 
 
 class _ExitFile:
-    """The exit file. It is created early with reserved space, so a full disk cannot keep it empty."""
+    """The exit file. It exists with reserved space before the worker ends, so that a full disk does no harm."""
 
     def __init__(self, path: str) -> None:
         self._path, self._temporary = path, f"{path}.{os.getpid()}"
@@ -193,7 +194,7 @@ class _ExitFile:
         return os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Move the file into place, and retry on a full disk as long as it takes."""
+        """Write the exit record and move the file into place; on a full disk, retry without a limit."""
         line = json.dumps(record).encode() + b"\n"
         while True:
             try:
@@ -212,13 +213,13 @@ class _ExitFile:
             syscalls.sleep_interval(_WRITE_RETRY_S)
 
     def discard(self) -> None:
-        """Remove the file."""
+        """Remove the file that is not yet in place."""
         with contextlib.suppress(OSError):
             os.unlink(self._temporary)
 
 
 def _write_spawn_record(path: str, worker: int, report: int) -> str | None:
-    """Write the identities of waiter and worker; return why the rank belongs to another waiter, or `None`."""
+    """Write the identities of waiter and worker; return why the worker must not run, or `None`."""
     who, us = proc.read_identity(worker), proc.read_identity(os.getpid())
     if who is None or us is None:
         return "its process is not visible in /proc"
@@ -231,7 +232,7 @@ def _write_spawn_record(path: str, worker: int, report: int) -> str | None:
         "pid_ns": proc.read_pid_namespace(),
     }
     line = json.dumps(record).encode() + b"\n"
-    temporary = f"{path}.{us.pid}"  # `write_whole` would import much before the gate opens.
+    temporary = f"{path}.{us.pid}"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -240,7 +241,7 @@ def _write_spawn_record(path: str, worker: int, report: int) -> str | None:
             os.close(fd)
         os.link(temporary, path)
     except FileExistsError:
-        return "another waiter has this rank already"
+        return "another waiter has already started this rank"
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -252,13 +253,13 @@ def _write_spawn_record(path: str, worker: int, report: int) -> str | None:
 
 
 class _Fence:
-    """The fence: how long the worker may run without a controller."""
+    """Measures how long the worker may still run without a controller, and ends the run's processes after that."""
 
     def __init__(self, config: WaiterConfig) -> None:
         self._config = config
         self._task: Task | None = None
         if config.stop_after is not None and config.fence is not None:
-            # Most runs have no fence, and this import takes time. Later the files of the agent may be gone.
+            # Import it only here, because most runs have no fence. A later import may fail: files may be gone.
             from clusterctl.agent.processes import termination
 
             self._task = functools.partial(termination.terminate_for_fence, config.fence)
@@ -267,26 +268,26 @@ class _Fence:
         self.expired = False
 
     def read_remaining_s(self) -> float | None:
-        """Return the seconds until the fence expires, or `None` if there is no fence or it has expired."""
+        """Return the seconds until the fence expires; `None` if there is no fence, or if it was already enforced."""
         if self._config.stop_after is None or self.expired:
             return None
-        self._last = max(self._last, fencing.read_lease(self._config.lease) or 0.0)
+        self._last = max(self._last, fencing.read_lease(self._config.lease_file) or 0.0)
         return self._last + self._config.stop_after + _FENCE_SLACK_S - fencing.read_lease_clock()
 
     def enforce(self) -> None:
-        """End all processes of the run on this node; from then on wait for the worker without a limit."""
+        """End all processes of the run on this node."""
         self.expired = True
         if self._task is None:
             return
         try:
             self._helper, _ = helper_process.start_helper(self._task)
         except OSError:
-            # No process is available for the fork. Done here, it delays the record of the worker's end.
+            # The machine has no process for a fork. Without a fork, the worker's end is recorded later.
             with open(os.devnull, "wb") as null:
                 self._task(helper_process.HelperOutput(null.fileno()))
 
     def close(self) -> None:
-        """Wait for the child that enforces the fence."""
+        """Wait for the child process that enforces the fence."""
         if self._helper is not None:
             os.waitpid(self._helper, 0)
 
@@ -300,7 +301,7 @@ def _wait_for_exit(worker: int, fence: _Fence) -> dict[str, Any]:
         if end is not None:
             break
     after = proc.read_run_delay()
-    # Between the worker's end and the reading of the clock, this process has only waited for a processor.
+    # The worker ended at most `delay` before `latest`: in between, this process only waited for a processor.
     delay = after - before if before is not None and after is not None else _UNMEASURED_DELAY_S
     killed = end.si_code != os.CLD_EXITED
     return {
@@ -313,7 +314,7 @@ def _wait_for_exit(worker: int, fence: _Fence) -> dict[str, Any]:
 
 
 def _wait_once(worker: int, fence: _Fence) -> os.waitid_result | None:
-    """Wait for the end of the worker without reaping it; return `None` if the caller has to call again."""
+    """Wait for the end of the worker, but not beyond the fence; return its status, or `None` to be called again."""
     remaining_s = fence.read_remaining_s()
     if remaining_s is None:
         return os.waitid(os.P_PID, worker, _WAIT_FLAGS)
@@ -321,6 +322,6 @@ def _wait_once(worker: int, fence: _Fence) -> os.waitid_result | None:
         fence.enforce()
     else:
         with contextlib.suppress(OSError):
-            # This clock stops while the machine sleeps, so wait only for a while and read the lease again.
+            # The timeout does not run while the machine is suspended, so wait a few seconds and read the lease again.
             signal.sigtimedwait({signal.SIGCHLD}, min(remaining_s, _MAX_WAIT_S))
     return os.waitid(os.P_PID, worker, _WAIT_FLAGS | os.WNOHANG)

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Callable, cast
 from clusterctl.agent import inject
 from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
-from clusterctl.agent.linux.spawn import encode_peer_text
+from clusterctl.agent.linux.spawn import encode_with_surrogates
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import command_messages, frames, run_requests
-from clusterctl.agent.supervisor import shell_errors, waiter
+from clusterctl.agent.supervisor import output_errors, waiter
 from clusterctl.agent.workdir import file_tree, synced_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from clusterctl.agent.linux.helper_process import HelperOutput
-    from clusterctl.agent.node_state.journal import NodeState
+    from clusterctl.agent.node_state.journal import JournalState
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_processes import RunMarkers
     from clusterctl.agent.protocol.record_types import SpawnRecord
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 _REPORT_TIMEOUT_S = 20.0
 
 _FILES_TIMEOUT_S = 10.0
-"""Seconds in which a filesystem of the user must answer."""
+"""Timeout in seconds for access to files of the user, which may lie on a hung filesystem."""
 _CODE_TIMEOUT_S = 40.0
-"""Seconds in which all files of the code must be read."""
+"""Timeout in seconds for reading all files of the code."""
 
 
 @dataclass
@@ -47,9 +47,11 @@ class Worker:
     Attributes:
         identity: The process of the worker.
         waiter: The process of its waiter.
-        last_alive_at: Monotonic time at which it was last seen alive.
+        last_alive_at: Monotonic time at which the worker was last known to be alive.
         pidfd: A pidfd that becomes readable when `watched_process` ends; `None` if only polling is possible.
-        wait_status: Its wait status, if it has become our child because its waiter is gone.
+        watched_process: The waiter, or the worker if its waiter has ended.
+        wait_status: The wait status of the worker, if its waiter has ended and this process has reaped the worker.
+        exited: The exit of the worker is recorded.
     """
 
     rank: int
@@ -63,14 +65,19 @@ class Worker:
     exited: bool = False
 
 
-def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
-    """Return the path of the interpreter: the one that the user names, else `hint`, else `python3` or `python`.
+def resolve_python(workdir: str, python: str | None, python_hint: str | None) -> str:
+    """Return the path of the workers' interpreter.
+
+    Args:
+        workdir: Folder for relative paths.
+        python: The interpreter that the cluster file names, or `None`.
+        python_hint: The first candidate if the cluster file names none; the next ones are `python3` and `python`.
 
     Raises:
-        RequestError: There is no interpreter of that name.
+        RequestError: No interpreter of that name exists.
     """
-    wanted = [python] if python else [hint, "python3", "python"]
-    for name in wanted:
+    names = [python] if python else [python_hint, "python3", "python"]
+    for name in names:
         path = _find_executable(name, workdir) if name else None
         if path is not None:
             return path
@@ -79,82 +86,84 @@ def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
         raise command_messages.make_refused_error(f"`{python}` on this node is a folder, not an interpreter", hint)
     named = f"`{python}`" if python else "python3"
     raise command_messages.make_refused_error(
-        f"no interpreter {named} on this node", "set `python` of this host to one that is there"
+        f"no interpreter {named} on this node", "set `python` of this host to an interpreter that exists"
     )
 
 
-def get_python_argv0(python: str, named: str | None, prologue: str | None) -> str:
-    """Return the word that starts the interpreter: a name, if a prologue may choose the interpreter by PATH.
+def get_python_argv0(python: str, configured_python: str | None, prologue: str | None) -> str:
+    """Return the first word of a command that runs Python: a path, or a name if a prologue may change PATH.
 
     Args:
-        python: The result of `resolve_python`; the programs beside it come first on PATH before a prologue runs.
-        named: The name in the cluster file.
-        prologue: Shell text that runs first.
+        python: The result of `resolve_python`. Its folder comes first on PATH before the prologue runs.
+        configured_python: The interpreter that the cluster file names, or `None`.
+        prologue: Shell text that runs before the command, or `None`.
     """
-    if prologue is None or (named is not None and "/" in named):
+    if prologue is None or (configured_python is not None and "/" in configured_python):
         return python
-    return named or "python3"
+    return configured_python or "python3"
 
 
 def find_cwd_and_python(
-    workdir: str, python: str | None, hint: str | None, make: bool, out: HelperOutput
+    workdir: str, python: str | None, python_hint: str | None, make_workdir: bool, out: HelperOutput
 ) -> dict[str, Any]:
-    """Return the folder and the interpreter of a worker. Call this in a child: both may lie on a mount that hangs.
+    """Return working directory and interpreter of a worker. Call this in a helper: both may lie on a hung mount.
 
     Args:
         workdir: The code folder.
         python: See `resolve_python`.
-        hint: See `resolve_python`.
-        make: Make the code folder. Otherwise the home is the folder as long as the code folder does not exist.
-        out: Gets the place that is examined.
+        python_hint: See `resolve_python`.
+        make_workdir: Make the code folder. If false and the folder does not exist, the result is the home.
+        out: Gets the path that is examined, for the error if the path hangs.
     """
     out.send_message({"at": workdir})
-    if make:
+    if make_workdir:
         file_tree.make_workdir(workdir)
     cwd = workdir if os.path.isdir(workdir) else os.path.expanduser("~")
     out.send_message({"at": python or "the file system of an interpreter"})
-    return {"python": resolve_python(cwd, python, hint), "cwd": cwd}
+    return {"python": resolve_python(cwd, python, python_hint), "cwd": cwd}
 
 
 def prepare_workdir(run: RunDir, prepare: run_requests.PrepareArguments) -> str:
-    """Make the code folder; return the interpreter. Children do it, because a mount may hang.
+    """Make the code folder, check its content, and return the path of the workers' interpreter.
+
+    Helper processes access the files, because a mount may hang.
 
     Raises:
-        RequestError: There is no such interpreter or script, or the folder does not hold the synced code.
+        RequestError: The interpreter or the script does not exist, or the folder does not contain the synced code.
     """
     find = functools.partial(find_cwd_and_python, prepare.workdir, prepare.python, prepare.python_hint, True)
     python = str(_run_in_child(find, _FILES_TIMEOUT_S)["python"])
 
-    def check(out: HelperOutput) -> dict[str, Any]:
+    def check_code(out: HelperOutput) -> dict[str, Any]:
         out.send_message({"at": prepare.workdir})
         if prepare.code_hash is not None:
             difference = synced_code.SyncedWorkdir(prepare.workdir, run.root).find_change(prepare.code_hash)
             if difference is not None:
-                text = f"{prepare.workdir} does not hold the code that was synced for run {run.run}: {difference}"
-                raise command_messages.make_refused_error(text, "start it again, or set another `workdir`")
+                text = f"{prepare.workdir} does not contain the code that was synced for run {run.run}: {difference}"
+                raise command_messages.make_refused_error(text, "start the run again, or set another `workdir`")
         if prepare.script is not None:
             path = os.path.join(prepare.workdir, prepare.script)
             if not os.path.exists(path):
                 text = f"there is no file `{path}` on this node"
-                raise command_messages.make_refused_error(text, "set `job.script` to one that is there")
+                raise command_messages.make_refused_error(text, "set `job.script` to a file that exists")
         return {}
 
     if prepare.code_hash is not None or prepare.script is not None:
-        _run_in_child(check, _FILES_TIMEOUT_S if prepare.code_hash is None else _CODE_TIMEOUT_S)
+        _run_in_child(check_code, _FILES_TIMEOUT_S if prepare.code_hash is None else _CODE_TIMEOUT_S)
     return python
 
 
 def classify_shim_access_in_child(argv: list[str], workdir: str) -> str:
-    """Return what `shell_errors.classify_shim_access` says of the command of a worker; "" if this is unknown."""
+    """Call `output_errors.classify_shim_access` in a helper process; return "" if it fails or hangs."""
 
-    def check(out: HelperOutput) -> dict[str, Any]:
+    def classify(out: HelperOutput) -> dict[str, Any]:
         out.send_message({"at": workdir})
-        return {"pythons": shell_errors.classify_shim_access(argv, workdir)}
+        return {"pythons": output_errors.classify_shim_access(argv, workdir)}
 
     if argv[:1] == [spawn.PYTHON_PLACEHOLDER]:
         return ""
     try:
-        return str(_run_in_child(check, _FILES_TIMEOUT_S)["pythons"])
+        return str(_run_in_child(classify, _FILES_TIMEOUT_S)["pythons"])
     except command_messages.RequestError:
         return ""
 
@@ -178,22 +187,22 @@ def build_worker_program(
     markers: RunMarkers,
     prepare: run_requests.PrepareArguments,
     start: run_requests.StartArguments,
-    one: run_requests.WorkerStart,
+    worker_start: run_requests.WorkerStart,
     python: str,
 ) -> spawn.Program:
-    """Return the program of a worker."""
-    env = _build_environment(run, markers, prepare, start, one)
-    env = spawn.prepend_program_folder(encode_peer_text(python), env)
-    python = get_python_argv0(python, prepare.python, one.prologue)
-    argv = [encode_peer_text(word) for word in one.argv]
+    """Return argv, environment and working directory of a worker."""
+    env = _build_environment(run, markers, prepare, start, worker_start)
+    env = spawn.prepend_program_folder(encode_with_surrogates(python), env)
+    python = get_python_argv0(python, prepare.python, worker_start.prologue)
+    argv = [encode_with_surrogates(word) for word in worker_start.argv]
     if argv and argv[0] == spawn.PYTHON_PLACEHOLDER.encode():
-        argv[0] = encode_peer_text(python)
-    cwd = encode_peer_text(prepare.workdir)
+        argv[0] = encode_with_surrogates(python)
+    cwd = encode_with_surrogates(prepare.workdir)
     return spawn.Program(
         argv=argv,
         env=env,
         cwd=cwd,
-        prologue=None if one.prologue is None else encode_peer_text(one.prologue),
+        prologue=None if worker_start.prologue is None else encode_with_surrogates(worker_start.prologue),
         tag=markers.tag,
     )
 
@@ -203,29 +212,31 @@ def _build_environment(
     markers: RunMarkers,
     prepare: run_requests.PrepareArguments,
     start: run_requests.StartArguments,
-    one: run_requests.WorkerStart,
+    worker_start: run_requests.WorkerStart,
 ) -> dict[bytes, bytes]:
     env = spawn.build_base_environment()
     env.pop(b"OLDPWD", None)
     env.pop(b"_", None)
-    env[b"PWD"] = encode_peer_text(prepare.workdir)
-    env[b"TORCHELASTIC_ERROR_FILE"] = encode_peer_text(run.of_rank(start.attempt, one.rank, "error.json"))
-    for source in (one.env, start.secrets):
-        env.update((encode_peer_text(name), encode_peer_text(value)) for name, value in source.items())
+    env[b"PWD"] = encode_with_surrogates(prepare.workdir)
+    env[b"TORCHELASTIC_ERROR_FILE"] = encode_with_surrogates(
+        run.rank_file(start.attempt, worker_start.rank, "error.json")
+    )
+    for source in (worker_start.env, start.secrets):
+        env.update((encode_with_surrogates(name), encode_with_surrogates(value)) for name, value in source.items())
     status_dir = run.status_dir(start.attempt)
-    env[b"CLUSTERCTL_STATUS_DIR"] = encode_peer_text(status_dir)
+    env[b"CLUSTERCTL_STATUS_DIR"] = encode_with_surrogates(status_dir)
     if start.inject:
         pythonpath = env.get(b"PYTHONPATH", b"").decode("utf-8", "surrogateescape")
         added = inject.build_shim_environment(inject.get_shim_folder(run.root), status_dir, pythonpath)
-        env.update((encode_peer_text(name), encode_peer_text(value)) for name, value in added.items())
+        env.update((encode_with_surrogates(name), encode_with_surrogates(value)) for name, value in added.items())
     env.update(markers.environment())
     return env
 
 
 def install_shim(run: RunDir) -> bool:
-    """Write the files of the shim; return whether that was possible. Without the shim, workers report less."""
+    """Write the files of the shim; return false on failure, after which workers run without the shim."""
     if os.pathsep in run.root:
-        # PYTHONPATH would split the path at the colon.
+        # PYTHONPATH cannot contain a path with a colon.
         return False
     try:
         inject.install_shim(inject.get_shim_folder(run.root))
@@ -238,7 +249,7 @@ def fork_waiter_of_rank(rank: int, config: waiter.WaiterConfig) -> int:
     """Fork a waiter for one worker; return a descriptor for `read_started_worker`.
 
     Raises:
-        RequestError: The waiter could not be started.
+        RequestError: The fork failed.
     """
     try:
         return waiter.fork_waiter(config)[1]
@@ -246,22 +257,22 @@ def fork_waiter_of_rank(rank: int, config: waiter.WaiterConfig) -> int:
         raise command_messages.make_failed_error(f"cannot start rank {rank}: {error.strerror}") from error
 
 
-def start_workers(wanted: Sequence[WorkerToStart]) -> Iterator[Worker]:
-    """Start all workers at once; yield each one when it is running.
+def start_workers(to_start: Sequence[WorkerToStart]) -> Iterator[Worker]:
+    """Start all workers at once, and yield each worker when it runs.
 
     Raises:
-        RequestError: A worker could not be started.
+        RequestError: A worker did not start.
     """
-    reports = [fork_waiter_of_rank(one.rank, config) for one, config in wanted]
-    for (one, _), report in zip(wanted, reports):
-        yield read_started_worker(one.rank, one.local_rank, report)
+    reports = [fork_waiter_of_rank(worker_start.rank, config) for worker_start, config in to_start]
+    for (worker_start, _), report in zip(to_start, reports):
+        yield read_started_worker(worker_start.rank, worker_start.local_rank, report)
 
 
 def read_started_worker(rank: int, local_rank: int, descriptor: int) -> Worker:
-    """Return the worker that a waiter has started.
+    """Wait for the report of a waiter, and return the worker that the waiter has started.
 
     Raises:
-        RequestError: It could not be started, or another start of this rank was first.
+        RequestError: The worker did not start, or another waiter has started this rank before.
     """
     try:
         answer = read_waiter_report(descriptor)
@@ -276,9 +287,10 @@ def read_started_worker(rank: int, local_rank: int, descriptor: int) -> Worker:
 
 
 def read_waiter_report(fd: int) -> dict[str, Any] | None:
-    """Return a waiter's report about its start; `None` if it ends without a report.
+    """Return a waiter's report about the start of its worker; `None` if the waiter ends without output.
 
-    The first line counts. If it is no report, such as the message of a Python that cannot start, the last line counts.
+    The report is the first line. If the first line is no report, a Python could not start, and the result is
+    `{"refused": the last line}`.
     """
     poll, output, until = select.poll(), b"", time.monotonic() + _REPORT_TIMEOUT_S
     poll.register(fd, select.POLLIN)
@@ -304,9 +316,9 @@ def _parse_report(line: bytes) -> dict[str, Any] | None:
 
 
 def make_worker(rank: int, local_rank: int, spawn_record: SpawnRecord) -> Worker:
-    """Return the worker of a spawn record; after a reboot its pids mean nothing any more.
+    """Return the worker of a spawn record. If the record is from before a reboot, its pids are 0.
 
-    The waiter and the pid namespace may be unknown.
+    The record may lack the waiter and the pid namespace.
     """
     here = proc.read_pid_namespace()
     ours = spawn_record["boot"] == proc.read_boot_id() and spawn_record.get("pid_ns", here) == here
@@ -316,7 +328,7 @@ def make_worker(rank: int, local_rank: int, spawn_record: SpawnRecord) -> Worker
 
 
 def open_pidfd(worker: Worker) -> None:
-    """Open a pidfd of the waiter, or of the worker if the waiter is gone."""
+    """Open a pidfd of the waiter, or of the worker if the waiter has ended."""
     close_pidfd(worker)
     for who in (worker.waiter, worker.identity):
         if proc.is_alive(who):
@@ -324,13 +336,13 @@ def open_pidfd(worker: Worker) -> None:
             try:
                 worker.pidfd = syscalls.pidfd_open(who.pid)
             except OSError:
-                # Kernels before 5.3 have no pidfd: every tick polls the worker instead.
+                # Kernels before 5.3 have no pidfd. The supervisor polls the worker at every tick instead.
                 worker.pidfd = None
             return
 
 
 def close_pidfd(worker: Worker) -> None:
-    """Close the pidfd."""
+    """Close the pidfd of a worker, if one is open."""
     if worker.pidfd is not None:
         os.close(worker.pidfd)
         worker.pidfd = None
@@ -338,13 +350,13 @@ def close_pidfd(worker: Worker) -> None:
 
 # --- records of an earlier supervisor
 
-# A power loss or a clean-up may have removed these files. The journal alone is enough to end an attempt.
+# A power loss or a clean-up may have removed these files. The journal is enough to end an attempt without them.
 
 
-def read_prepare(run: RunDir, state: NodeState) -> tuple[run_requests.PrepareArguments, str]:
-    """Return the `Prepare` of the newest attempt and its interpreter.
+def read_prepare(run: RunDir, state: JournalState) -> tuple[run_requests.PrepareArguments, str]:
+    """Return the `Prepare` request of the newest attempt, and the path of its interpreter.
 
-    The interpreter is "" if the record of this attempt is lost; then no worker can start.
+    The path is "" if the file of this attempt is lost; then no more workers can start.
     """
     stored = syscalls.read_json(run.prepare_file) or {}
     try:
@@ -356,10 +368,10 @@ def read_prepare(run: RunDir, state: NodeState) -> tuple[run_requests.PrepareArg
     return replace(prepare, attempt=state.attempt, ranks=sorted(state.started)), ""
 
 
-def read_start_record(run: RunDir, state: NodeState) -> tuple[list[list[int]], str | None] | None:
-    """Return what the newest attempt started: rank and local rank of each worker, and the folder of its cgroup.
+def read_start_record(run: RunDir, state: JournalState) -> tuple[list[list[int]], str | None] | None:
+    """Return rank and local rank of each worker that the newest attempt started, and the folder of its cgroup.
 
-    `None` means that it did not get so far.
+    The result is `None` if the newest attempt has started no worker.
     """
     stored = syscalls.read_json(run.start_file(state.attempt))
     if stored is not None:
@@ -368,9 +380,9 @@ def read_start_record(run: RunDir, state: NodeState) -> tuple[list[list[int]], s
     return (ranks, None) if ranks else None
 
 
-def read_worker(run: RunDir, state: NodeState, rank: int, local_rank: int) -> Worker | None:
-    """Return a worker from its spawn file or else from the journal; `None` if it was never started."""
-    spawned = run_dir.read_spawn_record(run.of_rank(state.attempt, rank, "spawn"))
+def read_worker(run: RunDir, state: JournalState, rank: int, local_rank: int) -> Worker | None:
+    """Return a worker from its spawn file, or else from the journal; `None` if no worker of the rank was started."""
+    spawned = run_dir.read_spawn_record(run.rank_file(state.attempt, rank, "spawn"))
     event = state.started.get(rank)
     if spawned is None and event is not None:
         spawned = {"pid": event.pid, "start_time": event.start_time, "boot": state.start_boots[rank]}

@@ -17,7 +17,7 @@ import click
 import psutil
 
 from clusterctl.agent.linux import filesystems
-from clusterctl.agent.linux.config_files import read_logind_settings
+from clusterctl.agent.linux.logind_and_nccl_files import read_logind_settings
 from clusterctl.agent.linux.syscalls import read_clock_error
 from clusterctl.cli import options
 from clusterctl.cli.base_command import CliCommand, CommonOptions

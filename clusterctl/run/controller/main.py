@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from clusterctl.agent.linux.config_files import read_logind_settings
+from clusterctl.agent.linux.logind_and_nccl_files import read_logind_settings
 from clusterctl.config.spec import ClusterSpec, HostSpec, load_spec
 from clusterctl.run.controller import detached_process
 from clusterctl.run.controller.controlled_run import Dial

@@ -73,7 +73,7 @@ def test_a_gpu_of_another_run_is_refused_by_name_and_nothing_new_is_held(folder:
     other.release()
 
 
-NOBODY = r"locked by {user}, who names no run: as root, `fuser -k {file}` frees it"
+NOBODY = r"locked by {user}, whose claim names no run: as root, `fuser -k {file}` frees the GPU"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_holder_is_named_by_the_file_that_is_locked(folder: str, text: str, wo
 def test_after_a_restart_of_its_supervisor_a_run_has_its_gpus_still(folder: str) -> None:
     waiters = GpuClaims("run-1", "n1", folder)
     waiters.claim([100])
-    again = GpuClaims("run-1", "n1", folder, guards=lambda: [os.getpid()])
+    again = GpuClaims("run-1", "n1", folder, list_waiter_pids=lambda: [os.getpid()])
 
     assert len(again.claim([100])) == 1
     again.release()
@@ -143,7 +143,7 @@ def test_on_a_full_disk_a_gpu_is_claimed_although_nobody_can_write_whose_it_is(f
     with full_at(0):
         claims.claim([100])
 
-    with pytest.raises(GpuClaimError, match="^GPU 100 is locked by [^,]+, who names no run"):
+    with pytest.raises(GpuClaimError, match="^GPU 100 is locked by [^,]+, whose claim names no run"):
         GpuClaims("other", "n", folder).claim([100])
     claims.release()
 

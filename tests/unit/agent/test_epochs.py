@@ -35,7 +35,7 @@ def test_a_controller_that_was_replaced_is_refused_and_changes_nothing(path: str
         fencing.check_epoch(path, 11)
 
     assert caught.value.kind is ErrorKind.STALE_EPOCH
-    assert str(caught.value) == "another controller has taken over: epoch 12 is newer than 11"
+    assert str(caught.value) == "another controller has taken over the run: its epoch 12 is higher than 11"
     assert fencing.read_epoch(path) == 12
 
 

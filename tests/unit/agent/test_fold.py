@@ -36,13 +36,13 @@ EXITED = [Exited(0, 0, exit_code=0), Exited(0, 1, exit_code=0)]
     ],
 )
 def test_where_a_node_is(events: list[Event], state: str) -> None:
-    assert fold_journal((Stamp(seq, 0.0, 0.0, "b"), event) for seq, event in enumerate(events, 1)).state == state
+    assert fold_journal((Stamp(seq, 0.0, 0.0, "b"), event) for seq, event in enumerate(events, 1)).phase == state
 
 
 def test_a_run_began_when_it_was_prepared_first() -> None:
     prepared = [(Stamp(1, 50.0, 0.0, "b"), Prepared(0)), (Stamp(2, 90.0, 0.0, "b"), Prepared(1))]
 
-    assert fold_journal(prepared).began == 50.0
+    assert fold_journal(prepared).began_at == 50.0
 
 
 def test_what_was_given_up_adds_up_for_each_attempt_and_rank() -> None:

@@ -23,7 +23,7 @@ class Followed:
     def __init__(self, root: Path) -> None:
         self.dir = RunDir(str(root), "r", "n")
         self.dir.make()
-        self.journal = journal.JournalWriter(self.dir.journal)
+        self.journal = journal.JournalWriter(self.dir.journal_file)
         self.told: list[dict[str, Any]] = []
         self.data: list[tuple[int, bytes]] = []
         self.follower = self.followed()
@@ -39,7 +39,7 @@ class Followed:
         )
 
     def begin(self, attempt: int = 0) -> None:
-        Path(self.dir.attempt(attempt)).mkdir()
+        Path(self.dir.attempt_dir(attempt)).mkdir()
         self.journal.append(events.Prepared(attempt, []))
         self.journal.append(events.Started(attempt, 0, 0, 1, 1))
 
@@ -48,7 +48,7 @@ class Followed:
         self.journal.append(events.Swept(attempt, 0, []))
 
     def log(self, attempt: int = 0) -> Path:
-        return Path(self.dir.of_rank(attempt, 0, "log"))
+        return Path(self.dir.rank_file(attempt, 0, "log"))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_where_the_front_of_an_output_is_given_up_while_it_is_read_the_rest_is_s
     followed.begin()
     followed.follower.send_events()
     followed.log().write_bytes(b"a" * BLOCK + b"b" * BLOCK)
-    offset_table = OffsetTable(followed.dir.attempt(0))
+    offset_table = OffsetTable(followed.dir.attempt_dir(0))
     offset_table.make([0])
     offset_table.write_offsets(0, OutputOffsets(first_valid=BLOCK, size=2 * BLOCK, lost=BLOCK))
 

@@ -42,23 +42,23 @@ def peak(action: Callable[[], object]) -> int:
 
 
 def test_the_memory_that_reading_a_journal_takes_does_not_grow_with_it(run: RunDir) -> None:
-    Path(run.journal).write_text("".join(map(line, range(1, EVENTS + 1))))
-    assert Path(run.journal).stat().st_size > 5 * MOST_BYTES
-    assert peak(lambda: journal.fold_journal(journal.read_journal(run.journal))) < MOST_BYTES
+    Path(run.journal_file).write_text("".join(map(line, range(1, EVENTS + 1))))
+    assert Path(run.journal_file).stat().st_size > 5 * MOST_BYTES
+    assert peak(lambda: journal.fold_journal(journal.read_journal(run.journal_file))) < MOST_BYTES
 
 
 def test_what_is_not_taken_is_read_again_and_a_torn_line_once_it_is_whole(run: RunDir) -> None:
     first, second, third = (line(number) for number in (1, 2, 3))
-    Path(run.journal).write_text(first + second + third[:20])
-    reader = journal.JournalReader(run.journal)
+    Path(run.journal_file).write_text(first + second + third[:20])
+    reader = journal.JournalReader(run.journal_file)
     assert next(reader.read_lines()) == first[:-1].encode()
     assert list(reader.read_lines()) == [second[:-1].encode()]
-    Path(run.journal).write_text(first + second + third)
+    Path(run.journal_file).write_text(first + second + third)
     assert list(reader.read_lines()) == [third[:-1].encode()]
 
 
 def test_a_follower_tells_no_more_events_at_once_than_there_is_room_for(run: RunDir) -> None:
-    Path(run.journal).write_text("".join(map(line, range(1, 8))))
+    Path(run.journal_file).write_text("".join(map(line, range(1, 8))))
     told: list[dict[str, Any]] = []
     follow = run_requests.FollowArguments(run="r", node="n", seq=0)
     follower = RunFollower(
@@ -73,15 +73,15 @@ def test_a_follower_tells_no_more_events_at_once_than_there_is_room_for(run: Run
 
 
 def test_a_journal_that_is_closed_takes_no_more_space_than_its_events(run: RunDir) -> None:
-    before = disk_usage(run.journal)
-    writer = journal.JournalWriter(run.journal)
+    before = disk_usage(run.journal_file)
+    writer = journal.JournalWriter(run.journal_file)
     writer.append(events.Alarm(0, "code", "text"))
-    reserved = disk_usage(run.journal)
+    reserved = disk_usage(run.journal_file)
     writer.close()
 
     assert reserved >= 1 << 20
-    assert disk_usage(run.journal) <= before + (64 << 10)
-    assert [event for _, event in journal.read_journal(run.journal)] == [events.Alarm(0, "code", "text")]
+    assert disk_usage(run.journal_file) <= before + (64 << 10)
+    assert [event for _, event in journal.read_journal(run.journal_file)] == [events.Alarm(0, "code", "text")]
 
 
 def disk_usage(path: str) -> int:

@@ -23,13 +23,13 @@ def test_an_event_of_a_closed_descriptor_is_not_given_to_the_next_owner_of_its_n
 
     def replace() -> None:
         os.read(first, 1)
-        loop.forget(closed)
+        loop.remove_descriptor(closed)
         read_end, write_end = os.pipe2(os.O_NONBLOCK)
         os.dup2(read_end, closed)
         os.close(read_end)
         fresh.extend((closed, write_end))
         loop.on_readable(closed, read)
-        loop.after(0.05, write)
+        loop.call_later(0.05, write)
 
     loop.on_readable(first, replace)
     loop.on_readable(closed, lambda: None)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.node_state.journal import NodeState, apply_event
+from clusterctl.agent.node_state.journal import JournalState, apply_event
 from clusterctl.agent.node_state.output_offsets import OffsetTable
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol.events import Alarm, Event, OutputDropped, Stamp
 from clusterctl.agent.protocol.run_files import INDEX_RECORD
-from clusterctl.agent.supervisor.output_files import OpenOutputFile, OutputFiles
+from clusterctl.agent.supervisor.worker_outputs import OpenWorkerOutput, WorkerOutputs
 
 MEGABYTE = 1 << 20
 
@@ -23,16 +23,16 @@ class Run:
 
     def __init__(self, root: Path) -> None:
         self.dir = RunDir(str(root), "r", "n")
-        self.state = NodeState()
+        self.state = JournalState()
         self.events: list[Event] = []
 
     def record(self, event: Event) -> None:
         self.events.append(event)
         apply_event(self.state, Stamp(len(self.events), 0.0, 0.0, "b"), event)
 
-    def attempt(self, number: int = 0, *, reserve: int = 0, max_size: int | None = None) -> OutputFiles:
-        os.makedirs(self.dir.attempt(number), exist_ok=True)
-        outputs = OutputFiles(self.dir, number, reserve, max_size, self.record, self.state.dropped)
+    def attempt(self, number: int = 0, *, reserve: int = 0, max_size: int | None = None) -> WorkerOutputs:
+        os.makedirs(self.dir.attempt_dir(number), exist_ok=True)
+        outputs = WorkerOutputs(self.dir, number, reserve, max_size, self.record, self.state.dropped)
         outputs.make([0])
         return outputs
 
@@ -40,10 +40,10 @@ class Run:
         return [event for event in self.events if isinstance(event, OutputDropped)]
 
     def log(self, attempt: int = 0) -> Path:
-        return Path(self.dir.of_rank(attempt, 0, "log"))
+        return Path(self.dir.rank_file(attempt, 0, "log"))
 
     def index(self) -> list[int]:
-        return [size for size, _ in INDEX_RECORD.iter_unpack(Path(self.dir.of_rank(0, 0, "idx")).read_bytes())]
+        return [size for size, _ in INDEX_RECORD.iter_unpack(Path(self.dir.rank_file(0, 0, "idx")).read_bytes())]
 
     def allocated(self, attempt: int = 0) -> int:
         return self.log(attempt).stat().st_blocks * 512
@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-def write(outputs: OutputFiles, count: int) -> None:
+def write(outputs: WorkerOutputs, count: int) -> None:
     for begin in range(0, count, MEGABYTE):
         os.write(outputs.descriptor(0), b"x" * min(MEGABYTE, count - begin))
 
@@ -121,7 +121,7 @@ def test_the_reserve_of_the_index_is_given_back_in_the_end(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
     write(outputs, 10)
     outputs.update()
-    index = Path(run.dir.of_rank(0, 0, "idx"))
+    index = Path(run.dir.rank_file(0, 0, "idx"))
     assert index.stat().st_blocks * 512 >= 64 * 1024
     outputs.close()
     assert index.stat().st_blocks * 512 <= 4096
@@ -130,7 +130,7 @@ def test_the_reserve_of_the_index_is_given_back_in_the_end(run: Run) -> None:
 
 def test_an_index_has_space_ahead_however_long_it_gets(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
-    index = Path(run.dir.of_rank(0, 0, "idx"))
+    index = Path(run.dir.rank_file(0, 0, "idx"))
     for _ in range(2 * 64 * 1024 // INDEX_RECORD.size):
         write(outputs, 4096)
         outputs.update()
@@ -156,7 +156,7 @@ def test_a_limit_is_held_and_the_journal_hears_of_it_once(run: Run) -> None:
     outputs.close()
     (dropped,) = run.dropped()
     assert (dropped.lost, dropped.why) == (0, "logs.max_size")
-    assert dropped.first_valid == OffsetTable(run.dir.attempt(0)).read_offsets(0).first_valid
+    assert dropped.first_valid == OffsetTable(run.dir.attempt_dir(0)).read_offsets(0).first_valid
 
 
 def test_a_limit_is_held_in_pieces_of_a_mebibyte_and_not_at_each_look(run: Run) -> None:
@@ -166,7 +166,7 @@ def test_a_limit_is_held_in_pieces_of_a_mebibyte_and_not_at_each_look(run: Run) 
         write(outputs, MEGABYTE // 4)
         outputs.record_replicated(0, 0, number * MEGABYTE // 4)
         outputs.update()
-        first.append(OffsetTable(run.dir.attempt(0)).read_offsets(0).first_valid)
+        first.append(OffsetTable(run.dir.attempt_dir(0)).read_offsets(0).first_valid)
     assert len(set(first)) == 1 + 6
     assert first[-1] >= 5 * MEGABYTE
 
@@ -233,7 +233,7 @@ def test_a_file_that_grows_beyond_its_reserve_at_once_was_not_emptied(run: Run) 
         write(outputs, 3 * MEGABYTE)
         outputs.update()
     assert run.events == []
-    assert OffsetTable(run.dir.attempt(0)).read_offsets(0).file_start == 0
+    assert OffsetTable(run.dir.attempt_dir(0)).read_offsets(0).file_start == 0
 
 
 @pytest.mark.parametrize("reserve", [MEGABYTE, 0], ids=["with a reserve", "without one"])
@@ -241,7 +241,7 @@ def test_a_file_that_was_emptied_goes_on_behind_what_was_sent(run: Run, reserve:
     outputs = run.attempt(reserve=reserve)
     os.write(outputs.descriptor(0), b"first words\n")
     outputs.update()
-    offset_table = OffsetTable(run.dir.attempt(0))
+    offset_table = OffsetTable(run.dir.attempt_dir(0))
     offset_table.write_sent(0, 12)
     os.truncate(run.log(), 0)
     os.write(outputs.descriptor(0), b"other\n")
@@ -253,7 +253,7 @@ def test_a_file_that_was_emptied_goes_on_behind_what_was_sent(run: Run, reserve:
     assert (alarm.attempt, alarm.code, alarm.rank) == (0, "output_emptied", 0)
     assert alarm.message == (
         "rank 0 has emptied its own output, as `> /dev/stderr` and `open('/dev/stdout', 'w')` do:"
-        " what had not been sent is lost; `>&2`, `>> /dev/stderr` and mode 'a' keep it"
+        " output that had not been sent is lost; use `>&2`, `>> /dev/stderr` or mode 'a' instead"
     )
     assert [type(event) for event in run.events] == [Alarm, OutputDropped]
 
@@ -263,13 +263,13 @@ def test_a_file_that_is_emptied_again_and_again_is_told_of_once_a_minute(run: Ru
     for number in range(50):
         os.write(outputs.descriptor(0), b"retry\n")
         outputs.update()
-        OffsetTable(run.dir.attempt(0)).write_sent(0, 6 * (number + 1))
+        OffsetTable(run.dir.attempt_dir(0)).write_sent(0, 6 * (number + 1))
         os.truncate(run.log(), 0)
         outputs.update()
     outputs.close()
     assert [type(event) for event in run.events] == [Alarm, OutputDropped, OutputDropped]
     assert run.dropped()[-1].first_valid == 300
-    assert OffsetTable(run.dir.attempt(0)).read_offsets(0).file_start == 300
+    assert OffsetTable(run.dir.attempt_dir(0)).read_offsets(0).file_start == 300
 
 
 def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: Run) -> None:
@@ -278,7 +278,7 @@ def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: 
     outputs.update()
     os.truncate(run.log(), 0)
     os.write(outputs.descriptor(0), b"fewer words")
-    again = OpenOutputFile(run.dir, 0, 0, OffsetTable(run.dir.attempt(0)), MEGABYTE)
+    again = OpenWorkerOutput(run.dir, 0, 0, OffsetTable(run.dir.attempt_dir(0)), MEGABYTE)
     assert again.update_offsets().emptied
     assert again.offsets.lost == 12
     assert again.offsets.file_start % 4096 == 0
@@ -288,13 +288,13 @@ def test_after_a_reboot_a_file_counts_as_it_is(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
     os.write(outputs.descriptor(0), b"first words\n")
     outputs.update()
-    offset_table = Path(run.dir.attempt(0)) / "offsets"
+    offset_table = Path(run.dir.attempt_dir(0)) / "offsets"
     offset_table.write_bytes(offset_table.read_bytes()[:40] + b"another!")  # the boot that it was written in
     os.truncate(run.log(), 6)
-    assert not OffsetTable(run.dir.attempt(0)).read_offsets(0).is_emptied(6)
+    assert not OffsetTable(run.dir.attempt_dir(0)).read_offsets(0).is_emptied(6)
     again = run.attempt(reserve=MEGABYTE)
     assert run.events == []
-    assert OffsetTable(run.dir.attempt(0)).read_offsets(0).size == 6
+    assert OffsetTable(run.dir.attempt_dir(0)).read_offsets(0).size == 6
     again.close()
 
 
@@ -356,6 +356,6 @@ def test_what_is_replicated_of_an_index_is_that_of_the_attempt_it_was_said_of(ru
     second.record_replicated_index(0, 0, 16)
     second.record_replicated_index(1, 0, 16)
     second.record_replicated(0, 0, 10)
-    assert OffsetTable(run.dir.attempt(0)).read_offsets(0).replicated == 10
-    assert OffsetTable(run.dir.attempt(1)).read_offsets(0).replicated == 0
+    assert OffsetTable(run.dir.attempt_dir(0)).read_offsets(0).replicated == 10
+    assert OffsetTable(run.dir.attempt_dir(1)).read_offsets(0).replicated == 0
     second.close()

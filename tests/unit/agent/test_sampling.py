@@ -76,7 +76,7 @@ def test_the_space_of_samples_that_are_cut_off_is_given_back(tmp_path: Path) -> 
     path, most = tmp_path / "samples.jsonl", 64 << 10
     samples = SampleFile(str(path), most)
     for number in range(4000):
-        samples.write(0, "activity", {"number": number, "filler": "x" * 200})
+        samples.append(0, "activity", {"number": number, "filler": "x" * 200})
         assert path.stat().st_blocks * 512 <= most + (8 << 10)
     first = find_first_kept_byte(path.stat().st_size, most)
     assert first > 8 * most

@@ -59,7 +59,7 @@ def test_a_process_that_is_still_there_is_named_by_its_command_and_what_it_is_do
 
     assert said == {
         "pid": found.pid, "start_time": found.start_time, "command": "sleep 1000",
-        "why": "still there after SIGKILL, state T",
+        "why": "SIGKILL has not ended it, state T",
     }  # fmt: skip
 
 

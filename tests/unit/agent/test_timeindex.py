@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.node_state import output_offsets
-from clusterctl.agent.node_state.journal import NodeState
+from clusterctl.agent.node_state.journal import JournalState
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.run_files import INDEX_RECORD
-from clusterctl.agent.supervisor.output_files import OutputFiles
+from clusterctl.agent.supervisor.worker_outputs import WorkerOutputs
 
 BLOCK = 4096
 TAIL = 64 * 1024
@@ -26,12 +26,12 @@ class Long:
 
     def __init__(self, root: Path) -> None:
         self.dir = RunDir(str(root), "r", "n")
-        os.makedirs(self.dir.attempt(0))
-        self.index = Path(self.dir.file(NAME))
+        os.makedirs(self.dir.attempt_dir(0))
+        self.index = Path(self.dir.file_path(NAME))
         self.index.write_bytes(b"".join(INDEX_RECORD.pack(n * BLOCK, float(n)) for n in range(1, RECORDS + 1)))
-        self.outputs = OutputFiles(self.dir, 0, 0, 1 << 20, lambda _: None, NodeState().dropped)
+        self.outputs = WorkerOutputs(self.dir, 0, 0, 1 << 20, lambda _: None, JournalState().dropped)
         self.outputs.make([0])
-        os.truncate(self.dir.of_rank(0, 0, "log"), RECORDS * BLOCK)
+        os.truncate(self.dir.rank_file(0, 0, "log"), RECORDS * BLOCK)
         self.outputs.update()
 
     def give_up(self, replicated: int = RECORDS * BLOCK) -> None:

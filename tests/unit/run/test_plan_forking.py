@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.supervisor import forkserver
+from clusterctl.agent.supervisor import forkserver_manager
 from clusterctl.config.field_types import StartMethod
 from clusterctl.config.spec import Framework, HostSpec, JobSpec, RestartSpec
 from clusterctl.plan import launch, layout
@@ -29,7 +29,7 @@ def test_nothing_that_imports_may_read_differs_between_forkserver_and_ranks(fram
         common = {**encoded(wire["env"]), b"CLUSTERCTL_RUN_ID": RUN.run.encode()}
         for rank in entry.ranks:
             assert (
-                forkserver.find_differing_variables(
+                forkserver_manager.list_differing_variables(
                     common, {**encoded(ranks[rank]), b"CLUSTERCTL_RUN_ID": RUN.run.encode()}, spec.secrets
                 )
                 == []

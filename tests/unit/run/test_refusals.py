@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.linux import config_files
+from clusterctl.agent.linux import logind_and_nccl_files
 from clusterctl.agent.node_state import run_dir
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.run.rules.logout_check import describe_head_logout_warning, refuse_kill_at_logout
@@ -85,13 +85,13 @@ LATER = "etc/systemd/logind.conf.d/50-site.conf"
 def test_what_logind_was_told(
     tmp_path: Path, files: list[tuple[str, str]], user: str, expected: tuple[bool, bool]
 ) -> None:
-    found = config_files.read_logind_settings(user, machine(tmp_path, *files))
+    found = logind_and_nccl_files.read_logind_settings(user, machine(tmp_path, *files))
 
     assert found == {"kill_user_processes": expected[0], "linger": expected[1]}
 
 
 def test_without_logind_there_is_nothing_to_judge(tmp_path: Path) -> None:
-    assert config_files.read_logind_settings("ann", str(tmp_path)) is None
+    assert logind_and_nccl_files.read_logind_settings("ann", str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Configuration files of the machine that change how a job runs: those of logind and of NCCL."""
+"""Readers of the configuration files of systemd-logind and of NCCL."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LOGIND_FILES = (
 
 
 def read_logind_settings(user: str, root: str = "/") -> LogindSettings | None:
-    """Return `{linger, kill_user_processes}` for a user, or `None` if logind does not run.
+    """Return whether a user lingers and whether logind kills the user's processes at logout; `None` without logind.
 
-    Distributions ship KillUserProcesses=no, and logind spares root by default (logind.conf(5)).
+    By default, logind kills no processes of most distributions, and never those of root (logind.conf(5)).
     """
     running = ("run/systemd/system", "run/systemd/sessions")
     if not all(os.path.isdir(os.path.join(root, place)) for place in running):
@@ -37,14 +37,17 @@ def read_logind_settings(user: str, root: str = "/") -> LogindSettings | None:
                 if equals and name.strip() in settings:
                     settings[name.strip()] = value.strip()
     kill = settings["KillUserProcesses"].lower() in ("yes", "true", "1", "on")
-    spared = user in settings["KillExcludeUsers"].split()
-    only = settings["KillOnlyUsers"].split()
+    is_excluded = user in settings["KillExcludeUsers"].split()
+    only_users = settings["KillOnlyUsers"].split()
     linger = os.path.exists(os.path.join(root, "var/lib/systemd/linger", user))
-    return {"linger": linger, "kill_user_processes": kill and not spared and (not only or user in only)}
+    return {
+        "linger": linger,
+        "kill_user_processes": kill and not is_excluded and (not only_users or user in only_users),
+    }
 
 
 def read_nccl_conf(files: list[str]) -> dict[str, str]:
-    """Return the settings in NCCL's configuration files; later files win."""
+    """Return the `NCCL_*` settings in NCCL's configuration files; a later file overrides an earlier one."""
     values: dict[str, str] = {}
     for path in files:
         for line in read_bytes(path).decode("utf-8", "replace").splitlines():

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _IDLE_CHECK_S = 1.0
 
 
-class Session:
+class AgentSession:
     """The session of one controller. A handler returns its answer, or `None` if the answer comes later.
 
     Args:
@@ -43,7 +43,9 @@ class Session:
         end_actions: Called at the end of the session.
     """
 
-    def __init__(self, read: int, write: int, idle_s: float, tables: Sequence[Callable[[Session], Handlers]]) -> None:
+    def __init__(
+        self, read: int, write: int, idle_s: float, tables: Sequence[Callable[[AgentSession], Handlers]]
+    ) -> None:
         self.loop = EventLoop()
         self.channel = FrameChannel(self.loop, read, write, self._receive_frame, lambda _why: self.end())
         self.children = ChildProcesses(self.loop, self.channel)
@@ -54,8 +56,8 @@ class Session:
         self._last_frame_at = time.monotonic()
         self._handlers: Handlers = {Command.BYE: self._handle_bye}
         self._tables = list(tables)
-        self.loop.on_children(self.children.reap)
-        self.loop.every(min(_IDLE_CHECK_S, idle_s / 4), self._close_if_idle)
+        self.loop.on_child_exit(self.children.reap)
+        self.loop.call_repeatedly(min(_IDLE_CHECK_S, idle_s / 4), self._close_if_idle)
 
     # --- frames
 

@@ -1,7 +1,7 @@
-"""The supervisor's part of a forkserver, a process of the workers' own Python that imports once and forks ranks.
+"""Starts forkservers for the supervisor and sends them requests.
 
-A forkserver ends with its supervisor, because their connection closes and because the kernel kills it. A worker that it
-cannot fork starts as a new process.
+A forkserver is a process of the workers' own Python. It imports the libraries once and forks the ranks. The kernel
+kills it when its supervisor ends. A rank that it cannot fork starts as a new process.
 """
 
 from __future__ import annotations
@@ -44,21 +44,23 @@ RANK_NAMES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     "TORCHELASTIC_USE_AGENT_STORE",
 )
-"""Variables that differ between ranks. A module that reads one at import cannot be imported once for all ranks."""
+"""Environment variables that differ between ranks. A forkserver cannot import a module that reads one at import."""
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Makes torch count GPUs through NVML: after a call of the CUDA driver no fork could use CUDA."""
+"""This variable makes torch count GPUs through NVML. A call of the CUDA driver would prevent CUDA in all forks."""
 _ROOM_BYTES = 16384
-"""Room for the variables of a rank in the memory in which the kernel shows the environment."""
-_PROBE = "import sys; sys.exit(f'{sys.executable} does not look at PYTHONPATH')"
-"""This code runs only without our `sitecustomize`, which otherwise executes the rest of the arguments before."""
+"""Size of the reserved part of the environment memory: each forked rank writes its own variables there, so that
+/proc/PID/environ shows them.
+"""
+_PROBE = "import sys; sys.exit(f'{sys.executable} ignores PYTHONPATH')"
+"""This code runs only if Python has not executed clusterctl's `sitecustomize`, which executes the other arguments."""
 _IMPORT_TIMEOUT_S = 120.0
-"""Seconds in which imports may finish; then the ranks start without the forkserver."""
+"""The imports may last this many seconds; after that, the ranks start without the forkserver."""
 _EXIT_READ_TIMEOUT_MS = 1000
 _MAX_LINE_BYTES = 500
 
 
 def select_common_variables(workers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return the variables that all workers of a node share in every attempt."""
+    """Return the environment variables that all workers of a node share in every attempt."""
     names = {name.encode() for name in RANK_NAMES}
     return {name: value for name, value in workers.items() if name not in names}
 
@@ -67,9 +69,9 @@ def build_forkserver_environment(workers: Mapping[bytes, bytes], control: int, s
     """Return the environment of a forkserver.
 
     Args:
-        workers: The variables that all workers of the node share.
-        control: Descriptor number of its connection.
-        shim: Folder of our `sitecustomize`, which has to be on the path.
+        workers: The environment variables of any worker of the node.
+        control: Descriptor number of the forkserver's connection to the supervisor.
+        shim: Folder of clusterctl's `sitecustomize`; it comes first on PYTHONPATH.
     """
     env = select_common_variables(workers)
     path = env.get(b"PYTHONPATH", b"")
@@ -80,17 +82,17 @@ def build_forkserver_environment(workers: Mapping[bytes, bytes], control: int, s
     return {**{name: value for name, value in env.items() if name not in last}, **last}
 
 
-def find_differing_variables(
+def list_differing_variables(
     common: Mapping[bytes, bytes], rank: Mapping[bytes, bytes], secrets: Iterable[str]
 ) -> list[str]:
-    """Return the variables of a rank that differ from the shared ones: imports may have read them."""
+    """Return the names of the variables that differ between a rank and the forkserver: imports may have read them."""
     free = {name.encode() for name in (*RANK_NAMES, *secrets)}
     names = (common.keys() | rank.keys()) - free
     return sorted(name.decode("utf-8", "replace") for name in names if common.get(name) != rank.get(name))
 
 
-class Stage(Enum):
-    """State of a forkserver."""
+class ForkServerStage(Enum):
+    """State of a forkserver: importing or checking, ready to fork, or ended."""
 
     BUSY = "busy"
     READY = "ready"
@@ -98,13 +100,14 @@ class Stage(Enum):
 
 
 class ForkServer:
-    """One forkserver.
+    """A forkserver process and its connection to the supervisor.
 
     Attributes:
-        end_reason: Why it is unusable, if it is over.
-        is_stale: It is being checked for another attempt; if it ends meanwhile, a new one replaces it.
-        report: Its report when it was ready: modules, seconds, kilobytes.
-        identity: Its process; it belongs to no attempt.
+        end_reason: Why the forkserver has ended, or "".
+        is_being_rechecked: The forkserver checks whether it can serve another attempt. If it ends now, a new forkserver
+            replaces it.
+        report: Facts about the imports: modules, seconds, kilobytes.
+        identity: The process of the forkserver.
     """
 
     def __init__(
@@ -114,26 +117,26 @@ class ForkServer:
 
         Args:
             loop: The supervisor's event loop.
-            request: The request of the head.
+            request: The head's request for a forkserver.
             program: The program of a worker of this node.
             shim: Folder of the shim's modules.
-            on_change: Called when it is ready or over.
+            on_change: Called when the forkserver has become ready or has ended.
 
         Raises:
             OSError: No process or no descriptor is available.
         """
         self._loop, self._on_change = loop, on_change
         self.request, self._program = request, program
-        self.stage, self.end_reason, self.is_stale = Stage.BUSY, "", False
+        self.stage, self.end_reason, self.is_being_rechecked = ForkServerStage.BUSY, "", False
         self.report: dict[str, Any] = {}
         self._exit_read_timeout_ms = _EXIT_READ_TIMEOUT_MS
         self._output = syscalls.create_memory_file("output")
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.setblocking(False)
-        with theirs:
-            control = theirs.fileno()
+        with peer:
+            control = peer.fileno()
             env = build_forkserver_environment(program.env, control, shim)
-            # These arguments make Python execute our `sitecustomize`, which then executes the rest.
+            # Python first executes clusterctl's `sitecustomize`, which then executes the program in these arguments.
             argv = [program.argv[0], b"-c", _PROBE.encode(), *program.argv]
 
             def become(_out: helper_process.HelperOutput) -> NoReturn:
@@ -147,7 +150,7 @@ class ForkServer:
         loop.on_readable(self._sock.fileno(), self._read)
         names = [*RANK_NAMES, *request.secrets]
         file = _make_memory_file({"preload": request.preload, "rank_names": names, "inject": request.inject})
-        self._deadline: Timer = loop.after(_IMPORT_TIMEOUT_S, self._time_out)
+        self._deadline: Timer = loop.call_later(_IMPORT_TIMEOUT_S, self._time_out)
         self._send(b"s", [file])
         os.close(file)
 
@@ -157,16 +160,16 @@ class ForkServer:
         return same == self.request and _select_stable_variables(program) == _select_stable_variables(self._program)
 
     def reuse(self, request: run_requests.ForkPlan, program: spawn.Program) -> None:
-        """Use it for another attempt. It is busy until it has checked that the imported files are unchanged."""
+        """Use the forkserver for another attempt, after it has checked that the imported files are unchanged."""
         self.request, self._program = request, program
-        if self.stage is Stage.READY:
-            self.stage, self.is_stale = Stage.BUSY, True
-            self._deadline = self._loop.after(_IMPORT_TIMEOUT_S, self._time_out)
+        if self.stage is ForkServerStage.READY:
+            self.stage, self.is_being_rechecked = ForkServerStage.BUSY, True
+            self._deadline = self._loop.call_later(_IMPORT_TIMEOUT_S, self._time_out)
             self._send(b"?", [])
 
     def _time_out(self) -> None:
-        # A replacement would take as long.
-        self.is_stale = False
+        # Do not start a new forkserver: its imports would take as long.
+        self.is_being_rechecked = False
         self.close(f"the imports took longer than {_IMPORT_TIMEOUT_S:.0f} s")
 
     def _send(self, word: bytes, descriptors: list[int]) -> None:
@@ -181,7 +184,7 @@ class ForkServer:
         try:
             data = self._sock.recv(1 << 16)
         except OSError:
-            # It ended with unread requests.
+            # The forkserver ended and left requests unread.
             data = b""
         if not data:
             self._close_ended()
@@ -193,11 +196,11 @@ class ForkServer:
             self.close(f"the installed modules have changed: {answer['changed']}")
         else:
             self.report |= answer
-            self.is_stale = False
-            self._set_stage(Stage.READY)
+            self.is_being_rechecked = False
+            self._set_stage(ForkServerStage.READY)
 
     def _close_ended(self) -> None:
-        """Close it; the reason includes the last line of its output, in which a library may explain the end."""
+        """Close the connection to an ended forkserver. The last line of its output is part of the reason."""
         last = b""
         with contextlib.suppress(OSError):
             size = os.fstat(self._output).st_size
@@ -207,28 +210,29 @@ class ForkServer:
         self.close(f"the process that was to fork the ranks has ended{explanation}")
 
     def explain_end(self) -> str:
-        """Return why it is over, or "" if it is not.
+        """Return why the forkserver has ended, or "" if it still runs.
 
-        If a fork has ended without a report, the end of the forkserver may be the reason: wait for it once.
+        The caller found that a fork ended without a report. The end of the forkserver may be the cause, and the
+        supervisor may not know of it yet. So the first call waits up to 1 s for it.
         """
-        if self.stage is not Stage.OVER:
+        if self.stage is not ForkServerStage.OVER:
             poll = select.poll()
             poll.register(self._sock, select.POLLIN)
             if poll.poll(self._exit_read_timeout_ms):
                 self._read()
             self._exit_read_timeout_ms = 0
-        return self.end_reason if self.stage is Stage.OVER else ""
+        return self.end_reason if self.stage is ForkServerStage.OVER else ""
 
-    def _set_stage(self, stage: Stage) -> None:
+    def _set_stage(self, stage: ForkServerStage) -> None:
         self.stage = stage
         self._deadline.cancel()
         self._on_change()
 
-    def find_obstacle(self, env: dict[bytes, bytes]) -> str | None:
+    def find_reason_not_to_fork(self, env: dict[bytes, bytes]) -> str | None:
         """Return why a rank with this environment cannot be forked, or `None`."""
-        if self.stage is not Stage.READY:
+        if self.stage is not ForkServerStage.READY:
             return self.end_reason
-        names = find_differing_variables(self._program.env, env, self.request.secrets)
+        names = list_differing_variables(self._program.env, env, self.request.secrets)
         return f"{', '.join(names[:4])} of the rank had another value during the imports" if names else None
 
     def fork_worker(self, config: WaiterConfig) -> int:
@@ -237,35 +241,35 @@ class ForkServer:
         Raises:
             OSError: No descriptor is available.
         """
-        names = ("spawn_file", "exit_file", "stop_after", "lease", "fence", "title")
+        names = ("spawn_file", "exit_file", "stop_after", "lease_file", "fence", "title")
         request = {
             "env": _decode_environment(config.program.env),
-            "cgroup": config.cgroup,
+            "cgroup": config.cgroup_procs,
             "waiter": helper_process.build_agent_command("wait"),
-            # The agent's Python may need variables of the login to start at all, such as LD_LIBRARY_PATH.
+            # The agent's Python may need environment variables of the login to start, such as LD_LIBRARY_PATH.
             "waiter_env": _decode_environment(spawn.build_base_environment()),
             "forkserver": self.identity.pid,
             "config": {name: getattr(config, name) for name in names},
         }
         read, write = os.pipe2(os.O_CLOEXEC)
         file = _make_memory_file(request)
-        self._send(b"f", [file, write, config.output, *config.kept_descriptors])
+        self._send(b"f", [file, write, config.output_fd, *config.kept_descriptors])
         os.close(file)
         os.close(write)
         return read
 
     def close(self, why: str) -> None:
         """End the forkserver."""
-        if self.stage is Stage.OVER:
+        if self.stage is ForkServerStage.OVER:
             return
         self.end_reason = why
-        self._loop.forget(self._sock.fileno())
+        self._loop.remove_descriptor(self._sock.fileno())
         self._sock.close()
         os.close(self._output)
         if proc.is_alive(self.identity):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.identity.pid, signal.SIGKILL)
-        self._set_stage(Stage.OVER)
+        self._set_stage(ForkServerStage.OVER)
 
 
 def _select_stable_variables(program: spawn.Program) -> tuple[dict[bytes, bytes], list[bytes], bytes]:
@@ -284,7 +288,7 @@ def _decode_environment(env: dict[bytes, bytes]) -> dict[str, str]:
 
 
 class ForkServerManager:
-    """Starts a forkserver if the head requests one, and defers starts of workers until it is ready.
+    """Starts a forkserver if the head requests one, and defers starts of workers until the forkserver is ready.
 
     The forkserver starts with the first attempt of the run and may serve later ones.
     """
@@ -292,7 +296,7 @@ class ForkServerManager:
     def __init__(
         self, loop: EventLoop, run: RunDir, markers: RunMarkers, record: Callable[[events.Event], object]
     ) -> None:
-        """Begin without a forkserver."""
+        """Make a manager without a forkserver."""
         self._loop, self._run, self._markers, self._record = loop, run, markers, record
         self._server: ForkServer | None = None
         self._attempt: Attempt | None = None
@@ -303,16 +307,16 @@ class ForkServerManager:
     # --- the forkserver
 
     def prepare(self, attempt: Attempt) -> None:
-        """Provide a forkserver for an attempt that requests one; the one of the last attempt may serve again."""
-        wanted = attempt.prepare.forked
+        """Provide a forkserver if the attempt requests one: the forkserver of the last attempt, or a new one."""
+        requested = attempt.prepare.forked
         self._attempt, self._warned_reasons = attempt, set()
-        self._request = None if wanted is None else run_requests.parse_dataclass(run_requests.ForkPlan, wanted)
+        self._request = None if requested is None else run_requests.parse_dataclass(run_requests.ForkPlan, requested)
         if self._request is None:
             self.close()
             return
         attempt.start_workers = self._start_workers
         program, old = self._build_program(attempt, self._request), self._server
-        if old is not None and old.stage is not Stage.OVER and old.matches(self._request, program):
+        if old is not None and old.stage is not ForkServerStage.OVER and old.matches(self._request, program):
             attempt.known_processes.protected.add(old.identity)
             old.reuse(self._request, program)
         else:
@@ -320,10 +324,12 @@ class ForkServerManager:
             self._start(attempt, self._request, program)
 
     def _build_program(self, attempt: Attempt, request: run_requests.ForkPlan) -> spawn.Program:
-        one = run_requests.WorkerStart(rank=0, local_rank=0, argv=request.argv, env=request.env)
-        # The number of the attempt does not matter: variables that depend on it are left out later.
+        worker_start = run_requests.WorkerStart(rank=0, local_rank=0, argv=request.argv, env=request.env)
+        # The number of the attempt does not matter: `select_common_variables` removes variables that depend on it.
         start = run_requests.StartArguments(self._run.run, self._run.node, 0, [], inject=request.inject)
-        return workers.build_worker_program(self._run, self._markers, attempt.prepare, start, one, attempt.python)
+        return workers.build_worker_program(
+            self._run, self._markers, attempt.prepare, start, worker_start, attempt.python
+        )
 
     def _start(self, attempt: Attempt, request: run_requests.ForkPlan, program: spawn.Program) -> None:
         try:
@@ -341,9 +347,9 @@ class ForkServerManager:
     def _on_state_change(self) -> None:
         """Handle a forkserver that has become ready or has ended."""
         server = self._server
-        if server is not None and server.stage is Stage.OVER:
+        if server is not None and server.stage is ForkServerStage.OVER:
             self._server = None
-            if server.is_stale and self._attempt is not None and self._request is not None:
+            if server.is_being_rechecked and self._attempt is not None and self._request is not None:
                 self._start(self._attempt, self._request, self._build_program(self._attempt, self._request))
                 return
             self._warn_not_forked(server.end_reason)
@@ -358,15 +364,15 @@ class ForkServerManager:
     # --- starts
 
     def run_when_ready(self, start: Action, started: Action) -> dict[str, Any] | DeferredReply:
-        """Run a start now or when the forkserver is ready; `started` is called after it in any case."""
-        if self._server is None or self._server.stage is not Stage.BUSY:
+        """Run `start` now or when the forkserver is ready, and then `started`, even if `start` fails."""
+        if self._server is None or self._server.stage is not ForkServerStage.BUSY:
             return self._run_start(start, started)
         later = DeferredReply()
         self._waiting_starts.append((start, started, later))
         return later
 
     def run_waiting_starts(self) -> None:
-        """Run the deferred starts: the forkserver is ready, or the attempt ends."""
+        """Run the deferred starts, because the forkserver is ready or the attempt ends."""
         waiting, self._waiting_starts = self._waiting_starts, []
         for start, started, later in waiting:
             later.resolve(lambda start=start, started=started: self._run_start(start, started))  # type: ignore[misc]
@@ -376,37 +382,41 @@ class ForkServerManager:
             start()
         finally:
             started()
-            if self._server is not None and self._server.stage is Stage.READY and not self._server.request.keep:
+            if (
+                self._server is not None
+                and self._server.stage is ForkServerStage.READY
+                and not self._server.request.keep
+            ):
                 self.close()
         return {}
 
-    def _start_workers(self, wanted: Sequence[WorkerToStart]) -> Iterator[Worker]:
-        """Fork all workers at once; yield each one when it is running. One that is not forked starts as a new process.
+    def _start_workers(self, to_start: Sequence[WorkerToStart]) -> Iterator[Worker]:
+        """Fork all workers at once, and yield each worker when it runs. If a fork fails, start the worker without it.
 
         Raises:
-            RequestError: A worker could not be started.
+            RequestError: A worker did not start.
         """
         server, warned = self._server, len(self._warned_reasons)
         if server is None:
-            yield from workers.start_workers(wanted)
+            yield from workers.start_workers(to_start)
             return
-        forks = [self._try_fork(server, config) for _, config in wanted]
+        forks = [self._try_fork(server, config) for _, config in to_start]
         reports = [
-            fork if fork is not None else workers.fork_waiter_of_rank(one.rank, config)
-            for fork, (one, config) in zip(forks, wanted)
+            fork if fork is not None else workers.fork_waiter_of_rank(worker_start.rank, config)
+            for fork, (worker_start, config) in zip(forks, to_start)
         ]
-        for (one, config), report, fork in zip(wanted, reports, forks):
-            worker = None if fork is None else self._read_forked_worker(server, one, report)
+        for (worker_start, config), report, fork in zip(to_start, reports, forks):
+            worker = None if fork is None else self._read_forked_worker(server, worker_start, report)
             if worker is None:
-                again = report if fork is None else workers.fork_waiter_of_rank(one.rank, config)
-                worker = workers.read_started_worker(one.rank, one.local_rank, again)
+                again = report if fork is None else workers.fork_waiter_of_rank(worker_start.rank, config)
+                worker = workers.read_started_worker(worker_start.rank, worker_start.local_rank, again)
             yield worker
-        if len(self._warned_reasons) == warned and wanted and self._attempt is not None:
-            text = _describe_gain(server.report, len(wanted))
+        if len(self._warned_reasons) == warned and to_start and self._attempt is not None:
+            text = _describe_gain(server.report, len(to_start))
             self._record(events.Alarm(self._attempt.number, events.FORKED, text, "info"))
 
     def _try_fork(self, server: ForkServer, config: WaiterConfig) -> int | None:
-        reason = server.find_obstacle(config.program.env)
+        reason = server.find_reason_not_to_fork(config.program.env)
         if reason is None:
             try:
                 return server.fork_worker(config)
@@ -415,25 +425,28 @@ class ForkServerManager:
         self._warn_not_forked(reason)
         return None
 
-    def _read_forked_worker(self, server: ForkServer, one: run_requests.WorkerStart, report: int) -> Worker | None:
-        """Return the forked worker, or `None` if there is none and nothing was started."""
+    def _read_forked_worker(
+        self, server: ForkServer, worker_start: run_requests.WorkerStart, report: int
+    ) -> Worker | None:
+        """Return the forked worker, or `None` if the fork failed and no process of the rank runs."""
         try:
             answer = workers.read_waiter_report(report)
         finally:
             os.close(report)
         if answer is None:
-            reason = server.explain_end() or f"rank {one.rank} was killed while it was forked, or its waiter was"
+            killed = f"rank {worker_start.rank} or its waiter was killed before the waiter sent a report"
+            reason = server.explain_end() or killed
         elif "refused" in answer:
-            reason = f"rank {one.rank} could not be forked: {answer['refused']}"
+            reason = f"rank {worker_start.rank} could not be forked: {answer['refused']}"
         elif "error" in answer:
-            raise command_messages.make_failed_error(f"cannot start rank {one.rank}: {answer['error']}")
+            raise command_messages.make_failed_error(f"cannot start rank {worker_start.rank}: {answer['error']}")
         else:
-            return workers.make_worker(one.rank, one.local_rank, cast("SpawnRecord", answer))
+            return workers.make_worker(worker_start.rank, worker_start.local_rank, cast("SpawnRecord", answer))
         self._warn_not_forked(reason)
         return None
 
     def _warn_not_forked(self, why: str) -> None:
-        """Record, once per attempt and reason, why ranks are not forked."""
+        """Record why ranks are not forked; record each reason once per attempt."""
         if self._attempt is None or self._request is None or why in self._warned_reasons:
             return
         self._warned_reasons.add(why)
@@ -443,7 +456,7 @@ class ForkServerManager:
 
 
 def _describe_gain(report: dict[str, Any], ranks: int) -> str:
-    """Describe how much a forkserver saves."""
+    """Return a text that says how much import time and memory a forkserver saves."""
     names = report["modules"]
     what = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     memory = f"{report['kilobytes'] / 1024:.0f} MiB once instead of {ranks} times"

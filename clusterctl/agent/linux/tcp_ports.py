@@ -1,7 +1,8 @@
-"""Ports that a run reserves for its workers: bound but never listening, from prepare to the end of the run.
+"""TCP ports: ports that a run reserves for its workers, and the sockets of this machine.
 
-They are bound without SO_REUSEADDR, so that another run cannot bind them too. They get it right afterwards, so that a
-worker, whose listening socket sets it as well, can bind beside us.
+From prepare to its end, a run holds a bound but not listening socket for each reserved port. The bind is without
+SO_REUSEADDR, so that it fails if another run has bound the port. The socket gets SO_REUSEADDR after the bind, so that a
+worker can bind the port too: its listening socket also has SO_REUSEADDR.
 """
 
 from __future__ import annotations
@@ -23,29 +24,32 @@ _TIME_WAIT = "06"
 _LISTEN = "0A"
 _ROOT_UID = 0
 _PAUSE_DIVISOR = 20
-"""The pause between two checks is the time since the start, divided by this: checks soon become rare."""
+"""The pause between two checks is the time since the first check divided by this, so checks become rare."""
 
 
 class PortError(Exception):
-    """A port cannot be reserved; one line with the port and the reason."""
+    """A port cannot be reserved; the message is one line with the port and the reason."""
 
 
 class ReservedPorts:
     """The ports that a run reserves on this node.
 
     Attributes:
-        numbers: The ports of the present attempt, in the order of the request.
+        attempt_ports: The ports of the present attempt, in the order of the request.
     """
 
     def __init__(self) -> None:
         self._sockets: dict[int, list[socket.socket]] = {}
-        self.numbers: list[int] = []
+        self.attempt_ports: list[int] = []
 
     def reserve(self, ports: list[int]) -> set[int]:
-        """Reserve ports (0: any free one that was not reserved before), in this order; return the new ones.
+        """Reserve ports for the present attempt; return those that the run had not reserved before.
+
+        Args:
+            ports: Port numbers; 0 stands for any free port.
 
         Raises:
-            PortError: A port is in use. No new port is reserved then.
+            PortError: A port is in use. All new ports are released.
         """
         new: dict[int, list[socket.socket]] = {}
         numbers = []
@@ -61,18 +65,16 @@ class ReservedPorts:
             _close_sockets(new)
             raise
         self._sockets.update(new)
-        self.numbers = numbers
+        self.attempt_ports = numbers
         return set(new)
 
-    def release(self, numbers: Iterable[int] | None = None) -> None:
-        """Release these ports; without an argument, all of them."""
-        _close_sockets(
-            {number: self._sockets.pop(number) for number in set(self._sockets if numbers is None else numbers)}
-        )
+    def release(self, ports: Iterable[int] | None = None) -> None:
+        """Release these ports, by default all."""
+        _close_sockets({port: self._sockets.pop(port) for port in set(self._sockets if ports is None else ports)})
 
     def release_unused(self) -> None:
         """Release the ports that the present attempt does not need."""
-        self.release(self._sockets.keys() - set(self.numbers))
+        self.release(self._sockets.keys() - set(self.attempt_ports))
 
 
 def _close_sockets(sockets: dict[int, list[socket.socket]]) -> None:
@@ -82,10 +84,9 @@ def _close_sockets(sockets: dict[int, list[socket.socket]]) -> None:
 
 
 def _bind_name(port: int) -> socket.socket:
-    """Bind an abstract socket name for a port in this network namespace.
+    """Bind an abstract socket name, which shows other runs in this network namespace that the port is reserved.
 
-    If `_bind_reserved` must share a port with a closing connection, the name shows whether another run has reserved the
-    port. Any user can bind the name, so it counts in that case only.
+    The name matters only if `_bind_reserved` must share a port with a closing connection. Any user can bind the name.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -106,7 +107,7 @@ def _open_socket() -> tuple[socket.socket, str]:
 
 
 def _bind_reserved(port: int) -> list[socket.socket]:
-    """Return the socket that is bound to the port, and the socket that is bound to its name."""
+    """Bind a port and its abstract socket name; return both sockets, or only the first if the name is taken."""
     sock, address = _open_socket()
     names: list[socket.socket] = []
     try:
@@ -115,15 +116,15 @@ def _bind_reserved(port: int) -> list[socket.socket]:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            # If the name is taken, the port is another run's. If not, connections of the last attempt may still be
-            # closing, and these do not keep a worker from listening.
+            # If the name is taken, another run has reserved the port. If not, connections of the last attempt may still
+            # be closing; a worker can listen in spite of them.
             names.append(_bind_name(port))
             if {state for number, state, _ in list_tcp_sockets() if number == port} != {_TIME_WAIT}:
                 raise
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((address, port))
         else:
-            # A plain bind reserves the port, whether or not the name is free.
+            # The port is reserved, even if another user has taken the name.
             with contextlib.suppress(PortError):
                 names += [_bind_name(port)] if port else []
     except (OSError, PortError) as error:
@@ -137,12 +138,10 @@ def _bind_reserved(port: int) -> list[socket.socket]:
 
 
 def bind_port(port: int) -> socket.socket:
-    """Bind a port on every address, including IPv6 if the kernel has it.
-
-    A port that a supervisor has reserved is refused, as it would be for a run.
+    """Bind a port on all addresses, including IPv6 if the kernel has it.
 
     Raises:
-        OSError: The port is taken.
+        OSError: The port is in use, or a supervisor has reserved it.
     """
     sock, address = _open_socket()
     try:
@@ -154,7 +153,7 @@ def bind_port(port: int) -> socket.socket:
 
 
 def describe_port_owner(root: str, port: int) -> str | None:
-    """Return the user of a port, from the kernel's socket table, or `None` if the port is free."""
+    """Describe the listener or the connections of a port, from the kernel's socket table; `None` if there is none."""
     description = None
     for number, state, uid in list_tcp_sockets(root):
         if number == port:
@@ -169,7 +168,7 @@ def list_tcp_sockets(root: str = "/", *, listening: bool = False) -> Iterator[tu
 
     Args:
         root: Prefix of /proc.
-        listening: Only sockets that listen. The kernel lists them first, so this is fast even with many connections.
+        listening: Yield only listening sockets. This is fast, because the kernel lists them first.
     """
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -184,41 +183,41 @@ def list_tcp_sockets(root: str = "/", *, listening: bool = False) -> Iterator[tu
             continue
 
 
-class IntruderCheck:
-    """Looks for other users who listen on the ports of an attempt.
+class PortIntruderCheck:
+    """Checks whether users outside the run listen on the ports of an attempt.
 
     Args:
-        numbers: The ports.
+        ports: The ports. A port on which a process of the run listens is not checked any more.
         list_run_uids: Returns the uids of all processes of the run; called only if another user listens.
         root: Prefix of /proc.
     """
 
-    def __init__(self, numbers: Iterable[int], list_run_uids: Callable[[], set[int | None]], root: str = "/") -> None:
-        self._open = set(numbers)
+    def __init__(self, ports: Iterable[int], list_run_uids: Callable[[], set[int | None]], root: str = "/") -> None:
+        self._unused = set(ports)
         self._list_run_uids, self._root = list_run_uids, root
         self._since: float | None = None
         self._next = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Return whether it is time for a check; the first call is the start."""
+        """Return whether it is time for the next check; `now` is in monotonic seconds."""
         self._since = now if self._since is None else self._since
-        return bool(self._open) and now >= self._next
+        return bool(self._unused) and now >= self._next
 
     def find_intruder(self, now: float) -> str | None:
         """Return a line about a user outside the run who listens on one of the ports, or `None`.
 
-        Root is never an intruder: it may do everything anyway, and it starts containers for others.
+        Root is no intruder, because root starts containers for other users.
         """
         self._next = now + (now - (now if self._since is None else self._since)) / _PAUSE_DIVISOR
-        listening = [(p, uid) for p, _, uid in list_tcp_sockets(self._root, listening=True) if p in self._open]
-        self._open -= {port for port, uid in listening if uid == os.getuid()}
+        listening = [(p, uid) for p, _, uid in list_tcp_sockets(self._root, listening=True) if p in self._unused]
+        self._unused -= {port for port, uid in listening if uid == os.getuid()}
         others = [(port, uid) for port, uid in listening if uid not in (os.getuid(), _ROOT_UID)]
         if not others:
             return None
-        list_run_uids = self._list_run_uids()
-        self._open -= {port for port, uid in others if uid in list_run_uids}
+        run_uids = self._list_run_uids()
+        self._unused -= {port for port, uid in others if uid in run_uids}
         for port, uid in others:
-            if uid not in list_run_uids:
+            if uid not in run_uids:
                 where = f"uid {uid} listens on port {port}, which is reserved for the workers"
-                return f"{where}; no process of the run is of that user"
+                return f"{where}; no process of the run belongs to that user"
         return None

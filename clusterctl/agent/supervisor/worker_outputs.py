@@ -1,8 +1,8 @@
 """The workers' output files on this node: reserved space, time index, and discarded output if space is short.
 
-A `print` on a full disk would end a rank, so the supervisor discards stored output first: bytes that the head has, then
-the oldest. It writes the offsets before it discards bytes, so no reader takes a hole for output. The journal gets an
-event about discarded bytes at intervals, and at the end of the attempt.
+A `print` on a full disk would end a rank. So the supervisor discards stored output before the disk is full: first bytes
+that the head has, then the oldest bytes. It writes the offsets before it discards bytes, so that readers do not take
+holes for output. At intervals, and at the end of the attempt, it records in the journal which bytes it has discarded.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 4096
 TAIL_BYTES = 64 * 1024
-"""Bytes at the end of the replicated part that stay, so that a new controller can compare them."""
+"""This many bytes at the end of the replicated part are never discarded: a new controller compares them."""
 _INDEX_RESERVE = 64 * 1024
 _INDEX_BYTES, _INDEX_SECONDS = 4096, 1.0
-"""A new index record is due after this many new bytes, or after this many seconds."""
+"""The supervisor appends an index record after this many new bytes, or after this many seconds."""
 
 
-class OutputFile:
-    """One output. During its attempt it is an `OpenOutputFile`; later no descriptor is open.
+class WorkerOutput:
+    """The output file of a worker. No descriptor is open, except during its attempt (`OpenWorkerOutput`).
 
     Args:
         run: The run.
         attempt: Number of the attempt.
         rank: The rank.
-        offset_table: Offsets of the attempt, kept open by the caller; by default opened for each access.
+        offset_table: The offset table of the attempt, if the caller keeps it open; by default each access opens it.
 
     Attributes:
         offsets: The offsets of this output, as in the table.
-        fd: Descriptor for the worker, or -1.
-        why: The reason for which bytes were discarded last.
-        journalled_at: Monotonic time of the last journal event about it.
+        fd: Descriptor of the file, which the worker inherits, or -1.
+        discard_reason: Why bytes were discarded last.
+        journalled_at: Monotonic time of the last journal event about this output.
     """
 
     def __init__(self, run: RunDir, attempt: int, rank: int, offset_table: OffsetTable | None = None) -> None:
         self.attempt, self.rank = attempt, rank
-        self.path = run.of_rank(attempt, rank, "log")
-        self._index_path = run.of_rank(attempt, rank, "idx")
-        self._index_safe = 0
-        self._offset_table = offset_table or OffsetTable(run.attempt(attempt))
+        self.path = run.rank_file(attempt, rank, "log")
+        self._index_path = run.rank_file(attempt, rank, "idx")
+        self._index_discardable = 0
+        self._offset_table = offset_table or OffsetTable(run.attempt_dir(attempt))
         self._shared = offset_table is not None
         self.offsets = self._offset_table.read_offsets(rank)
         self.fd = -1
-        self.why = ""
+        self.discard_reason = ""
         self.journalled_at = float("-inf")
         if offset_table is None:
             self._offset_table.close()
@@ -66,45 +66,45 @@ class OutputFile:
 
     @property
     def remaining_bytes(self) -> int:
-        """Bytes that are still in the file."""
+        """Bytes that are still in the file, without discarded ones."""
         return self.offsets.size - self.offsets.first_valid
 
     def write_offsets(self) -> None:
-        """Write the offsets to the table."""
+        """Write the offsets of this output to the offset table."""
         self._offset_table.write_offsets(self.rank, self.offsets)
         if not self._shared:
             self._offset_table.close()
 
     def record_replicated(self, offset: int) -> None:
-        """Record how much of the output the head has."""
+        """Record that the head has the output up to `offset`."""
         size = self.offsets.size if self.fd < 0 else self.offsets.file_start + os.fstat(self.fd).st_size
         self.offsets.replicated = max(self.offsets.replicated, min(offset, size))
         self.write_offsets()
 
     def record_replicated_index(self, offset: int) -> None:
-        """Record how much of the time index the head has, and punch out records that describe no remaining byte."""
-        safe = _round_down(offset - TAIL_BYTES)
-        if safe <= self._index_safe or not self.offsets.first_valid:
+        """Record that the head has the time index up to `offset`; discard index records about discarded output."""
+        discardable = _round_down(offset - TAIL_BYTES)
+        if discardable <= self._index_discardable or not self.offsets.first_valid:
             return
-        self._index_safe = safe
+        self._index_discardable = discardable
         with contextlib.suppress(OSError):
             fd = os.open(self._index_path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                useless = output_offsets.count_obsolete_index_bytes(fd, os.fstat(fd).st_size, self.offsets.first_valid)
-                if useless:
-                    syscalls.punch_hole(fd, 0, min(safe, useless))
+                obsolete = output_offsets.count_obsolete_index_bytes(fd, os.fstat(fd).st_size, self.offsets.first_valid)
+                if obsolete:
+                    syscalls.punch_hole(fd, 0, min(discardable, obsolete))
             finally:
                 os.close(fd)
 
-    def discard_front(self, target: int, why: str) -> int:
-        """Discard everything before `target`, in whole blocks; return the freed bytes."""
+    def discard_front(self, target: int, reason: str) -> int:
+        """Discard the output before the offset `target`, in whole blocks; return the number of freed bytes."""
         offsets = self.offsets
         before, after = offsets.first_valid - offsets.file_start, _round_down(target - offsets.file_start)
         if after <= before:
             return 0
         offsets.lost += max(0, offsets.file_start + after - max(offsets.first_valid, offsets.replicated))
-        offsets.first_valid, self.why = offsets.file_start + after, why
-        # Write the offsets first: readers check them again after each read.
+        offsets.first_valid, self.discard_reason = offsets.file_start + after, reason
+        # Write the offsets before the hole: readers check the offsets again after each read.
         self.write_offsets()
         with contextlib.suppress(OSError), self._writable() as fd:
             if syscalls.punch_hole(fd, _round_down(before), after - _round_down(before)):
@@ -121,22 +121,22 @@ class OutputFile:
                 os.close(fd)
 
 
-class Growth(NamedTuple):
-    """The growth of an output file since the last update, and whether its worker has emptied it since."""
+class OutputGrowth(NamedTuple):
+    """The growth of an output file since the last update, and whether its worker has truncated the file."""
 
     size_bytes: int
     emptied: bool
 
 
-class OpenOutputFile(OutputFile):
-    """The output of a running attempt.
+class OpenWorkerOutput(WorkerOutput):
+    """The open output file and time index of a worker of the present attempt.
 
     Args:
-        run, attempt, rank, offset_table: See `OutputFile`.
-        reserve: Bytes to reserve beyond the end.
+        run, attempt, rank, offset_table: See `WorkerOutput`.
+        reserve: Bytes to reserve beyond the end of the output.
 
     Raises:
-        OSError: The files cannot be made.
+        OSError: A file cannot be made or opened.
     """
 
     def __init__(self, run: RunDir, attempt: int, rank: int, offset_table: OffsetTable, reserve: int) -> None:
@@ -152,8 +152,8 @@ class OpenOutputFile(OutputFile):
         self._reserved = 0
         self._open_index()
 
-    def update_offsets(self) -> Growth:
-        """Update the offsets from the size of the file."""
+    def update_offsets(self) -> OutputGrowth:
+        """Update the offsets from the size of the output file."""
         offsets, file_size = self.offsets, os.fstat(self.fd).st_size
         offsets.sent = self._offset_table.read_sent(self.rank)
         before, emptied = offsets.size, offsets.is_emptied(file_size)
@@ -162,17 +162,20 @@ class OpenOutputFile(OutputFile):
         offsets.size = offsets.file_start + file_size
         if offsets.size != before or emptied:
             self.write_offsets()
-        return Growth(offsets.size - before, emptied)
+        return OutputGrowth(offsets.size - before, emptied)
 
     def _start_part(self) -> None:
-        """Start a new part behind all bytes that may have been sent: the worker has emptied the file."""
+        """Set the offset at which new output starts, because the worker has truncated the file.
+
+        This offset is behind all bytes that may have been sent.
+        """
         offsets = self.offsets
-        handed = max(offsets.sent, offsets.replicated, offsets.first_valid)
-        end, lost = max(offsets.size, handed), max(0, offsets.size - handed)
-        # Leave a whole page empty if bytes are lost, so that a reader of the replica sees the gap.
+        sent_end = max(offsets.sent, offsets.replicated, offsets.first_valid)
+        end, lost = max(offsets.size, sent_end), max(0, offsets.size - sent_end)
+        # If bytes are lost, leave a gap of at least a page, so that a reader of the replica sees it.
         offsets.file_start = offsets.first_valid = _round_down(end + 2 * BLOCK_BYTES - 1) if lost else end
         offsets.lost += lost
-        self._reserved, self.why = 0, "its worker emptied the file"
+        self._reserved, self.discard_reason = 0, "its worker emptied the file"
 
     # --- the index
 
@@ -185,7 +188,7 @@ class OpenOutputFile(OutputFile):
         self._indexed, self._indexed_at = int(record.unpack(last)[0]) if last else 0, float("-inf")
 
     def append_index_record(self, *, last: bool = False) -> None:
-        """Append an index record if there is enough new output, or at the end."""
+        """Append an index record if there is enough new output, or any new output with `last`."""
         new, now = self.offsets.size - self._indexed, time.monotonic()
         if not new or not (last or new >= _INDEX_BYTES or now - self._indexed_at >= _INDEX_SECONDS):
             return
@@ -207,18 +210,18 @@ class OpenOutputFile(OutputFile):
     # --- space
 
     @property
-    def reserve_shortfall(self) -> int:
-        """Bytes that are missing in the reserve, 0 if it is large enough."""
+    def missing_reserve_bytes(self) -> int:
+        """Bytes by which the reserved space is too small, or 0 if more than half of the reserve is left."""
         size = os.fstat(self.fd).st_size
         if self._reserved - size > self._reserve // 2 or not self._reserve:
             return 0
         return size + self._reserve - max(self._reserved, size)
 
     def extend_reserve(self) -> None:
-        """Reserve space beyond the end of the output and its index.
+        """Reserve space beyond the end of the output and of its index.
 
         Raises:
-            OSError: There is no space.
+            OSError: The disk has no space for the output.
         """
         size = os.fstat(self.fd).st_size
         if self._reserve and syscalls.reserve_blocks(self.fd, size, self._reserve):
@@ -227,7 +230,7 @@ class OpenOutputFile(OutputFile):
             self._keep_index_reserve()
 
     def release_reserve(self) -> None:
-        """Release the reserved space of the index, to which only this process writes."""
+        """Release the reserved space of the index."""
         if self._index_reserved > self._index_size:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._index, self._index_size)
@@ -236,8 +239,8 @@ class OpenOutputFile(OutputFile):
     def close(self) -> None:
         """Release the reserve and close the files."""
         with contextlib.suppress(OSError):
-            # Setting the size to itself frees blocks beyond the end. A stray may still write, so the size is read right
-            # before, and only when nothing of the attempt is left.
+            # To set the present size frees the blocks beyond the end. A process that escaped the sweep may still write,
+            # so read the size right before.
             for fd in (self.fd, self._index):
                 os.ftruncate(fd, os.fstat(fd).st_size)
         os.close(self.fd)
@@ -250,23 +253,23 @@ def _round_down(value: int) -> int:
 
 _STEP_BYTES = 1 << 20
 _FAST_GROWTH_DIVISOR = 8
-"""An output that grows by more than 1/8 of its reserve between two updates is updated more often."""
+"""If an output grows by more than 1/8 of its reserve between two updates, the reserves are extended more often."""
 _JOURNAL_EVERY_BYTES, _JOURNAL_EVERY_S = 64 << 20, 60.0
-"""The journal gets an event after this many discarded bytes, or after this many seconds if bytes were lost."""
+"""The supervisor records discarded output after this many bytes, or after this many seconds if bytes were lost."""
 _FULL, _LIMIT = "disk full", "logs.max_size"
 _LOG = re.compile(r"rank-(\d+)\.log")
 
 
-class OutputFiles:
-    """The output files of one attempt, and those of earlier attempts.
+class WorkerOutputs:
+    """The output files of the present attempt and of earlier attempts.
 
     Args:
         run: The run.
         attempt: Number of the attempt.
         reserve: Bytes to reserve beyond the end of each file.
-        max_size: Bytes per file above which replicated bytes are discarded; `None` for no limit.
+        max_size: Size limit of each file in bytes: above it, replicated bytes are discarded. `None` for no limit.
         record: Writes an event to the journal.
-        journalled: First valid byte and lost bytes of each output, as in the journal (`NodeState.dropped`).
+        journalled: First valid byte and lost bytes of each output, as in the journal (`JournalState.dropped`).
     """
 
     def __init__(
@@ -281,10 +284,10 @@ class OutputFiles:
         self._run, self._attempt = run, attempt
         self._reserve, self._max_size = reserve, max_size
         self._record, self._journalled = record, journalled
-        self._offset_table = OffsetTable(run.attempt(attempt))
-        self._files: dict[int, OpenOutputFile] = {}
-        self._past: dict[tuple[int, int], OutputFile] = {}
-        self._all_past = False
+        self._offset_table = OffsetTable(run.attempt_dir(attempt))
+        self._files: dict[int, OpenWorkerOutput] = {}
+        self._earlier: dict[tuple[int, int], WorkerOutput] = {}
+        self._has_listed_earlier = False
         self._alarmed: set[str] = set()
 
     # --- the files of the attempt
@@ -293,124 +296,126 @@ class OutputFiles:
         """Make or open the files of these ranks and reserve space.
 
         Raises:
-            OSError: No space, or not writable.
+            OSError: The disk has no space, or a file is not writable.
         """
-        wanted = list(ranks)
-        self._offset_table.make(wanted)
-        for rank in wanted:
+        rank_list = list(ranks)
+        self._offset_table.make(rank_list)
+        for rank in rank_list:
             self.open(rank)
 
     def open(self, rank: int) -> None:
         """Make or open the files of a rank and reserve space.
 
         Raises:
-            OSError: No space, or not writable.
+            OSError: The disk has no space, or a file is not writable.
         """
-        one = self._files[rank] = OpenOutputFile(self._run, self._attempt, rank, self._offset_table, self._reserve)
-        one.offsets.first_valid = max(one.offsets.first_valid, self._get_journalled(one)[0])
-        self._update_output(one)
-        one.extend_reserve()
+        output = self._files[rank] = OpenWorkerOutput(self._run, self._attempt, rank, self._offset_table, self._reserve)
+        output.offsets.first_valid = max(output.offsets.first_valid, self._get_journalled(output)[0])
+        self._update_output(output)
+        output.extend_reserve()
 
     def __contains__(self, rank: int) -> bool:
         """Whether the files of a rank are open."""
         return rank in self._files
 
     def descriptor(self, rank: int) -> int:
-        """Return the descriptor of a worker's output."""
+        """Return the descriptor of the output file of a rank."""
         return self._files[rank].fd
 
     def update(self) -> bool:
-        """Update offsets, index and reserve of all files, and enforce the limit. Call this every 250 ms.
+        """Update offsets, index and reserve of all files, and enforce the size limit. Call this every 250 ms.
 
         Returns:
-            Whether an output grows so fast that `extend_reserves` should run before the next call.
+            Whether an output grows so fast that the caller should call `extend_reserves` before the next update.
         """
         fast = False
-        for one in self._files.values():
-            grown = self._update_output(one)
+        for output in self._files.values():
+            grown = self._update_output(output)
             fast = fast or grown * _FAST_GROWTH_DIVISOR > self._reserve > 0
-            self._keep_reserve(one)
-            one.append_index_record()
+            self._extend_short_reserve(output)
+            output.append_index_record()
             if self._max_size is not None:
-                self._hold_limit(one, self._max_size)
-            self._journal_drop(one)
+                self._enforce_size_limit(output, self._max_size)
+            self._record_discarded(output)
         return fast
 
-    def _update_output(self, one: OpenOutputFile) -> int:
-        growth = one.update_offsets()
+    def _update_output(self, output: OpenWorkerOutput) -> int:
+        growth = output.update_offsets()
         if growth.emptied:
             self._alarm(
                 "output_emptied",
-                f"rank {one.rank} has emptied its own output, as `> /dev/stderr` and `open('/dev/stdout', 'w')` do:"
-                " what had not been sent is lost; `>&2`, `>> /dev/stderr` and mode 'a' keep it",
-                one.rank,
+                f"rank {output.rank} has emptied its own output, as `> /dev/stderr` and `open('/dev/stdout', 'w')` do:"
+                " output that had not been sent is lost; use `>&2`, `>> /dev/stderr` or mode 'a' instead",
+                output.rank,
             )
         return growth.size_bytes
 
     def extend_reserves(self) -> None:
-        """Extend the reserves between two updates."""
-        for one in self._files.values():
-            self._keep_reserve(one)
+        """Extend all reserves that are too small."""
+        for output in self._files.values():
+            self._extend_short_reserve(output)
 
     def release_reserve(self, rank: int) -> None:
-        """Release a little space on a full disk, so that a waiter can write an exit file."""
+        """Release the reserved index space of a rank, so that its waiter can write the exit file on a full disk."""
         if rank in self._files:
             self._files[rank].release_reserve()
 
     def close(self) -> None:
-        """Update once more, release the reserves and close all files."""
-        for one in self._files.values():
+        """Update the offsets a last time, release the reserves and close all files."""
+        for output in self._files.values():
             with contextlib.suppress(OSError):
-                self._update_output(one)
-            one.append_index_record(last=True)
-            self._journal_drop(one, last=True)
-            one.close()
+                self._update_output(output)
+            output.append_index_record(last=True)
+            self._record_discarded(output, last=True)
+            output.close()
         self._files.clear()
         self._offset_table.close()
 
     # --- space
 
-    def _keep_reserve(self, one: OpenOutputFile) -> None:
-        wanted = one.reserve_shortfall
-        if not wanted:
+    def _extend_short_reserve(self, output: OpenWorkerOutput) -> None:
+        missing = output.missing_reserve_bytes
+        if not missing:
             return
         try:
-            one.extend_reserve()
+            output.extend_reserve()
         except OSError:
-            self._make_room(wanted + _STEP_BYTES)
+            self._make_room(missing + _STEP_BYTES)
             with contextlib.suppress(OSError):
-                one.extend_reserve()
+                output.extend_reserve()
 
-    def _make_room(self, wanted: int) -> None:
-        """Free at least that many bytes if possible."""
-        self._alarm("disk_full", "the disk is full: the oldest output gives way, what is already on the head first")
-        past = self._list_past_outputs()
-        replicated = [(one, one.offsets.replicated) for one in (*past, *self._files.values())]
-        for one, end in (*replicated, *((one, one.offsets.size) for one in past)):
-            if wanted > 0:
-                wanted -= self._discard_front(one, min(end - TAIL_BYTES, one.offsets.first_valid + wanted), _FULL)
-        while wanted > 0:
+    def _make_room(self, missing: int) -> None:
+        """Free at least `missing` bytes if possible."""
+        self._alarm("disk_full", "the disk is full: the oldest output is discarded, first the part that the head has")
+        earlier = self._list_earlier_outputs()
+        replicated = [(output, output.offsets.replicated) for output in (*earlier, *self._files.values())]
+        for output, end in (*replicated, *((output, output.offsets.size) for output in earlier)):
+            if missing > 0:
+                missing -= self._discard_front(
+                    output, min(end - TAIL_BYTES, output.offsets.first_valid + missing), _FULL
+                )
+        while missing > 0:
             largest = max(self._files.values(), key=lambda each: each.remaining_bytes)
-            target = largest.offsets.first_valid + max(wanted, _STEP_BYTES)
+            target = largest.offsets.first_valid + max(missing, _STEP_BYTES)
             freed = self._discard_front(largest, min(largest.offsets.size - TAIL_BYTES, target), _FULL)
             if freed <= 0:
                 return
-            wanted -= freed
+            missing -= freed
 
-    def _hold_limit(self, one: OutputFile, limit: int) -> None:
-        target = min(one.offsets.size - limit, one.offsets.replicated - TAIL_BYTES)
-        if target - one.offsets.first_valid >= max(BLOCK_BYTES, min(_STEP_BYTES, limit)):
-            self._discard_front(one, target, _LIMIT)
+    def _enforce_size_limit(self, output: WorkerOutput, limit: int) -> None:
+        target = min(output.offsets.size - limit, output.offsets.replicated - TAIL_BYTES)
+        if target - output.offsets.first_valid >= max(BLOCK_BYTES, min(_STEP_BYTES, limit)):
+            self._discard_front(output, target, _LIMIT)
 
-    def _discard_front(self, one: OutputFile, target: int, why: str) -> int:
-        freed = one.discard_front(target, why)
-        self._journal_drop(one)
+    def _discard_front(self, output: WorkerOutput, target: int, reason: str) -> int:
+        freed = output.discard_front(target, reason)
+        self._record_discarded(output)
         return freed
 
     # --- replicated output, and earlier attempts
 
     def record_replicated_file(self, name: str, offset: int) -> None:
-        """Record how much of a file the head has; any file name is accepted."""
+        """Record that the head has a file of the run up to `offset`; ignore files that are no output or index."""
         output = run_files.parse_attempt_and_rank(name)
         index = run_files.parse_attempt_and_rank(name, run_files.format_index_path)
         if output is not None:
@@ -419,54 +424,58 @@ class OutputFiles:
             self.record_replicated_index(*index, offset)
 
     def record_replicated(self, attempt: int, rank: int, offset: int) -> None:
-        """Record how much of an output the head has; with a limit, discard it if its attempt is over."""
-        one = self._get_output(attempt, rank)
-        one.record_replicated(offset)
-        if one.fd < 0 and self._max_size is not None:
-            self._hold_limit(one, 0)
-            self._journal_drop(one, last=one.offsets.replicated >= one.offsets.size)
+        """Record that the head has an output up to `offset`. With a size limit, discard it if its attempt is over."""
+        output = self._get_output(attempt, rank)
+        output.record_replicated(offset)
+        if output.fd < 0 and self._max_size is not None:
+            self._enforce_size_limit(output, 0)
+            self._record_discarded(output, last=output.offsets.replicated >= output.offsets.size)
 
     def record_replicated_index(self, attempt: int, rank: int, offset: int) -> None:
-        """Record how much of a time index the head has."""
+        """Record that the head has the time index of a rank up to `offset`."""
         self._get_output(attempt, rank).record_replicated_index(offset)
 
-    def _get_output(self, attempt: int, rank: int) -> OutputFile:
+    def _get_output(self, attempt: int, rank: int) -> WorkerOutput:
         if attempt == self._attempt and rank in self._files:
             return self._files[rank]
-        past = self._past.get((attempt, rank))
-        if past is None:
-            past = self._past[attempt, rank] = OutputFile(self._run, attempt, rank)
-        return past
+        earlier = self._earlier.get((attempt, rank))
+        if earlier is None:
+            earlier = self._earlier[attempt, rank] = WorkerOutput(self._run, attempt, rank)
+        return earlier
 
-    def _list_past_outputs(self) -> list[OutputFile]:
+    def _list_earlier_outputs(self) -> list[WorkerOutput]:
         """Return the outputs of earlier attempts that still have bytes to discard, oldest first."""
-        if not self._all_past:
+        if not self._has_listed_earlier:
             with contextlib.suppress(OSError):
                 for attempt in range(self._attempt):
-                    folder = self._run.attempt(attempt)
+                    folder = self._run.attempt_dir(attempt)
                     for name in os.listdir(folder) if os.path.isdir(folder) else ():
                         if match := _LOG.fullmatch(name):
                             self._get_output(attempt, int(match[1]))
-                self._all_past = True
+                self._has_listed_earlier = True
         return sorted(
-            (o for o in self._past.values() if o.remaining_bytes > TAIL_BYTES), key=lambda o: (o.attempt, o.rank)
+            (o for o in self._earlier.values() if o.remaining_bytes > TAIL_BYTES), key=lambda o: (o.attempt, o.rank)
         )
 
     # --- events
 
-    def _get_journalled(self, one: OutputFile) -> tuple[int, int]:
-        return self._journalled.get((one.attempt, one.rank), (0, 0))
+    def _get_journalled(self, output: WorkerOutput) -> tuple[int, int]:
+        return self._journalled.get((output.attempt, output.rank), (0, 0))
 
-    def _journal_drop(self, one: OutputFile, *, last: bool = False) -> None:
-        """Journal discarded output, but not every time: the events alone would fill the disk in a long run."""
-        first_valid, lost = self._get_journalled(one)
-        gone, lost, now = one.offsets.first_valid - first_valid, one.offsets.lost - lost, time.monotonic()
+    def _record_discarded(self, output: WorkerOutput, *, last: bool = False) -> None:
+        """Record discarded output in the journal, but not each time, to keep the journal of a long run small."""
+        first_valid, lost = self._get_journalled(output)
+        gone, lost, now = output.offsets.first_valid - first_valid, output.offsets.lost - lost, time.monotonic()
         if not gone and not lost:
             return
-        late = now - one.journalled_at >= _JOURNAL_EVERY_S and (lost > 0 or one.why != _LIMIT)
+        late = now - output.journalled_at >= _JOURNAL_EVERY_S and (lost > 0 or output.discard_reason != _LIMIT)
         if last or late or gone >= _JOURNAL_EVERY_BYTES:
-            one.journalled_at = now
-            self._record(events.OutputDropped(one.attempt, one.rank, one.offsets.first_valid, lost, one.why))
+            output.journalled_at = now
+            self._record(
+                events.OutputDropped(
+                    output.attempt, output.rank, output.offsets.first_valid, lost, output.discard_reason
+                )
+            )
 
     def _alarm(self, code: str, message: str, rank: int | None = None) -> None:
         if code not in self._alarmed:

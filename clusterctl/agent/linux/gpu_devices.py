@@ -1,7 +1,6 @@
-"""GPUs of this machine, counted without a driver library: from files that the kernel and the drivers show.
+"""The GPUs of this machine, read from files in /proc, /sys and /dev without a driver library.
 
-AMD's files and their names are those of `kfd_topology.c` and `kfd_process.c` in the kernel's amdkfd. Every user may
-read them.
+The kernel's driver amdkfd makes the files for AMD GPUs (`kfd_topology.c`, `kfd_process.c`). All users may read them.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ _NVIDIA_DRIVER = "/proc/driver/nvidia/gpus"
 
 
 def _list_device_minors(root: str) -> list[int]:
-    """Return the numbers of NVIDIA's device files."""
+    """Return the numbers of NVIDIA's device files, such as 0 for /dev/nvidia0."""
     names = (name[len("nvidia") :] for name in kernel_files.list_names(root, "/dev") if name.startswith("nvidia"))
     return [int(number) for number in names if number.isascii() and number.isdecimal()]
 
 
 def read_device_minor(root: str, slot: str) -> int | None:
-    """Return the number of the device file of an NVIDIA GPU; `None` if its driver reports none."""
+    """Return the number of the device file of the NVIDIA GPU at a PCI address (`slot`); `None` if it is unknown."""
     text = kernel_files.read_text(root, f"{_NVIDIA_DRIVER}/{slot}/information") or ""
     pairs = (line.partition(":") for line in text.splitlines())
     number = next((value.strip() for key, _, value in pairs if key.strip() == "Device Minor"), "")
@@ -37,29 +36,29 @@ def read_device_minor(root: str, slot: str) -> int | None:
 
 
 def count_gpus(root: str = "") -> GpuCount:
-    """Return `{count, indices, source, vendor}` of the GPUs of this machine: NVIDIA's, else AMD's.
+    """Count the NVIDIA GPUs of this machine, or the AMD GPUs if there is none.
 
     Args:
         root: Prefix of /dev, /proc and /sys.
     """
     devices, listed = len(_list_device_minors(root)), len(kernel_files.list_names(root, _NVIDIA_DRIVER))
-    # A container sees all devices in /proc but only its own in /dev.
+    # In a container, /proc shows all GPUs of the machine, but /dev only those of the container.
     number = min(listed, devices) if listed and devices else listed or devices
     if number:
         source = "proc" if number == listed else "dev"
         return {"count": number, "indices": list(range(number)), "source": source, "vendor": "nvidia"}
-    others = [gpu["index"] for gpu in list_amd_gpus(root or "/")[0]]
-    source, vendor = ("kfd", "amd") if others else ("none", None)
-    return {"count": len(others), "indices": others, "source": source, "vendor": vendor}
+    amd = [gpu["index"] for gpu in list_amd_gpus(root or "/")[0]]
+    source, vendor = ("kfd", "amd") if amd else ("none", None)
+    return {"count": len(amd), "indices": amd, "source": source, "vendor": vendor}
 
 
-def list_lock_names(root: str = "") -> dict[int, str]:
-    """Return a name for each GPU index that is the same in every container and namespace: its PCI address.
+def list_machine_wide_gpu_names(root: str = "") -> dict[int, str]:
+    """Return a name for each GPU index. The name, made of the PCI address, is the same in all containers.
 
     The UUID is not usable: NVIDIA's driver reports it only after the device was used.
     """
     minors = sorted(_list_device_minors(root))
-    # PCI addresses, in the order of the device indices. A container may see those of GPUs whose files it lacks.
+    # PCI addresses in the order of the GPU indices. A container may see addresses of GPUs without their device files.
     slots = kernel_files.list_names(root, _NVIDIA_DRIVER)
     usable = [slot for slot in slots if read_device_minor(root, slot) in minors]
     names = [f"pci-{slot}" for slot in usable or slots] or [f"nvidia{minor}" for minor in minors]
@@ -74,19 +73,19 @@ _XGMI_LINK_TYPE = 11
 _GPU_HEAP_TYPES = (1, 2)
 """Types of memory banks that belong to a GPU: public and private frame buffer."""
 _MIN_GPU_MEMORY_BYTES = 3 << 30
-"""A GPU with fewer bytes of memory is the graphics part of a processor, which no job uses."""
+"""A GPU with less memory is part of a processor and only for graphics."""
 
 
 def has_amd_driver(root: str) -> bool:
-    """Return whether the kernel has AMD's compute driver."""
+    """Return whether AMD's compute driver (amdkfd) is loaded."""
     return os.path.isdir(kernel_files.join_root(root, _NODES))
 
 
 def list_amd_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
-    """Return the GPUs, and the number of further GPUs that the device cgroup hides from us.
+    """Return the AMD GPUs, and the number of further GPUs that the device cgroup hides.
 
-    Each is `{index, node, gpu_id, uuid, pci, partition, render, device, gfx, hive}`. The index is that of HIP: it
-    counts the nodes of the topology in their order, as `rocminfo` shows them, not the PCI addresses.
+    Each GPU is `{index, node, gpu_id, uuid, pci, partition, render, device, gfx, hive}`. The index is the one that HIP
+    uses: GPUs are numbered in the order of the nodes in the kernel's topology, not of their PCI addresses.
     """
     devices: list[dict[str, Any]] = []
     hidden = index = 0
@@ -104,29 +103,38 @@ def list_amd_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
     return devices, hidden
 
 
-def list_xgmi_links(root: str, gpu: dict[str, Any], by_node: dict[int, int]) -> dict[str, list[int]]:
-    """Return the GPUs that are linked over XGMI, by index: `[weight, max MB/s]`. A weight of 15 is one hop."""
-    by_gpu = {}
+def list_xgmi_links(root: str, gpu: dict[str, Any], gpu_index_by_node: dict[int, int]) -> dict[str, list[int]]:
+    """Return the XGMI links of an AMD GPU to other GPUs.
+
+    Args:
+        root: Prefix of /sys.
+        gpu: A GPU of `list_amd_gpus`.
+        gpu_index_by_node: Maps nodes of the kernel's topology to GPU indices.
+
+    Returns:
+        `{index of the other GPU: [weight, max MB/s]}`. A weight of 15 is one hop.
+    """
+    links = {}
     base = f"{_NODES}/{gpu['node']}/io_links"
     for name in kernel_files.list_names(root, base):
         try:
             properties = _read_properties(root, f"{base}/{name}")
         except OSError:
             continue
-        peer = by_node.get(properties.get("node_to", -1))
+        peer = gpu_index_by_node.get(properties.get("node_to", -1))
         if properties.get("type") == _XGMI_LINK_TYPE and peer is not None:
-            by_gpu[str(peer)] = [properties.get("weight", 0), properties.get("max_bandwidth", 0)]
-    return by_gpu
+            links[str(peer)] = [properties.get("weight", 0), properties.get("max_bandwidth", 0)]
+    return links
 
 
 def list_gpu_memory_holders(root: str, gpu_id: int) -> dict[int, int]:
-    """Return the processes that hold memory of a GPU, with bytes. The pids are those of the machine's own namespace."""
-    holding = {}
+    """Return the bytes of memory that each process holds on an AMD GPU, by pid in the machine's own pid namespace."""
+    used_by_pid = {}
     for name in kernel_files.list_names(root, _PROCESSES):
         used = kernel_files.read_int(root, f"{_PROCESSES}/{name}/vram_{gpu_id}") if name.isdigit() else None
         if used:
-            holding[int(name)] = used
-    return holding
+            used_by_pid[int(name)] = used
+    return used_by_pid
 
 
 def _read_properties(root: str, place: str) -> dict[str, int]:
@@ -138,7 +146,7 @@ def _read_properties(root: str, place: str) -> dict[str, int]:
 
 
 def _read_gpu_memory(root: str, node: int, properties: dict[str, int]) -> int:
-    """Return the GPU memory of a node in bytes; 0 if the kernel does not report it."""
+    """Return the GPU memory of a node of the topology in bytes; 0 if it is unknown."""
     try:
         banks = [_read_properties(root, f"{_NODES}/{node}/mem_banks/{i}") for i in range(properties["mem_banks_count"])]
     except (OSError, KeyError):
@@ -150,7 +158,7 @@ def _describe_gpu(properties: dict[str, int]) -> dict[str, Any]:
     place, gfx, unique = (properties.get(name, 0) for name in ("location_id", "gfx_target_version", "unique_id"))
     partition = place >> 28
     address = f"{properties.get('domain', 0):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7:x}"
-    # The partitions of one GPU are separate devices with the same unique id.
+    # The partitions of a GPU are separate devices with the same `unique_id`.
     uuid = f"GPU-{unique:016x}" + (f"-{partition}" if partition else "")
     return {
         "uuid": uuid if unique else None,

@@ -1,4 +1,4 @@
-"""Finds failures in the output of a job that ended with 0, and whether the command of a job runs a Python."""
+"""Finds errors in the output of a worker that ended with exit code 0, and tells whether its command starts a Python."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _OPTIONAL = re.compile(
     r"|sysctl|nproc|tree|figlet|tmux|screen|top|htop|vmstat|iostat|sar|sleep|tail|watch|tensorboard|curl|wget|notify-send"
     r"|mail|rm|unalias|deactivate|/(?:proc|sys|dev|run|etc)/\S*)(?:\s|$|:)"
 )
-"""Programs that a training does not depend on: scripts query, clean up or watch with them."""
-_OF_A_LOGIN = re.compile(r"(?:.*/)?(?:\.?bash\w*|\.profile|\.zsh\w*|profile|\S*\.d/\S+|activate\S*)$")
-_QUIET_SHELL = re.compile(r"(?:/\S*/)?(?:da|z|k)?sh$")
+"""Programs whose failure does not harm a training: scripts use them to query, clean up or watch."""
+_LOGIN_SCRIPT = re.compile(r"(?:.*/)?(?:\.?bash\w*|\.profile|\.zsh\w*|profile|\S*\.d/\S+|activate\S*)$")
+_SYSTEM_SHELL = re.compile(r"(?:/\S*/)?(?:da|z|k)?sh$")
 _WORK = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)(?:\s|$)|\S*\.(?:py|sh)(?:\s|$)|\./\S")
 
 _WANTS_PYTHON = re.compile(r"(?:^|[\s;&|(`\"'/])(?:python[\d.]*|torchrun|accelerate|deepspeed)(?=[\s\"']|$)")
-_ELSEWHERE = re.compile(
+_WITHOUT_SHIM = re.compile(
     r"\b(?:docker|podman|nerdctl|singularity|apptainer|enroot|kubectl|srun|sbatch|mpirun|mpiexec|ssh|sudo|tmux|screen"
     r"|systemd-run|chroot|bwrap|nix)\b|\benv -[iu]\b|\bunset\b|\bpython[\d.]* -[A-Za-z]*[IES]|PYTHONPATH=|--cleanenv"
 )
-"""Our shim cannot see a Python that one of these starts."""
+"""Commands and options that start a Python without clusterctl's shim."""
 _REPLACES_PATH = re.compile(r"\bPYTHONPATH=(?!\S*\$\{?PYTHONPATH\b)")
 _SCRIPT = re.compile(r"[\w./~+@-]+")
 
-_UNTRAINED = re.compile(
+_TRAINED_NOTHING = re.compile(
     r".*\b(?:no training (?:batches|data|examples|samples|images)"
     r"|num_samples should be a positive integer value, but got num_samples=0"
     r"|(?:num (?:train )?examples|total (?:optimization|train\w*) steps)\s*[=:]\s*0$"
@@ -55,14 +55,14 @@ _UNTRAINED = re.compile(
     r"|.*\b(?:invalid loss|loss is (?:nan|-?inf)\b).{0,20}, (?:terminating|stopping) training",
     re.I,
 )
-"""What frameworks say that have trained nothing, or have stopped before the end."""
+"""Messages of frameworks that have trained nothing or have stopped early."""
 _TRACEBACK = re.compile(
     r"^(?P<before>.*\n)?(?:future: .*\n)?.*Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+"
     r"(?P<raised>[A-Za-z_][\w.]*(?:: .*)?)$",
     re.M,
 )
-_NOBODY_ASKED = re.compile(r"Exception in thread |.*\b(?:Task|Future) exception was never retrieved")
-_OF_A_BROKEN_PIPE = re.compile(r"(?:EOFError|ConnectionResetError|BrokenPipeError|ConnectionAbortedError)\b")
+_THREAD_OR_TASK = re.compile(r"Exception in thread |.*\b(?:Task|Future) exception was never retrieved")
+_BROKEN_CONNECTION = re.compile(r"(?:EOFError|ConnectionResetError|BrokenPipeError|ConnectionAbortedError)\b")
 _USAGE_ERROR = re.compile(r"(?ms)^(?:usage|Usage): .{,4000}?^(?P<said>(?:\S+: )?[Ee]rror: .*?)$")
 _HYDRA_ERROR = re.compile(
     r"(?m)^(?P<said>(?:Could not|Cannot|Error|In '|Key|Missing|Primary|You must|mismatched) ?.*)\n(?:.*\n){0,40}?"
@@ -75,30 +75,27 @@ _CLOSING_ERROR = re.compile(
     r"|(?i:\W*(?:an )?(?:unexpected )?(?:error|exception) (?:occurred|during|while)\b)"
     r"|(?i:\W*(?:(?:training|job|fine-?tuning|run|script) (?:has )?(?:failed|crashed|aborted)|failed to \w+)\b)"
 )
-"""A last word that tells of a failure, and is no metric."""
+"""A line that reports an error and is no metric, if it stands among the last lines of an output."""
 _LAST_LINES = 3
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _WARNING_PLACE = re.compile(r"\S+:\d+: \w*Warning: ")
 
 
 def find_errors_in_output(path: str, *, has_watched_python: bool) -> tuple[str, str]:
-    """Return what an output says against the success of its worker, each "" if it says nothing of the kind.
-
-    The first text is the line in which a shell tells of a command that matters to the job. The second is the line in
-    which a framework says that it trained nothing or stopped early, an exception that nobody asked for or that our
-    shim could not see, or an error with which the output ends.
+    """Find signs of failure in the output of a worker that ended with exit code 0.
 
     Args:
-        path: The output.
-        has_watched_python: A Python with our shim has started in the worker, so exceptions in the output are known.
+        path: The output file.
+        has_watched_python: A Python with clusterctl's shim ran in the worker, so the shim has reported its exceptions.
 
     Returns:
-        The line in which a shell reports the failure of a command that matters to the job, or "". Then the line in
-        which a framework says that it trained nothing, or else an exception that our shim could not see, or "".
+        First the line in which a shell reports the failure of an important command, or "". Second the first of these
+        that the output contains, or "": a line in which a framework says that it trained nothing or stopped early, an
+        exception that the shim did not report, an error among the last lines.
     """
     text = _read_output(path)
     lines = _list_lines(text)
-    untrained = next(filter(_UNTRAINED.match, lines), "")
+    untrained = next(filter(_TRAINED_NOTHING.match, lines), "")
     last = [line for line in _list_lines(_TRACEBACK.sub(_fold_traceback, text)) if line][-_LAST_LINES:]
     closing = next(filter(_CLOSING_ERROR.match, last), "")
     return (
@@ -131,12 +128,13 @@ def _read_output(path: str) -> str:
 
 
 def _find_exception(text: str, *, has_watched_python: bool) -> str:
-    """Return the last exception of a thread or a task, or if no Python was watched, what ended one; else ""."""
+    """Return the last exception of a thread or task, or of any Python if the worker ran none with the shim; else ""."""
     found = ""
     for match in _TRACEBACK.finditer(text):
         before = match["before"] or ""
-        is_unasked = _NOBODY_ASKED.match(before) and not _OF_A_BROKEN_PIPE.match(match["raised"])
-        if is_unasked or not (has_watched_python or "Exception ignored" in before or _NOBODY_ASKED.match(before)):
+        in_thread = _THREAD_OR_TASK.match(before)
+        is_unhandled = in_thread and not _BROKEN_CONNECTION.match(match["raised"])
+        if is_unhandled or not (has_watched_python or "Exception ignored" in before or in_thread):
             found = match["raised"]
     if not found and not has_watched_python:
         refusal = _HYDRA_ERROR.search(text) or _USAGE_ERROR.search(text)
@@ -145,27 +143,29 @@ def _find_exception(text: str, *, has_watched_python: bool) -> str:
 
 
 def is_shell_error(line: str) -> bool:
-    """Return whether a shell reports in a line that it could not run a command, or that a command died."""
+    """Return whether a line is a shell's report that it could not run a command or that a signal ended a command."""
     found = _SHELL_LINE.match(line)
     if found is None:
         return bool(_PYTHON_LINE.match(line) or _BARE_DEATH.match(line))
     what = (found["what"] or found["died"] or "").replace("(core dumped)", "").strip()
-    if _OPTIONAL.match(what) or _OF_A_LOGIN.match(found["file"]):
+    if _OPTIONAL.match(what) or _LOGIN_SCRIPT.match(found["file"]):
         return False
-    # Libraries run many queries with the shell of `os.system`. The shell of a job is bash.
-    return not _QUIET_SHELL.match(found["file"]) or bool(_WORK.match(what))
+    # Libraries run optional commands with `os.system`, whose shell is `sh`. The shell of a job is bash.
+    return not _SYSTEM_SHELL.match(found["file"]) or bool(_WORK.match(what))
 
 
 def classify_shim_access(argv: Sequence[str], workdir: str) -> str:
-    """Return "wants-python" if a command, or a shell script that it runs, starts a Python that our shim can see.
+    """Return whether clusterctl's shim runs in the Python that a command, or a shell script of the command, starts.
 
-    Return "hides-python" if it replaces PYTHONPATH, by which the shim gets into a Python; else "".
-
-    Call this in a child: the folder may lie on a mount that hangs.
+    Call this in a child process: the folder may lie on a mount that hangs.
 
     Args:
         argv: The command of a worker.
-        workdir: Its working directory.
+        workdir: The working directory of the worker.
+
+    Returns:
+        "wants-python" if the command starts a Python with the shim, "hides-python" if the command replaces PYTHONPATH,
+        with which the shim starts, or "" if it starts no Python or an unknown one.
     """
     text = " ".join(argv)
     texts = [text]
@@ -179,6 +179,6 @@ def classify_shim_access(argv: Sequence[str], workdir: str) -> str:
     script = "\n".join(line for each in texts for line in each.splitlines() if not line.lstrip().startswith("#"))
     if not _WANTS_PYTHON.search(script):
         return ""
-    if _ELSEWHERE.search(script):
+    if _WITHOUT_SHIM.search(script):
         return "hides-python" if _REPLACES_PATH.search(script) else ""
     return "wants-python"
