@@ -92,7 +92,7 @@ class SessionContract:
 
     def test_the_agent_is_sent_once_and_found_from_then_on(self, opened: Open) -> None:
         first, second = opened(), opened()
-        assert (first.preamble.sent, second.preamble.sent) == (True, False)
+        assert (first.preamble.archive_sent, second.preamble.archive_sent) == (True, False)
         assert second.hello["python_of"] >= [3, 9]
 
     def test_whoever_waits_is_told_each_stage(self, opened: Open) -> None:

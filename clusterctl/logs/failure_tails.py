@@ -12,7 +12,7 @@ from clusterctl.agent.protocol.events import Exited
 from clusterctl.logs.fold import FoldedLine, fold_history
 from clusterctl.logs.log_line import LogLine, LogQuery, Skew
 from clusterctl.logs.merge import filter_lines, open_streams, read_history, read_lines
-from clusterctl.logs.output_replicas import OutputFiles
+from clusterctl.logs.output_replicas import OutputFileFinder
 from clusterctl.logs.safe_text import clean_block, strip_colours
 
 TAIL_LINES = 20
@@ -134,29 +134,29 @@ def _set_time(run_dir: str | os.PathLike[str], lines: FailureLines, skew: Skew |
     """Return the lines with the time of the last one, which every view shows."""
     last = lines[-1]
     query = LogQuery(tail=1)
-    streams = open_streams([OutputFiles(run_dir).expect_file(last.node, last.attempt, last.rank)], query, skew)
+    streams = open_streams([OutputFileFinder(run_dir).expect_file(last.node, last.attempt, last.rank)], query, skew)
     written = next(read_history(streams, query, flush=True), None)
     return lines if written is None else [line._replace(time=written.time) for line in lines]
 
 
-def merge_lines(lines: Iterable[LogLine], ends: FailureLines) -> Iterator[LogLine]:
+def merge_failure_lines(lines: Iterable[LogLine], ends: FailureLines) -> Iterator[LogLine]:
     """Yield lines and failure lines in the order of time."""
     return heapq.merge(lines, ends, key=attrgetter("time"))
 
 
-def fold_last_lines(
+def read_folded_lines(
     run_dir: str | os.PathLike[str], query: LogQuery, ends: FailureLines, *, skew: Skew | None = None
 ) -> Iterator[FoldedLine] | Sequence[FoldedLine]:
     """Return lines and failure lines as they are shown: folded, and limited to the last `query.tail` if that is set."""
     if query.tail is None:
-        return fold_history(merge_lines(read_lines(run_dir, query, skew=skew), ends))
+        return fold_history(merge_failure_lines(read_lines(run_dir, query, skew=skew), ends))
     window = query.tail
     while True:
         read = list(read_lines(run_dir, replace(query, tail=window), skew=skew))
         whole = len(read) < window
         # A failure line that is older than every line read does not belong among the last ones.
         near = ends if whole or not read else [line for line in ends if line.time >= read[0].time]
-        folded = list(fold_history(merge_lines(read, near)))
+        folded = list(fold_history(merge_failure_lines(read, near)))
         if whole or len(folded) >= query.tail:
             return folded[len(folded) - query.tail :] if len(folded) > query.tail else folded
         window = max(window, 1) * _WIDEN

@@ -75,14 +75,14 @@ class LineFolder:
             lines: The lines of each rank in order.
             now: Seconds on any monotonic clock: the head's while following, the time of the lines for history.
         """
-        out = self.take_due(now)
+        out = self.take_due_lines(now)
         for number, line in enumerate(lines, 1):
             self._add(line, now)
             if number % _CHUNK == 0:
-                out += self.take_due(now)
-        return out + self.take_due(now)
+                out += self.take_due_lines(now)
+        return out + self.take_due_lines(now)
 
-    def take_due(self, now: float) -> list[FoldedLine]:
+    def take_due_lines(self, now: float) -> list[FoldedLine]:
         """Return the lines that have waited long enough."""
         out: list[FoldedLine] = []
         groups, window = self._groups, self._window

@@ -10,8 +10,8 @@ from operator import attrgetter
 
 from clusterctl.logs.log_line import LogLine, LogQuery, Skew
 from clusterctl.logs.merge import filter_lines, open_streams, read_history
-from clusterctl.logs.output_replicas import OutputFiles
-from clusterctl.logs.output_stream import Batch, OutputStream
+from clusterctl.logs.output_replicas import OutputFileFinder
+from clusterctl.logs.output_stream import LineBatch, OutputStream
 
 _POLL_BYTES = 1024 * 1024
 """Bytes read per poll. The caller handles signals and keys in between, and a line may be one byte long."""
@@ -25,7 +25,7 @@ class _Frame:
     at: float = float("-inf")
 
 
-class Follower:
+class LogFollower:
     """Follows all output files of a run, also of ranks that start later and of new attempts.
 
     Exhaust `history()` once (or skip it to get only new lines), then call `poll()` whenever there may be news; it never
@@ -50,7 +50,7 @@ class Follower:
     ) -> None:
         self.more = False
         """Whether the last poll left data unread because there was much; poll again at once."""
-        self._files = OutputFiles(run_dir)
+        self._files = OutputFileFinder(run_dir)
         self._query = query
         self._skew = skew
         self._clock = clock
@@ -83,7 +83,7 @@ class Follower:
 
     def _new_lines(self, now: float) -> list[LogLine]:
         self._discover()
-        batches: list[Batch] = []
+        batches: list[LineBatch] = []
         budget = _POLL_BYTES
         self.more = False
         # Start with another stream each time, so that a flood in one cannot starve the others.
@@ -101,13 +101,13 @@ class Follower:
         return [line for b in batches if self._query.wants_time(b.time) for line in filter_lines(b.lines, self._query)]
 
     def _discover(self) -> None:
-        for stream in open_streams(self._files.discover(), self._query, self._skew):
+        for stream in open_streams(self._files.find_new_files(), self._query, self._skew):
             self._streams.append(stream)
             rank = stream.file.rank
             self._newest[rank] = max(self._newest.get(rank, 0), stream.file.attempt)
         self._streams.sort(key=lambda stream: stream.file)
 
-    def _close_old(self, now: float) -> Iterator[Batch]:
+    def _close_old(self, now: float) -> Iterator[LineBatch]:
         """Flush the last lines of ranks that have started a new attempt: their old files do not grow any more."""
         for stream in self._streams:
             done = stream.file.attempt < self._newest[stream.file.rank] and stream.offset >= stream.size()
@@ -122,7 +122,7 @@ class Follower:
         lines = []
         for stream in self._streams:
             bar = stream.has_progress_bar and not stream.closed and stream.offset >= stream.size()
-            text = stream.find_frame() if bar else None
+            text = stream.render_unfinished_line() if bar else None
             frame = self._frames.get(stream)
             if text is None or frame is None:
                 self._frames[stream] = frame = _Frame()

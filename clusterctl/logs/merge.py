@@ -11,8 +11,8 @@ from itertools import chain
 from operator import attrgetter
 
 from clusterctl.logs.log_line import LogLine, LogQuery, Skew
-from clusterctl.logs.output_replicas import OutputFile, OutputFiles
-from clusterctl.logs.output_stream import Batch, OutputStream, find_line_start, find_tail_start
+from clusterctl.logs.output_replicas import OutputFile, OutputFileFinder
+from clusterctl.logs.output_stream import LineBatch, OutputStream, find_line_start, find_tail_start
 from clusterctl.logs.safe_text import strip_colours
 
 _WINDOW_GROWTH = 8
@@ -28,7 +28,7 @@ def read_lines(run_dir: str | os.PathLike[str], query: LogQuery, *, skew: Skew |
         query: Selects the lines.
         skew: Clock offset of each node; `None` if there are no offsets.
     """
-    streams = open_streams(OutputFiles(run_dir).discover(), query, skew)
+    streams = open_streams(OutputFileFinder(run_dir).find_new_files(), query, skew)
     return read_history(streams, query, flush=True)
 
 
@@ -82,7 +82,7 @@ def _last_lines(
 ) -> list[LogLine]:
     """Return the last lines of all streams together. Reads few lines of each stream first, then more if necessary."""
     window = min(tail, max(_MIN_LINES_PER_STREAM, 2 * tail // max(1, len(streams))))
-    read: list[list[Batch]] = [[]] * len(streams)
+    read: list[list[LineBatch]] = [[]] * len(streams)
     begun = [0] * len(streams)
     unsure = [number for number, end in enumerate(ends) if end]
     while True:
@@ -126,7 +126,7 @@ def _merged(
             yield from filter_lines(batch.lines, query)
 
 
-def _batches(stream: OutputStream, end: int, *, flush: bool) -> Iterator[Batch]:
+def _batches(stream: OutputStream, end: int, *, flush: bool) -> Iterator[LineBatch]:
     try:
         # The time for bytes that the index does not cover: when the replica was last written.
         now = os.stat(stream.file.path).st_mtime

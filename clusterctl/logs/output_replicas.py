@@ -28,7 +28,7 @@ class OutputFile:
     index_path: str
 
 
-class OutputFiles:
+class OutputFileFinder:
     """Finds output files. It reads a folder again only if the folder changed, so that polling is cheap."""
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:
@@ -36,9 +36,9 @@ class OutputFiles:
         self._stamps: dict[str, int] = {}
         self._known: set[str] = set()
 
-    def discover(self) -> list[OutputFile]:
+    def find_new_files(self) -> list[OutputFile]:
         """Return the output files that are new since the last call, in the order of attempt and rank."""
-        return sorted(self._new_files())
+        return sorted(self._iterate_new_files())
 
     def expect_file(self, node: str, attempt: int, rank: int) -> OutputFile:
         """Return an output file whose replica may not exist yet; `discover` will not return it again."""
@@ -48,7 +48,7 @@ class OutputFiles:
         index_path = os.path.join(node_dir, format_index_path(attempt, rank))
         return OutputFile(attempt=attempt, rank=rank, node=node, path=path, index_path=index_path)
 
-    def _new_files(self) -> Iterator[OutputFile]:
+    def _iterate_new_files(self) -> Iterator[OutputFile]:
         for node in _entries(self._nodes_dir):
             node_dir = os.path.join(self._nodes_dir, node)
             for name in _entries(node_dir):

@@ -18,7 +18,7 @@ _MAX_SEARCH_BYTES = 32 * BLOCK
 """How far back to search for the start of a line: a progress bar may write gigabytes without a line end."""
 
 
-class Batch(NamedTuple):
+class LineBatch(NamedTuple):
     """Lines of one file that share one time."""
 
     time: float
@@ -72,7 +72,7 @@ class OutputStream:
         except FileNotFoundError:
             return 0
 
-    def read(self, end: int, now: float) -> Iterator[Batch]:
+    def read(self, end: int, now: float) -> Iterator[LineBatch]:
         """Yield the new whole lines up to byte `end`.
 
         Args:
@@ -96,7 +96,7 @@ class OutputStream:
         finally:
             os.close(handle)
 
-    def find_frame(self) -> str | None:
+    def render_unfinished_line(self) -> str | None:
         """Return what the unfinished last line shows now, or `None` if it shows nothing."""
         return clean_text(self._pending.decode("utf-8", "replace")) or None if self._pending else None
 
@@ -105,18 +105,18 @@ class OutputStream:
         """Whether carriage returns rewrite the unfinished last line."""
         return b"\r" in self._pending
 
-    def flush(self, now: float) -> Batch | None:
+    def flush(self, now: float) -> LineBatch | None:
         """Return the unfinished last line: no more of it will come."""
         pending, self._pending = self._pending, b""
         if not pending and not self._cut:
             return None
         time = self._time_of(self.offset, now)
         texts = self._texts(pending, whole=False)
-        return Batch(time, [self.build_line(time, text, partial=True) for text in texts])
+        return LineBatch(time, [self.build_line(time, text, partial=True) for text in texts])
 
     # --- private
 
-    def _gap(self, handle: int, end: int, now: float) -> Iterator[Batch]:
+    def _gap(self, handle: int, end: int, now: float) -> Iterator[LineBatch]:
         """Skip a hole: bytes that the node dropped before replication, or that were punched out here."""
         data = min(_seek_data(handle, self.offset), end)
         if data > self.offset:
@@ -130,9 +130,9 @@ class OutputStream:
             missing, self.offset = zeros + data - self.offset, data
             time = self._time_of(data, now)
             if not self._raw:
-                yield Batch(time, [self.build_line(time, f"[{missing:,} bytes of output are gone here]")])
+                yield LineBatch(time, [self.build_line(time, f"[{missing:,} bytes of output are gone here]")])
 
-    def _take(self, data: bytes, now: float) -> Iterator[Batch]:
+    def _take(self, data: bytes, now: float) -> Iterator[LineBatch]:
         """Split unfinished bytes and `data` into lines, one batch per index record."""
         self.offset += len(data)
         body_end = data.rfind(b"\n") + 1
@@ -147,7 +147,7 @@ class OutputStream:
         if batch := self._hold(rest, now):
             yield batch
 
-    def _cut_by_time(self, block: bytes, start: int, now: float) -> Iterator[Batch]:
+    def _cut_by_time(self, block: bytes, start: int, now: float) -> Iterator[LineBatch]:
         position, length, skew = 0, len(block), self._skew
         while position < length:
             mark = self._index.get(self._mark)
@@ -162,9 +162,9 @@ class OutputStream:
             yield self._batch(block[position:] if position else block, self._forward(time))
             position = length
 
-    def _batch(self, block: bytes, time: float) -> Batch:
+    def _batch(self, block: bytes, time: float) -> LineBatch:
         node, rank, attempt = self.file.node, self.file.rank, self.file.attempt
-        return Batch(time, [LogLine(time, node, rank, attempt, text) for text in self._texts(block, whole=True)])
+        return LineBatch(time, [LogLine(time, node, rank, attempt, text) for text in self._texts(block, whole=True)])
 
     def _texts(self, block: bytes, *, whole: bool) -> list[str]:
         cut, self._cut = self._cut, 0
@@ -175,7 +175,7 @@ class OutputStream:
         texts = [f"{kept} … [{cut + len(head):,} bytes in this line]"]
         return texts + self._make(rest) if whole and rest else texts
 
-    def _hold(self, data: bytes, now: float) -> Batch | None:
+    def _hold(self, data: bytes, now: float) -> LineBatch | None:
         """Keep the start of a line for later, up to the limit."""
         self._pending += data
         if len(self._pending) <= LINE_LIMIT:
@@ -183,7 +183,7 @@ class OutputStream:
         if self._raw:
             time = self._time_of(self.offset, now)
             piece, self._pending = self._pending, b""
-            return Batch(time, [self.build_line(time, _raw_text(piece), partial=True)])
+            return LineBatch(time, [self.build_line(time, _raw_text(piece), partial=True)])
         if b"\r" in data:
             self._cut = 0
             self._pending = _last_frames(self._pending)

@@ -143,8 +143,8 @@ def _start_agent(
             channel,
             bundle or load_agent_archive(),
             timeout=timeout,
-            pythons=(host.python,) if host.python else (),
-            first=(sys.executable,) if host.transport is TransportKind.LOCAL else (),
+            extra_pythons=(host.python,) if host.python else (),
+            preferred_pythons=(sys.executable,) if host.transport is TransportKind.LOCAL else (),
             progress=progress,
         )
     except BaseException:

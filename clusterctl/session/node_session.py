@@ -146,7 +146,7 @@ class Session:
         self.preamble = preamble
         self.hello: HelloAnswer = {}
         self.connect_s: float | None = None
-        self.warnings = (*channel.warnings, *((channel.auth_note,) if channel.auth_note else ()))
+        self.warnings = (*channel.warnings, *((channel.login_note,) if channel.login_note else ()))
         self._channel = channel
         self._inbox = inbox
         self._numbers = itertools.count(1)

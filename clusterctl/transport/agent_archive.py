@@ -42,12 +42,12 @@ class AgentArchive:
 def pack_files(files: dict[str, bytes]) -> AgentArchive:
     """Return the archive of `files` (name in the archive to content)."""
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as zip_file:
         for name in sorted(files):
             info = zipfile.ZipInfo(name, _EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = 0o644 << 16
-            archive.writestr(info, files[name])
+            zip_file.writestr(info, files[name])
     data = stream.getvalue()
     return AgentArchive(data, hashlib.sha256(data).hexdigest())
 
@@ -73,9 +73,9 @@ def _load_or_pack() -> AgentArchive:
     files = {name: path.read_bytes() for name, path in sources.items()}
     # zipimport does not support namespace packages: each folder must be a package.
     folders = {name.rpartition("/")[0] for name in files if "/" in name}
-    bundle = pack_files({**{f"{folder}/__init__.py": b"" for folder in folders}, **files, "__main__.py": _MAIN})
-    _store(cached, bundle.data)
-    return bundle
+    archive = pack_files({**{f"{folder}/__init__.py": b"" for folder in folders}, **files, "__main__.py": _MAIN})
+    _store(cached, archive.data)
+    return archive
 
 
 def _list_sources() -> dict[str, Path]:

@@ -42,12 +42,12 @@ class Preamble:
     Attributes:
         python: Path of the interpreter that runs the agent.
         version: Its version.
-        sent: The archive was missing and has been sent.
+        archive_sent: The archive was missing and has been sent.
     """
 
     python: str
     version: str
-    sent: bool
+    archive_sent: bool
 
 
 class PreambleParser:
@@ -60,7 +60,7 @@ class PreambleParser:
         """Interpreters that were found but unusable, in words."""
 
     @property
-    def noise(self) -> str:
+    def earlier_output(self) -> str:
         """Output before the preamble."""
         return self._buffer.decode("utf-8", "replace").strip()
 
@@ -92,11 +92,11 @@ class PreambleParser:
 def start_agent(
     node: str,
     channel: Channel,
-    bundle: AgentArchive,
+    archive: AgentArchive,
     *,
     timeout: float,
-    pythons: Sequence[str] = (),
-    first: Sequence[str] = (),
+    extra_pythons: Sequence[str] = (),
+    preferred_pythons: Sequence[str] = (),
     progress: Progress = ignore_progress,
 ) -> tuple[Preamble, bytes]:
     """Turn the shell at the other end into an agent; return the preamble and the first bytes of frames.
@@ -104,10 +104,10 @@ def start_agent(
     Args:
         node: Name of the node, for messages.
         channel: A new stream to `/bin/sh`.
-        bundle: The agent.
+        archive: The agent.
         timeout: Seconds within which the node has to answer.
-        pythons: See `make_start_script`.
-        first: See `make_start_script`.
+        extra_pythons: See `make_start_script`.
+        preferred_pythons: See `make_start_script`.
         progress: Called with the current stage.
 
     Raises:
@@ -118,7 +118,9 @@ def start_agent(
     parser = PreambleParser(nonce)
     progress("connected, looking for Python")
     with _translate_errors(node, channel, parser, timeout):
-        channel.send(make_start_script(nonce, bundle, pythons, first=first), timeout=timeout)
+        channel.send(
+            make_start_script(nonce, archive, extra_pythons, preferred_pythons=preferred_pythons), timeout=timeout
+        )
         deadline = time.monotonic() + timeout
         preamble = None
         while preamble is None:
@@ -129,14 +131,14 @@ def start_agent(
         word, text, rest = preamble
         if word == "need":
             progress("sending the agent")
-            channel.send(bundle.data, timeout=_SEND_TIMEOUT_S)
+            channel.send(archive.data, timeout=_SEND_TIMEOUT_S)
     if word not in ("have", "need"):
         raise _error_from_refusal(node, word, text, channel, parser)
     progress("agent started")
     try:
         facts = json.loads(text)
         PREAMBLE(facts)
-        return Preamble(facts["python"], facts["version"], sent=word == "need"), rest
+        return Preamble(facts["python"], facts["version"], archive_sent=word == "need"), rest
     except (ValueError, RecursionError) as error:
         raise _error_from_failure(
             node, f"its first words do not fit: {str(error)[:_QUOTED_BYTES]}", channel, parser
@@ -177,7 +179,7 @@ def _error_from_refusal(node: str, word: str, text: str, channel: Channel, parse
 
 
 def _error_from_failure(node: str, text: str, channel: Channel, parser: PreambleParser) -> AgentError:
-    output = " ".join((parser.noise + "\n" + channel.stderr_tail()).split())
+    output = " ".join((parser.earlier_output + "\n" + channel.stderr_tail()).split())
     quoted = f"; it said: {output[-_QUOTED_BYTES:]!r}" if output else ""
     hint = (
         "a login script or a forced command may print something before the agent starts: run `ssh HOST /bin/sh`, or "
@@ -366,23 +368,25 @@ try() {
 """
 
 
-def make_start_script(nonce: str, bundle: AgentArchive, pythons: Sequence[str], *, first: Sequence[str] = ()) -> bytes:
+def make_start_script(
+    nonce: str, archive: AgentArchive, extra_pythons: Sequence[str], *, preferred_pythons: Sequence[str] = ()
+) -> bytes:
     """Return the input for the shell.
 
     Args:
         nonce: A value that other writers to the stream cannot guess.
-        bundle: The agent; only its names go into the script.
-        pythons: Interpreters that the user named, tried after those of the system.
-        first: Interpreters to try before all others.
+        archive: The agent; only its names go into the script.
+        extra_pythons: Interpreters that the user named, tried after those of the system.
+        preferred_pythons: Interpreters to try before all others.
     """
     values = {
         "nonce": nonce,
-        "digest": bundle.sha256,
-        "size": str(len(bundle.data)),
+        "digest": archive.sha256,
+        "size": str(len(archive.data)),
         "stage": _minify(_STAGE),
     }
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
-    candidates = dict.fromkeys((*first, *_CANDIDATES, *pythons, *_CANDIDATES_OF_CONDA))
+    candidates = dict.fromkeys((*preferred_pythons, *_CANDIDATES, *extra_pythons, *_CANDIDATES_OF_CONDA))
     call = shlex.join(candidates)
     return f"{assignments}{_SCRIPT}main {call}; exit\n".encode("utf-8", "surrogateescape")
 

@@ -25,7 +25,7 @@ def ignore_progress(_stage: str) -> None:
 class Channel(Protocol):
     """A stream to `/bin/sh` on a node. One thread may receive while others send."""
 
-    auth_note: str | None
+    login_note: str | None
     """A note about the login for the user (only a forwarded ssh-agent had the key), or `None`."""
 
     warnings: tuple[str, ...]

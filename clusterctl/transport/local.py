@@ -39,7 +39,7 @@ class LocalChannel:
         self, process: subprocess.Popen[bytes], sock: socket.socket, stderr: IO[bytes], *, relays: bool = False
     ) -> None:
         self._relays = relays
-        self.auth_note: str | None = None
+        self.login_note: str | None = None
         self.warnings: tuple[str, ...] = ()
         self._process = process
         self._sock = sock

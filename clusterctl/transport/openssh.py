@@ -37,9 +37,9 @@ from clusterctl.transport.ssh.login_errors import explain_ssh_log
 from clusterctl.transport.ssh.ssh_options import (
     Destination,
     SshOptions,
-    build_ssh_arguments,
+    build_query_arguments,
     get_destination,
-    split_last_hop,
+    split_last_jump_host,
 )
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 
@@ -68,7 +68,7 @@ class OpenSshChannel(LocalChannel):
     def close(self) -> None:
         """Close the stream and drop what `ssh` and the kernel have not sent: a fence counts from here."""
         if self._process.poll() is None:
-            kill_and_drop_unsent(self._process.pid)
+            kill_and_discard_unsent(self._process.pid)
         super().close()
 
 
@@ -156,11 +156,11 @@ class OpenSshTransport:
         """Return options for one connection that ends with its process, or for an existing shared connection."""
         shared = ["ControlMaster=no", "ControlPersist=no"]
         path = get_control_path(self._route(options, hops))
-        if not options.get_other("controlpath") and has_shared_connection(path):
+        if not options.get_openssh_only("controlpath") and has_shared_connection(path):
             shared.append(f"ControlPath={path}")
         return shared
 
-    def has_connection_to(self, host: HostSpec, options: SshOptions) -> bool:
+    def has_shared_connection_to(self, host: HostSpec, options: SshOptions) -> bool:
         """Return whether `trust --login` left a connection to `host` that still matches ssh_config."""
         return has_shared_connection(get_control_path(self._route(options, self._hops(host.name, options))))
 
@@ -173,7 +173,7 @@ class OpenSshTransport:
         hops: list[_Hop] = []
         chains: tuple[str, ...] = ()
         while options.proxy_jump:
-            chain, hop = split_last_hop(node, options, chains)
+            chain, hop = split_last_jump_host(node, options, chains)
             options = self._predialer.resolve_options(node, hop)
             chains = (*chains, chain)
             hops.append((hop, options))
@@ -183,7 +183,7 @@ class OpenSshTransport:
         """Return what identifies a connection: target, jump hosts, and the trusted keys of each."""
         on_the_way = [options, *(options for _, options in hops)]
         files = [(o.user_known_hosts, o.global_known_hosts, o.revoked_host_keys) for o in on_the_way]
-        places = [(o.hostname, o.port, o.user, o.known_name, o.proxy_command) for o in on_the_way]
+        places = [(o.hostname, o.port, o.user, o.known_hosts_name, o.proxy_command) for o in on_the_way]
         return (
             places,
             files,
@@ -193,12 +193,12 @@ class OpenSshTransport:
     def _arguments(self, destination: Destination, hops: Sequence[_Hop], habits: Sequence[str] = ()) -> list[str]:
         """Return the arguments that lead to a host; jump hosts get our settings, which `ssh -J` would not pass on."""
         if not hops:
-            return build_ssh_arguments(destination, self._predialer.config_file)[1:]
+            return build_query_arguments(destination, self._predialer.config_file)[1:]
         (hop, options), *before = hops
         words = ["ssh", *habits, *_join_words(self._settings(options)), *self._arguments(hop, before, habits)]
         # `--` and the host come last; the outer `ssh` fills in the host behind the jump host.
         command = shlex.join(words[:-2]).replace("%", "%%") + " -W '[%h]:%p' " + shlex.join(words[-2:])
-        to = build_ssh_arguments(dataclasses.replace(destination, proxy_jump=None), self._predialer.config_file)[1:]
+        to = build_query_arguments(dataclasses.replace(destination, proxy_jump=None), self._predialer.config_file)[1:]
         return [*_join_words([f"ProxyCommand={command}"]), *to]
 
     def _settings(self, options: SshOptions) -> list[str]:
@@ -208,7 +208,7 @@ class OpenSshTransport:
             *("ServerAliveInterval=5", "ServerAliveCountMax=4"),
             f"StrictHostKeyChecking={'accept-new' if accepts_new_keys(self._spec, options) else 'yes'}",
             *_known_hosts_options(self._spec, options),
-            *(f"{key}={_NEUTRAL_OPTIONS[key]}" for key, _ in options.others if key in _NEUTRAL_OPTIONS),
+            *(f"{key}={_NEUTRAL_OPTIONS[key]}" for key, _ in options.openssh_only if key in _NEUTRAL_OPTIONS),
         ]
 
     def log_in(self, host: HostSpec) -> None:
@@ -256,7 +256,7 @@ def has_askpass(environment: Mapping[str, str]) -> bool:
 def _known_hosts_options(spec: SshSpec, options: SshOptions) -> list[str]:
     """Use the known-hosts files of the cluster file for hosts that the user's own files do not contain."""
     own = known_hosts.load_known_hosts([*options.user_known_hosts, *options.global_known_hosts])
-    if not spec.known_hosts or any(entry.matches(options.known_name) for entry in own):
+    if not spec.known_hosts or any(entry.matches(options.known_hosts_name) for entry in own):
         return []
     paths = [*options.user_known_hosts, *spec.known_hosts]
     return ["UserKnownHostsFile=" + " ".join(f'"{path.replace("%", "%%")}"' for path in paths)]
@@ -311,7 +311,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
-def kill_and_drop_unsent(leader: int) -> None:
+def kill_and_discard_unsent(leader: int) -> None:
     """Kill the process group of a child and its descendants, and reset their connections.
 
     After a plain kill the kernel still holds sent but unacknowledged data, and delivers it minutes later if a broken

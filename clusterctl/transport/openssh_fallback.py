@@ -10,7 +10,7 @@ from clusterctl.config.spec import HostSpec
 from clusterctl.errors import NodeError
 from clusterctl.transport.interfaces import Channel, Progress, Transport, ignore_progress
 from clusterctl.transport.openssh import OpenSshTransport, has_askpass
-from clusterctl.transport.ssh.login_errors import find_reason_for_openssh
+from clusterctl.transport.ssh.login_errors import find_fallback_reason
 from clusterctl.transport.ssh.ssh_options import get_destination
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 
@@ -62,6 +62,6 @@ class FallbackTransport:
 
     def _fallback_reason(self, host: HostSpec, error: NodeError) -> str | None:
         options = self._predialer.resolve_options(host.name, get_destination(host))
-        path = options.get_other("controlpath")
-        shared = Path(path).is_socket() if path is not None else self._openssh.has_connection_to(host, options)
-        return find_reason_for_openssh(error, options, answers=has_askpass(os.environ), shared=shared)
+        path = options.get_openssh_only("controlpath")
+        shared = Path(path).is_socket() if path is not None else self._openssh.has_shared_connection_to(host, options)
+        return find_fallback_reason(error, options, answers=has_askpass(os.environ), shared=shared)

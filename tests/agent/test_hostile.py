@@ -45,7 +45,7 @@ class Pair:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self.auth_note: str | None = None
+        self.login_note: str | None = None
         self.warnings: tuple[str, ...] = ()
         self.acknowledged_bytes = 0
         self._reader: threading.Thread | None = None
@@ -105,7 +105,7 @@ class Played:
             self.agents[host.name] = agent
             self.dialed[host.name] += 1
             threading.Thread(target=agent.serve, daemon=True).start()
-            session = Session(host.name, Pair(here), Preamble("python3", "3.11.2", sent=False), inbox)
+            session = Session(host.name, Pair(here), Preamble("python3", "3.11.2", archive_sent=False), inbox)
             session.start()
             try:
                 session.hello = session.call(Command.HELLO, timeout=10.0)

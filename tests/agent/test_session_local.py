@@ -192,19 +192,19 @@ def test_a_shell_that_hangs_is_given_up_in_time(shell: Callable[..., Channel]) -
 
 
 def test_a_damaged_copy_of_the_agent_is_replaced(shell: Callable[..., Channel], home: Path) -> None:
-    assert start(shell()).sent
+    assert start(shell()).archive_sent
     copy = home / ".cache/clusterctl/agents" / f"{standin_bundle().sha256}.pyz"
     copy.write_bytes(copy.read_bytes()[:-10] + b"\0" * 10)
-    assert start(shell()).sent
+    assert start(shell()).archive_sent
     assert copy.read_bytes() == standin_bundle().data
-    assert not start(shell()).sent
+    assert not start(shell()).archive_sent
 
 
 def test_a_file_of_the_agent_that_was_removed_is_written_again(shell: Callable[..., Channel], home: Path) -> None:
-    assert start(shell()).sent
+    assert start(shell()).archive_sent
     unpacked = home / ".cache/clusterctl/agents" / standin_bundle().sha256
     (unpacked / "__main__.py").unlink()
-    assert not start(shell()).sent
+    assert not start(shell()).archive_sent
     assert (unpacked / "__main__.py").exists()
 
 
@@ -226,7 +226,7 @@ def test_what_others_import_from_is_not_replaced_by_the_same(shell: Callable[...
     while not (said := parser.feed(late.recv(65536, timeout=DEADLINE))):
         pass
     assert said[0] == "need"
-    assert start(shell()).sent
+    assert start(shell()).archive_sent
     files = {path.name: path.stat().st_ino for path in folder.iterdir()}
 
     late.send(standin_bundle().data, timeout=DEADLINE)
@@ -242,9 +242,9 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(
 ) -> None:
     bundle, fallback = elsewhere
     (home / ".cache").write_text("a file, not a folder")
-    assert start(shell(), bundle).sent
+    assert start(shell(), bundle).archive_sent
     assert fallback.read_bytes() == bundle.data
-    assert not start(shell(), bundle).sent
+    assert not start(shell(), bundle).archive_sent
 
 
 def test_a_home_without_a_block_device_comes_last(
@@ -252,7 +252,7 @@ def test_a_home_without_a_block_device_comes_last(
 ) -> None:
     bundle, fallback = elsewhere
     with tempfile.TemporaryDirectory(dir="/dev/shm") as home:
-        assert start(shell(HOME=home, XDG_CACHE_HOME=""), bundle).sent
+        assert start(shell(HOME=home, XDG_CACHE_HOME=""), bundle).archive_sent
         assert os.listdir(home) == []
     assert fallback.read_bytes() == bundle.data
 
@@ -268,14 +268,14 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(
     bundle, fallback = elsewhere
     start(shell(), bundle)
     (home / folder).chmod(mode)
-    assert start(shell(), bundle).sent
+    assert start(shell(), bundle).archive_sent
     assert fallback.exists()
 
 
 def test_a_copy_of_the_agent_of_the_right_size_and_checksum_is_not_taken_for_it(
     shell: Callable[..., Channel], home: Path
 ) -> None:
-    assert start(shell()).sent
+    assert start(shell()).archive_sent
     copy = home / ".cache/clusterctl/agents" / f"{standin_bundle().sha256}.pyz"
     forged = b"forged" + copy.read_bytes()[6:-4]
     copy.write_bytes(_with_crc(forged, zlib.crc32(standin_bundle().data)))
@@ -283,7 +283,7 @@ def test_a_copy_of_the_agent_of_the_right_size_and_checksum_is_not_taken_for_it(
         len(standin_bundle().data),
         zlib.crc32(standin_bundle().data),
     )
-    assert start(shell()).sent
+    assert start(shell()).archive_sent
     assert copy.read_bytes() == standin_bundle().data
 
 

@@ -17,7 +17,7 @@ from clusterctl.errors import AgentError, AuthError, ConnectError, HostKeyError,
 from clusterctl.session.connect import Transports, open_session, open_sessions
 from clusterctl.session.controller_inbox import InboxItem, SessionLost
 from clusterctl.session.node_session import Session
-from clusterctl.transport.ssh.host_keys import add_to_known_hosts, fetch_keys
+from clusterctl.transport.ssh.host_keys import add_to_known_hosts, fetch_host_keys
 from clusterctl.transport.ssh.known_hosts import HostKeyVerdict
 from clusterctl.transport.ssh.login_errors import LoginRefusedError
 from clusterctl.transport.ssh.login_keys import AGENT_ONLY
@@ -360,7 +360,7 @@ def test_trust_files_what_was_shown(lab: Lab, nodes: NodeFactory, dial: Open) ->
     first, second = nodes([NodeSpec(known=False), NodeSpec()])
     transport = SshTransport(SshSpec())
     hosts = [host_of(first), host_of(second), HostSpec(name="l", host="l", transport=TransportKind.LOCAL)]
-    found, errors = fetch_keys(transport, hosts)
+    found, errors = fetch_host_keys(transport, hosts)
     assert errors == {}
     assert [(c.nodes, c.verdict) for c in found] == [
         ((first.name,), HostKeyVerdict.UNKNOWN),
@@ -369,7 +369,7 @@ def test_trust_files_what_was_shown(lab: Lab, nodes: NodeFactory, dial: Open) ->
     shown = lab.ssh(second, f"ssh-keyscan -t ed25519 {first.address} 2>/dev/null | ssh-keygen -lf -").stdout
     assert found[0].key.fingerprint in shown
     add_to_known_hosts([c for c in found if c.can_be_added])
-    again, _ = fetch_keys(transport, hosts)
+    again, _ = fetch_host_keys(transport, hosts)
     assert {c.verdict for c in again} == {HostKeyVerdict.TRUSTED}
     assert dial(host_of(first)).hello
 
@@ -377,7 +377,7 @@ def test_trust_files_what_was_shown(lab: Lab, nodes: NodeFactory, dial: Open) ->
 def test_a_changed_key_is_never_accepted(nodes: NodeFactory) -> None:
     (node,) = nodes()
     node.new_host_key()
-    found, errors = fetch_keys(SshTransport(SshSpec()), [host_of(node)])
+    found, errors = fetch_host_keys(SshTransport(SshSpec()), [host_of(node)])
     assert errors == {}
     assert found[0].verdict is HostKeyVerdict.CHANGED
     with pytest.raises(ValueError, match="not to be accepted"):
@@ -432,7 +432,7 @@ def test_the_key_of_a_jump_host_is_asked_for_first(nodes: NodeFactory, dial: Ope
     transport = SshTransport(SshSpec())
     names = []
     for _ in range(2):
-        found, _ = fetch_keys(transport, [host_of(inner)])
+        found, _ = fetch_host_keys(transport, [host_of(inner)])
         names.append(found[0].name)
         add_to_known_hosts(found)
     transport.close()

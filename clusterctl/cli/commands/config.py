@@ -35,7 +35,7 @@ from clusterctl.run.nodes.network_probe import build_node_facts, resolve_rendezv
 from clusterctl.transport.ssh.ssh_options import (
     CONFIG_VARIABLE,
     SshOptions,
-    find_names_of_one_host,
+    find_duplicate_hosts,
     get_destination,
     resolve_options,
 )
@@ -148,7 +148,7 @@ def _refuse_names_of_one_host(spec: ClusterSpec) -> None:
     with ThreadPoolExecutor(spec.ssh.parallel) as pool:
         found = zip(hosts, pool.map(options_of, hosts), strict=True)
         options = {host.name: one for host, one in found if one is not None}
-    doubles = find_names_of_one_host(options)
+    doubles = find_duplicate_hosts(options)
     if doubles:
         text = f"hosts: {' and '.join(f'`{name}`' for name in doubles[0])} are one machine for ssh"
         address = f"{options[doubles[0][0]].address} is the address of each; leave one of them out"

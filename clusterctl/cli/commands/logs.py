@@ -24,9 +24,9 @@ from clusterctl.cli.run_views import predict_run_without_controller, warn_of_unr
 from clusterctl.config.host_ranges import select_hosts
 from clusterctl.errors import ExitCode, NotFoundError
 from clusterctl.formatting import fold_ranks, plural
-from clusterctl.logs.failure_tails import FailureTails, fold_last_lines, merge_lines, read_failure_tails
+from clusterctl.logs.failure_tails import FailureTails, merge_failure_lines, read_failure_tails, read_folded_lines
 from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
-from clusterctl.logs.follow import Follower
+from clusterctl.logs.follow import LogFollower
 from clusterctl.logs.log_line import LogLine, LogQuery
 from clusterctl.logs.merge import filter_lines, read_lines
 from clusterctl.logs.safe_text import clean_block
@@ -119,7 +119,7 @@ def command(
     if output_format == "text":
         exits = worker_exits.list_on_head_clock(state) if default else []
         ends = read_failure_tails(run.path, query, exits, FailureTails(query.ranks), skew=state.ahead)
-        log_output.write(fold_last_lines(run.path, query, ends, skew=state.ahead))
+        log_output.write(read_folded_lines(run.path, query, ends, skew=state.ahead))
     else:
         log_output.write(read_lines(run.path, query, skew=state.ahead))
     log_output.write_last_separators()
@@ -225,9 +225,9 @@ def _follow_lines(
     def offset_s(node: str) -> float:
         return poller.state.ahead(node)
 
-    follower = Follower(poller.run.path, query, skew=offset_s)
+    follower = LogFollower(poller.run.path, query, skew=offset_s)
     ends = read_failure_tails(poller.run.path, query, first.worker_exits, failure_tails, skew=poller.state.ahead)
-    past = merge_lines(follower.history(), ends)
+    past = merge_failure_lines(follower.history(), ends)
     log_output.state = poller.state
     log_output.write_history(past if query.tail is None else deque(past, maxlen=query.tail))
     for snapshot in poller.watch(lambda: _get_next_output_time(follower, log_output)):
@@ -251,7 +251,7 @@ def _follow_lines(
     return int(ExitCode.UNATTENDED)
 
 
-def _get_next_output_time(follower: Follower, log_output: _LogOutput) -> float:
+def _get_next_output_time(follower: LogFollower, log_output: _LogOutput) -> float:
     """Return the latest time of the next output, on the monotonic clock."""
     held = log_output.find_next_due_time()
     if follower.more:

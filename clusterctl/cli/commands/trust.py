@@ -17,7 +17,7 @@ from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import AuthError, ExitCode, NodeError, NodesError, RefusedError
 from clusterctl.formatting import plural
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.ssh.host_keys import add_to_known_hosts, explain_untrusted_key, fetch_keys
+from clusterctl.transport.ssh.host_keys import add_to_known_hosts, explain_untrusted_key, fetch_host_keys
 from clusterctl.transport.ssh.paramiko_transport import SshTransport
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 
@@ -67,7 +67,7 @@ def _accept_new_keys(
     """
     transport = SshTransport(spec.ssh)
     for _ in range(len(hosts) + 1):
-        candidates, errors = fetch_keys(transport, hosts, parallel=spec.ssh.parallel)
+        candidates, errors = fetch_host_keys(transport, hosts, parallel=spec.ssh.parallel)
         refused = [c for c in candidates if not c.can_be_added and c.verdict.name != "TRUSTED"]
         new = [c for c in candidates if c.can_be_added]
         if not new:

@@ -20,7 +20,7 @@ from clusterctl.cli.follow.poller import RunAttendance, RunPoller, RunSnapshot
 from clusterctl.formatting import plural
 from clusterctl.logs.failure_tails import FailureTails, choose_default_ranks
 from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
-from clusterctl.logs.follow import Follower
+from clusterctl.logs.follow import LogFollower
 from clusterctl.logs.log_line import LogLine, LogQuery
 from clusterctl.render import run_messages
 from clusterctl.render.attempt_table import render_separator
@@ -84,7 +84,7 @@ class RunScreen:
         self._live_view = LiveView(console, mode=options.progress, every=options.verbose)
         self._log_writer = LogWriter(console.out, timestamps=options.timestamps)
         self._output_tail = OutputTail()
-        self._follower: Follower | None = None
+        self._follower: LogFollower | None = None
         self._folder = LineFolder()
         self._failure_tails = FailureTails(self._get_visible_ranks())
         self._interrupts = 0
@@ -260,14 +260,14 @@ class RunScreen:
         if (follower := self._open_follower()) is not None:
             self._write(self._folder.feed(follower.poll(), time.monotonic()))
 
-    def _open_follower(self) -> Follower | None:
+    def _open_follower(self) -> LogFollower | None:
         """Return the follower of the output, or `None` before the first attempt. The first call shows the history."""
         state = self.state
         if self._follower is None and state.attempt >= 0:
             ranks = self._get_visible_ranks()
             query = LogQuery(ranks=ranks, nodes=self._options.nodes, tail=self._options.tail)
             skew = lambda node: self.state.ahead(node)  # noqa: E731, PLW0108 - of the newest state
-            follower = Follower(self._run.path, query, skew=skew)
+            follower = LogFollower(self._run.path, query, skew=skew)
             history = [] if self._options.tail is None else list(follower.history())
             self._follower = follower
             self._log_writer.widen_prefix(list(state.nodes), state.workers.keys() if ranks is None else ranks)

@@ -15,7 +15,7 @@ from typing import Protocol
 from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
 from clusterctl.errors import HostKeyError, NodeError
 from clusterctl.transport.ssh import known_hosts
-from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyJudgement, HostKeyVerdict, find_revocation
+from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyJudgement, HostKeyVerdict, find_revoking_line
 from clusterctl.transport.ssh.ssh_options import Destination, SshOptions
 
 _Version = tuple[int, int, int]
@@ -51,7 +51,7 @@ class PresentedKey:
         return self.verdict in (HostKeyVerdict.UNKNOWN, HostKeyVerdict.AUTHORITY)
 
 
-class HostKeys:
+class HostKeyChecker:
     """The known-hosts files, reloaded when they change, and the stricter policy of cluster file and ssh_config.
 
     The files of a cluster file are read in addition to the user's own, and only for hosts that the user's files do not
@@ -71,7 +71,7 @@ class HostKeys:
     def order_algorithms(self, options: SshOptions, supported: Sequence[str]) -> tuple[str, ...]:
         """Return `supported` in an order of preference that makes a server present a known key."""
         entries = [*self._of_user(options), *self._of_file()]
-        return known_hosts.order_algorithms(entries, options.known_name, supported)
+        return known_hosts.order_algorithms(entries, options.known_hosts_name, supported)
 
     def inspect(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> PresentedKey:
         """Return the judgement of the files about `key`; change nothing.
@@ -84,7 +84,7 @@ class HostKeys:
         trusted = judgement.verdict is HostKeyVerdict.TRUSTED
         files = options.user_known_hosts if trusted else self._own_files(node, destination)
         path = files[0] if files else os.devnull
-        name, hashed = options.known_name, options.hash_known_hosts
+        name, hashed = options.known_hosts_name, options.hash_known_hosts
         return PresentedKey((node,), name, key, judgement.verdict, judgement.entry, path, hashed)
 
     def check(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> str | None:
@@ -103,14 +103,14 @@ class HostKeys:
             )
         if shown.path == os.devnull and options.strict_host_keys in _OPEN:
             return "its host key is kept nowhere (`UserKnownHostsFile` in ssh_config), so a change of it goes unnoticed"
-        add_key(shown)
+        add_presented_key(shown)
         if self._spec.host_keys is None and options.strict_host_keys in _NO_CHECKING:
             return "`StrictHostKeyChecking no` in ssh_config is taken as `accept-new`: changed keys are still refused"
         return None
 
     def _judged(self, options: SshOptions, key: HostKey) -> HostKeyJudgement:
-        own = known_hosts.judge_host_key(self._of_user(options), options.known_name, key)
-        other = known_hosts.judge_host_key(self._of_file(), options.known_name, key)
+        own = known_hosts.judge_host_key(self._of_user(options), options.known_hosts_name, key)
+        other = known_hosts.judge_host_key(self._of_file(), options.known_hosts_name, key)
         undecided = (
             own.verdict in (HostKeyVerdict.UNKNOWN, HostKeyVerdict.AUTHORITY)
             and other.verdict is not HostKeyVerdict.UNKNOWN
@@ -148,7 +148,7 @@ def accepts_new_keys(spec: SshSpec, options: SshOptions) -> bool:
     return spec.host_keys == "accept-new" or options.strict_host_keys in _OPEN
 
 
-def add_key(shown: PresentedKey) -> None:
+def add_presented_key(shown: PresentedKey) -> None:
     """Add a key to its known-hosts file.
 
     Raises:
@@ -170,7 +170,7 @@ def _revoked(node: str, options: SshOptions, key: HostKey) -> HostKeyJudgement |
     if path is None:
         return None
     try:
-        line = find_revocation(path, key)
+        line = find_revoking_line(path, key)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         hint = "mend that file, or `RevokedHostKeys` in ssh_config: without it ssh trusts no host either"
@@ -222,15 +222,15 @@ class UntrustedKeyError(HostKeyError):
         self.presented = shown
 
 
-class KeySource(Protocol):
+class HostKeySource(Protocol):
     """Fetches the key of a host; implemented by the SSH transport."""
 
     def fetch_host_key(self, host: HostSpec) -> PresentedKey:
         """Return the key that `host` presents."""
 
 
-def fetch_keys(
-    source: KeySource, hosts: Iterable[HostSpec], *, parallel: int = 64
+def fetch_host_keys(
+    source: HostKeySource, hosts: Iterable[HostSpec], *, parallel: int = 64
 ) -> tuple[list[PresentedKey], dict[str, NodeError]]:
     """Return the keys of the ssh hosts, and the errors of the others.
 
@@ -247,7 +247,7 @@ def fetch_keys(
     return list(merged.values()), {a.node: a for a in answers if isinstance(a, NodeError)}
 
 
-def _fetch_key(source: KeySource, host: HostSpec) -> PresentedKey | NodeError:
+def _fetch_key(source: HostKeySource, host: HostSpec) -> PresentedKey | NodeError:
     try:
         return source.fetch_host_key(host)
     except UntrustedKeyError as error:
@@ -267,4 +267,4 @@ def add_to_known_hosts(keys: Sequence[PresentedKey]) -> None:
     if refused:
         raise ValueError(f"not to be accepted: {', '.join(refused)}")
     for key in keys:
-        add_key(key)
+        add_presented_key(key)

@@ -221,7 +221,7 @@ _KRL = b"SSHKRL\n\0"
 _QUERY_SECONDS = 10.0
 
 
-def find_revocation(path: str, key: HostKey) -> int | None:
+def find_revoking_line(path: str, key: HostKey) -> int | None:
     """Return the line that revokes `key` (0: a KRL has no lines), or `None` if the file does not revoke it.
 
     Raises:

@@ -147,7 +147,7 @@ class _Login:
     def __init__(self, transport: paramiko.Transport, options: SshOptions, login_keys: LoginKeys) -> None:
         self.tried = login_errors.LoginAttempt(
             options.user,
-            missing=login_errors.list_missing_keys(options.identity_files, options.named_key),
+            missing=login_errors.list_missing_keys(options.identity_files, options.cluster_file_key),
             address=options.address,
         )
         self.note: str | None = None
@@ -228,7 +228,7 @@ class _Login:
         except (paramiko.SSHException, EOFError, OSError) as raised:
             error = raised
         if isinstance(error, paramiko.ssh_exception.PartialAuthentication):
-            tried.wants_more = tuple(error.allowed_types)
+            tried.further_methods = tuple(error.allowed_types)
         elif isinstance(error, paramiko.BadAuthenticationType):
             tried.methods = tuple(error.allowed_types)
         # A server with a limit of attempts says so before it closes the connection; one that just closes has not

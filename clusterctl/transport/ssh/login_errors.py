@@ -24,7 +24,7 @@ class LoginAttempt:
         unusable: Key files and why they are unusable.
         refused: Names of the rejected keys, in order.
         methods: Other methods that the server allows.
-        wants_more: Methods that the server asks for after accepting a key.
+        further_methods: Methods that the server asks for after accepting a key.
         lost: The server closed the connection without an answer to the last offer.
         closed: The server closed the connection.
         sha1_only: The server can verify RSA signatures with SHA-1 only.
@@ -37,7 +37,7 @@ class LoginAttempt:
     unusable: dict[str, str] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     methods: tuple[str, ...] = ()
-    wants_more: tuple[str, ...] = ()
+    further_methods: tuple[str, ...] = ()
     lost: bool = False
     closed: bool = False
     sha1_only: bool = False
@@ -66,8 +66,8 @@ def explain_login_failure(node: str, tried: LoginAttempt) -> AuthError:
 
 def _reason(node: str, tried: LoginAttempt) -> tuple[str, str]:
     encrypted = [path for path, reason in tried.unusable.items() if reason == ENCRYPTED]
-    if tried.wants_more and "publickey" not in tried.wants_more:
-        text = f"accepted the key, but also asks for {' or '.join(tried.wants_more)} (two factors)"
+    if tried.further_methods and "publickey" not in tried.further_methods:
+        text = f"accepted the key, but also asks for {' or '.join(tried.further_methods)} (two factors)"
         alone = "(`Match` with `AuthenticationMethods publickey`)"
         return (
             text,
@@ -206,7 +206,7 @@ class NoCommonAlgorithmError(ConnectError):
     """Client and server have no common algorithm."""
 
 
-def find_reason_for_openssh(error: NodeError, options: SshOptions, *, answers: bool, shared: bool) -> str | None:
+def find_fallback_reason(error: NodeError, options: SshOptions, *, answers: bool, shared: bool) -> str | None:
     """Return why the built-in client cannot reach a host that `ssh` may reach; `None` if `ssh` could do no more.
 
     Args:
@@ -224,31 +224,31 @@ def find_reason_for_openssh(error: NodeError, options: SshOptions, *, answers: b
         if isinstance(cause, NoCommonAlgorithmError):
             return "speak an algorithm that the server asks for"
         cause = cause.__cause__
-    way = next((key for key in ("bindinterface", "proxyusefdpass") if options.get_other(key)), None)
+    way = next((key for key in ("bindinterface", "proxyusefdpass") if options.get_openssh_only(key)), None)
     return "follow `BindInterface` or `ProxyUseFdpass` of ssh_config" if way else None
 
 
 def _why_for_host_key(verdict: HostKeyVerdict, options: SshOptions) -> str | None:
     if verdict is HostKeyVerdict.AUTHORITY:
         return "check a host certificate (@cert-authority)"
-    if verdict is HostKeyVerdict.UNKNOWN and options.get_other("knownhostscommand"):
+    if verdict is HostKeyVerdict.UNKNOWN and options.get_openssh_only("knownhostscommand"):
         return "ask the `KnownHostsCommand` of ssh_config"
-    if verdict is HostKeyVerdict.UNKNOWN and options.get_other("verifyhostkeydns"):
+    if verdict is HostKeyVerdict.UNKNOWN and options.get_openssh_only("verifyhostkeydns"):
         return "look host keys up in the DNS (`VerifyHostKeyDNS`)"
     return None
 
 
 def _why_for_login(tried: LoginAttempt, options: SshOptions, *, answers: bool, shared: bool) -> str | None:
-    offered = {*tried.methods, *tried.wants_more}
+    offered = {*tried.methods, *tried.further_methods}
     if shared:
         return "share the connection that is open already (ControlPath)"
     if any(reason != ENCRYPTED for reason in tried.unusable.values()):
         return "use a key of this type"
-    if options.get_other("pkcs11provider"):
+    if options.get_openssh_only("pkcs11provider"):
         return "use keys of a smart card (PKCS11Provider)"
-    if "gssapi-with-mic" in offered and options.get_other("gssapiauthentication"):
+    if "gssapi-with-mic" in offered and options.get_openssh_only("gssapiauthentication"):
         return "log in by GSSAPI (Kerberos)"
-    if "hostbased" in offered and options.get_other("hostbasedauthentication"):
+    if "hostbased" in offered and options.get_openssh_only("hostbasedauthentication"):
         return "log in by the key of this machine (HostbasedAuthentication)"
     if answers and (offered & set(_INTERACTIVE_METHODS) or tried.unusable):
         return "answer questions (SSH_ASKPASS does)"

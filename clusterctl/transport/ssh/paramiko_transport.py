@@ -29,7 +29,7 @@ from clusterctl.transport.interfaces import (
     Progress,
     ignore_progress,
 )
-from clusterctl.transport.ssh.host_keys import HostKeys, PresentedKey, UntrustedKeyError
+from clusterctl.transport.ssh.host_keys import HostKeyChecker, PresentedKey, UntrustedKeyError
 from clusterctl.transport.ssh.known_hosts import HostKey
 from clusterctl.transport.ssh.login import LoginKeys, log_in
 from clusterctl.transport.ssh.login_errors import NoCommonAlgorithmError
@@ -38,7 +38,7 @@ from clusterctl.transport.ssh.ssh_options import (
     SshOptions,
     filter_algorithms,
     get_destination,
-    split_last_hop,
+    split_last_jump_host,
 )
 from clusterctl.transport.ssh.underlying_stream import BufferedStream, PreDialer, Watchdog
 
@@ -78,7 +78,7 @@ class _Link:
     transport: paramiko.Transport
     wire: BufferedStream
     environment: tuple[tuple[str, str], ...] = ()
-    auth_note: str | None = None
+    login_note: str | None = None
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -147,7 +147,7 @@ class SshChannel:
     """`/bin/sh` on a node, over a connection of its own."""
 
     def __init__(self, link: _Link, channel: paramiko.Channel) -> None:
-        self.auth_note = link.auth_note
+        self.login_note = link.login_note
         self.warnings = tuple(link.warnings)
         self._link = link
         self._channel = channel
@@ -223,7 +223,7 @@ class SshTransport:
     def __init__(self, spec: SshSpec, *, config_file: str | None = None, predialer: PreDialer | None = None) -> None:
         self._spec = spec
         self._predialer = predialer or PreDialer(config_file)
-        self._host_keys = HostKeys(spec, self._predialer.list_own_known_hosts)
+        self._host_keys = HostKeyChecker(spec, self._predialer.list_user_known_hosts)
         self._jumps = JumpConnections()
         self._keys = LoginKeys()
 
@@ -278,7 +278,7 @@ class SshTransport:
             warning = self._host_keys.check(node, destination, options, _shown_key(link))
             progress("logging in")
             with Watchdog(link.wire, deadline) as watchdog:
-                link.auth_note = log_in(node, link.transport, options, self._keys, watchdog)
+                link.login_note = log_in(node, link.transport, options, self._keys, watchdog)
         except BaseException:
             link.close()
             raise
@@ -326,8 +326,8 @@ class SshTransport:
 
     def _wire(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> BufferedStream:
         if not options.proxy_jump:
-            return self._predialer.open_wire(node, options, deadline)
-        name, hop = split_last_hop(node, options, path)
+            return self._predialer.open_predialed_stream(node, options, deadline)
+        name, hop = split_last_jump_host(node, options, path)
         last, inner = options.proxy_jump[-1], (*path, name)
         try:
             link = self._jumps.get(name, lambda: self._connect(last, hop, deadline, path=inner), deadline)

@@ -35,7 +35,7 @@ _NAMES = {
 }
 """Values that may be filled into a proxy command, by token. They are validated again, whatever their origin."""
 ALGORITHMS = ("ciphers", "macs", "kexalgorithms", "hostkeyalgorithms")
-_OTHERS = (
+_OPENSSH_ONLY = (
     *("knownhostscommand", "verifyhostkeydns", "gssapiauthentication", "hostbasedauthentication", "pkcs11provider"),
     *("controlpath", "bindinterface", "proxyusefdpass", "remotecommand", "sessiontype", "stdinnull"),
     "forkafterauthentication",
@@ -51,7 +51,7 @@ class SshOptions:
     Attributes:
         hostname: Address to connect to.
         identity_files: Private keys in the order of attempts; some may not exist.
-        named_key: The private key in the cluster file, which `ssh -G` omits if it does not exist.
+        cluster_file_key: The private key in the cluster file, which `ssh -G` omits if it does not exist.
         certificate_files: User certificates besides those named `<key>-cert.pub`.
         identities_only: Offer only those keys of the ssh-agent that match one of the files.
         identity_agent: Socket of the ssh-agent, or `None` for no agent.
@@ -67,14 +67,14 @@ class SshOptions:
         revoked_host_keys: File of host keys that must not be trusted, or `None`.
         environment: Variables of `SendEnv` and `SetEnv`; the server accepts those that its `AcceptEnv` names.
         algorithms: Lists of algorithms as printed by ssh, by the name of the option.
-        others: Options that only `ssh` supports, by name, as printed by ssh.
+        openssh_only: Options that only `ssh` supports, by name, as printed by ssh.
     """
 
     hostname: str
     port: int
     user: str
     identity_files: tuple[str, ...] = ()
-    named_key: str | None = None
+    cluster_file_key: str | None = None
     certificate_files: tuple[str, ...] = ()
     identities_only: bool = False
     identity_agent: str | None = None
@@ -90,11 +90,11 @@ class SshOptions:
     revoked_host_keys: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
     algorithms: tuple[tuple[str, str], ...] = ()
-    others: tuple[tuple[str, str], ...] = ()
+    openssh_only: tuple[tuple[str, str], ...] = ()
 
-    def get_other(self, key: str) -> str | None:
+    def get_openssh_only(self, key: str) -> str | None:
         """Return the value of an option that only `ssh` supports; `None` if it is not set."""
-        value = dict(self.others).get(key)
+        value = dict(self.openssh_only).get(key)
         return None if value in (None, "none", "no", "false") else value
 
     @property
@@ -103,7 +103,7 @@ class SshOptions:
         return f"-p {self.port} " * (self.port != 22) + f"{self.user}@{self.hostname}"
 
     @property
-    def known_name(self) -> str:
+    def known_hosts_name(self) -> str:
         """The name of the host in the known-hosts files."""
         if self.host_key_alias:
             return self.host_key_alias
@@ -123,7 +123,7 @@ class Destination:
     proxy_jump: str | None = None
 
 
-def find_names_of_one_host(options: Mapping[str, SshOptions]) -> list[list[str]]:
+def find_duplicate_hosts(options: Mapping[str, SshOptions]) -> list[list[str]]:
     """Return groups of names that ssh_config maps to one address and port by the same jump hosts."""
     places: dict[tuple[object, ...], list[str]] = {}
     for name, one in options.items():
@@ -132,7 +132,7 @@ def find_names_of_one_host(options: Mapping[str, SshOptions]) -> list[list[str]]
     return [names for names in places.values() if len(names) > 1]
 
 
-def parse_hop(text: str, proxy_jump: str | None = None) -> Destination:
+def parse_jump_host(text: str, proxy_jump: str | None = None) -> Destination:
     """Return a hop of a ProxyJump: `[user@]host[:port]`, `[user@][IPv6]:port` or the same after `ssh://`.
 
     Args:
@@ -143,7 +143,7 @@ def parse_hop(text: str, proxy_jump: str | None = None) -> Destination:
     return Destination(host=host, user=user or None, port=port, proxy_jump=proxy_jump)
 
 
-def split_last_hop(node: str, options: SshOptions, chains: tuple[str, ...]) -> tuple[str, Destination]:
+def split_last_jump_host(node: str, options: SshOptions, chains: tuple[str, ...]) -> tuple[str, Destination]:
     """Return the chain of jump hosts to a host, and the last of them.
 
     Args:
@@ -159,10 +159,10 @@ def split_last_hop(node: str, options: SshOptions, chains: tuple[str, ...]) -> t
         hint = "exempt the jump host itself, as in `Host * !bastion`"
         raise ConnectError(node, "its chain of jump hosts goes in a circle", hint=hint)
     *before, last = options.proxy_jump
-    return chain, parse_hop(last, proxy_jump=",".join(before) or None)
+    return chain, parse_jump_host(last, proxy_jump=",".join(before) or None)
 
 
-def build_ssh_arguments(destination: Destination, config_file: str | None) -> list[str]:
+def build_query_arguments(destination: Destination, config_file: str | None) -> list[str]:
     """Return the arguments of `ssh` that print the options for `destination`."""
     options = ["-G"]
     options += ["-F", config_file] if config_file else []
@@ -191,7 +191,7 @@ def resolve_options(node: str, destination: Destination, *, config_file: str | N
     program = _program()
     if program is None:
         return _defaults(node, destination)
-    command = [program, *build_ssh_arguments(destination, config_file)]
+    command = [program, *build_query_arguments(destination, config_file)]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RESOLVE_TIMEOUT_S, check=False
@@ -266,7 +266,7 @@ def parse_options(node: str, text: str, destination: Destination) -> SshOptions:
         port=int(tokens["p"]),
         user=tokens["r"],
         identity_files=tuple(_path(v, tokens) for v in values.get("identityfile", ()) if v.lower() != "none"),
-        named_key=_path(key, tokens) if (key := destination.identity_file) and key.lower() != "none" else None,
+        cluster_file_key=_path(key, tokens) if (key := destination.identity_file) and key.lower() != "none" else None,
         certificate_files=tuple(_path(v, tokens) for v in values.get("certificatefile", ()) if v.lower() != "none"),
         identities_only=first("identitiesonly") == "yes",
         identity_agent=_agent(values.get("identityagent", [None])[0], tokens),
@@ -282,7 +282,7 @@ def parse_options(node: str, text: str, destination: Destination) -> SshOptions:
         revoked_host_keys=_path(revoked, tokens) if (revoked := first("revokedhostkeys")) else None,
         environment=_environment(values.get("sendenv", ()), values.get("setenv", ())),
         algorithms=tuple((key, values[key][0]) for key in ALGORITHMS if key in values),
-        others=tuple((key, values[key][0]) for key in _OTHERS if key in values),
+        openssh_only=tuple((key, values[key][0]) for key in _OPENSSH_ONLY if key in values),
     )
 
 

@@ -264,7 +264,7 @@ class PreDialer:
             raise options
         return options or resolve_options(node, destination, config_file=self.config_file)
 
-    def list_own_known_hosts(self, node: str, destination: Destination) -> tuple[str, ...]:
+    def list_user_known_hosts(self, node: str, destination: Destination) -> tuple[str, ...]:
         """Return the known-hosts files that ssh_config names for a host, whatever the cluster file says.
 
         Raises:
@@ -273,7 +273,7 @@ class PreDialer:
         alone = Destination(host=destination.host)
         return resolve_options(node, alone, config_file=self.config_file).user_known_hosts
 
-    def open_wire(self, node: str, options: SshOptions, deadline: float) -> BufferedStream:
+    def open_predialed_stream(self, node: str, options: SshOptions, deadline: float) -> BufferedStream:
         """Return a stream to the SSH port in `options` (see `open_stream`)."""
         with self._lock:
             held = self._wires.pop((node, options), None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.protocol.events import Exited
-from clusterctl.logs.failure_tails import FailureTails, fold_last_lines, read_failure_tails
+from clusterctl.logs.failure_tails import FailureTails, read_failure_tails, read_folded_lines
 from clusterctl.logs.log_line import LogQuery
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def shown(path: Path, **wanted: Any) -> list[tuple[tuple[int, ...], str]]:
     query = LogQuery(ranks=frozenset({0}), **wanted)
     exits = [("gpu02", 6.0, Exited(0, rank, exit_code=1, tail=TRACE.decode())) for rank in (1, 2)]
     ends = read_failure_tails(path, query, exits, FailureTails({0}))
-    return [(line.ranks, line.text) for line in fold_last_lines(path, query, ends)]
+    return [(line.ranks, line.text) for line in read_folded_lines(path, query, ends)]
 
 
 HEAD, LAST = ((1, 2), "Traceback (most recent call last):"), ((1, 2), "ValueError: bad")
@@ -63,7 +63,7 @@ def test_as_many_lines_are_shown_as_were_asked_for_though_some_fold(run_dir: Run
     for rank in range(4):
         run_dir.write("gpu01", rank, b"x\ny\nz\n", time=1.0)
 
-    lines = fold_last_lines(run_dir.path, LogQuery(tail=3), [])
+    lines = read_folded_lines(run_dir.path, LogQuery(tail=3), [])
 
     assert [line.text for line in lines] == ["x", "y", "z"]
 

@@ -17,7 +17,7 @@ def line(rank: int, text: str, time: float = 0.0, *, partial: bool = False) -> L
 def test_the_same_line_of_many_ranks_is_one() -> None:
     folder = LineFolder(window=0.2)
     assert folder.feed([line(r, "warning") for r in (3, 0, 1)], now=0.0) == []
-    (folded,) = folder.take_due(now=0.2)
+    (folded,) = folder.take_due_lines(now=0.2)
     assert (folded.ranks, folded.nodes, folded.text) == ((0, 1, 3), ("gpu01", "gpu00"), "warning")
 
 
@@ -68,9 +68,9 @@ def test_a_line_waits_for_a_fifth_of_a_second_and_no_longer() -> None:
     assert folder.find_next_due_time() is None
     assert folder.feed([line(0, "x")], now=8.0) == []
     assert folder.find_next_due_time() == 8.2
-    assert folder.take_due(now=8.19) == []
-    assert [f.text for f in folder.take_due(now=8.2)] == ["x"]
-    assert (folder.find_next_due_time(), folder.take_due(now=9.0), folder.flush()) == (None, [], [])
+    assert folder.take_due_lines(now=8.19) == []
+    assert [f.text for f in folder.take_due_lines(now=8.2)] == ["x"]
+    assert (folder.find_next_due_time(), folder.take_due_lines(now=9.0), folder.flush()) == (None, [], [])
 
 
 def test_history_is_folded_by_times_that_lie_a_fifth_of_a_second_apart() -> None:

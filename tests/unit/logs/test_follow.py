@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from clusterctl.logs.follow import Follower
+from clusterctl.logs.follow import LogFollower
 from clusterctl.logs.log_line import LogQuery
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Clock:
         return self.now
 
 
-def rest(follower: Follower) -> list[LogLine]:
+def rest(follower: LogFollower) -> list[LogLine]:
     return [line for lines in follower.finish() for line in lines]
 
 
@@ -30,7 +30,7 @@ def texts(lines: list[LogLine]) -> list[str]:
 
 def test_goes_on_where_the_history_ended(run_dir: RunDir) -> None:
     run_dir.write("gpu01", 0, b"1\n2\n3\nbeg", time=10.0)
-    follower = Follower(run_dir.path, LogQuery(tail=3), frame_interval=None)
+    follower = LogFollower(run_dir.path, LogQuery(tail=3), frame_interval=None)
     assert texts(list(follower.history())) == ["2", "3"]
     assert follower.poll() == []
     run_dir.write("gpu01", 0, b"un\nnext\n", time=11.0)
@@ -39,7 +39,7 @@ def test_goes_on_where_the_history_ended(run_dir: RunDir) -> None:
 
 
 def test_ranks_and_attempts_that_begin_later_are_followed(run_dir: RunDir) -> None:
-    follower = Follower(run_dir.path, LogQuery(), frame_interval=None)
+    follower = LogFollower(run_dir.path, LogQuery(), frame_interval=None)
     assert list(follower.history()) == []
     run_dir.write("gpu02", 1, b"late\nunfin", time=10.0)
     assert texts(follower.poll()) == ["late"]
@@ -49,14 +49,14 @@ def test_ranks_and_attempts_that_begin_later_are_followed(run_dir: RunDir) -> No
 
 
 def test_lines_that_the_index_does_not_know_yet_are_new(run_dir: RunDir) -> None:
-    follower = Follower(run_dir.path, LogQuery(), clock=Clock())
+    follower = LogFollower(run_dir.path, LogQuery(), clock=Clock())
     run_dir.write("gpu01", 0, b"fresh\n")
     assert [line.time for line in follower.poll()] == [100.0]
 
 
 def test_a_progress_bar_shows_one_frame_per_interval(run_dir: RunDir) -> None:
     clock = Clock()
-    follower = Follower(run_dir.path, LogQuery(), frame_interval=1.0, clock=clock)
+    follower = LogFollower(run_dir.path, LogQuery(), frame_interval=1.0, clock=clock)
     run_dir.write("gpu01", 0, b"\r10%")
     assert [(line.text, line.partial) for line in follower.poll()] == [("10%", True)]
     run_dir.write("gpu01", 0, b"\r20%")
@@ -71,7 +71,7 @@ def test_a_progress_bar_shows_one_frame_per_interval(run_dir: RunDir) -> None:
 
 def test_a_line_in_the_making_is_not_shown_twice(run_dir: RunDir) -> None:
     clock = Clock()
-    follower = Follower(run_dir.path, LogQuery(), clock=clock)
+    follower = LogFollower(run_dir.path, LogQuery(), clock=clock)
     run_dir.write("gpu01", 0, b"half")
     assert follower.poll() == []
     clock.now += 5.0
@@ -80,20 +80,20 @@ def test_a_line_in_the_making_is_not_shown_twice(run_dir: RunDir) -> None:
 
 
 def test_the_pattern_counts_while_following(run_dir: RunDir) -> None:
-    follower = Follower(run_dir.path, LogQuery(grep=re.compile("loss")), frame_interval=None)
+    follower = LogFollower(run_dir.path, LogQuery(grep=re.compile("loss")), frame_interval=None)
     run_dir.write("gpu01", 0, b"\x1b[1mlo\x1b[0mss 1\nother\nloss 2\n")
     assert len(follower.poll()) == 2
 
 
 def test_finish_shows_the_unfinished_last_line(run_dir: RunDir) -> None:
-    follower = Follower(run_dir.path, LogQuery(), frame_interval=None)
+    follower = LogFollower(run_dir.path, LogQuery(), frame_interval=None)
     run_dir.write("gpu01", 0, b"a\nb")
     assert texts(rest(follower)) == ["a", "b"]
     assert rest(follower) == []
 
 
 def test_a_flood_is_taken_in_portions_and_starves_nobody(run_dir: RunDir) -> None:
-    follower = Follower(run_dir.path, LogQuery(), frame_interval=None)
+    follower = LogFollower(run_dir.path, LogQuery(), frame_interval=None)
     run_dir.write("gpu01", 0, b"flood\n" * 2_000_000)
     run_dir.write("gpu02", 1, b"quiet\n")
     seen = follower.poll()
@@ -108,7 +108,7 @@ def test_a_flood_is_taken_in_portions_and_starves_nobody(run_dir: RunDir) -> Non
 
 def test_a_clock_that_turns_out_to_be_ahead_is_corrected_from_then_on(run_dir: RunDir) -> None:
     ahead = {"gpu01": 0.0, "gpu02": 0.0}
-    follower = Follower(run_dir.path, LogQuery(), skew=ahead.__getitem__, frame_interval=None)
+    follower = LogFollower(run_dir.path, LogQuery(), skew=ahead.__getitem__, frame_interval=None)
     run_dir.write("gpu01", 0, b"a1\n", time=10.0)
     run_dir.write("gpu02", 1, b"b1\n", time=15.0)
     assert [(line.text, line.time) for line in follower.poll()] == [("a1", 10.0), ("b1", 15.0)]

@@ -56,7 +56,9 @@ def test_a_connection_that_was_made_ahead_is_the_first_that_is_used(
     peer, _ = server.accept()
     with (
         peer,
-        closing(predialer.open_wire("gpu1", predialer.resolve_options("gpu1", get_destination(host)), 0.0)) as wire,
+        closing(
+            predialer.open_predialed_stream("gpu1", predialer.resolve_options("gpu1", get_destination(host)), 0.0)
+        ) as wire,
     ):
         peer.sendall(b"SSH-2.0-")
         assert wire.recv(8) == b"SSH-2.0-"
@@ -66,7 +68,7 @@ def test_a_second_connection_is_a_new_one(predialer: PreDialer, server: socket.s
     host = host_at(server.getsockname()[1])
     predialer.prefetch(host, DEADLINE)
     options = predialer.resolve_options("gpu1", get_destination(host))
-    wires = [predialer.open_wire("gpu1", options, time.monotonic() + DEADLINE) for _ in range(2)]
+    wires = [predialer.open_predialed_stream("gpu1", options, time.monotonic() + DEADLINE) for _ in range(2)]
     peers = [server.accept()[0] for _ in wires]
     assert len({peer.getpeername() for peer in peers}) == 2
     for wire, peer in zip(wires, peers, strict=True):
@@ -95,4 +97,4 @@ def test_a_refused_connection_is_told_of_when_it_is_needed_and_not_tried_twice(p
     predialer.prefetch(host, DEADLINE)
     options = predialer.resolve_options("gpu1", get_destination(host))
     with pytest.raises(ConnectError, match="connection refused"):
-        predialer.open_wire("gpu1", options, 0.0)
+        predialer.open_predialed_stream("gpu1", options, 0.0)

@@ -62,7 +62,7 @@ def test_an_encrypted_key_alone_still_tells_its_public_half(tmp_path: Path) -> N
     ("tried", "message", "hint"),
     [
         (
-            LoginAttempt("u", wants_more=("keyboard-interactive",)),
+            LoginAttempt("u", further_methods=("keyboard-interactive",)),
             "also asks for keyboard-interactive",
             "AuthenticationMet",
         ),

@@ -31,7 +31,7 @@ def test_the_preamble_is_found_however_it_is_cut_and_surrounded(
     assert found is not None
     assert found[:2] == (word, "text")
     assert found[2] + rest == after
-    assert parser.noise == before.decode("utf-8", "replace").strip()
+    assert parser.earlier_output == before.decode("utf-8", "replace").strip()
 
 
 def test_interpreters_that_were_rejected_are_remembered() -> None:
@@ -53,7 +53,7 @@ def test_an_echo_of_the_script_is_not_a_preamble() -> None:
 
 
 def test_what_a_user_wrote_is_quoted() -> None:
-    text = make_start_script("n", BUNDLE, ["/a'; reboot #"], first=["$(id)"]).decode()
+    text = make_start_script("n", BUNDLE, ["/a'; reboot #"], preferred_pythons=["$(id)"]).decode()
     assert shlex.quote("/a'; reboot #") in text
     assert "'$(id)'" in text
 

@@ -11,7 +11,7 @@ from clusterctl.transport.ssh.login_errors import (
     LoginAttempt,
     NoCommonAlgorithmError,
     explain_login_failure,
-    find_reason_for_openssh,
+    find_fallback_reason,
 )
 from clusterctl.transport.ssh.login_errors import explain_ssh_log as failure_of_ssh
 from clusterctl.transport.ssh.login_keys import ENCRYPTED, HARDWARE
@@ -50,7 +50,7 @@ KEYS = ("publickey",)
         pytest.param(refused(methods=("gssapi-with-mic",)), {"gssapiauthentication": "yes"}, "by GSSAPI", id="gssapi"),
         pytest.param(refused(methods=("gssapi-with-mic",)), {"gssapiauthentication": "no"}, None, id="gssapi-off"),
         pytest.param(
-            refused(wants_more=("hostbased",)),
+            refused(further_methods=("hostbased",)),
             {"hostbasedauthentication": "yes"},
             "key of this machine",
             id="hostbased",
@@ -65,8 +65,8 @@ KEYS = ("publickey",)
     ],
 )
 def test_ssh_is_tried_where_it_could_do_more(error: NodeError, options: dict[str, str], reason: str | None) -> None:
-    asked = SshOptions(hostname="n", port=22, user="u", others=tuple(options.items()))
-    found = find_reason_for_openssh(error, asked, answers=False, shared=False)
+    asked = SshOptions(hostname="n", port=22, user="u", openssh_only=tuple(options.items()))
+    found = find_fallback_reason(error, asked, answers=False, shared=False)
     assert (found is None) == (reason is None)
     assert (reason or "") in (found or "")
 
@@ -74,8 +74,8 @@ def test_ssh_is_tried_where_it_could_do_more(error: NodeError, options: dict[str
 def test_who_answers_questions_or_shares_a_connection_makes_a_difference() -> None:
     options = SshOptions(hostname="n", port=22, user="u")
     error = refused(methods=("keyboard-interactive",))
-    assert "answer questions" in (find_reason_for_openssh(error, options, answers=True, shared=False) or "")
-    assert "share the connection" in (find_reason_for_openssh(error, options, answers=False, shared=True) or "")
+    assert "answer questions" in (find_fallback_reason(error, options, answers=True, shared=False) or "")
+    assert "share the connection" in (find_fallback_reason(error, options, answers=False, shared=True) or "")
 
 
 LOGIN = """OpenSSH_9.2p1 Debian

@@ -13,11 +13,11 @@ import pytest
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import HostKeyError, NodeError
 from clusterctl.transport.ssh.host_keys import (
-    HostKeys,
+    HostKeyChecker,
     UntrustedKeyError,
     add_to_known_hosts,
     explain_untrusted_key,
-    fetch_keys,
+    fetch_host_keys,
 )
 from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyVerdict
 from clusterctl.transport.ssh.paramiko_transport import SshTransport
@@ -50,7 +50,7 @@ def check(tmp_path: Path) -> Check:
         path = tmp_path / "ssh_config"
         path.write_text(f"{config}\nUserKnownHostsFile {files if files.startswith('/') else tmp_path / files}\n")
         predialer = PreDialer(str(path))
-        keys = HostKeys(SshSpec(**spec), predialer.list_own_known_hosts)  # type: ignore[arg-type]
+        keys = HostKeyChecker(SshSpec(**spec), predialer.list_user_known_hosts)  # type: ignore[arg-type]
         return keys.check("n", destination, predialer.resolve_options("n", destination), key)
 
     return make
@@ -199,7 +199,7 @@ def test_a_hostile_file_and_server_get_no_key_into_a_file_of_logins(
     careless = transport(f"UserKnownHostsFile {logins}", host_keys="accept-new")
     with pytest.raises(HostKeyError, match="is not a line of a known_hosts file"):
         careless.open(host)
-    found, _ = fetch_keys(careless, [HostSpec(name="gate", host="127.0.0.1", port=server.port)])
+    found, _ = fetch_host_keys(careless, [HostSpec(name="gate", host="127.0.0.1", port=server.port)])
     with pytest.raises(HostKeyError, match="is not a line of a known_hosts file"):
         add_to_known_hosts(found)
     assert logins.read_text() == f"{public(OTHER)} me@home\n"
@@ -213,7 +213,7 @@ def test_the_remedy_for_a_changed_key_names_the_file_that_holds_the_old_one(
     other.write_text(f"[127.0.0.1]:{server.port} {(tmp_path / 'old.pub').read_text()}")
     config = f"UserKnownHostsFile {own} {other}"
 
-    (found,), _ = fetch_keys(transport(config), [HostSpec(name="gate", host="127.0.0.1", port=server.port)])
+    (found,), _ = fetch_host_keys(transport(config), [HostSpec(name="gate", host="127.0.0.1", port=server.port)])
 
     assert found.verdict is HostKeyVerdict.CHANGED
     assert f"`ssh-keygen -R '[127.0.0.1]:{server.port}' -f {other}`" in (explain_untrusted_key(found).hint or "")

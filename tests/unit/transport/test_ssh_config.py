@@ -16,9 +16,9 @@ from clusterctl.transport.ssh.ssh_options import (
     CONFIG_VARIABLE,
     Destination,
     SshOptions,
-    build_ssh_arguments,
-    find_names_of_one_host,
-    parse_hop,
+    build_query_arguments,
+    find_duplicate_hosts,
+    parse_jump_host,
     parse_options,
     resolve_options,
 )
@@ -92,7 +92,7 @@ def test_every_option_of_use_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_key_is_filed_as_openssh_files_it(options: dict[str, object], name: str) -> None:
-    assert SshOptions(**{"hostname": "h", "user": "u", **options}).known_name == name  # type: ignore[arg-type]
+    assert SshOptions(**{"hostname": "h", "user": "u", **options}).known_hosts_name == name  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_key_is_filed_as_openssh_files_it(options: dict[str, object], name: st
     ],
 )
 def test_a_hop_is_read_in_all_its_spellings(text: str, hop: Destination) -> None:
-    assert parse_hop(text) == hop
+    assert parse_jump_host(text) == hop
 
 
 def test_hops_are_in_the_order_of_the_config() -> None:
@@ -116,7 +116,7 @@ def test_hops_are_in_the_order_of_the_config() -> None:
 
 def test_the_cluster_file_overrides_the_config_through_ssh_itself() -> None:
     wanted = Destination(host="h", address="1.2.3.4", user="u", port=23, identity_file="/k", proxy_jump="j")
-    assert build_ssh_arguments(wanted, "/f") == [
+    assert build_query_arguments(wanted, "/f") == [
         *("-G", "-F", "/f", "-o", "HostName=1.2.3.4", "-l", "u", "-p", "23", "-i", "/k", "-J", "j", "--", "h")
     ]
 
@@ -125,7 +125,7 @@ def test_the_key_of_the_cluster_file_is_remembered_where_ssh_passes_it_over(tmp_
     (tmp_path / "config").touch()
     gone = str(tmp_path / "gone")
     options = resolve_options("n", Destination(host="h", identity_file=gone), config_file=str(tmp_path / "config"))
-    assert (gone in options.identity_files, options.named_key) == (False, gone)
+    assert (gone in options.identity_files, options.cluster_file_key) == (False, gone)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_without_an_ssh_program_the_usual_defaults_hold(monkeypatch: pytest.Monk
 def test_names_that_ssh_leads_to_one_place_are_found(second: dict[str, Any], *, is_one: bool) -> None:
     first = SshOptions(hostname="gpu.example", port=22, user="me")
     options = {"a": first, "b": replace(first, **second), "c": replace(first, hostname="other.example")}
-    assert find_names_of_one_host(options) == ([["a", "b"]] if is_one else [])
+    assert find_duplicate_hosts(options) == ([["a", "b"]] if is_one else [])
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
