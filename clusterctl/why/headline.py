@@ -92,7 +92,11 @@ def add_detail_from_output(found: Headline, output: str) -> Headline:
             place = f" ({told['place']})" if "place" in told.groupdict() else ""
             text = f"{found.text.removesuffix(':')}: {' '.join(told['text'].split())}{place}"
             return replace(found, text=_shortened(text), cls=classify_text(told["text"]) or found.cls)
-    return found
+    hidden = re.search(forms.HIDES_CAUSE, found.text)
+    if hidden is None or "(raised again as " in found.text:
+        return found
+    way = f'`env: {{{hidden["name"]}: "{hidden["value"]}"}}` shows it'
+    return replace(found, text=f"{found.text[: hidden.start()]} (its cause is hidden: {way})")
 
 
 def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
@@ -620,7 +624,8 @@ def _choose(causes: Sequence[_Cause], lines: Sequence[_Line], signal: int | None
     causes = [replace(cause, behind=behind[cause.at], goes_on=last_step > cause.at) for cause in causes]
     group = [causes[-1]]
     for cause in reversed(causes[:-1]):
-        if cause.behind - group[0].behind > _MOST_BEHIND:
+        is_sought = all(one.weight == 1 and re.search(forms.POINTS_ABOVE, one.text) for one in group)
+        if cause.behind - group[0].behind > _MOST_BEHIND and not is_sought:
             break
         group.insert(0, cause)
     heaviest = max(cause.weight for cause in group)

@@ -209,12 +209,19 @@ ASIDE = _any(
     r"Process [\w-]+(?:[-:]\d+)*:", r"Exception in thread .*:", r"Task exception was never retrieved", r"ERROR:asyncio:"
 )
 """Matches the line before the traceback of a child process or of another thread."""
+_PRINTED = r"(?:errors?|exceptions?|messages?|traceback|stack ?trace|logs?|outputs?|(?:print )?statements?|root cause)"
+POINTS_ABOVE = (
+    r"(?i:.*\b(?:see|check|inspect|look at|refer to)\b.{0,40}"
+    rf"\b(?:{_PRINTED} above|(?:above|previous|preceding) {_PRINTED})\b"
+    r"|.*\bbackground workers? (?:is|are) (?:no longer alive|6 feet under))"
+)
+"""An exception that says that its cause stands above."""
 CONSEQUENCE = _any(
     r"(?:\w+\.)*(?:ChildFailedError|ProcessExitedException|CalledProcessError|BrokenProcessPool|TerminatedWorkerError"
     r"|RayActorError|ActorDiedError|WorkerCrashedError|EOFError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt"
     r"|SystemExit|(?:queue\.|_queue\.)Empty|CancelledError|BrokenBarrierError|SignalException)\b",
     r"RuntimeError: DataLoader worker \(pid\(?s?\)?[\d ,]*\) exited unexpectedly",
-    r".*[Ss]ee (?:the )?(?:root cause|error|stack ?trace|traceback|logs?)s? above",
+    POINTS_ABOVE,
 )
 """Exceptions that report the end of another process."""
 ENDED_BY_SIGNAL = re.compile(r"SignalException: Process |Received \d+ death signal")
@@ -315,6 +322,8 @@ DETAILS = tuple(
     )
 )
 """Pairs of a headline that only announces a cause, and the pattern that finds the cause in the output."""
+HIDES_CAUSE = r",? [Ss]et (?:the )?env\w* var\w* (?P<name>[A-Z][A-Z0-9_]+)=(?P<value>\w+) (?:to see|for) .*"
+"""A headline that says which variable makes its library show the cause."""
 GLUED = r"((?<!\d)\d{1,3}%\|[^\n\r]{,300}?\[[^\]\n\r]{,200}(?:it/s|s/it)[^\]\n\r]{,200}\])(?=[^\s\x1b])"
 """A progress bar with another text after it in the same line."""
 DIED = _any(

@@ -18,7 +18,7 @@ from clusterctl.agent.protocol.record_types import LeftoverProcess, WorkerError
 from clusterctl.formatting import describe_duration, signal_name
 from clusterctl.why import headline
 from clusterctl.why.crash import find_user_position
-from clusterctl.why.headline_patterns import PEER_LOSS
+from clusterctl.why.headline_patterns import PEER_LOSS, POINTS_ABOVE
 from clusterctl.why.verdict import Confidence, ProblemClass
 
 _ADDRESS = re.compile(r"(?:\[(?P<in>[0-9a-fA-F.:%\w]+)\]|(?P<plain>\d+\.\d+\.\d+\.\d+)):\d+")
@@ -183,9 +183,12 @@ def find_errors_before_stop(stopped: Sequence[Cause], failed: Sequence[tuple[Exi
     return tuple(replace(cause, kind="stopped", exit_code=None) for cause in own)
 
 
-def is_launcher_report(error: WorkerError) -> bool:
-    """Return whether an error is a launcher's report about another process, which has printed the reason itself."""
-    return bool(_OF_A_LAUNCHER.search(f"{error.get('message')}\n{error.get('traceback')}"))
+def reports_another_failure(error: WorkerError) -> bool:
+    """Return whether an error reports the failure of another process, which has printed the reason itself."""
+    return bool(
+        _OF_A_LAUNCHER.search(f"{error.get('message')}\n{error.get('traceback')}")
+        or re.search(POINTS_ABOVE, str(error.get("message")))
+    )
 
 
 def _ends_with_traceback(output: str) -> bool:
@@ -226,9 +229,11 @@ def _find_headline(exited: Exited) -> headline.Headline:
     code, number = exited.exit_code, exited.signal
     if not record.get("message"):
         return headline.find_headline(exited.tail, exit_code=code, signal=number)
-    if exited.tail and is_launcher_report(record):
+    if exited.tail and reports_another_failure(record):
         heading = headline.find_headline(exited.tail, exit_code=code or 1)
-        if heading.is_recognised and not _OF_A_LAUNCHER.search(heading.text):
+        points_above = re.search(POINTS_ABOVE, str(record["message"])) is not None
+        is_known = heading.is_recognised or (points_above and heading.traceback is not None)
+        if is_known and not (_OF_A_LAUNCHER.search(heading.text) or re.search(POINTS_ABOVE, heading.text)):
             return heading
     bare = _BARE_EXIT.match(str(record["message"]))
     if bare is not None and headline.find_last_words(exited.tail):
@@ -308,7 +313,7 @@ def _build_message(exited: Exited, heading: headline.Headline) -> str:
 
 def _find_traceback(exited: Exited, heading: headline.Headline) -> str | None:
     """Return the traceback from the worker's error file or output."""
-    if exited.error and heading.traceback and is_launcher_report(exited.error):
+    if exited.error and heading.traceback and reports_another_failure(exited.error):
         return heading.traceback
     if exited.error and exited.error.get("traceback"):
         return str(exited.error["traceback"])

@@ -405,6 +405,18 @@ def test_a_mere_exit_status_is_no_headline_of_a_rank_that_said_why(message: str,
     )
 
 
+def test_an_error_that_points_above_itself_gives_way_to_the_exception_above_it() -> None:
+    said = "RuntimeError: workers are gone, please check the print statements above"
+    again = TRACE.format("t.py", "raise_it()", said)
+    left: dict[str, str | None] = {"message": said, "traceback": again}
+
+    found = cause(exited(0, 1.0, tail=f"{OWN}\nepoch 6\n{again}\n", left=left))
+    alone = cause(exited(0, 1.0, tail=f"epoch 6\n{again}\n", left=left))
+
+    assert (found.message, found.traceback, found.is_recognised) == ("ValueError: bad batch", OWN, False)
+    assert (alone.message, alone.traceback) == (said, again)
+
+
 ENDED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 12693 got signal: 15"
 
 
