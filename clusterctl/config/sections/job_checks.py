@@ -25,7 +25,7 @@ from clusterctl.config.sections.shell_text_analysis import (
 )
 from clusterctl.config.spec import JobSpec, Role, SyncSpec, TransportKind
 from clusterctl.config.text.interpolation import list_shell_text_indices
-from clusterctl.config.text.tree import KeyPath, Mark, TreeNode, format_path, list_env_mappings
+from clusterctl.config.text.tree import KeyPath, Mark, TreeNode, format_path, list_env_mappings, list_host_values
 from clusterctl.config.worker_variables import (
     RESERVED_NAME_HINTS,
     RESERVED_NAMES,
@@ -233,7 +233,8 @@ def warn_of_shell_mistakes(
     """
     for node, path in _list_literals(root):
         for what, hint in find_literal_mistakes(str(node.value), is_argument="env" not in path):
-            context.report.warn(node.mark, f"{format_path(path)}: {what}", hint)
+            way = "write the folder itself; `~/` is the home on the node" if path[-1] == "workdir" else hint
+            context.report.warn(node.mark, f"{format_path(path)}: {what}", way)
     scripts = [
         (root.find_mark("job", "command"), f"`{name}` of job.command", data.decode("utf-8", "replace"))
         for name, data in files.items()
@@ -300,12 +301,13 @@ def _list_texts(root: TreeNode, job: JobSpec) -> Iterator[tuple[Mark, str, str]]
 
 
 def _list_literals(root: TreeNode) -> Iterator[tuple[TreeNode, KeyPath]]:
-    """Yield each text that no shell reads, with its key: arguments, items of a command, values of `env`."""
+    """Yield each text that no shell reads, with its key: arguments, items of a command, `workdir`, values of `env`."""
     for key in ("args", "command"):
         items = root.find("job", key)
         if items is not None and isinstance(items.value, list):
             shell = list_shell_text_indices(("job", key), [item.value for item in items.value])
             yield from ((item, ("job", key, i)) for i, item in enumerate(items.value) if i not in shell)
+    yield from ((node, path) for path, node in list_host_values(root, "workdir"))
     for path, node in list_env_mappings(root):
         yield from ((value, (*path, name)) for name, value in node.value.items())
 

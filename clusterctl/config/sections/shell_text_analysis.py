@@ -23,7 +23,7 @@ _INNER_TEXT = re.compile(
     r"(?:\s-\w*[ce]|eval|trap)\s*$|\b(?:ssh|g?awk|sed|perl|xargs|parallel|envsubst|jq)\b[^\n;|&]*$"
 )
 """What stands before a quoted text that another program reads as a program."""
-_HYDRA = "put it into single quotes: `'${…}'` reaches the program as it is"
+_HYDRA = "put it into single quotes: `'${…}'` reaches the program as it is, and each rank fills it in for itself"
 _TEMPLATE = r"\$?\{\{-?\s*\.?[A-Za-z_][^{}\n]{,200}\}\}"
 _TYPESET = "[\u2012-\u2015\u2212](?=[\u2012-\u2015\u2212\\w-])"
 """A dash as word processors write it, before an option."""
@@ -114,6 +114,12 @@ _SHELL_RULES: tuple[tuple[re.Pattern[str], tuple[Quoting, ...], str, str], ...] 
         _FILLED_IN,
         "bash does not fill in `%NAME%` or `$env:NAME`, as Windows does",
         "write `$NAME`",
+    ),
+    (
+        re.compile(r"(?<!\S)--[\w-]{0,30}(?:rank|node|host|addr)[\w-]{0,30}[= ]%[A-Za-z](?![\w%])"),
+        _FILLED_IN,
+        "nothing fills in `%`",
+        "write `$RANK`, `$LOCAL_RANK`, `$GROUP_RANK` (the number of the node), `$MASTER_ADDR` and the like",
     ),
     (
         re.compile(r"(?<![\\$])\$\$(?:[A-Za-z]\w+|\{[A-Za-z]\w*\})"),
@@ -294,6 +300,7 @@ _PARAMETERS = re.compile(r"\$\{?[@*#0-9]|\bshift\b|\bgetopts\b|[\\\"'`$]\Z")
 """Places at which a shell text uses its arguments, or the sign at which a text was split wrongly."""
 _OPERATOR = re.compile(r"\|\|?|&&?|;|\d?>>?|<|\d?>&\d|&>>?")
 _IN_QUOTES = re.compile(r"(?s)\"[^\"]*\"|'[^']*'")
+_OF_A_DATE = r".*%[-#]?[YymdHMSIpBb(]"
 _LITERAL_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"`[^`\n]+`"), "nothing runs the command in backticks, the text stays as it is"),
     (re.compile(rf"(?s)(?!.*\{{%){_TEMPLATE}"), "nothing fills in a template"),
@@ -301,20 +308,34 @@ _LITERAL_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(
             r"(?:\A|=)(?:<(?i:your|my|path|insert|enter)\b[^<>]*>|<(?i:[^<>]*(?:path|dir|folder|bucket|api.?key))>)\Z"
-            r"|(?:\A|=)YOUR[_-][A-Z_-]+\Z"
+            r"|(?:\A|=|//)<(?i:(?:[^<>]{1,20}[_ -])?(?:rank|nodes?|host(?:s|name)?|ip|port|addr|gpus|world.size))>(?=:|\Z)"
+            r"|(?:\A|=)YOUR[_-][A-Z_-]+\Z|\^array_index\^"
         ),
         "nothing fills in a placeholder",
     ),
-    (re.compile(r"(?<![\w%+])%[jAaNt](?![\w%])|(?<=[\w/-])%[jA](?![\w%])"), "nothing fills in `%`"),
     (
-        re.compile(r"\{(?i:(?:local_|node_)?rank|world_size|hostname|master_addr|job_id)\}"),
+        re.compile(
+            rf"(?!{_OF_A_DATE})(?:(?<![\w%+])%[JjAaNt](?![\w%])|(?<=[\w/-])%[JjA](?![\w%]))"
+            r"|(?:\A|(?<!ormat)=)%[hnu](?:@%h)?\Z"
+        ),
+        "nothing fills in `%`",
+    ),
+    (
+        re.compile(r"(?:\A|[=,])(?:gpu|node|host|compute|worker|dgx)[\w-]*\[\d+[-,][\d,-]+\](?=[,:]|\Z)"),
+        "nothing expands a list of hosts",
+    ),
+    (
+        re.compile(r"(?<!%q)\{(?i:(?:local_|node_|machine_|group_)?rank|world_size|hostname|master_addr|job_id)\}"),
         "nothing fills in braces",
     ),
 )
 _TYPESET_ITEM = re.compile(
     rf"\A{_TYPESET}|\A[\u2018-\u201f].*[\u2018-\u201f]\Z|(?!\u00a0){_INVISIBLE}|\A\u00a0|\u00a0\Z"
 )
-_SHELL_REMEDY = "a text of `job.command` is read by bash on the node, where each worker has `$RANK` and the like"
+_SHELL_REMEDY = (
+    "a text of `job.command` is read by bash on the node, where each worker has `$RANK`, `$LOCAL_RANK`, `$GROUP_RANK` "
+    "(the number of its node), `$MASTER_ADDR` and the like"
+)
 
 
 def find_literal_mistakes(value: str, *, is_argument: bool) -> list[tuple[str, str]]:

@@ -26,6 +26,8 @@ _IN_LITERAL_KEY = re.compile(r"\$\{env:([^{}]{,1000})(\}?)|\$\{(?:[^{}]{,1000}\}
 """Matches what is replaced in the name of a host and the like; any other `$` there is refused anyway."""
 _BODY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-|:\?)(.*))?", re.DOTALL)
 _NAMED = re.compile(r"\$\{?(?:oc\.env:)?([A-Za-z_]\w*)(?![\w\s])")
+_RESOLVER = re.compile(r"\$\{(?!oc\.env:)[A-Za-z_]\w*(?:\.|:(?![-?=+\d\s]))")
+"""Hydra or OmegaConf fills this in: a key of the configuration, or the call of a resolver."""
 _OF_KUBERNETES = re.compile(r"\$\(([A-Z][A-Z0-9_]+)\)")
 _WHOLLY_FILLED_IN = re.compile(r"\$\{env:[^{}]*\}")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*")
@@ -219,6 +221,9 @@ def _suggest_remedy(name: str, token: str, path: KeyPath) -> str:
             else f"a text of `job.command` is read by bash on the node: write `${own}` there"
         )
         return f"{way}; each worker has `{own}` in its environment already; {text}"
+    if _RESOLVER.match(token):
+        one = "; `${env:RUN_STAMP}` is one time for all, with `RUN_STAMP=$(date +%F_%H-%M-%S) clusterctl up`"
+        return f"{text}, which each rank fills in for itself{one if token.startswith('${now:') else ''}"
     if _is_variable_value(path):
         return f"`job.prologue` may export it with the node's value; {here}; {text}"
     if path[:2] == ("job", "args"):

@@ -131,12 +131,17 @@ class TreeNode:
 
 def list_env_mappings(root: TreeNode) -> list[tuple[KeyPath, TreeNode]]:
     """Return each mapping `env` of a cluster file, with its path: of the file, of the defaults and of the hosts."""
+    nodes = [*list_host_values(root, "env"), (("env",), root.find("env"))]
+    return [(path, node) for path, node in nodes if node is not None and isinstance(node.value, dict)]
+
+
+def list_host_values(root: TreeNode, key: str) -> list[tuple[KeyPath, TreeNode]]:
+    """Return each value of a key of hosts, with its path: of the defaults and of the hosts."""
     hosts = root.child("hosts")
     some = hosts.value if hosts is not None and isinstance(hosts.value, (dict, list)) else ()
-    keys = some if isinstance(some, dict) else range(len(some))
-    paths: list[KeyPath] = [("env",), ("defaults", "env"), *(("hosts", key, "env") for key in keys)]
-    found = [(path, root.find(*path)) for path in paths]
-    return [(path, node) for path, node in found if node is not None and isinstance(node.value, dict)]
+    names = some if isinstance(some, dict) else range(len(some))
+    paths: list[KeyPath] = [("defaults", key), *(("hosts", name, key) for name in names)]
+    return [(path, node) for path in paths if (node := root.find(*path)) is not None]
 
 
 @dataclass

@@ -61,6 +61,16 @@ REFUSED = {
     "env": ("env: {PATH: '/opt/x/bin:$PATH'}", "env.PATH: nothing fills in `$PATH`", "job.prologue"),
     "env_braces": ("env: {A: '${PATH}'}", "env.A: nothing fills in `${PATH}`", "`${env:PATH}`"),
     "hydra": ("env: {A: '${oc.env:B}'}", "env.A: nothing fills in `${oc.env:B}`", "`${env:B}` is its value on this"),
+    "resolver": (
+        "job: {script: train.py, args: ['dir=out/${now:%Y-%m-%d}']}",
+        "job.args[0]: nothing fills in `${now:%Y-%m-%d}`",
+        "keeps the text, which each rank fills in for itself; `${env:RUN_STAMP}` is one time for all, with `RUN_STAMP=$",
+    ),
+    "key_of_hydra": (
+        "job: {script: train.py, args: ['name=${model.name}']}",
+        "job.args[0]: nothing fills in `${model.name}`",
+        "`$${model.name}` keeps the text, which each rank fills in for itself",
+    ),
     "env_default": ("env: {A: '${A:-1}'}", "env.A: nothing fills in `${A:-1}`", "`$${A:-1}` keeps the text"),
     "host_env": ("defaults: {env: {A: '$B'}}", "defaults.env.A: nothing fills in `$B`", "job.prologue"),
     "args": ("job: {script: train.py, args: [--out, $HOME/x]}", "job.args[1]: nothing fills in `$HOME`", "job.command"),

@@ -34,6 +34,7 @@ MISTAKEN = [
     pytest.param("python t.py dir=${hydra:runtime.cwd}", "leaves an empty text", id="folder of hydra"),
     pytest.param("python t.py --rank {{ rank }}", "nothing fills in a template", id="template"),
     pytest.param("python t.py --rank ${{ matrix.rank }}", "nothing fills in a template", id="template of a workflow"),
+    pytest.param("python t.py --node_rank %n", "nothing fills in `%`", id="node number of pdsh"),
     pytest.param("python t.py C:\\data\\train", "takes the backslash away", id="path of Windows"),
     pytest.param("python t.py --dir %DATA_DIR%", "`%NAME%`", id="variable of Windows"),
     pytest.param("python t.py --rank '$RANK'", "single quotes", id="rank in single quotes"),
@@ -111,6 +112,23 @@ def test_a_usual_text_for_bash_is_let_through(text: str) -> None:
         pytest.param("\u2014lr", "word processor", id="typeset dash"),
         pytest.param("\u201cx\u201d", "word processor", id="typeset quotes"),
         pytest.param("out-%j.log", "nothing fills in `%`", id="job number of Slurm"),
+        pytest.param("--node_rank=%n", "nothing fills in `%`", id="node number of pdsh"),
+        pytest.param("%u@%h", "nothing fills in `%`", id="user and host of pdsh"),
+        pytest.param("out.%J", "nothing fills in `%`", id="job number of LSF"),
+        pytest.param("run-^array_index^", "placeholder", id="array of PBS"),
+        pytest.param("--rank=<node_rank>", "placeholder", id="rank in angle brackets"),
+        pytest.param("tcp://<master_ip>:29500", "placeholder", id="address in angle brackets"),
+        pytest.param("--hosts=gpu[01-04]", "list of hosts", id="hosts of Slurm"),
+        pytest.param("--rank={machine_rank}", "nothing fills in braces", id="rank of a machine"),
+        pytest.param("/tmp/nccl.%h.%p.log", None, id="file of NCCL"),
+        pytest.param("report-%h-%q{RANK}", None, id="file of nsys"),
+        pytest.param("--format=%h", None, id="format of git"),
+        pytest.param("%a %d %b", None, id="date"),
+        pytest.param("frame-%05d.png", None, id="number of a file"),
+        pytest.param("100%", None, id="percent"),
+        pytest.param("train[0-100]", None, id="slice of a dataset"),
+        pytest.param("part-[0-9].csv", None, id="glob"),
+        pytest.param("<image>", None, id="token of a model"),
         pytest.param("%DATA_DIR%", "nothing fills in `%NAME%`", id="variable of Windows"),
         pytest.param('"bert"', "quotes of", id="quotes"),
         pytest.param("--epochs=3", None, id="usual"),
@@ -133,6 +151,14 @@ def test_the_env_of_a_host_and_a_script_that_a_command_runs_are_looked_at(
     contents = {"run.sh": "python t.py \\ \n  --lr 1\n"}
     found = [warning.text for warning in parse_text(text, contents=contents).warnings]
     assert [text.partition(":")[0] for text in found] == ["hosts[0].env.X", "`run.sh` of job.command"]
+
+
+@pytest.mark.parametrize(
+    "place", ["defaults: {workdir: /scratch/%j}\nhosts: [a]", "hosts: {a: {workdir: /scratch/%j}}"]
+)
+def test_a_placeholder_in_a_workdir_is_warned_of(place: str, parse_text: Callable[..., LoadedClusterFile]) -> None:
+    (warning,) = parse_text(f"version: 1\n{place}\njob: {{script: train.py}}\n").warnings
+    assert "workdir: nothing fills in `%`: `%j`" in warning.text
 
 
 def test_the_value_of_a_variable_may_be_an_operator() -> None:
