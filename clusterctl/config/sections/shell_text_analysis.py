@@ -308,7 +308,7 @@ _LITERAL_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(
             r"(?:\A|=)(?:<(?i:your|my|path|insert|enter)\b[^<>]*>|<(?i:[^<>]*(?:path|dir|folder|bucket|api.?key))>)\Z"
-            r"|(?:\A|=|//)<(?i:(?:[^<>]{1,20}[_ -])?(?:rank|nodes?|host(?:s|name)?|ip|port|addr|gpus|world.size))>(?=:|\Z)"
+            r"|(?:\A|=|//)<(?i:(?:[^<>]{1,20}[_ -])?(?:rank|nodes?|hosts?|hostname|ip|port|gpus|world.size))>(?=:|\Z)"
             r"|(?:\A|=)YOUR[_-][A-Z_-]+\Z|\^array_index\^"
         ),
         "nothing fills in a placeholder",
@@ -353,7 +353,7 @@ def find_literal_mistakes(value: str, *, is_argument: bool) -> list[tuple[str, s
     if _IN_QUOTES.fullmatch(value) and len(value) > 2 and not value[1:-1].startswith(("{", "[")):
         return [(f"the quotes of `{value[:60]}` are a part of the value", "leave the inner quotes out")]
     found = [(match, what) for rule, what in _LITERAL_RULES if len(value) < 2000 and (match := rule.search(value))]
-    return [(f"{what}: `{match[0][:60]}`", _SHELL_REMEDY) for match, what in found[:1]]
+    return [(f"{what}: `{match[0].removeprefix('=')[:60]}`", _SHELL_REMEDY) for match, what in found[:1]]
 
 
 # --- variables
