@@ -6,33 +6,23 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.record_types import ActivitySample
-from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_index_path, format_output_path
-from clusterctl.agent.protocol.stall_folders import list_stall_folders
 from clusterctl.logs.safe_text import clean_block
 from clusterctl.render.run_messages import UnattendedRun, predict_unattended
-from clusterctl.render.stack_report import summarize_stacks
 from clusterctl.render.status_report import RunSnapshot, WorkerActivity, activity_from_sample
-from clusterctl.run.record import run_origin, sample_files, state_reader
+from clusterctl.run.record import sample_files, state_reader
 from clusterctl.run.record.rundir import RunDir, read_saved_verdict
-from clusterctl.run.record.saved_verdict import read_evidence
-from clusterctl.run.rules import rank_timing, stack_dumps
-from clusterctl.run.rules.next_action import RunLimits
-from clusterctl.run.rules.state import RunPhase, RunState
-from clusterctl.why import slowness
-from clusterctl.why.slowness import LONG_WAIT_S, find_stragglers
+from clusterctl.run.record.sample_files import PROGRESS_FIELDS
+from clusterctl.run.rules.fence import compute_fence_s
+from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
-
-_MAX_SAMPLE_BYTES, _MAX_SAMPLE_LINES = 256 << 10, 8
-"""Limits for the samples of each node, because `status` is run often and a run may have many nodes."""
-_NO_ACTIVITY = WorkerActivity()
 
 
 def warn_of_unreadable_lines(state: RunState, console: Console) -> None:
@@ -41,67 +31,15 @@ def warn_of_unreadable_lines(state: RunState, console: Console) -> None:
         console.write_stderr(f"warning: {state.run}: {line}; what cannot be read is left out")
 
 
-def add_stragglers(run: RunDir, view: RunSnapshot, newest_samples: Mapping[str, ActivitySample]) -> RunSnapshot:
-    """Return a view with the stragglers of a run and the likely reason of each.
-
-    Args:
-        run: The run.
-        view: The view without stragglers.
-        newest_samples: The newest samples of ranks, by node.
-    """
-    state = view.state
-    if state.phase is not RunPhase.RUNNING:
-        return view
-    if not rank_timing.has_recent_progress(newest_samples.values(), state.attempt, LONG_WAIT_S) and (
-        slow := load_blocking_ranks(run, state)
-    ):
-        return replace(view, slow_ranks=slow)
-    if not rank_timing.have_all_ranks_wait_counts(newest_samples.values()):
-        return view
-    # One after the other: the ends of all of them together are tens of megabytes.
-    ends = ((last, _read_recent_samples(run, node)) for node, last in newest_samples.items())
-    stragglers = find_stragglers(rank_timing.measure_wait_shares(ends, state.attempt))
-    return (
-        replace(
-            view,
-            slow_ranks=_explain_stragglers(view, stragglers, {n: _read_recent_samples(run, n) for n in newest_samples}),
-        )
-        if stragglers
-        else view
-    )
-
-
-def _read_recent_samples(run: RunDir, node: str) -> list[bytes]:
-    return sample_files.read_last_lines(run.node(node) / SAMPLES_FILE, _MAX_SAMPLE_BYTES)
-
-
-def load_blocking_ranks(run: RunDir, state: RunState) -> dict[int, str]:
-    """Return the ranks that block all others for long, with the activity of each."""
-    idle_ranks = rank_timing.find_idle_ranks(
-        sample_files.read_sample_lines(run, state, _MAX_SAMPLE_BYTES), state.attempt
-    )
-    return {rank: idle_ranks[rank].activity for rank in slowness.find_blocking_ranks(idle_ranks, len(state.workers))}
-
-
-def _explain_stragglers(view: RunSnapshot, slow: Sequence[int], ends: Mapping[str, Sequence[bytes]]) -> dict[int, str]:
-    state = view.state
-    known = rank_timing.measure_rank_timings(ends, state.attempt, max_lines=_MAX_SAMPLE_LINES)
-    troubles = {node: tuple(t.message for (n, _, _), t in state.troubles.items() if n == node) for node in state.nodes}
-    return {
-        rank: slowness.describe_reason(known, rank, troubles[state.workers[rank].node]) if {rank} < known.keys() else ""
-        for rank in slow
-    }
-
-
 def load_view_without_output(run: RunDir) -> RunSnapshot:
     """Return a view without the origin of the run, the output of its ranks, and their positions."""
     state, has_controller = state_reader.load_state_and_attendance(run)
-    seen = _make_sampled_activity(state, sample_files.read_latest_activities(run, state), time.time())
+    seen = make_sampled_activity(state, sample_files.read_latest_activities(run, state, PROGRESS_FIELDS), time.time())
     return RunSnapshot(
-        state=_update_stall_age(state),
+        state=update_stall_age(state),
         has_controller=has_controller,
         activity=seen,
-        verdict=_read_stall_verdict(run, state),
+        verdict=read_stall_verdict(run, state),
         unattended_run=predict_run_without_controller(run, state, has_controller=has_controller),
     )
 
@@ -114,47 +52,6 @@ def load_run_list_view(run: RunDir) -> RunSnapshot:
     return RunSnapshot(state=end.state, has_controller=run.is_attended, activity={0: WorkerActivity(step=end.step)})
 
 
-def build_run_view(
-    run: RunDir,
-    state: RunState,
-    *,
-    has_controller: bool,
-    newest_samples: Mapping[str, ActivitySample] | None = None,
-    with_output_times: bool = True,
-) -> RunSnapshot:
-    """Return the full view of a run from its state.
-
-    Args:
-        run: The run.
-        state: The state of the run.
-        has_controller: A controller is alive.
-        newest_samples: The newest samples of ranks, by node; `None` reads them.
-        with_output_times: Read the time of the last output of each rank, which takes two files for each rank.
-    """
-    where: list[str] = []
-    if state.stall is not None and state.stall.phase == "confirmed":
-        where = describe_stalled_ranks(run, state)
-    return RunSnapshot(
-        state=_update_stall_age(state),
-        has_controller=has_controller,
-        activity=_load_activity(run, state, newest_samples, with_output_times=with_output_times),
-        verdict=_read_stall_verdict(run, state),
-        origin=run_origin.read_origin(run),
-        stall_positions=where,
-        unattended_run=predict_run_without_controller(run, state, has_controller=has_controller),
-    )
-
-
-def build_report_view(run: RunDir, state: RunState, *, has_controller: bool, step: int | None) -> RunSnapshot:
-    """Return the view of a run for its report; the only activity is the step of the slowest rank."""
-    return RunSnapshot(
-        state=_update_stall_age(state),
-        has_controller=has_controller,
-        activity={0: WorkerActivity(step=step)},
-        origin=run_origin.read_origin(run),
-    )
-
-
 def predict_run_without_controller(run: RunDir, state: RunState, *, has_controller: bool = False) -> UnattendedRun:
     """Return what will happen to a run without a controller, from its spec and the last write of a controller."""
     if has_controller or state.is_over:
@@ -163,19 +60,19 @@ def predict_run_without_controller(run: RunDir, state: RunState, *, has_controll
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stored = json.loads(run.spec.read_text())
         stop_after = (stored["on_controller_loss"] or {}).get("stop_after")
-        limits, last = RunLimits(stop_after=stop_after, grace=stored["job"]["grace"]), run.find_last_write_time()
-        return predict_unattended(state.phase, time.time() - (last or 0.0), limits.stop_after, limits.fence)
+        fence_s, last = compute_fence_s(stop_after, stored["job"]["grace"]), run.find_last_write_time()
+        return predict_unattended(state.phase, time.time() - (last or 0.0), stop_after, fence_s)
     return UnattendedRun()
 
 
-def _read_stall_verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
+def read_stall_verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
     """Return the stored verdict about the current stall."""
     if state.stall is None or state.stall.phase != "confirmed":
         return None
     return read_saved_verdict(run)
 
 
-def _update_stall_age(state: RunState) -> RunState:
+def update_stall_age(state: RunState) -> RunState:
     """Return the state with the current age of its stall; the journal has the age at the last change."""
     if state.stall is None or state.reason is not None or state.is_over:
         return state
@@ -183,57 +80,15 @@ def _update_stall_age(state: RunState) -> RunState:
     return replace(state, stall=replace(grown, since_s=round(grown.since_s, 1)))
 
 
-def _load_activity(
-    run: RunDir, state: RunState, newest_samples: Mapping[str, ActivitySample] | None, *, with_output_times: bool
-) -> dict[int, WorkerActivity]:
-    now = time.time()
-    sampled = _make_sampled_activity(
-        state, sample_files.read_latest_activities(run, state) if newest_samples is None else newest_samples, now
-    )
-    if not with_output_times:
-        return {rank: sampled.get(rank, _NO_ACTIVITY) for rank in state.workers}
-    folders = {node: str(run.node(node)) for node in state.nodes}
-    return {
-        rank: _add_output_age(folders.get(worker.node), state.attempt, rank, sampled.get(rank), now)
-        for rank, worker in state.workers.items()
-    }
-
-
-def _make_sampled_activity(
+def make_sampled_activity(
     state: RunState, newest_samples: Mapping[str, ActivitySample], now: float
 ) -> dict[int, WorkerActivity]:
+    """Return the activity of the ranks, from the newest sample of each node; `now` is the wall clock of the head."""
     found: dict[int, WorkerActivity] = {}
     for sample in newest_samples.values():
         if sample.get("attempt") == state.attempt:
             found |= activity_from_sample(sample, max(0.0, now - float(sample.get("t") or now)))
     return found
-
-
-def _add_output_age(
-    folder: str | None, attempt: int, rank: int, sampled: WorkerActivity | None, now: float
-) -> WorkerActivity:
-    activity = sampled or _NO_ACTIVITY
-    names = () if folder is None else (format_output_path(attempt, rank), format_index_path(attempt, rank))
-    written = max((_get_write_time(f"{folder}/{name}") for name in names), default=0.0)
-    return replace(activity, last_output_s=max(0.0, now - written)) if written else activity
-
-
-def _get_write_time(path: str) -> float:
-    """Return the time of the last write of a file; 0 without a file."""
-    try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return 0.0
-
-
-def describe_stalled_ranks(run: RunDir, state: RunState) -> list[str]:
-    """Return lines with the positions of the ranks of a stalled run, from the stored evidence."""
-    nodes = {rank: worker.node for rank, worker in state.workers.items()}
-    for name in reversed(list_stall_folders(str(run.path))):
-        if found := read_evidence(run.path / name):
-            with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
-                return summarize_stacks(stack_dumps.fold_stacks(stack_dumps.parse_rank_stacks(found)), nodes)
-    return []
 
 
 def read_last_output_lines(path: Path, max_bytes: int) -> list[str]:

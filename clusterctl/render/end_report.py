@@ -16,7 +16,8 @@ from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.log_line import LogLine
 from clusterctl.logs.safe_text import clean_block, strip_colours
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, Terminal, safe
-from clusterctl.render.error_messages import render_remaining_processes, render_start_error
+from clusterctl.render.error_messages import render_start_error
+from clusterctl.render.remaining_processes import render_remaining_processes
 from clusterctl.render.run_messages import (
     count_worker_states,
     describe_worker,

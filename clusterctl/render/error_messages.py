@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
@@ -19,10 +19,10 @@ from clusterctl.errors import (
 from clusterctl.render.console import BOLD, CYAN, PEER_LIMIT, RED, YELLOW, Console, Terminal, safe
 from clusterctl.render.health_report import render_findings_by_check
 from clusterctl.render.line_wrapping import count_columns
+from clusterctl.render.remaining_processes import render_remaining_processes
 
 _ADDRESS = re.compile(r"(?:-p \d+ )?[\w.\\-]+@[\w.:%@\[\]-]+")
 """The address of a node in a hint (`SshOptions.address`). Hints for the same error differ only in this address."""
-_MOST_REMAINING = 20
 _MOST_LINES = 60
 """The largest number of lines that are shown of a message."""
 
@@ -74,23 +74,8 @@ def render_start_error(error: Mapping[str, Any], terminal: Terminal) -> list[str
     return [error_line(message, terminal), *hint_lines(hint, terminal)]
 
 
-def render_remaining_processes(remaining: Iterable[Mapping[str, Any]], terminal: Terminal) -> list[str]:
-    """Return a line for each process that may still exist."""
-    entries = list(remaining)
-    lines = [_remaining(entry, terminal) for entry in entries[:_MOST_REMAINING]]
-    more = len(entries) - len(lines)
-    return [*lines, f"  and {more} more"] if more else lines
-
-
 def _unhealthy(message: str, findings: Sequence[Any], hint: str | None, terminal: Terminal) -> list[str]:
     return [*render_findings_by_check(findings, terminal), error_line(message, terminal), *hint_lines(hint, terminal)]
-
-
-def _remaining(entry: Mapping[str, Any], terminal: Terminal) -> str:
-    why = f" ({safe(entry['why'])})" if entry.get("why") else ""
-    command = f" `{safe(entry['command'])}`" if entry.get("command") else ""
-    pid = f" pid {entry['pid']}" if entry.get("pid") is not None else ""
-    return f"  {terminal.style(safe(entry.get('node', '')), BOLD)}:{pid}{command}{why}"
 
 
 def _nodes(errors: Sequence[tuple[str, str, str | None]], terminal: Terminal) -> list[str]:

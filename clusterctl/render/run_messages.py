@@ -21,8 +21,12 @@ from clusterctl.run.rules.controller_events import (
     StallChanged,
 )
 from clusterctl.run.rules.failure_causes import Cause
-from clusterctl.run.rules.stall_detection import HINT
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallState, WorkerState
+
+_DECLARATION_HINT = (
+    "work of one rank alone looks like a stall from outside; declare it by"
+    ' `with clusterctl.phase("checkpoint", limit="15m")`, `clusterctl.progress()`, or its files under `stall.watch`'
+)
 
 
 def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
@@ -109,7 +113,7 @@ def stall_line(stall: StallState) -> str:
 def stall_hints(run: str, phase: str) -> list[str]:
     """Return hints about a stall; `phase` is `suspected` or `confirmed`."""
     end = "; `clusterctl down --stalled` ends it" if phase == "confirmed" else ""
-    return [f"hint: `clusterctl stacks {run}` shows where every rank is{end}", f"hint: {HINT}"]
+    return [f"hint: `clusterctl stacks {run}` shows where every rank is{end}", f"hint: {_DECLARATION_HINT}"]
 
 
 def stall_messages(event: StallChanged, run: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import (
@@ -19,8 +19,8 @@ from clusterctl.formatting import (
 )
 from clusterctl.render.attempt_table import attempts_json, describe_next_attempt, render_attempts
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, Terminal, safe
-from clusterctl.render.error_messages import render_remaining_processes
 from clusterctl.render.log_output import format_local_time, format_rfc3339
+from clusterctl.render.remaining_processes import render_remaining_processes
 from clusterctl.render.run_messages import (
     UnattendedRun,
     cause_json,
@@ -33,10 +33,12 @@ from clusterctl.render.run_messages import (
     stall_line,
 )
 from clusterctl.render.table import Cell, make_columns, render_table
-from clusterctl.run.record.run_origin import Commit, Origin
-from clusterctl.run.record.start_times import StartTimes, StepTime
 from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
 from clusterctl.run.rules.state import RunPhase, RunState, WorkerState
+
+if TYPE_CHECKING:
+    from clusterctl.run.record.run_origin import Commit, Origin
+    from clusterctl.run.record.start_times import StartTimes, StepTime
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {
     "starting": (YELLOW,),

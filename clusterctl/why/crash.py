@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from clusterctl.config.worker_variables import RESERVED_NAMES, find_clusterctl_equivalent, find_launcher_of_variable
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import headline_patterns
-from clusterctl.why.evidence_types import Evidence, Rank, RankExit
 from clusterctl.why.headline import find_last_words
 from clusterctl.why.stack_position import (
     Activity,
@@ -28,6 +28,9 @@ from clusterctl.why.verdict import (
     format_ranks,
     shorten,
 )
+
+if TYPE_CHECKING:
+    from clusterctl.why.evidence_types import Evidence, Rank, RankExit
 
 _OUT_OF_MEMORY = "a kernel that lacked memory has `oom-kill` or `Out of memory: Killed process` in its log of that time"
 _WHO_SENDS = (
@@ -167,7 +170,7 @@ _PEERS_NOTICE_S = 120.0
 _BARRIER_MISSED = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
 _TIMEOUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 
-RankEnd = tuple[Rank, RankExit]
+RankEnd: TypeAlias = "tuple[Rank, RankExit]"
 """A rank and how it ended."""
 
 

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from clusterctl.why.evidence_types import Rank, RankSnapshot, StackFrame
 from clusterctl.why.verdict import MAX_NAMED, Culprit
+
+if TYPE_CHECKING:
+    from clusterctl.why.evidence_types import Rank, RankSnapshot, StackFrame
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/_clusterctl_shim/|/clusterctl/agent/")
 _COLLECTIVE = re.compile(r"torch/distributed/|torch/nn/parallel/|horovod/|jax/|tensorflow/|mpi4py|deepspeed/comm")

@@ -21,7 +21,8 @@ from clusterctl.cli.run_views import warn_of_unreadable_lines
 from clusterctl.config.spec import load_spec
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodesError, RefusedError, TeardownError
 from clusterctl.formatting import plural
-from clusterctl.render.error_messages import print_error, render_remaining_processes
+from clusterctl.render.error_messages import print_error
+from clusterctl.render.remaining_processes import render_remaining_processes
 from clusterctl.run.controller import control_socket, detached_process
 from clusterctl.run.controller.main import adopt_run
 from clusterctl.run.nodes.fan_out import call_all

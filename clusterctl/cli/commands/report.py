@@ -15,7 +15,8 @@ from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.follow.event_messages import EventFormatter
 from clusterctl.cli.follow.exit_report import list_workdirs_of_failed_run
 from clusterctl.cli.option_values import write_text_file
-from clusterctl.cli.run_views import build_report_view, read_last_output_lines, warn_of_unreadable_lines
+from clusterctl.cli.run_views import read_last_output_lines, warn_of_unreadable_lines
+from clusterctl.cli.status_views import build_report_view
 from clusterctl.cli.verdicts import load_verdict
 from clusterctl.formatting import format_size, plural
 from clusterctl.render import run_messages

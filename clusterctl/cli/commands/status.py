@@ -9,7 +9,8 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
-from clusterctl.cli.run_views import add_stragglers, build_run_view, warn_of_unreadable_lines
+from clusterctl.cli.run_views import warn_of_unreadable_lines
+from clusterctl.cli.status_views import STATUS_FIELDS, add_stragglers, build_run_view
 from clusterctl.render.status_report import has_row_per_rank, render_status, status_json
 from clusterctl.run.record.sample_files import read_latest_activities
 from clusterctl.run.record.start_times import read_start_times
@@ -27,7 +28,7 @@ def command(common: CommonOptions, reference: str | None, as_json: bool, verbose
     console = common.console()
     run = find_run_to_read(reference)
     state, has_controller = load_state_and_attendance(run)
-    newest = read_latest_activities(run, state)
+    newest = read_latest_activities(run, state, STATUS_FIELDS)
     outputs = as_json or has_row_per_rank(state, every=verbose)
     view = add_stragglers(
         run,

@@ -19,7 +19,8 @@ from clusterctl.cli.follow.keyboard import AlternateScreen
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.node_stats import StatsSource
 from clusterctl.cli.option_values import parse_interval_option
-from clusterctl.cli.run_views import build_run_view, read_last_output_lines
+from clusterctl.cli.run_views import read_last_output_lines
+from clusterctl.cli.status_views import build_run_view
 from clusterctl.logs.safe_text import strip_colours
 from clusterctl.render.top_rows import SORTS, FoldLevel, TableOrder, TopData
 from clusterctl.render.top_screen import compute_fold_level, render_top

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.cli.run_views import describe_stalled_ranks, load_blocking_ranks
+from clusterctl.cli.status_views import describe_stalled_ranks, load_blocking_ranks
 from clusterctl.render import run_messages
 from clusterctl.render.attempt_table import describe_restart
 from clusterctl.render.status_report import describe_slow_ranks

@@ -13,10 +13,11 @@ from clusterctl.agent.protocol.record_types import ActivitySample, HealthSample
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import LineTail
-from clusterctl.run.rules.rank_timing import choose_evenly
+from clusterctl.run.rules.even_choice import choose_evenly
 from clusterctl.run.rules.state import RunState
 from clusterctl.validation import samples
 
+PROGRESS_FIELDS = samples.RankFields(activity=(), status=("step", "progress_age_s"))
 _LATEST_BYTES = (16 << 10, 256 << 10)
 """How many bytes at the end of a file are searched for the latest sample; the first number is nearly always enough."""
 
@@ -38,9 +39,9 @@ def read_sample_lines(run: RunDir, state: RunState, max_bytes: int = 1 << 20) ->
     return {node: read_last_lines(run.node(node) / SAMPLES_FILE, max_bytes) for node in state.nodes}
 
 
-def read_latest_activity(run: RunDir, node: str) -> ActivitySample | None:
+def read_latest_activity(run: RunDir, node: str, fields: samples.RankFields | None = None) -> ActivitySample | None:
     """Return the latest replicated sample of a node's ranks."""
-    return next(samples.parse_samples(_read_latest_first(run, node), "activity"), None)
+    return next(samples.parse_samples(_read_latest_first(run, node), "activity", fields=fields), None)
 
 
 def read_latest_health(run: RunDir, node: str) -> HealthSample | None:
@@ -53,15 +54,19 @@ def _read_latest_first(run: RunDir, node: str) -> Iterator[bytes]:
         yield from reversed(read_last_lines(run.node(node) / SAMPLES_FILE, max_bytes))
 
 
-def read_latest_activities(run: RunDir, state: RunState) -> dict[str, ActivitySample]:
+def read_latest_activities(
+    run: RunDir, state: RunState, fields: samples.RankFields | None = None
+) -> dict[str, ActivitySample]:
     """Return the latest sample of the ranks of each node that has one."""
-    found = {node: read_latest_activity(run, node) for node in state.nodes}
+    found = {node: read_latest_activity(run, node, fields) for node in state.nodes}
     return {node: sample for node, sample in found.items() if sample is not None}
 
 
 def find_slowest_rank_step(run: RunDir, state: RunState) -> int | None:
     """Return the step that the slowest rank of the newest attempt has reached; `None` if the samples have no steps."""
-    newest = [s for s in read_latest_activities(run, state).values() if s.get("attempt") == state.attempt]
+    newest = [
+        s for s in read_latest_activities(run, state, PROGRESS_FIELDS).values() if s.get("attempt") == state.attempt
+    ]
     ranks = [rank for sample in newest for rank in (sample.get("ranks") or {}).values()]
     statuses = [status for rank in ranks if (status := rank.get("inside")) is not None]
     return min((step for status in statuses if (step := status.get("step")) is not None), default=None)

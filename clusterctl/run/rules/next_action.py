@@ -19,6 +19,7 @@ from clusterctl.errors import ExitCode
 from clusterctl.formatting import describe_duration
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.failure_causes import Cause
+from clusterctl.run.rules.fence import compute_fence_s
 from clusterctl.run.rules.outcome import determine_outcome
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase
 
@@ -112,9 +113,6 @@ def choose_next_nodes(
     return chosen, replaced
 
 
-FENCE_MARGIN_S = 10.0
-"""Seconds added to a fence, because a node may stop its workers later than its clock demands."""
-
 STOP_MARGIN_S = 30.0
 """Seconds that a node may need after the grace for SIGKILL, the sweep, and the release of GPU memory by the kernel."""
 
@@ -137,7 +135,7 @@ class RunLimits:
     @property
     def fence(self) -> float | None:
         """Seconds from the controller's last frame until a silent node has stopped its workers; `None` for never."""
-        return None if self.stop_after is None else self.stop_after + self.grace + FENCE_MARGIN_S
+        return compute_fence_s(self.stop_after, self.grace)
 
     def with_stop_on_stall(self) -> RunLimits:
         """Return the limits for a run that a stall ends without a restart."""

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from statistics import median
-from typing import TypeVar
 
 from clusterctl.agent.protocol.record_types import ActivitySample, RankActivity
 from clusterctl.formatting import format_size
+from clusterctl.run.rules.even_choice import choose_evenly
 from clusterctl.validation import samples
 from clusterctl.why.evidence_types import IdleRank, RankTiming
 from clusterctl.why.slowness import LONG_WAIT_S
@@ -30,16 +30,10 @@ _MIN_LOOKS, _MIN_COLLECTIVES = 13, 2
 _MOMENT = re.compile(rb'"m":\s*([0-9.]+)')
 _ATTEMPT = re.compile(rb'"attempt":\s*([0-9]+)')
 
+WAIT_FIELDS = samples.RankFields(activity=("alive", "pid"), status=("looks", "held", "seq"))
+
 WaitShares = tuple[float, ...]
 """The share of time in collectives, for each part of the window."""
-T = TypeVar("T")
-
-
-def choose_evenly(items: Sequence[T], max_count: int) -> list[T]:
-    """Return at most `max_count` items, evenly chosen. The first and the last are among them."""
-    if len(items) <= max_count:
-        return list(items)
-    return [items[round(index * (len(items) - 1) / (max_count - 1))] for index in range(max_count)]
 
 
 def measure_wait_shares(
@@ -87,7 +81,7 @@ def _parse_earlier_samples(lines: Sequence[bytes], last: ActivitySample) -> list
 
     window = lines[bisect_left(lines, True, key=is_in_window) :]
     chosen = [window[part * len(window) // PARTS] for part in range(PARTS)] if window else []
-    parsed = samples.parse_samples(chosen, "activity", "m", "ranks", "attempt")
+    parsed = samples.parse_samples(chosen, "activity", "m", "ranks", "attempt", fields=WAIT_FIELDS)
     return [s for s in parsed if s["attempt"] == last["attempt"] and 0 < last["m"] - s["m"] <= WINDOW_S]
 
 
@@ -217,7 +211,7 @@ def measure_rank_timings(
     timings: dict[int, RankTiming] = {}
     for own in lines.values():
         chosen = choose_evenly([line for line in own if samples.may_be_sample(line, "activity")], max_lines)
-        parsed = samples.parse_samples(chosen, "activity", "m", "ranks", "attempt")
+        parsed = samples.parse_samples(chosen, "activity", "m", "ranks", "attempt", fields=WAIT_FIELDS)
         read = [sample for sample in parsed if sample["attempt"] == attempt]
         read = [sample for sample in read if read[-1]["m"] - sample["m"] <= WINDOW_S]
         gpu_clock_mhz = _find_gpu_clock_mhz(own)

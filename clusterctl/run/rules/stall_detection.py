@@ -18,11 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.record_types import ActivitySample, RankActivity, WorkerStatusSample
-from clusterctl.config.spec import StallSpec
 from clusterctl.formatting import describe_duration
 from clusterctl.validation import samples
+
+if TYPE_CHECKING:
+    from clusterctl.config.spec import StallSpec
 
 BUSY_CORES = 0.05
 """A rank that uses fewer cores does no work: a waiting worker uses some CPU for heartbeats and its status file."""
@@ -162,10 +165,6 @@ MAX_UNSEEN_S, MAX_UNSEEN_STEADY_S = 5.0, 2.0
 """The most seconds without a sample that an interval may include; the second value is for steady progress."""
 
 _NO_STEP_REPORTED = "no step reported by any process"
-HINT = (
-    "work of one rank alone looks like a stall from outside; declare it by"
-    ' `with clusterctl.phase("checkpoint", limit="15m")`, `clusterctl.progress()`, or its files under `stall.watch`'
-)
 
 
 class StallPhase(str, Enum):

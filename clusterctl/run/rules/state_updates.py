@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 from typing_extensions import assert_never
 
@@ -17,6 +16,7 @@ from clusterctl.run.rules.failure_causes import (
     find_cause_in_output,
     find_swallowed_exception,
 )
+from clusterctl.run.rules.fast_replace import replace
 from clusterctl.run.rules.state import (
     EarlierAttempt,
     MutableNodes,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.cli.run_views import describe_stalled_ranks
+from clusterctl.cli.status_views import describe_stalled_ranks
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunState, WorkerState
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli.run_views import add_stragglers, build_run_view
+from clusterctl.cli.status_views import add_stragglers, build_run_view
 from clusterctl.cli.verdicts import open_bundle
 from clusterctl.run.record.sample_files import read_latest_activities
 from clusterctl.run.record.state_reader import load_state_and_attendance
