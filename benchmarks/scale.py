@@ -101,8 +101,8 @@ class Simulation:
     def close(self) -> None:
         """End the nodes, and controllers that are left."""
         for run in state_reader.list_runs(self.folder / "state" / "clusterctl" / "runs"):
-            if run.is_attended and run.controller is not None:
-                psutil.Process(run.controller.pid).kill()
+            if run.is_attended and run.last_controller is not None:
+                psutil.Process(run.last_controller.pid).kill()
         self._nodes.kill()
         self._nodes.wait()
 
@@ -143,7 +143,7 @@ def measure(rounds: int, sizes: Sequence[int] = SIZES, files: int | None = None)
 def _of(nodes: Simulation) -> Iterable[Measure]:
     up = nodes.start("up", "-d", "--no-health", "cluster.yaml")
     run = nodes.run()
-    pid = wait("a controller", lambda: run.controller).pid
+    pid = wait("a controller", lambda: run.last_controller).pid
     process = psutil.Process(pid)
     began = time.monotonic()
     yield from _start(nodes, run, process, began)

@@ -16,7 +16,7 @@ from clusterctl.errors import NodeRefusedError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes import uploads
-from clusterctl.run.nodes.downloads import FetchOptions, pull
+from clusterctl.run.nodes.downloads import FetchOptions, pull_files
 from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.session.node_session import Session
 
@@ -158,7 +158,7 @@ def _fetch(
         asked, to = split_file_pattern(path), into(path)
         left = transfer.max_bytes - sum(total for _, total in found.values())
         how = FetchOptions(max_bytes=left, follow_links=True, new_name=to.new_name, on_bytes=counter)
-        found[path] = pull(
+        found[path] = pull_files(
             session,
             resolve_node_folder(transfer.get_base_folder(session.node), asked.folder),
             asked.pattern,

@@ -73,7 +73,7 @@ wrong = set()
 for number in range(100):
     data = (sys.argv[1] + str(number)).encode() * 100_000
     try:
-        size, digest = store.add(io.BytesIO(data))
+        size, digest = store.add_file(io.BytesIO(data))
         if store.path(digest).read_bytes() != data:
             wrong.add("mixed")
     except OSError as error:

@@ -59,9 +59,9 @@ def test_a_sync_may_take_longer_than_silence_is_borne(nodes: NodeFactory, dial: 
     with Relay((node.address, 22), rate=RATE, delay=DELAY) as link:
         session = dial(link)
         before = time.monotonic()
-        assert sync_files(session, "~/code", upload, run=None, say=lambda _: None)[0] == 3
+        assert sync_files(session, "~/code", upload, run=None, on_activity=lambda _: None)[0] == 3
         assert time.monotonic() - before > 16.0
-        assert sync_files(session, "~/code", upload, run=None, say=lambda _: None)[0] == 0
+        assert sync_files(session, "~/code", upload, run=None, on_activity=lambda _: None)[0] == 0
         session.close()
     assert {name: node.path(f"/root/code/{name}").read_bytes() for name in files} == files
 

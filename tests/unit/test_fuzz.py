@@ -237,11 +237,11 @@ SPEC = ClusterSpec(name="r", path="c.yaml", hosts=(HostSpec(name="n", host="h"),
 def sampled(values: list[Any]) -> None:
     lines = samples.SampleLineSplitter().split("n", b"".join(line_of(value) + b"\n" for value in values))
     stall, health = StallObserver(0, [0], StallSpec(), 0.0), HealthObserver(SPEC)
-    stall.add_lines("n", lines, 1.0)
+    stall.add_sample_lines("n", lines, 1.0)
     stall.list_new_warnings(stall.judge(2.0), 2.0)
     stall.measure_idle_s(["n"])
-    stall.replay({"n": lines}, 3.0)
-    health.add_lines("n", lines, 1.0)
+    stall.replay_samples({"n": lines}, 3.0)
+    health.add_sample_lines("n", lines, 1.0)
     health.find_silent_nodes(["n"], 1e6)
     health.find_unhealthy(["n"])
     for sample in samples.parse_samples(lines, "activity"):

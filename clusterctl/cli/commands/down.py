@@ -390,7 +390,7 @@ def _start_new_controller(run: RunDir, adopt: Callable[[], int]) -> bool:
 
 
 def _make_unreachable_error(run: RunDir, error: control_socket.NoControllerError) -> RefusedError:
-    controller = run.controller
+    controller = run.last_controller
     where = "an unknown machine" if controller is None else f"{controller.host} (pid {controller.pid})"
     if isinstance(error, control_socket.SilentControllerError):
         ends = "ending it" if controller is None else f"`kill -9 {controller.pid}` there"

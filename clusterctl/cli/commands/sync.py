@@ -19,7 +19,7 @@ from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import get_workdir
 from clusterctl.render.console import safe
 from clusterctl.run.nodes import code_exclusions, code_manifest
-from clusterctl.run.nodes.downloads import MAX_BYTES, FetchOptions, pull
+from clusterctl.run.nodes.downloads import MAX_BYTES, FetchOptions, pull_files
 from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.run.nodes.uploads import (
     SyncPreview,
@@ -127,7 +127,9 @@ def _push(
             return
         sent, errors = call_all(
             sessions,
-            lambda node, session: sync_files(session, get_workdir(spec, node), files, run=None, say=lambda _what: None),
+            lambda node, session: sync_files(
+                session, get_workdir(spec, node), files, run=None, on_activity=lambda _what: None
+            ),
         )
     if not quiet:
         total_files = plural(len(manifest.files), "file")
@@ -180,7 +182,7 @@ def _pull_patterns(
     found: dict[str, tuple[list[str], int]] = {}
     for pattern in patterns:
         left = max_bytes - sum(total for _, total in found.values())
-        found[pattern] = pull(session, workdir, pattern, target, FetchOptions(max_bytes=left))
+        found[pattern] = pull_files(session, workdir, pattern, target, FetchOptions(max_bytes=left))
     return found
 
 

@@ -77,7 +77,7 @@ class RunPoller:
     def poll(self) -> RunSnapshot:
         """Read the new events."""
         # Asked before the files are read, so that the last writes of a controller that has ended are read too.
-        attended = self._subscription.clear() or self.run.is_attended
+        attended = self._subscription.read_notifications() or self.run.is_attended
         new_controller_events, new_node_events = self._reader.refresh()
         return RunSnapshot(
             new_controller_events=new_controller_events,
@@ -123,7 +123,7 @@ class RunPoller:
         """Return whether the last writes of a controller on another machine may still be on their way."""
         if time.monotonic() - self._attended_at >= self._write_delay:
             return False
-        controller = self.run.controller
+        controller = self.run.last_controller
         return controller is not None and controller.host != socket.gethostname()
 
     def _has_new_controller(self) -> bool:

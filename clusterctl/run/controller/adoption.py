@@ -118,7 +118,7 @@ class RunAdoption(ThreadOwnedState):
         self._restore_attempt()
         if run.state.attempt < 0:
             for node, session in self._reached.items():
-                run.join(node, session)
+                run.add_session(node, session)
             self._start.launch(lambda: self._undo_start(self._reached))
             return
         run.is_busy = False

@@ -181,7 +181,7 @@ class StartSequence(ThreadOwnedState):
     def _connected(self, opened: Mapping[str, Session], missing: Mapping[str, ClusterctlError]) -> None:
         run = self._run
         for node, session in opened.items():
-            run.join(node, session)
+            run.add_session(node, session)
         for spare, error in missing.items():
             run.note(f"spare {spare} cannot be used yet: {str(error).removeprefix(f'{spare}: ')}")
             self._reconnection.mark_disconnected(run.hosts[spare], error)
@@ -260,7 +260,7 @@ class StartSequence(ThreadOwnedState):
         def join_with_higher_epoch() -> None:
             run.raise_epoch(run.epoch)
             for node, session in opened.items():
-                run.join(node, session)
+                run.add_session(node, session)
 
         # A higher epoch: the node refuses a request of the start that arrives only now.
         run.executor.call_on_loop(join_with_higher_epoch)
@@ -272,7 +272,7 @@ class StartSequence(ThreadOwnedState):
         if left:
             run.note(CLEANUP_UNCONFIRMED.format(fold_hosts(left)))
         run.record(ended)
-        run.control.notify()
+        run.control.notify_watchers()
 
 
 class RestartSequence(ThreadOwnedState):
@@ -287,7 +287,7 @@ class RestartSequence(ThreadOwnedState):
         self._asked = -1
         self._dirty: tuple[int, float] | None = None
 
-    def announce(self, action: next_action.Restart, observations: next_action.RunObservations) -> None:
+    def plan_restart(self, action: next_action.Restart, observations: next_action.RunObservations) -> None:
         """Record the next attempt: its nodes, its time and its reason."""
         run = self._run
         bad = next_action.choose_excluded_nodes(run.state, observations)
@@ -310,7 +310,7 @@ class RestartSequence(ThreadOwnedState):
                 budget=rules.max_restarts,
             )
         )
-        run.control.notify()
+        run.control.notify_watchers()
         # Replaced nodes are told that the run has ended there, so that they release their ports and GPUs.
         replaced = [n.node for n in run.state.nodes.values() if n.node not in nodes and n.swept and not n.remaining]
         sessions = {node: session for node, session in run.links.sessions.items() if node in replaced}

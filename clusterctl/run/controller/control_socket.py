@@ -61,7 +61,7 @@ class ControlServer:
         self._listener.listen(64)
         threading.Thread(target=self._accept, name="control", daemon=True).start()
 
-    def notify(self) -> None:
+    def notify_watchers(self) -> None:
         """Send an empty line to every watcher that has read the last one."""
         with self._guard:
             for watcher in list(self._watchers):
@@ -189,7 +189,7 @@ class ChangeSubscription:
         """Return the descriptor that becomes readable after a change; `None` without a controller."""
         return None if self._connection is None else self._connection.fileno()
 
-    def clear(self) -> bool:
+    def read_notifications(self) -> bool:
         """Read all notifications; return whether the controller is still connected."""
         if self._connection is None:
             return False

@@ -131,7 +131,7 @@ class ControlledRun(ThreadOwnedState):
         """Record a message for the user."""
         self.record(controller_events.Note(text=text, level=level))
 
-    def apply_event(self, item: EventReceived) -> None:
+    def apply_received_event(self, item: EventReceived) -> None:
         """Replicate an event of a node's journal, and apply it to the state; a known event is ignored."""
         node_state = self.find_node(item.node)
         if node_state is None or item.stamp.seq <= node_state.seq:
@@ -204,10 +204,10 @@ class ControlledRun(ThreadOwnedState):
             for session in self.links.sessions.values():
                 session.epoch = self.epoch
 
-    def join(self, node: str, session: Session) -> bool:
+    def add_session(self, node: str, session: Session) -> bool:
         """Add a session to the run, with this controller's epoch; return False if it broke."""
         session.epoch = self.epoch
-        return self.links.add(self.hosts[node], session)
+        return self.links.add_session(self.hosts[node], session)
 
     @property
     def grace(self) -> float:
@@ -221,7 +221,7 @@ class ControlledRun(ThreadOwnedState):
         )
         self.stopping.reset()
         self.stop_all_nodes(reason.value)
-        self.control.notify()
+        self.control.notify_watchers()
 
     def end_partly_started_attempt(self, error: ClusterctlError) -> None:
         """End an attempt that could not be started everywhere."""
@@ -235,9 +235,9 @@ class ControlledRun(ThreadOwnedState):
         """Stop the attempt on every node where it has not ended."""
         for node in self.state.nodes.values():
             if not node.swept:
-                self.stop(node.node, reason)
+                self.stop_node(node.node, reason)
 
-    def stop(self, node: str, reason: str) -> None:
+    def stop_node(self, node: str, reason: str) -> None:
         """Stop the attempt on a node; repeat it to shorten the grace. A node without a session gets the stop later."""
         session = self.links.sessions.get(node)
         if session is None:
@@ -250,7 +250,7 @@ class ControlledRun(ThreadOwnedState):
             with contextlib.suppress(FutureTimeoutError):
                 STOP.call_async(session, request).result(STOP.timeout_s)
 
-        self.executor.run_in_thread(send, failed=lambda _: self.links.redial(self.hosts[node], session))
+        self.executor.run_in_thread(send, on_failed=lambda _: self.links.redial(self.hosts[node], session))
 
     def send_finish(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
         """Tell nodes that the run has ended; return the errors. For any thread."""

@@ -63,10 +63,10 @@ class LoopExecutor:
     def run_in_thread(
         self,
         work: Callable[[], T],
-        done: Callable[[T], object] = _ignore,
-        failed: Callable[[Exception], object] = _ignore,
+        on_done: Callable[[T], object] = _ignore,
+        on_failed: Callable[[Exception], object] = _ignore,
     ) -> None:
-        """Do work in a thread of its own; the loop calls `done` with its result or `failed` with its exception.
+        """Do work in a thread of its own; the loop calls `on_done` with its result or `on_failed` with its exception.
 
         An unexpected exception also writes a traceback to the controller's log.
         """
@@ -78,8 +78,8 @@ class LoopExecutor:
                 if not isinstance(error, ClusterctlError):
                     traceback.print_exc()
                 failure = error
-                self.call_soon(lambda: failed(failure))
+                self.call_soon(lambda: on_failed(failure))
             else:
-                self.call_soon(lambda: done(result))
+                self.call_soon(lambda: on_done(result))
 
         threading.Thread(target=run, daemon=True).start()

@@ -11,7 +11,7 @@ from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.controller.replication import Replication
 from clusterctl.run.nodes import downloads, run_cleanup
-from clusterctl.run.nodes.fan_out import call_all, raise_first, read_all
+from clusterctl.run.nodes.fan_out import call_all, raise_first, read_file_pieces
 from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events, next_action
 from clusterctl.session.node_session import Session
@@ -62,10 +62,10 @@ class FinishSequence(ThreadOwnedState):
                 ]
                 self._files.setdefault(node, []).extend(files)
         self._progress = dict.fromkeys(self._files, (-1, self._began))
-        # If all nodes are silent now, the loop would not call `step` before its next tick.
-        self.step()
+        # If all nodes are silent now, the loop would not call `continue_finish` before its next tick.
+        self.continue_finish()
 
-    def step(self) -> None:
+    def continue_finish(self) -> None:
         """Finish the run once all output has arrived, or no more is expected."""
         if self._finish is None or self._telling:
             return
@@ -105,14 +105,14 @@ class FinishSequence(ThreadOwnedState):
     def _give_up_results(self, why: str) -> None:
         """Stop waiting for results; the exit code of the run does not depend on them."""
         if self._results_fetch is not None:
-            self._take_results(self._results_fetch.result(why))
+            self._take_results(self._results_fetch.build_results_event(why))
         self._has_results_event = True
 
     def _take_results(self, found: controller_events.ResultsFetched) -> None:
         if not self._has_results_event:
             self._has_results_event = True
             self._run.record(found)
-            self._run.control.notify()
+            self._run.control.notify_watchers()
 
     # --- what is missing
 
@@ -130,7 +130,7 @@ class FinishSequence(ThreadOwnedState):
         }
 
         def measure() -> _Sizes:
-            answers, errors = read_all(session, reads)
+            answers, errors = read_file_pieces(session, reads)
             raise_first({f: error for f, error in errors.items() if not isinstance(error, NotFoundError)})
             return {file: answer["size"] for file, answer in answers.items()}
 
@@ -194,7 +194,7 @@ class FinishSequence(ThreadOwnedState):
 
         def close(_: object) -> None:
             run.record(ended)
-            run.control.notify()
+            run.control.notify_watchers()
 
         run.executor.run_in_thread(lambda: self._tell_nodes(sessions, ended), close, close)
 

@@ -42,7 +42,7 @@ class HealthMonitor(ThreadOwnedState):
         self._replayed: set[str] = set()
         self._looked = 0.0
 
-    def add_lines(self, node: str, lines: Sequence[bytes]) -> None:
+    def add_sample_lines(self, node: str, lines: Sequence[bytes]) -> None:
         """Add lines of a node's samples; its replica has them already."""
         self._new.setdefault(node, []).extend(lines)
 
@@ -57,12 +57,12 @@ class HealthMonitor(ThreadOwnedState):
         changes: list[controller_events.HealthChanged] = []
         for node in state.nodes:
             if node in self._replayed:
-                changes += self._observer.add_lines(node, new.get(node, []), now)
+                changes += self._observer.add_sample_lines(node, new.get(node, []), now)
             else:
                 self._replayed.add(node)
                 recorded = [event for event in state.troubles.values() if event.node == node]
                 lines = read_last_lines(self._run.node(node) / SAMPLES_FILE)
-                changes += self._observer.replay(node, lines, recorded, now)
+                changes += self._observer.replay_samples(node, lines, recorded, now)
         heard = {n.node for n in state.nodes.values() if n.link == "connected" and not n.finished}
         return changes + self._observer.find_silent_nodes(heard, now)
 
@@ -88,7 +88,7 @@ class StallMonitor(ThreadOwnedState):
         self._attempt = -1
         self._last_stall = find_last_stall(run.folder)
         self._pending_evidence = 0
-        self._stall = StallJudgement(is_known=False)
+        self._stall = StallJudgement(has_all_samples=False)
 
     def _watch(self) -> StallObserver | None:
         state = self._run.state
@@ -97,22 +97,22 @@ class StallMonitor(ThreadOwnedState):
             self._observer = StallObserver(state.attempt, state.workers, self._run.spec.stall, time.monotonic())
         return self._observer
 
-    def replay(self) -> None:
+    def replay_samples(self) -> None:
         """Feed the observer with earlier samples: how long steps take, and when the last one was."""
         observer = self._watch()
         if observer is not None:
             samples = {
                 n: read_last_lines(self._run.folder.node(n) / run_files.SAMPLES_FILE) for n in self._run.state.nodes
             }
-            observer.replay(samples, time.monotonic())
+            observer.replay_samples(samples, time.monotonic())
 
-    def add_lines(self, node: str, lines: Sequence[bytes]) -> None:
+    def add_sample_lines(self, node: str, lines: Sequence[bytes]) -> None:
         """Add lines of a node's samples."""
         observer = self._watch()
         if observer is not None:
-            observer.add_lines(node, lines, time.monotonic())
+            observer.add_sample_lines(node, lines, time.monotonic())
 
-    def judge(self) -> None:
+    def update_judgement(self) -> None:
         """Record each change of the stall judgement; collect evidence before the policy acts."""
         run, observer = self._run, self._watch()
         if observer is None or run.state.phase not in (RunPhase.RUNNING, RunPhase.STALLED):
@@ -121,7 +121,7 @@ class StallMonitor(ThreadOwnedState):
         for text in observer.list_new_warnings(stall, time.monotonic()):
             run.note(text)
         shown = "none" if run.state.stall is None else run.state.stall.phase
-        if not stall.is_known or stall.phase.value == shown:
+        if not stall.has_all_samples or stall.phase.value == shown:
             return
         evidence = (
             None
@@ -138,7 +138,7 @@ class StallMonitor(ThreadOwnedState):
                 evidence=evidence,
             )
         )
-        run.control.notify()
+        run.control.notify_watchers()
 
     def _collect_evidence(self, *, is_confirmed: bool) -> str:
         """Collect and judge evidence of a stall in a thread; return its folder."""
@@ -178,10 +178,14 @@ class StallMonitor(ThreadOwnedState):
     def end_if_stalled(self, *, kill: bool) -> dict[str, Any]:
         """End the run if it is stalled now; no attempt follows, because the user ended it."""
         run = self._run
-        self.judge()
+        self.update_judgement()
         stalled = run.state.phase is RunPhase.STALLED and self._stall.phase is StallPhase.CONFIRMED
         if stalled:
             if kill:
                 run.kill_now()
             run.limits = run.limits.with_stop_on_stall()
-        return {"ok": True, "stalled": stalled, "phase": self._stall.phase.value if self._stall.is_known else None}
+        return {
+            "ok": True,
+            "stalled": stalled,
+            "phase": self._stall.phase.value if self._stall.has_all_samples else None,
+        }

@@ -51,7 +51,7 @@ class Links(ThreadOwned):
         self._pauses: dict[str, float] = {}
         self.sessions: Mapping[str, Session] = {}
 
-    def add(self, host: HostSpec, session: Session) -> bool:
+    def add_session(self, host: HostSpec, session: Session) -> bool:
         """Add an open session and return True; if it has broken meanwhile, return False and dial the host again."""
         self.check_owner()
         node = host.name

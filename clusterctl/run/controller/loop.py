@@ -100,7 +100,7 @@ class Controller:
             run.launcher.secrets = {}
             run.excluded_spares = dict.fromkeys((h.name for h in run.spec.spare_hosts), "no secrets")
         if run.state.attempt >= 0 and not run.cancelled.is_set():
-            self._stalls.replay()
+            self._stalls.replay_samples()
         self._adoption.start()
         return self._loop()
 
@@ -121,7 +121,7 @@ class Controller:
                 if self._should_evaluate():
                     self._reconnection.record_silent_nodes()
                     self._act()
-                    self._replication.acknowledge()
+                    self._replication.acknowledge_when_due()
             while not run.writer.flush():
                 time.sleep(_TICK_S)
             return run.state.exit_code or 0
@@ -154,7 +154,7 @@ class Controller:
         with contextlib.suppress(queue.Empty):
             for _ in range(_MAX_ITEMS - 1):
                 self._handle(run.inbox.get_nowait())
-        run.control.notify()
+        run.control.notify_watchers()
 
     def _handle(self, item: Any) -> None:
         """Handle an item. An invalid message of a node ends only the session with this node.
@@ -177,9 +177,9 @@ class Controller:
     def _dispatch(self, item: Any) -> None:
         match item:
             case EventReceived():
-                self._run.apply_event(item)
+                self._run.apply_received_event(item)
             case OutputReceived():
-                self._replication.take(item)
+                self._replication.store_output(item)
             case AttemptsReplicated():
                 self._replication.mark_attempts_replicated(item)
             case ClockMeasured():
@@ -200,7 +200,7 @@ class Controller:
     def _act(self) -> None:
         run = self._run
         if self._finish.has_begun:
-            self._finish.step()
+            self._finish.continue_finish()
             return
         self._adoption.continue_without_late_nodes()
         if self._adoption.is_active or self._start.has_no_attempt:
@@ -208,7 +208,7 @@ class Controller:
             return
         if not run.cancelled.is_set():
             # Stalls and health do not matter any more for a cancelled run, and must not delay its end.
-            self._stalls.judge()
+            self._stalls.update_judgement()
             self._record_health()
         if self._restart.is_checkpoint_search_pending():
             return
@@ -226,7 +226,7 @@ class Controller:
             case next_action.EndAttempt():
                 run.end_attempt(action.reason, action.message)
             case next_action.Restart():
-                self._restart.announce(action, observations)
+                self._restart.plan_restart(action, observations)
                 self._continue_restart()
             case next_action.Finish():
                 self._finish.begin(action)
@@ -260,8 +260,8 @@ class Controller:
         if item.file == SAMPLES_FILE:
             lines = self._samples.split(item.node, item.payload)
             if not self._run.cancelled.is_set():
-                self._stalls.add_lines(item.node, lines)
-                self._health.add_lines(item.node, lines)
+                self._stalls.add_sample_lines(item.node, lines)
+                self._health.add_sample_lines(item.node, lines)
 
     def _record_health(self) -> None:
         """Record changes of the health of nodes and GPUs."""
@@ -271,7 +271,7 @@ class Controller:
         for event in changes:
             self._run.record(event)
         if changes:
-            self._run.control.notify()
+            self._run.control.notify_watchers()
 
     def _observe(self) -> next_action.RunObservations:
         run = self._run

@@ -126,9 +126,9 @@ class Reconnection(ThreadOwnedState):
 
     def _count_violation(self, node: str, text: str) -> None:
         run, node_state = self._run, self._run.state.nodes.get(node)
-        if self._violations.is_new(node, text):
+        if self._violations.is_new_message(node, text):
             run.note(f"{node} sent an invalid message, so its session is ended: {text}")
-        over = self._violations.add(node, time.monotonic())
+        over = self._violations.add_violation(node, time.monotonic())
         if over and node_state is not None and node_state.link != "lost" and not node_state.swept:
             run.record(controller_events.LinkChanged(node=node, link="lost", why=f"it sends invalid messages: {text}"))
 
@@ -163,7 +163,7 @@ class Reconnection(ThreadOwnedState):
         """Accept a session that was dialed again, and resume its node."""
         run = self._run
         node = run.find_node(name)
-        if not run.join(name, session) or node is None:
+        if not run.add_session(name, session) or node is None:
             return
         if name in run.state.nodes:
             self._record_reconnect(node, str(session.hello.get("boot_id") or ""))
@@ -219,9 +219,9 @@ class Reconnection(ThreadOwnedState):
         if not outcome.has_files:
             self._on_run_files_lost(node, session, outcome.remaining)
         elif node in run.state.retired:
-            run.stop(node, StopReason.NODE_LOST.value)
+            run.stop_node(node, StopReason.NODE_LOST.value)
         elif run.state.reason is not None:
-            run.stop(node, run.state.reason)
+            run.stop_node(node, run.state.reason)
         elif outcome.status is not None:
             self._end_unstarted_attempt(node, outcome.status)
 
@@ -261,10 +261,10 @@ class Reconnection(ThreadOwnedState):
                 continue
             if seconds is not None and node.link != "unreachable":
                 self._record_unreachable(node.node, _SILENT, seconds)
-                run.control.notify()
+                run.control.notify_watchers()
             elif seconds is None and node.link != "connected" and node.node in run.links.sessions:
                 run.record(controller_events.LinkChanged(node=node.node, link="connected"))
-                run.control.notify()
+                run.control.notify_watchers()
 
     def _record_unreachable(self, node: str, why: str, seconds: float) -> None:
         """Record that a node is silent, and when it will count as lost and when its workers will stop."""

@@ -14,7 +14,7 @@ from clusterctl.agent.protocol.command_payload_types import ReadAnswer
 from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
 from clusterctl.errors import NotFoundError
 from clusterctl.run.controller.controlled_run import ControlledRun
-from clusterctl.run.nodes.fan_out import raise_first, read_all
+from clusterctl.run.nodes.fan_out import raise_first, read_file_pieces
 from clusterctl.run.record.disk_files import is_disk_full, is_resource_shortage
 from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir
@@ -58,14 +58,14 @@ class Replication(ThreadOwnedState):
         """The head's disk is full."""
         return self._intake.is_paused
 
-    def take(self, item: OutputReceived) -> None:
+    def store_output(self, item: OutputReceived) -> None:
         """Write bytes of a file, or keep them until there is space again.
 
         Raises:
             FrameError: The file is of another node, or exceeds the limit.
         """
         self._validate_owner(item)
-        self._intake.take(item)
+        self._intake.store_or_queue(item)
 
     def _validate_owner(self, item: OutputReceived) -> None:
         place = parse_stream_file_name(item.file)
@@ -96,13 +96,13 @@ class Replication(ThreadOwnedState):
             session, count = self._pending_credit.popitem()
             session.grant_credit(count)
 
-    def acknowledge(self) -> None:
+    def acknowledge_when_due(self) -> None:
         """Give nodes credit, and from time to time acknowledge stored bytes, which nodes with a full disk may drop.
 
         With many nodes, small credits wait for the acknowledgement; a node that sends much got most of its credit at
         once. With few nodes all credits go now, which also detects a rebooted machine.
         """
-        self._intake.retry()
+        self._intake.retry_queued()
         if not self._run.subscriptions.pace_s:
             self._give_credit()
         self._run.writer.flush()
@@ -138,13 +138,16 @@ class ReplicaQueue:
     Args:
         writer: The writer of the run directory.
         stored: Takes each stored item and the size of its replica.
-        say: Takes messages for the user, and their level.
+        notify_user: Takes messages for the user, and their level.
     """
 
     def __init__(
-        self, writer: RunDirWriter, stored: Callable[[OutputReceived, int], None], say: Callable[[str, str], None]
+        self,
+        writer: RunDirWriter,
+        stored: Callable[[OutputReceived, int], None],
+        notify_user: Callable[[str, str], None],
     ) -> None:
-        self._writer, self._stored, self._say = writer, stored, say
+        self._writer, self._stored, self._notify_user = writer, stored, notify_user
         self._held: deque[OutputReceived] = deque()
         self._why, self._over = _FULL
         self._retry_at = 0.0
@@ -154,22 +157,22 @@ class ReplicaQueue:
         """Replication waits: the disk is full, or no more files can be opened."""
         return bool(self._held)
 
-    def take(self, item: OutputReceived) -> None:
+    def store_or_queue(self, item: OutputReceived) -> None:
         """Write bytes of a file, or queue them until there is space again."""
         if self._held:
             self._held.append(item)
         elif not self._store(item):
             self._held.append(item)
-            self._say(f"{self._why}: replication waits, workers are not affected", "warn")
+            self._notify_user(f"{self._why}: replication waits, workers are not affected", "warn")
 
-    def retry(self) -> None:
+    def retry_queued(self) -> None:
         """Write the queued bytes if there is space again; tries every two seconds."""
         if not self._held or time.monotonic() < self._retry_at:
             return
         while self._held and self._store(self._held[0]):
             self._held.popleft()
         if not self._held:
-            self._say(f"{self._over}: replication goes on", "info")
+            self._notify_user(f"{self._over}: replication goes on", "info")
 
     def _store(self, item: OutputReceived) -> bool:
         try:
@@ -211,7 +214,7 @@ def find_stale_replicas(run: RunDir, node: str, session: Session, attempt: int, 
         file: {"run": run.run, "node": node, "file": file, "offset": start, "length": size - start}
         for file, (start, size) in ends.items()
     }
-    answers, errors = read_all(session, reads, _ALL_SECONDS)
+    answers, errors = read_file_pieces(session, reads, _ALL_SECONDS)
     raise_first({file: error for file, error in errors.items() if not isinstance(error, NotFoundError)})
     return [file for file, answer in answers.items() if _is_stale(run.node(node) / file, ends[file], answer)]
 

@@ -98,18 +98,18 @@ class AttemptLauncher:
         self,
         number: int,
         hosts: Sequence[HostSpec],
-        follow: Callable[[list[str]], None],
+        subscribe: Callable[[list[str]], None],
         why: str = "",
-        former: Mapping[str, Sequence[int]] | None = None,
+        dropped_nodes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         """Start an attempt on these hosts.
 
         Args:
             number: The attempt.
             hosts: The hosts of the attempt, in order of node rank.
-            follow: Subscribes to the journals of nodes; called once the attempt is posted.
+            subscribe: Subscribes to the journals of nodes; called once the attempt is posted.
             why: Reason for the attempt.
-            former: The nodes that only the previous attempt used, with their ranks.
+            dropped_nodes: The nodes that only the previous attempt used, with their ranks.
 
         Raises:
             ClusterctlError: The attempt could not be started; `prepared` has the nodes to clean up.
@@ -118,7 +118,7 @@ class AttemptLauncher:
         answers = {host.name: build_node_facts(host, self._sessions_of(names)[host.name].hello) for host in hosts}
         entries = layout.assign_ranks(hosts, {n: a.gpus for n, a in answers.items()})
         # Before anything is prepared: a copy of a checkpoint may take long, and prepared nodes hold ports and GPUs.
-        resume_from, newest = self._picker.choose(number, names, former or {})
+        resume_from, newest = self._picker.choose_resume_checkpoint(number, names, dropped_nodes or {})
         self._raise_if_cancelled()
         ports = self._prepare(number, entries, answers)
         where = resolve_rendezvous(self.spec, entries, answers, self._sessions_of(names))
@@ -134,7 +134,7 @@ class AttemptLauncher:
         if number == 0:
             self._warn_about_replaced_variables(plan)
         self._post(build_attempt_event(plan, why, resume_from, newest))
-        follow(names)
+        subscribe(names)
         self._start(plan)
 
     def find_newest_checkpoint(self, nodes: Sequence[str]) -> str | None:
@@ -143,7 +143,7 @@ class AttemptLauncher:
         Raises:
             NodeError: A node cannot be asked.
         """
-        newest = self._picker.find_newest(nodes)
+        newest = self._picker.find_newest_checkpoint(nodes)
         return None if newest is None else newest.label
 
     def _warn_about_replaced_variables(self, plan: launch.LaunchPlan) -> None:
@@ -179,7 +179,9 @@ class AttemptLauncher:
 
         def send(node: str, session: Session) -> tuple[int, int, tuple[str, ...]]:
             workdir = get_workdir(self.spec, node)
-            sent = sync_files(session, workdir, files, run=self._run.run, say=lambda what: step.set_waiting(node, what))
+            sent = sync_files(
+                session, workdir, files, run=self._run.run, on_activity=lambda what: step.set_waiting(node, what)
+            )
             step.finish_node(node)
             return sent
 

@@ -317,15 +317,15 @@ class CheckpointPicker:
         self._restarts = spec.restart.max_restarts > 0
         self._stored = _load_stored_versions(self._file)
 
-    def choose(
-        self, number: int, nodes: Sequence[str], former: Mapping[str, Sequence[int]]
+    def choose_resume_checkpoint(
+        self, number: int, nodes: Sequence[str], dropped_nodes: Mapping[str, Sequence[int]]
     ) -> tuple[str | None, Checkpoint | None]:
         """Return the path from which an attempt resumes, and the newest checkpoint; copy it to nodes that lack files.
 
         Args:
             number: The attempt.
             nodes: The nodes of the attempt, in order of node rank.
-            former: The nodes that only the previous attempt used, with their ranks.
+            dropped_nodes: The nodes that only the previous attempt used, with their ranks.
 
         Raises:
             RefusedError: There are checkpoints, but these nodes cannot resume from any of them.
@@ -335,7 +335,7 @@ class CheckpointPicker:
         if pattern is None or (number == 0 and mode is not ResumePolicy.ANY and not self._was_requeued(nodes)):
             self._record_existing(nodes)
             return None, None
-        snapshot = self._take_snapshot(nodes, former)
+        snapshot = self._take_snapshot(nodes, dropped_nodes)
         newest = snapshot.checkpoints[0] if snapshot.checkpoints else None
         if mode is ResumePolicy.NEVER:
             return None, newest
@@ -345,9 +345,9 @@ class CheckpointPicker:
             return None, None
         path = self._pick_usable(snapshot)
         self._note(describe_resume_choice(number, self._checkpoint, path))
-        return path, self._take_snapshot(nodes, former).checkpoints[0]
+        return path, self._take_snapshot(nodes, dropped_nodes).checkpoints[0]
 
-    def find_newest(self, nodes: Sequence[str]) -> Checkpoint | None:
+    def find_newest_checkpoint(self, nodes: Sequence[str]) -> Checkpoint | None:
         """Return the newest checkpoint of the run on these nodes.
 
         Raises:
@@ -530,11 +530,11 @@ class CheckpointPicker:
                 text = "a restart copies the newest checkpoint to nodes that lack it"
                 self._note(f"`{pattern}` is on disks of the nodes' own: {text}")
 
-    def _take_snapshot(self, nodes: Sequence[str], former: Mapping[str, Sequence[int]]) -> _Snapshot:
+    def _take_snapshot(self, nodes: Sequence[str], dropped_nodes: Mapping[str, Sequence[int]]) -> _Snapshot:
         """Return the checkpoints that count, on the nodes of an attempt and on former ones."""
         sessions = self._sessions()
-        order = list(dict.fromkeys([nodes[0], *(node for node in former if node in sessions), *nodes[1:]]))
-        unreachable = {node: tuple(ranks) for node, ranks in former.items() if node not in sessions}
+        order = list(dict.fromkeys([nodes[0], *(node for node in dropped_nodes if node in sessions), *nodes[1:]]))
+        unreachable = {node: tuple(ranks) for node, ranks in dropped_nodes.items() if node not in sessions}
         until = time.monotonic() + (_SHARED_DELAY_S if self._checkpoint.shared else 0.0)
         while True:
             seen = self._list_checkpoints(order, nodes)

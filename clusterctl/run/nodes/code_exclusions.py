@@ -282,11 +282,11 @@ class CodeFolder:
     excluded: Sequence[ExcludedPath]
     pythonpath: str = ""
 
-    def has(self, path: str) -> bool:
+    def has_path(self, path: str) -> bool:
         """Return whether the folder has a path now."""
         return os.path.lexists(os.path.join(self.source, path))
 
-    def list_names(self, path: str) -> list[str]:
+    def list_folder_names(self, path: str) -> list[str]:
         """Return names in a folder below it, at most 10,000."""
         try:
             with os.scandir(os.path.join(self.source, path)) as entries:
@@ -390,7 +390,7 @@ def _explain_exclusion(paths: Sequence[str], folder: CodeFolder) -> str | None:
                 path if path.startswith(f"{place}/") else None,
                 f"{place}/{path}",
             )
-            name = next((name for name in names if name is not None and folder.has(name)), None)
+            name = next((name for name in names if name is not None and folder.has_path(name)), None)
             if name is not None and one.rule != EMPTY_SUBMODULE:
                 return _describe_rule(name, one)
     return None
@@ -402,7 +402,7 @@ def _explain_excluded_package(module: str, folder: CodeFolder) -> str | None:
     for one in folder.excluded:
         names = [one.path]
         if one.path.endswith("/"):
-            inner = sorted(folder.list_names(one.path), key=lambda name: not name.endswith(".whl"))
+            inner = sorted(folder.list_folder_names(one.path), key=lambda name: not name.endswith(".whl"))
             names = [f"{one.path}{name}" for name in inner]
         name = next((name for name in names if package.fullmatch(name.rpartition("/")[2])), None)
         if name is not None:
@@ -417,7 +417,7 @@ def _describe_rule(name: str, one: ExcludedPath) -> str:
 
 def _explain_new_file(paths: Sequence[str], folder: CodeFolder) -> str | None:
     """Name the first of these paths that was added after the run began."""
-    name = next((path for path in paths if path not in folder.sent and folder.has(path)), None)
+    name = next((path for path in paths if path not in folder.sent and folder.has_path(path)), None)
     if name is None or any(sent.startswith(f"{name}/") for sent in folder.sent):
         return None
     return f"`{name}` is in the code folder now, but was not when the run began"

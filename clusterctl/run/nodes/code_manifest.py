@@ -70,7 +70,7 @@ class ContentStore:
         """Return the path of the content with this hash."""
         return self.root / digest[:2] / digest
 
-    def add(self, source: BinaryIO) -> tuple[int, str]:
+    def add_file(self, source: BinaryIO) -> tuple[int, str]:
         """Store a copy of a file, hashed in the same pass; return its size and hash."""
         digest, size = hashlib.sha256(), 0
         # Heads that share a home may have equal pids, so the temporary name is random.
@@ -89,7 +89,7 @@ class ContentStore:
                 raise
         return size, digest.hexdigest()
 
-    def refresh(self, digest: str) -> bool:
+    def renew(self, digest: str) -> bool:
         """Return whether the content exists; if so, renew its time, so that `clean` does not remove it now."""
         try:
             os.utime(self.path(digest))
@@ -138,11 +138,11 @@ def build_manifest(sync: SyncSpec, store: ContentStore, *, max_files: int = MAX_
     excluded: list[ExcludedPath] = []
     for found in select_code_files(sync, excluded.append, max_files=max_files):
         if found.is_folder:
-            entry: tuple[int, int, str] | None = (0, FOLDER_MODE, store.add(io.BytesIO())[1])
+            entry: tuple[int, int, str] | None = (0, FOLDER_MODE, store.add_file(io.BytesIO())[1])
         elif found.target is None:
             entry = hashed.entry(source / found.path, found.status, store)
         else:
-            length, digest = store.add(io.BytesIO(os.fsencode(found.target)))
+            length, digest = store.add_file(io.BytesIO(os.fsencode(found.target)))
             entry = length, LINK_MODE, digest
         if entry is not None:
             files[found.path] = entry
@@ -206,12 +206,12 @@ class _HashCache:
         """Store a file; return its size, permission bits and hash, or `None` if it does not exist any more."""
         key = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
         size, digest = self._folders.get(self._source, {}).get(key, (0, ""))
-        if not digest or not store.refresh(digest):
+        if not digest or not store.renew(digest):
             file = read_if_present(lambda: path.open("rb"), path)
             if file is None:
                 return None
             with file:
-                size, digest = store.add(file)
+                size, digest = store.add_file(file)
         self._used[key] = [size, digest]
         return size, stat.S_IMODE(status.st_mode), digest
 

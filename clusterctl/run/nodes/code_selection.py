@@ -75,10 +75,10 @@ class ExcludedPath:
         return f"`sync: {{exclude: ['!{self.path}']}}`" if self.rule_source.endswith(_IGNORE) else ""
 
 
-class Rule(NamedTuple):
+class ExclusionRule(NamedTuple):
     """A rule that excludes paths: in words, and its source (see `ExcludedPath.rule_source`)."""
 
-    words: str
+    description: str
     rule_source: str = ""
 
 
@@ -162,7 +162,7 @@ class _FolderWalk:
         ):
             self._tracked.add(source, "")
 
-    def folder(self, folder: str, rules: _Rules, ignored: Rule | None) -> Iterator[SelectedFile]:
+    def folder(self, folder: str, rules: _Rules, ignored: ExclusionRule | None) -> Iterator[SelectedFile]:
         """Yield the files of one folder to send.
 
         Args:
@@ -187,7 +187,9 @@ class _FolderWalk:
             else:
                 yield from self._file(path, entry, rules, ignored)
 
-    def _inner(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Iterator[SelectedFile]:
+    def _inner(
+        self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: ExclusionRule | None
+    ) -> Iterator[SelectedFile]:
         rule = self._rule(path, entry, rules, ignored)
         is_submodule = path in self._tracked.submodules
         if rule is not None and (path not in self._tracked or _find_last_match(f"{path}/", self._exclude) is not None):
@@ -198,7 +200,7 @@ class _FolderWalk:
             yield from self._folder_or_itself(path, entry, rules, None if is_submodule else rule)
 
     def _folder_or_itself(
-        self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None
+        self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: ExclusionRule | None
     ) -> Iterator[SelectedFile]:
         """Yield the files of a folder to send, or the folder itself if it has none.
 
@@ -220,7 +222,9 @@ class _FolderWalk:
         self._other_exclusions += not one.rule_source.endswith(_IGNORE)
         self._tell(one)
 
-    def _file(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Iterator[SelectedFile]:
+    def _file(
+        self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: ExclusionRule | None
+    ) -> Iterator[SelectedFile]:
         rule = self._rule(path, entry, rules, ignored)
         if rule is not None:
             status = _read_status(entry) if rule.rule_source else None
@@ -253,9 +257,9 @@ class _FolderWalk:
             self.links.append((path, written, os.path.relpath(real, self._top)))
             yield SelectedFile(path, status, self._as_written(path, written, real))
 
-    def _leave(self, path: str, rule: Rule, size_bytes: int = 0) -> None:
+    def _leave(self, path: str, rule: ExclusionRule, size_bytes: int = 0) -> None:
         """Report a path that a rule excludes; once also if git could not be asked whether it tracks the path."""
-        words, remedy = rule.words, ""
+        words, remedy = rule.description, ""
         if self._tracked.failures and not self._is_git_doubted and rule.rule_source.endswith(_IGNORE):
             self._is_git_doubted = True
             words += f", and git cannot say whether it tracks this ({next(iter(self._tracked.failures.values()))})"
@@ -275,26 +279,30 @@ class _FolderWalk:
             return written
         return os.path.relpath(real, os.path.join(self._top, parent))
 
-    def _rule(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Rule | None:
+    def _rule(
+        self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: ExclusionRule | None
+    ) -> ExclusionRule | None:
         """Return the rule that excludes an entry. For a file that git tracks, only `exclude` counts."""
         is_folder = entry.is_dir(follow_symlinks=False)
         name = f"{path}/" if is_folder else path
         found = _find_last_match(name, self._exclude)
         if found is not None:
-            return Rule(f"`{found[1].pattern}` of `sync.exclude`", "sync.exclude") if found[1].include else None
+            return (
+                ExclusionRule(f"`{found[1].pattern}` of `sync.exclude`", "sync.exclude") if found[1].include else None
+            )
         if not is_folder and path in self._tracked:
             return None
         if ignored is not None:
             return ignored
         if entry.name in _NO_CODE:
-            return Rule(f"`{entry.name}` is no code")
+            return ExclusionRule(f"`{entry.name}` is no code")
         if is_folder and os.path.exists(f"{entry.path}/pyvenv.cfg"):
-            return Rule(_VENV)
+            return ExclusionRule(_VENV)
         found = _find_last_match(name, rules)
         if found is None or not found[1].include:
             return None
         file = _below(found[0], _IGNORE)
-        return Rule(f"`{found[1].pattern}` of {file}", file)
+        return ExclusionRule(f"`{found[1].pattern}` of {file}", file)
 
 
 def _read_status(entry: os.DirEntry[str]) -> os.stat_result | None:

@@ -105,8 +105,8 @@ class FetchOptions:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
-def pull(
-    session: Session, workdir: str, pattern: str, target: Path, how: FetchOptions = FetchOptions()
+def pull_files(
+    session: Session, workdir: str, pattern: str, target: Path, options: FetchOptions = FetchOptions()
 ) -> tuple[list[str], int]:
     """Fetch the files of a node that match a pattern; return their names relative to `target`, and their total bytes.
 
@@ -117,7 +117,7 @@ def pull(
         workdir: Folder on the node to which the pattern is relative.
         pattern: A pattern such as `ckpt/**`.
         target: Folder on the head; created if there are files.
-        how: The options.
+        options: The options.
 
     Raises:
         RefusedError: The head cannot write the files, or they exceed the limit.
@@ -126,12 +126,14 @@ def pull(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=target.parent) as spool:
-            files = fetch_to_spool(session, workdir, pattern, spool, how)
+            files = fetch_to_spool(session, workdir, pattern, spool, options)
             for name, _, _ in files:
                 _refuse_unrequested(session.node, pattern, name)
             spool.seek(0)
-            if how.new_name is not None:
-                files = [("/".join([how.new_name, *PurePosixPath(n).parts[1:]]), size, mode) for n, size, mode in files]
+            if options.new_name is not None:
+                files = [
+                    ("/".join([options.new_name, *PurePosixPath(n).parts[1:]]), size, mode) for n, size, mode in files
+                ]
             for name, size, mode in files:
                 _write_file(_resolve_inside(target, name), spool, size, mode)
     except OSError as error:
@@ -140,7 +142,7 @@ def pull(
 
 
 def fetch_to_spool(
-    session: Session, workdir: str, pattern: str, spool: BinaryIO, how: FetchOptions
+    session: Session, workdir: str, pattern: str, spool: BinaryIO, options: FetchOptions
 ) -> list[tuple[str, int, int]]:
     """Fetch the matching files of a node into one file, one after the other; return name, size and mode of each.
 
@@ -158,29 +160,29 @@ def fetch_to_spool(
             return
         if data.offset != spool.tell():
             raise FrameError(f"byte {data.offset} of the files comes where {spool.tell()} is due")
-        if data.offset + len(data.payload) > how.max_bytes:
-            text = f"{session.node}: what matches `{pattern}` has over {how.max_bytes} bytes"
-            failed.append(RefusedError(text, hint=f"`{how.limit_name}` allows more"))
+        if data.offset + len(data.payload) > options.max_bytes:
+            text = f"{session.node}: what matches `{pattern}` has over {options.max_bytes} bytes"
+            failed.append(RefusedError(text, hint=f"`{options.limit_name}` allows more"))
             session.close()
             return
         try:
             spool.write(data.payload)
-            how.on_bytes(len(data.payload))
+            options.on_bytes(len(data.payload))
         except (OSError, ValueError) as error:  # ValueError: the caller has given up and closed the spool
             failed.append(error if isinstance(error, OSError) else OSError(str(error)))
 
     stream = session.allocate_streams(take)
-    links = how.follow_links
+    links = options.follow_links
     request: command_payload_types.FetchArguments = {
         "workdir": workdir,
         "pattern": pattern,
         "stream": stream,
         "links": links,
     }
-    if how.newer_than is not None:
-        request["of"] = how.newer_than
+    if options.newer_than is not None:
+        request["of"] = options.newer_than
     try:
-        answer = _wait_for_fetch(session, request, how.cancelled)
+        answer = _wait_for_fetch(session, request, options.cancelled)
     except CancelledError as error:
         failed.append(error)  # `take` drops the rest
         raise
@@ -261,7 +263,7 @@ def choose_results_to_fetch(spec: ClusterSpec, state: RunState, phase: RunPhase)
 class ResultsFetch:
     """Fetches the results of a run from its nodes.
 
-    Thread: `fetch` works in a thread, with one more for each node; the loop calls `is_stuck` and `result`.
+    Thread: `fetch` works in a thread, with one more for each node; the loop calls `is_stuck` and `build_results_event`.
 
     Args:
         spec: The spec of the run.
@@ -293,9 +295,9 @@ class ResultsFetch:
         self._failed = dict.fromkeys([node for node in nodes if node not in sessions], "not connected")
         call_all({node: sessions[node] for node in nodes if node in sessions}, self._fetch)
         self._keep_from_nodes()
-        return self.result("not fetched")
+        return self.build_results_event("not fetched")
 
-    def result(self, why: str) -> controller_events.ResultsFetched:
+    def build_results_event(self, why: str) -> controller_events.ResultsFetched:
         """Return the event with the results so far; `why` is the reason for nodes that have not finished."""
         came = [one for of_node in list(self._came.values()) for one in of_node.values()]
         files = sum(number for number, _ in came)
@@ -315,13 +317,13 @@ class ResultsFetch:
         own_run: RunArguments = {"run": self._run, "node": node}
         try:
             for pattern in self._results.patterns:
-                how = FetchOptions(
+                options = FetchOptions(
                     max_bytes=self._results.max_size - sum(size for _, size in sizes.values()),
                     limit_name="results.max_size",
                     newer_than=own_run,
                     on_bytes=self._on_bytes,
                 )
-                files, size = pull(session, get_workdir(self._spec, node), pattern, self._folder / node, how)
+                files, size = pull_files(session, get_workdir(self._spec, node), pattern, self._folder / node, options)
                 sizes[pattern] = (len(files), size)
         except ClusterctlError as error:
             self._failed[node] = str(error).removeprefix(f"{node}: ")

@@ -61,7 +61,7 @@ def select_sessions(sessions: Mapping[str, Session], nodes: Iterable[str]) -> di
     return {node: sessions[node] for node in wanted}
 
 
-def read_all(
+def read_file_pieces(
     session: Session, questions: Mapping[K, command_payload_types.ReadArguments], timeout: float | None = None
 ) -> tuple[dict[K, ReadAnswer], dict[K, ClusterctlError]]:
     """Read pieces of files of one node, all requests at once; return the answers and the errors by key.

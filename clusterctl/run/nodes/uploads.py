@@ -134,7 +134,7 @@ def build_code_upload(manifest: CodeManifest, store: ContentStore) -> Upload:
 
 
 def sync_files(
-    session: Session, workdir: str, code: Upload, *, run: str | None, say: Callable[[str], None]
+    session: Session, workdir: str, code: Upload, *, run: str | None, on_activity: Callable[[str], None]
 ) -> tuple[int, int, tuple[str, ...]]:
     """Sync the code to the workdir of a node; return how many files and bytes were sent, and which were edited there.
 
@@ -143,7 +143,7 @@ def sync_files(
         workdir: Folder on the node; `~` is its home.
         code: The files of the code.
         run: The run that needs the code; the node refuses if another live run uses the workdir.
-        say: Takes the present activity of the node.
+        on_activity: Takes the present activity of the node.
 
     Raises:
         RefusedError: Another run uses the workdir.
@@ -155,10 +155,10 @@ def sync_files(
         return MANIFEST.call_async(session, {"workdir": workdir, "run": run, "stream": stream, "size": size})
 
     def read(numbers: Sequence[int]) -> Iterator[bytes]:
-        say(f"receiving {plural(len(numbers), 'file')}")
+        on_activity(f"receiving {plural(len(numbers), 'file')}")
         return code.read(numbers)
 
-    say("comparing files")
+    on_activity("comparing files")
     found = send_missing_files(session, code.listing, compare, read)
     sizes = [code.entries[number][1] for number in found["need"]]
     return len(sizes), sum(sizes), tuple(found.get("edited", ()))

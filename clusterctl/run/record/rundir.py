@@ -125,7 +125,7 @@ class RunDir:
         return max(times, default=None)
 
     @property
-    def controller(self) -> lock_files.LockHolder | None:
+    def last_controller(self) -> lock_files.LockHolder | None:
         """The present or last controller; `None` if there was none."""
         return lock_files.read_holder(self.lock)
 

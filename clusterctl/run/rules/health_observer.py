@@ -30,7 +30,7 @@ class HealthObserver:
         self._monitors: dict[str, monitor.NodeMonitor] = {}
         self._heard_at: dict[str, float] = {}
 
-    def replay(
+    def replay_samples(
         self, node: str, lines: Iterable[bytes], reported_events: Iterable[controller_events.HealthChanged], now: float
     ) -> list[controller_events.HealthChanged]:
         """Add the samples of a node from before the start of this controller; return the unreported changes.
@@ -41,7 +41,7 @@ class HealthObserver:
             reported_events: The reported problems of that node.
             now: The head's monotonic clock.
         """
-        self.add_lines(node, lines, now)
+        self.add_sample_lines(node, lines, now)
         active = monitor.list_active_problems(self._get_monitor(node))
         present = {(change.node, change.gpu, change.key): change for change in active}
         reported = {(event.node, event.gpu, event.key): event for event in reported_events}
@@ -58,7 +58,7 @@ class HealthObserver:
         watch = self._monitors.get(node)
         return watch is not None and (gpu, check) not in watch.problems and not check.startswith("gpu.xid")
 
-    def add_lines(self, node: str, lines: Iterable[bytes], now: float) -> list[controller_events.HealthChanged]:
+    def add_sample_lines(self, node: str, lines: Iterable[bytes], now: float) -> list[controller_events.HealthChanged]:
         """Add lines of a node's samples; return the changes."""
         changes: list[monitor.HealthChange] = []
         for sample in samples.parse_samples(lines, "health", "m"):

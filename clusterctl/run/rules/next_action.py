@@ -64,11 +64,11 @@ def list_counted_restarts(state: RunState, rules: RestartSpec, now: float) -> li
     return [t for t in state.restarts if rules.window is None or now - t < rules.window]
 
 
-def count_repeated_failures(state: RunState, ending: str) -> int:
+def count_repeated_failures(state: RunState, signature: str) -> int:
     """Return how many attempts directly before this attempt failed in the same way, without a newer checkpoint."""
     count = 0
-    for past in reversed(state.endings):
-        if past != (ending, state.newest_checkpoint):
+    for past in reversed(state.failure_signatures):
+        if past != (signature, state.newest_checkpoint):
             break
         count += 1
     return count
@@ -471,13 +471,13 @@ class ViolationCounter:
         self._moments: dict[str, list[float]] = {}
         self._texts: set[tuple[str, str]] = set()
 
-    def add(self, node: str, now: float) -> bool:
+    def add_violation(self, node: str, now: float) -> bool:
         """Count a violation; return whether the node has reached the limit. `now` is monotonic."""
         moments = [moment for moment in self._moments.get(node, []) if now - moment < VIOLATION_WINDOW_S]
         self._moments[node] = [*moments, now][-MAX_VIOLATIONS:]
         return len(moments) + 1 >= MAX_VIOLATIONS
 
-    def is_new(self, node: str, text: str) -> bool:
+    def is_new_message(self, node: str, text: str) -> bool:
         """Return whether a message about a node is new.
 
         After a few different messages of a node, none counts as new.

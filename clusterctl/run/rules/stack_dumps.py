@@ -24,17 +24,17 @@ _SPECIAL_STATES = "TtDZX"
 
 
 @dataclass(frozen=True, slots=True)
-class Thread:
+class ThreadStack:
     """The stack of one thread, most recent call first.
 
     Attributes:
         ident: Identity of the thread: of pthread in dumps by signal, of the kernel in dumps by py-spy.
-        main: Whether it is the main thread.
+        is_main: Whether this is the main thread.
         holds_gil: Whether the thread holds the GIL; `None` if the dump does not show this.
     """
 
     ident: int
-    main: bool
+    is_main: bool
     frames: tuple[StackFrame, ...]
     holds_gil: bool | None = None
 
@@ -47,15 +47,15 @@ class RankStack:
     source: str
     state: str | None
     wchan: str | None
-    threads: tuple[Thread, ...] | None
+    threads: tuple[ThreadStack, ...] | None
 
     @property
     def main_thread_frames(self) -> tuple[StackFrame, ...] | None:
         """Frames of the main thread, most recent call first; `None` if unknown."""
-        return next((thread.frames for thread in self.threads or () if thread.main), None)
+        return next((thread.frames for thread in self.threads or () if thread.is_main), None)
 
 
-def parse_faulthandler_dump(text: str, main_thread: int | None = None) -> tuple[Thread, ...]:
+def parse_faulthandler_dump(text: str, main_thread: int | None = None) -> tuple[ThreadStack, ...]:
     """Return the threads in the last dump of faulthandler.
 
     Args:
@@ -77,7 +77,7 @@ def parse_faulthandler_dump(text: str, main_thread: int | None = None) -> tuple[
     if main not in idents:
         main = next((ident for ident, is_current, _ in blocks if is_current), idents[-1] if idents else None)
     return tuple(
-        Thread(ident=ident, main=ident == main, frames=tuple(frames))
+        ThreadStack(ident=ident, is_main=ident == main, frames=tuple(frames))
         for ident, _, frames in blocks
         if not any(_SHIM_PATH in frame.file for frame in frames)
     )
@@ -92,15 +92,15 @@ def _parse_frame(line: str) -> StackFrame | None:
     return StackFrame(frame["function"], frame["file"], int(frame["line"]) if frame["line"].isdigit() else 0)
 
 
-def parse_py_spy_dump(text: str) -> tuple[Thread, ...]:
+def parse_py_spy_dump(text: str) -> tuple[ThreadStack, ...]:
     """Return the threads in the output of `py-spy dump --json`; empty if the output has another format."""
-    threads: list[Thread] = []
+    threads: list[ThreadStack] = []
     try:
         for thread in json.loads(text):
             ident = thread.get("os_thread_id") or thread["thread_id"]
             frames = (StackFrame(one["name"], one["filename"], int(one["line"] or 0)) for one in thread["frames"])
             main = thread.get("thread_name") == "MainThread" or ident == thread["pid"]
-            threads.append(Thread(int(ident), main, tuple(frames), holds_gil=bool(thread["owns_gil"])))
+            threads.append(ThreadStack(int(ident), main, tuple(frames), holds_gil=bool(thread["owns_gil"])))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ()
     return tuple(threads)
@@ -116,7 +116,7 @@ def parse_rank_stacks(ranks: Mapping[str, RankEvidence]) -> tuple[RankStack, ...
     for rank in sorted(ranks, key=int):
         evidence = ranks[rank]
         source, text = str(evidence.get("source", "proc")), str(evidence.get("stacks", ""))
-        threads: tuple[Thread, ...] = ()
+        threads: tuple[ThreadStack, ...] = ()
         if source == "signal":
             threads = parse_faulthandler_dump(text, evidence.get("main_thread"))
         elif source == "py-spy":

@@ -183,7 +183,7 @@ class StallJudgement:
         since_s: Seconds for which the run has been idle.
         limit_s: The idle seconds after which the run is stalled.
         reason: What is missing, such as `no progress`; empty without a stall.
-        is_known: Every live rank has a sample. Otherwise there is no judgement.
+        has_all_samples: Every live rank has a sample. Otherwise there is no judgement.
         stragglers: Ranks without progress while other ranks make progress. People see a warning; there is no other
             effect.
         last_progress_s: Seconds since the last progress of a worker; `None` before the first progress.
@@ -194,7 +194,7 @@ class StallJudgement:
     since_s: float = 0.0
     limit_s: float = 0.0
     reason: str = ""
-    is_known: bool = True
+    has_all_samples: bool = True
     stragglers: tuple[int, ...] = ()
     last_progress_s: float | None = None
     sample_age_s: float = 0.0
@@ -285,7 +285,7 @@ def judge_stall(watch: StallWatch, limits: StallSpec, now: float) -> tuple[Stall
     """
     view_time = watch.last_complete_sample_at
     if view_time is None:
-        return watch, StallJudgement(is_known=False, sample_age_s=max(0.0, now - watch.began_at))
+        return watch, StallJudgement(has_all_samples=False, sample_age_s=max(0.0, now - watch.began_at))
     since, limit, reason = _measure_idle(watch, limits, view_time)
     suspected = since >= limit
     watch = _record_suspicion(watch, suspected, view_time, limit)
@@ -482,7 +482,7 @@ class StallObserver:
         self._behind_since: dict[int, float] = {}
         self._reported: frozenset[int] = frozenset()
 
-    def replay(self, replicas: Mapping[str, Iterable[bytes]], now: float) -> None:
+    def replay_samples(self, replicas: Mapping[str, Iterable[bytes]], now: float) -> None:
         """Add the samples from before the start of this controller, as if the last of each node had arrived now.
 
         Args:
@@ -500,7 +500,7 @@ class StallObserver:
         for moment, node, sample in moments:
             self._watch = add_sample(self._watch, sample, node=node, attempt=self._attempt, now=moment)
 
-    def add_lines(self, node: str, lines: Iterable[bytes], now: float) -> None:
+    def add_sample_lines(self, node: str, lines: Iterable[bytes], now: float) -> None:
         """Add lines of a node's samples."""
         for sample in self._parse_lines(lines):
             if node in self._heard_at and now - self._heard_at[node][1] > MAX_SILENCE_S:
@@ -534,7 +534,7 @@ class StallObserver:
         if self._late_at is not None and now - self._late_at < stall.limit_s:
             # If the samples of a node arrive late, ranks without newer samples only seem to make no progress.
             self._behind_since = {}
-        elif stall.phase is StallPhase.NONE and stall.is_known:
+        elif stall.phase is StallPhase.NONE and stall.has_all_samples:
             # After a pause of the run, the samples of its ranks do not arrive at the same moment.
             self._behind_since = {rank: self._behind_since.get(rank, now) for rank in stall.stragglers}
             late = frozenset(rank for rank, since in self._behind_since.items() if now - since >= MIN_STRAGGLING_S)

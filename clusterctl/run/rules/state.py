@@ -277,7 +277,7 @@ class RunState:
         placements: The ranks of each node in each attempt: attempt, node and ranks.
         touched_nodes: Nodes that may hold files of the run, of all attempts and of failed starts.
         newest_checkpoint: The newest checkpoint and its version when the current attempt began.
-        endings: The failure signature of each earlier attempt, and the newest checkpoint when this attempt began.
+        failure_signatures: The signature of each earlier attempt, and the newest checkpoint when it began.
         resume_from: The checkpoint from which the current attempt resumed.
         earlier_attempts: The attempts before the current one.
         unreadable_lines: The first unreadable line of each file of the run, with the reason.
@@ -314,7 +314,7 @@ class RunState:
     placements: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
     touched_nodes: tuple[str, ...] = ()
     newest_checkpoint: str | None = None
-    endings: tuple[tuple[str, str | None], ...] = ()
+    failure_signatures: tuple[tuple[str, str | None], ...] = ()
     resume_from: str | None = None
     earlier_attempts: tuple[EarlierAttempt, ...] = ()
     unreadable_lines: tuple[str, ...] = ()
@@ -416,9 +416,9 @@ class RankIndex:
         self._ranks: dict[tuple[int, str], frozenset[int]] = {}
         self._taken = 0
 
-    def find_ranks(self, placed: Sequence[Placement], attempt: int, node: str) -> frozenset[int]:
+    def find_ranks(self, placements: Sequence[Placement], attempt: int, node: str) -> frozenset[int]:
         """Return the ranks of a node in an attempt; empty if the node takes no part."""
-        for number, name, ranks in placed[self._taken :]:
+        for number, name, ranks in placements[self._taken :]:
             self._ranks[number, name] = self._ranks.get((number, name), frozenset()).union(ranks)
-        self._taken = len(placed)
+        self._taken = len(placements)
         return self._ranks.get((attempt, node), frozenset())

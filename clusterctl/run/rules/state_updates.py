@@ -216,7 +216,7 @@ def _restarting(state: RunState, time: float, event: head.RestartPlanned) -> Run
         restart_at=event.at,
         restart_why=event.why,
         next_nodes=tuple(event.nodes),
-        endings=(*state.endings, (event.ended, event.newest_checkpoint)),
+        failure_signatures=(*state.failure_signatures, (event.ended, event.newest_checkpoint)),
         earlier_attempts=(*state.earlier_attempts, past),
     )
 

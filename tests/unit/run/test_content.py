@@ -38,7 +38,7 @@ def taken(content: code_manifest.ContentStore, folder: Path, text: str, age: flo
     path = folder / "file"
     path.write_text(text)
     with path.open("rb") as file:
-        size, digest = content.add(file)
+        size, digest = content.add_file(file)
     os.utime(content.path(digest), (time.time() - age,) * 2)
     return size, 0o644, digest
 
@@ -83,7 +83,7 @@ def test_what_a_killed_start_was_storing_is_cleaned_once_it_is_old(tmp_path: Pat
     if not child:
         os.dup2(reader, 0)
         os.close(writer)
-        content.add(open(0, "rb"))
+        content.add_file(open(0, "rb"))
         os._exit(1)
     parts = wait_for(lambda: list(content.root.glob(".*")), what="a file that is stored")
     os.kill(child, signal.SIGKILL)
@@ -142,9 +142,9 @@ def test_content_that_a_start_uses_again_is_young(tmp_path: Path) -> None:
     _, _, digest = taken(content, tmp_path, "text", LONG_AGO)
 
     assert content.list_unused((), time.time() - 60) != []
-    assert content.refresh(digest)
+    assert content.renew(digest)
     assert content.list_unused((), time.time() - 60) == []
-    assert not content.refresh("0" * 64)
+    assert not content.renew("0" * 64)
 
 
 def test_a_folder_of_too_many_files_is_refused_with_the_folders_that_hold_most(tmp_path: Path) -> None:

@@ -83,10 +83,10 @@ def test_output_waits_for_a_descriptor_and_a_person_is_told_why(writer: RunDirWr
 
     with descriptors_left(0):
         for piece in pieces:
-            intake.take(piece)
+            intake.store_or_queue(piece)
         assert (stored, intake.is_paused) == ([], True)
     intake._retry_at = 0.0
-    intake.retry()
+    intake.retry_queued()
 
     assert stored == pieces
     assert (writer.run.node("n1") / pieces[0].file).read_bytes() == b"abcabc"

@@ -30,17 +30,23 @@ def test_the_highest_epoch_is_that_of_the_nodes_that_answer() -> None:
 
 def test_a_node_has_used_up_its_chances_at_the_third_word_within_an_hour() -> None:
     violations = ViolationCounter()
-    said = [violations.add("n", float(moment)) for moment in range(MAX_VIOLATIONS)]
+    said = [violations.add_violation("n", float(moment)) for moment in range(MAX_VIOLATIONS)]
 
     assert said == [False, False, True]
-    assert not violations.add("other", 0.0)
-    assert not violations.add("n", MAX_VIOLATIONS + 2 * VIOLATION_WINDOW_S)
+    assert not violations.add_violation("other", 0.0)
+    assert not violations.add_violation("n", MAX_VIOLATIONS + 2 * VIOLATION_WINDOW_S)
 
 
 def test_the_same_words_of_a_node_are_told_once_and_new_ones_not_for_ever() -> None:
     violations = ViolationCounter()
 
-    assert [violations.is_new("n", text) for text in ("a", "a", "b", "c", "d")] == [True, False, True, True, False]
+    assert [violations.is_new_message("n", text) for text in ("a", "a", "b", "c", "d")] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_of_a_node_that_does_not_end_and_names_no_worker_nobody_says_that_nothing_is_left() -> None:

@@ -43,7 +43,7 @@ def test_a_node_that_lets_us_in_and_breaks_off_is_dialed_with_growing_pauses() -
     for _ in range(3):
         links.redial(host)
         back: Session = inbox.get(timeout=10)
-        links.add(host, back)
+        links.add_session(host, back)
 
     assert moments[0] - began < 0.9
     assert [round(later - earlier) for earlier, later in itertools.pairwise(moments)] == [1, 2]
@@ -55,7 +55,7 @@ def test_a_person_who_waits_cuts_the_pause_short() -> None:
     for _ in range(4):
         links.redial(host)
         links.redial_all_now()
-        links.add(host, inbox.get(timeout=10))
+        links.add_session(host, inbox.get(timeout=10))
 
     assert moments[-1] - moments[0] < 1.0
     links.close()
@@ -65,14 +65,14 @@ def test_a_node_without_a_connection_is_cut_from_the_moment_of_the_close_and_sil
     links, host, inbox, _ = dialing()
     session = Stub()
     session.silence_s = 15.0
-    links.add(host, cast("Session", session))
+    links.add_session(host, cast("Session", session))
     assert links.measure_unreachable_s() == {}
 
     links.redial(host)
 
     assert links.measure_silence_s(0.0)["n1"] >= 15.0
     assert links.measure_unreachable_s()["n1"] < 5.0
-    links.add(host, inbox.get(timeout=10))
+    links.add_session(host, inbox.get(timeout=10))
     assert links.measure_unreachable_s() == {}
     links.close()
 
@@ -82,17 +82,17 @@ def test_a_session_that_broke_before_it_got_here_takes_nobody_s_place_and_its_ho
     dead, living = Stub(), cast("Session", Stub())
     dead.alive = False
 
-    assert links.add(host, living)
-    assert not links.add(host, cast("Session", dead))
+    assert links.add_session(host, living)
+    assert not links.add_session(host, cast("Session", dead))
     assert links.sessions == {"n1": living}
     assert moments == []
 
     links.redial(host)
     back: Session = inbox.get(timeout=10)
     back.close()
-    assert not links.add(host, back)
+    assert not links.add_session(host, back)
     assert links.sessions == {}
-    assert links.add(host, inbox.get(timeout=10))
+    assert links.add_session(host, inbox.get(timeout=10))
     links.close()
 
 
@@ -101,13 +101,13 @@ def test_news_of_a_session_that_was_replaced_or_never_taken_in_is_no_loss() -> N
     assert not links.is_broken("n1")
 
     session = Stub()
-    links.add(host, cast("Session", session))
+    links.add_session(host, cast("Session", session))
     assert not links.is_broken("n1")
 
     session.close()
     assert links.is_broken("n1")
     links.redial(host)
     assert links.is_broken("n1")
-    links.add(host, inbox.get(timeout=10))
+    links.add_session(host, inbox.get(timeout=10))
     assert not links.is_broken("n1")
     links.close()

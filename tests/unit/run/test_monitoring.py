@@ -57,14 +57,14 @@ def state_with(told: list[controller_events.HealthChanged]) -> RunState:
 
 def test_a_replica_that_is_sent_again_tells_nothing_again() -> None:
     observer = HealthObserver(spec())
-    observer.add_lines("a", row(0, 120, **HOT), 0.0)
-    assert observer.add_lines("a", row(0, 120, **HOT), 1.0) == []
+    observer.add_sample_lines("a", row(0, 120, **HOT), 0.0)
+    assert observer.add_sample_lines("a", row(0, 120, **HOT), 1.0) == []
 
 
 def test_gpus_of_others_on_the_same_machine_are_none_of_our_business() -> None:
     observer = HealthObserver(spec())
-    assert observer.add_lines("a", line(0.0, gpu=3, xids=[(3, 79)], **LOST), 0.0) == []
-    assert [e.gpu for e in observer.add_lines("b", line(0.0, gpu=3, **LOST), 0.0)] == [3]
+    assert observer.add_sample_lines("a", line(0.0, gpu=3, xids=[(3, 79)], **LOST), 0.0) == []
+    assert [e.gpu for e in observer.add_sample_lines("b", line(0.0, gpu=3, **LOST), 0.0)] == [3]
 
 
 def test_a_run_without_gpus_does_not_care_what_a_driver_does() -> None:
@@ -72,8 +72,8 @@ def test_a_run_without_gpus_does_not_care_what_a_driver_does() -> None:
     stuck = {"m": 0.0, "status": "stuck", "stuck_s": 999.0, "gpus": [], "xids": [], "kind": "health"}
     line_of_it = [json.dumps(stuck, separators=(",", ":")).encode()]
     data = line_of_it + line(15.0, xids=[(None, 79)], **LOST)
-    assert observer.add_lines("cpu", data, 0.0) == []
-    assert [event.check for event in observer.add_lines("b", line_of_it, 0.0)] == ["gpu.responsive"]
+    assert observer.add_sample_lines("cpu", data, 0.0) == []
+    assert [event.check for event in observer.add_sample_lines("b", line_of_it, 0.0)] == ["gpu.responsive"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_run_without_gpus_does_not_care_what_a_driver_does() -> None:
 def test_an_xid_is_told_once_and_is_never_over(code: int, status: str, words: str) -> None:
     observer = HealthObserver(spec())
     data = line(0.0, xids=[(5, code)]) + line(15.0, xids=[(5, code)]) + row(30, 6000)
-    assert said(observer.add_lines("a", data, 0.0)) == [(status, f"a GPU 5: {words}")]
+    assert said(observer.add_sample_lines("a", data, 0.0)) == [(status, f"a GPU 5: {words}")]
     assert bool(observer.find_unhealthy(["a", "b"])) is (status == "FAIL")
 
 
@@ -103,36 +103,36 @@ def test_an_xid_is_told_once_and_is_never_over(code: int, status: str, words: st
 )
 def test_the_cluster_file_has_the_last_word(health: dict[str, Any], statuses: list[str]) -> None:
     observer = HealthObserver(spec(**health))
-    assert [event.status for event in observer.add_lines("a", line(0.0, **LOST), 0.0)] == statuses
+    assert [event.status for event in observer.add_sample_lines("a", line(0.0, **LOST), 0.0)] == statuses
     assert list(observer.find_unhealthy(["a"])) == (["a"] if "FAIL" in statuses else [])
 
 
 def test_a_new_controller_tells_only_what_nobody_was_told() -> None:
     first = HealthObserver(spec())
-    told = first.add_lines("a", row(0, 120, **HOT), 0.0)
+    told = first.add_sample_lines("a", row(0, 120, **HOT), 0.0)
     data = row(0, 120, **HOT) + line(120.0, xids=[(0, 79)], **HOT)
     state = state_with(told)
     second = HealthObserver(spec())
-    new = second.replay("a", data, state.troubles.values(), 0.0)
+    new = second.replay_samples("a", data, state.troubles.values(), 0.0)
     assert [event.check for event in new] == ["gpu.xid"]
     assert set(second.find_unhealthy(["a"])) == {"a"}
 
 
 def test_what_ended_while_nobody_watched_is_told_by_the_new_controller() -> None:
-    told = HealthObserver(spec()).add_lines("a", row(0, 120, **HOT), 0.0)
+    told = HealthObserver(spec()).add_sample_lines("a", row(0, 120, **HOT), 0.0)
     state = state_with(told)
-    new = HealthObserver(spec()).replay("a", row(0, 120, **HOT) + row(120, 300), state.troubles.values(), 0.0)
+    new = HealthObserver(spec()).replay_samples("a", row(0, 120, **HOT) + row(120, 300), state.troubles.values(), 0.0)
     assert [event.status for event in new] == ["PASS"]
     assert state_with([*told, *new]).troubles == {}
 
 
 def test_silence_counts_only_while_the_node_could_be_heard() -> None:
     observer = HealthObserver(spec())
-    observer.add_lines("a", line(0.0), now=0.0)
+    observer.add_sample_lines("a", line(0.0), now=0.0)
     assert observer.find_silent_nodes([], now=500.0) == []
     assert observer.find_silent_nodes(["a"], now=600.0) == []
     assert said(observer.find_silent_nodes(["a"], now=630.0)) == [("WARN", "a: no sample of GPUs and host for 2.2 min")]
-    assert said(observer.add_lines("a", line(800.0), now=640.0)) == [("PASS", "a: samples again")]
+    assert said(observer.add_sample_lines("a", line(800.0), now=640.0)) == [("PASS", "a: samples again")]
 
 
 def ended(
@@ -156,7 +156,7 @@ def ended(
 
 def test_a_node_that_is_to_be_drained_is_left_out_of_the_next_attempt_and_condemned_for_nothing() -> None:
     observer = HealthObserver(spec())
-    observer.add_lines("b", line(0.0, recovery_action=4), 0.0)
+    observer.add_sample_lines("b", line(0.0, recovery_action=4), 0.0)
     why = {"b": "GPU 5: the driver asks for drain and reset"}
     assert (observer.find_unhealthy(["a", "b"]), observer.find_degraded(["a", "b"])) == ({}, why)
     action = ended({}, 1, degraded=why)

@@ -13,7 +13,7 @@ import pytest
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.workdir.file_tree import find_matching_files
 from clusterctl.errors import AgentError, ConnectError, RefusedError
-from clusterctl.run.nodes.downloads import FetchOptions, matches_pattern, pull
+from clusterctl.run.nodes.downloads import FetchOptions, matches_pattern, pull_files
 from tests.work import calls
 
 FILES = [
@@ -80,7 +80,7 @@ class Node:
 )
 def test_of_what_was_not_asked_for_nothing_is_written(name: str, tmp_path: Path) -> None:
     with pytest.raises(AgentError) as caught:
-        pull(Node(("ckpt/1.pt", 1, 0o644), (name, 1, 0o644)), "work", "ckpt/**", tmp_path / "gpu01")  # type: ignore[arg-type]
+        pull_files(Node(("ckpt/1.pt", 1, 0o644), (name, 1, 0o644)), "work", "ckpt/**", tmp_path / "gpu01")  # type: ignore[arg-type]
 
     assert caught.value.node == "gpu01"
     assert list(tmp_path.rglob("*")) == []
@@ -92,7 +92,7 @@ def test_of_what_was_not_asked_for_nothing_is_written(name: str, tmp_path: Path)
     ids=oct,
 )
 def test_a_node_does_not_decide_who_may_change_a_file_of_the_head(mode: int, kept: int, tmp_path: Path) -> None:
-    pull(Node(("ckpt/1.pt", 1, mode)), "work", "ckpt/**", tmp_path / "gpu01")  # type: ignore[arg-type]
+    pull_files(Node(("ckpt/1.pt", 1, mode)), "work", "ckpt/**", tmp_path / "gpu01")  # type: ignore[arg-type]
 
     assert stat.S_IMODE((tmp_path / "gpu01/ckpt/1.pt").stat().st_mode) == kept
 
@@ -101,7 +101,7 @@ def test_of_more_than_was_allowed_nothing_is_written_and_the_session_is_ended(tm
     node = Node(("ckpt/1.pt", 101, 0o644))
 
     with pytest.raises(RefusedError, match="over 100 bytes") as caught:
-        pull(node, "work", "ckpt/**", tmp_path / "gpu01", FetchOptions(max_bytes=100))  # type: ignore[arg-type]
+        pull_files(node, "work", "ckpt/**", tmp_path / "gpu01", FetchOptions(max_bytes=100))  # type: ignore[arg-type]
 
     assert "--max-size" in str(caught.value.hint)
     assert node.closed
@@ -110,14 +110,14 @@ def test_of_more_than_was_allowed_nothing_is_written_and_the_session_is_ended(tm
 
 def test_a_node_that_tells_of_other_sizes_than_it_sent_is_not_believed(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match="sent 1 bytes for files of 8 bytes"):
-        pull(Node(("ckpt/1.pt", 8, 0o644), sends=1), "work", "ckpt/**", tmp_path / "gpu01")  # type: ignore[arg-type]
+        pull_files(Node(("ckpt/1.pt", 8, 0o644), sends=1), "work", "ckpt/**", tmp_path / "gpu01")  # type: ignore[arg-type]
 
     assert list(tmp_path.rglob("*")) == []
 
 
 def test_bytes_of_files_that_come_out_of_order_are_no_frame_of_ours(tmp_path: Path) -> None:
     with pytest.raises(FrameError, match="where 0 is due"):
-        pull(Node(("ckpt/1.pt", 1, 0o644), offset=1 << 62), "work", "ckpt/**", tmp_path / "gpu01")  # type: ignore[arg-type]
+        pull_files(Node(("ckpt/1.pt", 1, 0o644), offset=1 << 62), "work", "ckpt/**", tmp_path / "gpu01")  # type: ignore[arg-type]
 
 
 def test_a_name_of_many_parts_costs_what_its_length_does() -> None:

@@ -108,7 +108,7 @@ def test_an_attempt_that_never_began_was_not_long() -> None:
 
 @given(st.lists(st.sampled_from("ab"), max_size=6), st.sampled_from("ab"))
 def test_only_the_unbroken_row_before_an_attempt_counts(past: list[str], now: str) -> None:
-    state = RunState(endings=tuple((ending, None) for ending in past))
+    state = RunState(failure_signatures=tuple((ending, None) for ending in past))
     row = "".join(past)
 
     assert next_action.count_repeated_failures(state, now) == len(row) - len(row.rstrip(now))
@@ -120,7 +120,12 @@ def test_attempts_that_ended_without_a_cause_are_alike_if_they_were_ended_for_th
     assert words(stalled) == words(replace(stalled, attempt=1))
     assert words(stalled) != words(replace(stalled, reason="time_limit"))
     assert words(replace(stalled, reason=None)) == ""
-    assert next_action.count_repeated_failures(replace(stalled, endings=((words(stalled), None),)), words(stalled)) == 1
+    assert (
+        next_action.count_repeated_failures(
+            replace(stalled, failure_signatures=((words(stalled), None),)), words(stalled)
+        )
+        == 1
+    )
 
 
 def test_attempts_that_ended_with_a_lost_node_are_alike_if_it_is_the_same_node() -> None:
@@ -133,7 +138,7 @@ def test_attempts_that_ended_with_a_lost_node_are_alike_if_it_is_the_same_node()
 
 
 def test_a_newer_checkpoint_between_two_attempts_breaks_the_row() -> None:
-    state = RunState(endings=(("boom", None), ("boom", "step-1")), newest_checkpoint="step-2")
+    state = RunState(failure_signatures=(("boom", None), ("boom", "step-1")), newest_checkpoint="step-2")
 
     assert next_action.count_repeated_failures(state, "boom") == 0
 

@@ -260,9 +260,9 @@ def test_a_run_that_waits_for_its_next_attempt_says_when_with_whom_and_why() -> 
     state = failed_and_waiting()
 
     assert (state.phase, state.restart_at, state.next_nodes) == (RunPhase.RESTARTING, 140.0, ("n0", "s"))
-    assert (state.restart_why, state.endings) == ("crash", (("exit 1", "step-3"),))
+    assert (state.restart_why, state.failure_signatures) == ("crash", (("exit 1", "step-3"),))
     again = told(state, controller_events.RestartPlanned(attempt=2, why="stall", at=150.0, ended="stalled"))
-    assert again.endings == (("exit 1", "step-3"), ("stalled", None))
+    assert again.failure_signatures == (("exit 1", "step-3"), ("stalled", None))
     assert (again.next_nodes, again.restart_why) == ((), "stall")
     assert (state.nodes["n1"].gpu_memory_held, state.remaining) == ("3 GiB still in use", ())
     assert state.nodes["n1"].remaining == ({"node": "n1", "pid": 7, "why": "state D"},)

@@ -180,7 +180,7 @@ def test_the_view_is_as_old_as_the_rank_that_was_heard_of_least() -> None:
     two = watch(rank(), rank(seen_at=NOW - 7), **stepping(20.0))
 
     said = judged(two, now=NOW + 1)
-    assert (said.sample_age_s, said.since_s, said.last_progress_s, said.is_known) == (8.0, 13.0, 13.0, True)
+    assert (said.sample_age_s, said.since_s, said.last_progress_s, said.has_all_samples) == (8.0, 13.0, 13.0, True)
     assert judged(two, now=NOW - 99).sample_age_s == 0.0
     ahead = replace(two, progress_at=NOW)
     assert (judged(ahead).since_s, judged(ahead).last_progress_s) == (0.0, 0.0)
@@ -190,9 +190,9 @@ def test_the_view_is_as_old_as_the_rank_that_was_heard_of_least() -> None:
 def test_before_every_rank_was_seen_nothing_is_said() -> None:
     unseen = replace(watch(began_at=NOW - 50), expected_ranks=frozenset({0, 1}))
 
-    assert judged(unseen) == StallJudgement(is_known=False, sample_age_s=50.0)
-    assert judged(unseen, now=NOW - 60) == StallJudgement(is_known=False, sample_age_s=0.0)
-    assert judged(watch(rank(is_alive=False))) == StallJudgement(is_known=False, sample_age_s=NOW)
+    assert judged(unseen) == StallJudgement(has_all_samples=False, sample_age_s=50.0)
+    assert judged(unseen, now=NOW - 60) == StallJudgement(has_all_samples=False, sample_age_s=0.0)
+    assert judged(watch(rank(is_alive=False))) == StallJudgement(has_all_samples=False, sample_age_s=NOW)
 
 
 @pytest.mark.parametrize(

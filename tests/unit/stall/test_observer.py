@@ -32,16 +32,16 @@ def steps(until: float, period: float, *, rank: int = 0, start: float = 0.0) -> 
 
 def test_a_new_controller_knows_how_long_steps_take_and_calls_nothing_stalled_too_soon() -> None:
     observer = StallObserver(0, [0], StallSpec(), now=5000.0)
-    observer.replay({"a": steps(600.0, 20.0)}, now=5000.0)
-    observer.add_lines("a", [line(650.0, 50.0, beats=30)], 5050.0)
+    observer.replay_samples({"a": steps(600.0, 20.0)}, now=5000.0)
+    observer.add_sample_lines("a", [line(650.0, 50.0, beats=30)], 5050.0)
     assert observer.judge(5050.0).phase is StallPhase.NONE
-    observer.add_lines("a", [line(800.0, 200.0, beats=30)], 5200.0)
+    observer.add_sample_lines("a", [line(800.0, 200.0, beats=30)], 5200.0)
     assert observer.judge(5200.0).phase is StallPhase.SUSPECTED
 
 
 def test_a_new_controller_goes_on_with_a_stall_that_was_there_before() -> None:
     observer = StallObserver(0, [0], StallSpec(), now=5000.0)
-    observer.replay({"a": [*steps(100.0, 1.0), line(160.0, 60.0, beats=100)]}, now=5000.0)
+    observer.replay_samples({"a": [*steps(100.0, 1.0), line(160.0, 60.0, beats=100)]}, now=5000.0)
     stall = observer.judge(5000.0)
     assert stall.phase is StallPhase.SUSPECTED
     assert stall.since_s == pytest.approx(60.0, abs=2.0)
@@ -49,8 +49,8 @@ def test_a_new_controller_goes_on_with_a_stall_that_was_there_before() -> None:
 
 def test_without_samples_nothing_is_replayed() -> None:
     observer = StallObserver(0, [0], StallSpec(), now=5000.0)
-    observer.replay({"a": [], "b": [b"torn"]}, now=5000.0)
-    assert not observer.judge(5001.0).is_known
+    observer.replay_samples({"a": [], "b": [b"torn"]}, now=5000.0)
+    assert not observer.judge(5001.0).has_all_samples
 
 
 def test_a_straggler_is_said_once_and_again_only_when_it_had_caught_up() -> None:
@@ -60,8 +60,8 @@ def test_a_straggler_is_said_once_and_again_only_when_it_had_caught_up() -> None
         t = 2.0 * tick
         caught_up = 120.0 < t < 130.0
         beats, age = (int(t), 0.0) if t < 20.0 or caught_up else (20, t - 20.0)
-        observer.add_lines("a", [line(t, t % 1.0, rank=0, beats=int(t))], t)
-        observer.add_lines("b", [line(t, age, rank=1, beats=beats)], t)
+        observer.add_sample_lines("a", [line(t, t % 1.0, rank=0, beats=int(t))], t)
+        observer.add_sample_lines("b", [line(t, age, rank=1, beats=beats)], t)
         said += observer.list_new_warnings(observer.judge(t), t)
     assert len(said) == 2
     assert "straggler: rank 1 on b" in said[0]
@@ -74,7 +74,7 @@ def test_a_rank_whose_sample_comes_later_when_all_move_again_is_no_straggler() -
         t, still = 2.0 * tick, 20.0 < 2.0 * tick < 45.0
         for rank, delay in ((0, 0.0), (1, 1.5)):
             beats, age = (20, t - 20.0) if still else (int(t), 0.2)
-            observer.add_lines("ab"[rank], [line(t, age, rank=rank, beats=beats)], t + delay)
+            observer.add_sample_lines("ab"[rank], [line(t, age, rank=rank, beats=beats)], t + delay)
             said += observer.list_new_warnings(observer.judge(t + delay), t + delay)
     assert said == []
 
@@ -86,9 +86,9 @@ def test_steps_that_arrive_late_make_nobody_a_straggler() -> None:
         t = 2.0 * tick
         # The peer stands still without node b, and goes on some time after it is back.
         still = 20.0 < t < 80.0
-        observer.add_lines("a", [line(t, t - 20.0 if still else 0.2, rank=0, beats=20 if still else int(t))], t)
+        observer.add_sample_lines("a", [line(t, t - 20.0 if still else 0.2, rank=0, beats=20 if still else int(t))], t)
         if not 20.0 < t < 60.0:
-            observer.add_lines("b", [line(t, 0.2, rank=1, beats=int(t))], t)
+            observer.add_sample_lines("b", [line(t, 0.2, rank=1, beats=int(t))], t)
         said += observer.list_new_warnings(observer.judge(t), t)
     assert said == []
 
@@ -97,7 +97,7 @@ def test_a_limit_behind_the_frameworks_own_timeout_is_said_once() -> None:
     observer = StallObserver(0, [0], StallSpec(timeout=600.0), now=0.0)
     said: list[str] = []
     for tick in range(5):
-        observer.add_lines("a", [line(2.0 * tick, 0.5, beats=tick, timeout_s=300.0)], 2.0 * tick)
+        observer.add_sample_lines("a", [line(2.0 * tick, 0.5, beats=tick, timeout_s=300.0)], 2.0 * tick)
         said += observer.list_new_warnings(observer.judge(2.0 * tick), 2.0 * tick)
     assert len(said) == 1
     assert "240 s or less does" in said[0]
@@ -113,8 +113,8 @@ def test_the_end_of_a_long_file_begins_with_a_whole_line(tmp_path) -> None:
 def test_a_node_that_says_nothing_is_not_taken_for_one_whose_ranks_stand_still() -> None:
     observer = StallObserver(0, [0, 1], StallSpec(), now=0.0)
     for t in (2.0, 12.0):
-        observer.add_lines("a", [line(t, t)], t)
-        observer.add_lines("b", [line(t, t, rank=1)], t)
-    observer.add_lines("a", [line(62.0, 62.0)], 62.0)
+        observer.add_sample_lines("a", [line(t, t)], t)
+        observer.add_sample_lines("b", [line(t, t, rank=1)], t)
+    observer.add_sample_lines("a", [line(62.0, 62.0)], 62.0)
     assert observer.measure_idle_s(["a", "b"]) <= 12.0
     assert observer.measure_idle_s(["a"]) >= 50.0

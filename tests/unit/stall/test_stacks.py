@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clusterctl.formatting import fold_ranks
 from clusterctl.run.rules import stack_dumps
-from clusterctl.run.rules.stack_dumps import RankStack, Thread
+from clusterctl.run.rules.stack_dumps import RankStack, ThreadStack
 from clusterctl.why.evidence_types import StackFrame
 
 DUMP = """\
@@ -27,13 +27,13 @@ Current thread 0x00007f6c10dd8b80 (most recent call first):
 
 def test_a_faulthandler_dump_gives_threads_without_ours():
     threads = stack_dumps.parse_faulthandler_dump(DUMP)
-    assert [thread.main for thread in threads] == [False, True]
+    assert [thread.is_main for thread in threads] == [False, True]
     assert threads[1].frames == (StackFrame("main", "/a b/w.py", 6), StackFrame("<module>", "/a b/w.py", 0))
 
 
 def test_the_thread_that_took_the_signal_need_not_be_the_main_one():
     main = int("00007f6c0fb636c0", 16)
-    assert [thread.main for thread in stack_dumps.parse_faulthandler_dump(DUMP, main)] == [True, False]
+    assert [thread.is_main for thread in stack_dumps.parse_faulthandler_dump(DUMP, main)] == [True, False]
 
 
 def test_of_several_dumps_the_last_counts():
@@ -52,7 +52,7 @@ def test_py_spy_tells_who_holds_the_gil():
     frames = [{"name": "f", "filename": "w.py", "line": 4, "module": None, "locals": None}]
     said = [{"pid": 9, "thread_id": 1, "os_thread_id": 9, "thread_name": None, "owns_gil": True, "frames": frames}]
     assert stack_dumps.parse_py_spy_dump(json.dumps(said)) == (
-        Thread(ident=9, main=True, frames=(StackFrame("f", "w.py", 4),), holds_gil=True),
+        ThreadStack(ident=9, is_main=True, frames=(StackFrame("f", "w.py", 4),), holds_gil=True),
     )
 
 
@@ -63,7 +63,7 @@ def test_no_text_breaks_the_readers(text):
 
 
 def rank(number, function="f", state="S", wchan="futex", source="signal"):
-    threads = (Thread(ident=1, main=True, frames=(StackFrame(function, "w.py", 1),)),) if function else None
+    threads = (ThreadStack(ident=1, is_main=True, frames=(StackFrame(function, "w.py", 1),)),) if function else None
     return RankStack(rank=number, source=source, state=state, wchan=wchan, threads=threads)
 
 
