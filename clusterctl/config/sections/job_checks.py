@@ -283,6 +283,10 @@ def warn_of_shell_mistakes(
             )
             hint = f'`env: {{{ours[0]}: "${{env:{ours[0]}}}"}}` sends it; nothing else is needed if the nodes set it'
             context.report.warn(mark, text, hint)
+        is_local = all(machine.spec.transport is TransportKind.LOCAL for machine in machines)
+        nowhere = [name for name in found.inherited if name not in known and name not in found.inherited_arrays]
+        if where.startswith("job.") and (found.inherited_arrays or (nowhere and is_local)):
+            context.report.warn(mark, *_describe_empty(where, found.inherited_arrays, nowhere if is_local else ()))
 
 
 def _list_texts(root: TreeNode, job: JobSpec) -> Iterator[tuple[Mark, str, str]]:
@@ -332,6 +336,16 @@ def _describe_unset(where: str, names: Sequence[str]) -> tuple[str, str]:
     if others:
         hints.append(f"set {_quoted(others)} in `env`, or give a default: `${{{others[0]}:-}}`")
     return text, "; ".join(hints)
+
+
+def _describe_empty(where: str, arrays: Sequence[str], others: Sequence[str]) -> tuple[str, str]:
+    if arrays:
+        text = f"no text sets the array {_quoted(arrays)}, and one of another shell does not reach it"
+        hint = "set it in this text, or `source` the file that sets it"
+    else:
+        text = f"neither the cluster file nor this shell sets {_quoted(others)}"
+        hint = f"`env: {{{others[0]}: VALUE}}` sets it; write `${{{others[0]}:-}}` if an empty text is meant"
+    return f"{where}: {text}: bash takes it as empty", hint
 
 
 def _quoted(names: Sequence[str]) -> str:

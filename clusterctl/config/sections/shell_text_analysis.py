@@ -399,6 +399,7 @@ class ShellVariables:
         overwritten: Those among them that clusterctl owns, and whose value it does not build on.
         read_of_launchers: Names of other launchers that it reads, without a default and without a test.
         inherited: Other names that it reads so and does not set: they come from the environment, if from anywhere.
+        inherited_arrays: Those among them that it reads as arrays, which no environment holds.
         unexported: Names that it sets, neither reads nor exports, so that programs do not get them.
         expanded_too_early: Names that a command reads which are set for that command alone.
     """
@@ -407,6 +408,7 @@ class ShellVariables:
     overwritten: tuple[str, ...] = ()
     read_of_launchers: tuple[str, ...] = ()
     inherited: tuple[str, ...] = ()
+    inherited_arrays: tuple[str, ...] = ()
     unexported: tuple[str, ...] = ()
     expanded_too_early: tuple[str, ...] = ()
 
@@ -423,6 +425,7 @@ def analyze_shell_variables(text: str) -> ShellVariables:
     tested = {name for match in _TEST.finditer(plain) for name in _NAME.findall(match[0])}
     tested_launchers = {launcher for name in tested if (launcher := find_launcher_of_variable(name)) is not None}
     optional = {match[1] for match in _WITH_DEFAULT.finditer(plain)}
+    inherited = _list_inherited_names(text, {*assigned, *tested, *optional})
     read = dict.fromkeys(match[1] or match[2] for match in _READ.finditer(plain))
     return ShellVariables(
         assigned=assigned,
@@ -440,7 +443,8 @@ def analyze_shell_variables(text: str) -> ShellVariables:
             and launcher not in tested_launchers
             and name not in optional
         ),
-        inherited=_list_inherited_names(text, {*assigned, *tested, *optional}),
+        inherited=inherited,
+        inherited_arrays=tuple(name for name in inherited if f"${{{name}[@]}}" in plain or f"${{{name}[*]}}" in plain),
         unexported=tuple(_list_unexported_names(plain, commands)),
         expanded_too_early=tuple(name for name in _list_expanded_too_early(text, commands) if name not in optional),
     )

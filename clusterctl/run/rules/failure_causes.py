@@ -34,6 +34,7 @@ _OF_A_LAUNCHER = re.compile(
     r"\b(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b|: exit code \d+ of its local"
 )
 _BARE_EXIT = re.compile(r"(?:SystemExit: -?\d+|os\._exit\(-?\d+\))$|(?P<inside>exit code -?\d+ of )")
+_UNSET_NOTE = re.compile(r"(?m)^clusterctl: (`\$\w+`) is not set on this node: ")
 _IDLE = ("bash", "sh", "dash", "zsh", "sleep", "tail", "tee", "cat", "watch", "ssh", "sshd")
 """Programs that only wait for other programs."""
 
@@ -308,7 +309,8 @@ def _build_message(exited: Exited, heading: headline.Headline) -> str:
         return f"{doubt}killed by the kernel for lack of memory ({exited.oom})"
     if exited.exit_code is None and exited.signal is None and not heading.is_recognised:
         return "exit status unknown: supervisor and waiter were both gone"
-    return heading.text
+    unset = dict.fromkeys(_UNSET_NOTE.findall(exited.tail)) if exited.exit_code else {}
+    return heading.text + (f" ({', '.join(unset)} not set on this node)" if unset else "")
 
 
 def _find_traceback(exited: Exited, heading: headline.Headline) -> str | None:

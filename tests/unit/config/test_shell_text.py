@@ -140,6 +140,29 @@ def test_variables_that_only_the_environment_can_set_are_found(text: str, names:
     assert analyze_shell_variables(text).inherited == names
 
 
+@pytest.mark.parametrize(
+    ("host", "command", "words"),
+    [
+        pytest.param("a", 'python x.py "${MODEL_ARGS[@]}" $OTHER', ["no text sets the array `MODEL_ARGS`"], id="array"),
+        pytest.param(
+            "{a: {transport: local}}",
+            "python x.py $N $OTHER",
+            ["neither the cluster file nor this shell sets `OTHER`"],
+            id="local",
+        ),
+        pytest.param("a", "python x.py $OTHER", [], id="a node may set it"),
+        pytest.param("{a: {transport: local}}", 'A=(1 2); python x.py "${A[@]}" ${OTHER:-}', [], id="set"),
+        pytest.param("{a: {transport: local}}", 'source e.sh; python x.py "${A[@]}" $OTHER', [], id="by another file"),
+    ],
+)
+def test_a_variable_that_is_empty_for_certain_is_warned_of(
+    host: str, command: str, words: list[str], parse_text: Callable[..., LoadedClusterFile]
+) -> None:
+    text = f"version: 1\nhosts: {host}\njob: {{command: '{command}'}}\n"
+    found = [one.text for one in parse_text(text, environ={"N": "3"}).warnings]
+    assert [word in text for word, text in zip(words, found, strict=True)] == [True] * len(words)
+
+
 def test_a_variable_of_this_shell_that_is_not_sent_is_warned_of(parse_text: Callable[..., LoadedClusterFile]) -> None:
     job = "job: {command: 'python x.py $DATA_DIR $OTHER'}\n"
     found = [one.text for one in parse_text(H + job, environ={"DATA_DIR": "/d"}).warnings]

@@ -417,6 +417,15 @@ def test_an_error_that_points_above_itself_gives_way_to_the_exception_above_it()
     assert (alone.message, alone.traceback) == (said, again)
 
 
+def test_a_variable_that_a_node_does_not_set_is_named_with_the_failure() -> None:
+    note = "clusterctl: `$MODEL_ARGS` is not set on this node: bash takes it as empty\n"
+    left: dict[str, str | None] = {"message": "ValueError: bad batch", "traceback": OWN}
+
+    found = cause(exited(0, 1.0, tail=note + OWN, left=left))
+
+    assert found.message == "ValueError: bad batch (`$MODEL_ARGS` not set on this node)"
+
+
 ENDED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 12693 got signal: 15"
 
 
