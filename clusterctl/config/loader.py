@@ -209,10 +209,9 @@ def _warn_of_shell_settings(
         many = len(names) > 1
         listing = ", ".join(f"`{name}`" for name in names)
         what = f"{listing} of this shell {'do' if many else 'does'} not go to remote nodes"
-        secret = next((name for name in names if is_secret_name(name)), None)
-        open_name = next((name for name in names if name != secret), None)
-        ways = [f"`env: {{{open_name}: '${{env:{open_name}}}'}}`" if open_name else ""]
-        ways += [f"`secrets: {{{secret}: {{env: {secret}}}}}`" if secret else ""]
+        secret = ", ".join(f"{name}: {{env: {name}}}" for name in names if is_secret_name(name))
+        others = ", ".join(f"{name}: '${{env:{name}}}'" for name in names if not is_secret_name(name))
+        ways = [f"`env: {{{others}}}`" if others else "", f"`secrets: {{{secret}}}`" if secret else ""]
         hint = f"{' and '.join(filter(None, ways))} would send {'them' if many else 'it'}"
         report.warn(root.mark, f"env: {what}", hint)
 

@@ -232,7 +232,8 @@ def test_settings_of_this_shell_that_ssh_nodes_do_not_get_are_warned_of(
     names = "`HF_HOME`, `LD_LIBRARY_PATH`, `PYTHONPATH`, `WANDB_API_KEY`"
     assert warning.text == f"env: {names} of this shell do not go to remote nodes"
     assert warning.hint == (
-        "`env: {HF_HOME: '${env:HF_HOME}'}` and `secrets: {WANDB_API_KEY: {env: WANDB_API_KEY}}` would send them"
+        "`env: {HF_HOME: '${env:HF_HOME}', LD_LIBRARY_PATH: '${env:LD_LIBRARY_PATH}', PYTHONPATH: '${env:PYTHONPATH}'}`"
+        " and `secrets: {WANDB_API_KEY: {env: WANDB_API_KEY}}` would send them"
     )
 
 
