@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from clusterctl.agent.protocol.record_types import FlightRecorderEntry, ProcessState, TcpConnection
+from clusterctl.agent.protocol.record_types import FlightRecorderEntry, GroupSetup, ProcessState, TcpConnection
 from clusterctl.why.verdict import ProblemClass, format_ranks
 
 
@@ -64,6 +64,7 @@ class RankSnapshot:
         status_age: Seconds since the shim's thread last wrote a status; `None` without a shim.
         seq: The last collective begun and the last one ended, by process group.
         entries: The newest entries of the flight recorder; `None` without a recorder.
+        setup: The values with which the rank sets up, or has set up, the default process group.
         sockets: The connections of the rank, as far as they are known.
         error: Why the snapshot is empty.
     """
@@ -78,6 +79,7 @@ class RankSnapshot:
     status_age: float | None = None
     seq: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     entries: tuple[FlightRecorderEntry, ...] | None = None
+    setup: GroupSetup | None = None
     sockets: tuple[TcpConnection, ...] = ()
     error: str | None = None
 

@@ -207,6 +207,7 @@ def judge_hang(evidence: Evidence) -> Verdict | None:
     rules: tuple[Callable[[HangAnalysis], Verdict | None], ...] = (
         _judge_stopped,
         _judge_kernel_waits,
+        _judge_setups,
         _judge_mismatches,
         _judge_late_ranks,
         _judge_gil,
@@ -312,6 +313,40 @@ def _judge_kernel_waits(hang: HangAnalysis) -> Verdict | None:
 
 
 # --- rules that use collective numbers
+
+
+def _judge_setups(hang: HangAnalysis) -> Verdict | None:
+    """Judge ranks that set up the process group with another world size or store than most, or as another rank."""
+    setups = {rank: snapshot.setup for rank, snapshot in hang.snapshots.items() if snapshot.setup is not None}
+    if all(position.activity is not Activity.SETTING_UP for position in hang.positions.values()):
+        return None
+    sizes = {rank: f"world size {setup['world_size']}" for rank, setup in setups.items()}
+    stores = {rank: f"the store at {address}" for rank, setup in setups.items() if (address := setup["address"])}
+    values, own = (sizes, f"world size {len(hang.evidence.ranks)}") if len(set(sizes.values())) > 1 else (stores, "")
+    counted = Counter(values.values()).most_common()
+    if len(counted) > 1:
+        most = own if counted[0][1] == counted[1][1] else counted[0][0]
+        odd = [rank for rank, value in values.items() if value != most]
+        others = f", the others with {most}" if len(odd) < len(values) else ""
+        return hang.build_verdict(
+            ProblemClass.MISMATCH,
+            Confidence.LIKELY if others else Confidence.AMBIGUOUS,
+            f"ranks set up the process group with different values: {hang.describe(odd)} with "
+            f"{' and '.join(sorted({values[rank] for rank in odd}))}{others}",
+            odd,
+            lambda rank: f"it uses {values[rank]}",
+        )
+    counts = Counter(setup["rank"] for setup in setups.values())
+    twice = [rank for rank, setup in setups.items() if counts[setup["rank"]] > 1 and setup["rank"] != rank]
+    if not twice or len(twice) > len(setups) // 2:
+        return None
+    return hang.build_verdict(
+        ProblemClass.MISMATCH,
+        Confidence.LIKELY,
+        f"{hang.describe(twice)} set up the process group as rank {setups[twice[0]]['rank']}, as another rank does",
+        twice,
+        lambda rank: f"it joins as rank {setups[rank]['rank']}",
+    )
 
 
 def _judge_mismatches(hang: HangAnalysis) -> Verdict | None:
@@ -452,18 +487,21 @@ def _judge_gil(hang: HangAnalysis) -> Verdict | None:
 # --- rules that use connections between ranks
 
 
-def _socket_key(socket: TcpConnection, node: str, *, swapped: bool = False) -> tuple[str, ...]:
-    """Return both ends of a connection, and the node if the connection is a loopback connection."""
+def _socket_key(socket: TcpConnection, machine: str, *, swapped: bool = False) -> tuple[str, ...]:
+    """Return both ends of a connection, and the machine if the connection is a loopback connection."""
     here, there = f"{socket['address']}:{socket['port']}", f"{socket['peer']}:{socket['peer_port']}"
-    inside = node if socket["peer"].startswith(_LOOPBACK) else ""
+    inside = machine if socket["peer"].startswith(_LOOPBACK) else ""
     return (there, here, inside) if swapped else (here, there, inside)
 
 
 def _list_sockets(hang: HangAnalysis) -> list[tuple[int, TcpConnection, int | None]]:
     """Return the connections of each rank, each with the rank at the other end if that is known."""
     sockets = [(rank, socket) for rank, snapshot in hang.snapshots.items() for socket in snapshot.sockets]
-    owners = {_socket_key(socket, hang.nodes[rank]): rank for rank, socket in sockets}
-    return [(rank, one, owners.get(_socket_key(one, hang.nodes[rank], swapped=True))) for rank, one in sockets]
+    # Several nodes with `transport: local` are one machine, and have the same addresses.
+    addresses = {node.node: ",".join(node.addresses) or node.node for node in hang.evidence.nodes.values()}
+    machines = {rank: addresses.get(node, node) for rank, node in hang.nodes.items()}
+    owners = {_socket_key(socket, machines[rank]): rank for rank, socket in sockets}
+    return [(rank, one, owners.get(_socket_key(one, machines[rank], swapped=True))) for rank, one in sockets]
 
 
 def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
@@ -486,7 +524,9 @@ def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
         )
     if not set(reads.values()) - set(reads):
         return None
-    named = sorted(rank for rank in hang.snapshots if rank not in reads)
+    free = sorted(rank for rank in hang.snapshots if rank not in reads)
+    # A rank that reads from an unknown peer is not the root.
+    named = [rank for rank in free if not is_waiting_for_network(hang.snapshots[rank])] or free
     return hang.build_verdict(
         classify_missing_ranks(hang, named),
         Confidence.LIKELY if len(named) == 1 else Confidence.AMBIGUOUS,

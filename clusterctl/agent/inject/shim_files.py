@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.record_types import (
         ChildFailure,
         FlightRecorderEntry,
+        GroupSetup,
         StackDumpOffer,
         WorkerError,
         WorkerStatus,
@@ -267,6 +268,16 @@ def read_failed_child(status_dir: str, rank: int, *, has_failed: bool) -> ChildF
 
     child = _read_rank_record(status_dir, rank, "child", parse)
     return child or (_read_rank_record(status_dir, rank, "python", parse) if has_failed else None)
+
+
+def read_group_setup(status_dir: str, rank: int) -> GroupSetup | None:
+    """Return the values with which a rank sets up its default process group; `None` if it has not begun."""
+
+    def parse(value: Any) -> GroupSetup:
+        address = None if value["address"] is None else str(value["address"])[:_MAX_NAME_LENGTH]
+        return {"address": address, "world_size": int(value["world_size"]), "rank": int(value["rank"])}
+
+    return _read_rank_record(status_dir, rank, "setup", parse)
 
 
 def read_flight_record(status_dir: str, rank: int) -> list[FlightRecorderEntry] | None:

@@ -327,6 +327,14 @@ class FlightRecorderEntry(TypedDict):
     peer: wire_types.Count | None
 
 
+class GroupSetup(TypedDict):
+    """The values with which a rank sets up its default process group; `address` is that of the store."""
+
+    address: wire_types.Name | None
+    world_size: wire_types.Count
+    rank: wire_types.Count
+
+
 class TcpConnection(TypedDict):
     """A TCP connection of a rank.
 
@@ -363,6 +371,7 @@ class RankEvidence(ProcessState):
     inside: WorkerStatusSample | None
     children: Annotated[list[ProcessState], MaxItems(4096)]
     tail: Annotated[list[wire_types.CommandLine], MaxItems(4096)]
+    setup: NotRequired[GroupSetup | None]
     recorded: NotRequired[Annotated[list[FlightRecorderEntry], MaxItems(128)] | None]
     sockets: NotRequired[Annotated[list[TcpConnection], MaxItems(128)]]
     error: NotRequired[wire_types.LongText]

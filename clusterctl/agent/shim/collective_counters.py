@@ -6,10 +6,12 @@ The names are torch's private ones (seen in 2.13). If one is missing, the status
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
     from typing import Any
 _C10D = "torch.distributed.distributed_c10d"
 _BINDINGS = "torch._C._distributed_c10d"
@@ -19,7 +21,8 @@ STILL_LOOKS = 5
 _KEPT = 40
 _GROUPS = 32
 _DEFAULT = "0"
-_PEERS = frozenset({"src", "dst"})
+_FILES = ("torch/distributed/distributed_c10d.py", "torch/distributed/rendezvous.py")
+_PEERS, _SETUP = ("src", "dst"), ("world_size", "rank")
 
 
 class CollectiveCounters:
@@ -29,6 +32,7 @@ class CollectiveCounters:
         seq: Process group id -> (last enqueued, last completed) collective.
         backend: Backends of the default group, such as `gloo` or `cpu:gloo,cuda:nccl`.
         timeout_s: Its time limit in seconds.
+        setup: Address of the store, world size and rank with which this process sets up the default group.
         group_rank: The rank of this process in the default group, and how many that has.
         looks, held: Number of readings of the default group, and of those in which its newest collective was running.
     """
@@ -39,6 +43,7 @@ class CollectiveCounters:
         self.timeout_s: float | None = None
         self.group_rank: tuple[int, int] | None = None
         self.looks = self.held = 0
+        self.setup: dict[str, Any] | None = None
         self._group: Any = None
         self._still = 0
 
@@ -50,11 +55,13 @@ class CollectiveCounters:
         """
         group = getattr(getattr(sys.modules.get(_C10D), "_world", None), "default_pg", None)
         if group is None:  # the recorder reads its settings at first use, so let the user be first
+            self.setup = _read_setup() or self.setup
             return False
         if group is not self._group:
             self._group = group
             self.backend, self.timeout_s = _describe(group)
             self.group_rank = (int(group.rank()), int(group.size()))
+            self.setup = {"address": None, "world_size": self.group_rank[1], "rank": self.group_rank[0]}
         seq = _sequence_numbers()
         moved = seq != self.seq
         self.seq = seq
@@ -111,16 +118,34 @@ def _read_current_call() -> tuple[str, int] | None:
 
     The recorder does not know the source. It is a local variable of the call, as a rank of the default group.
     """
+    for code, values in _list_torch_calls(_PEERS):
+        peer = next((values[name] for name in _PEERS if isinstance(values.get(name), int)), None)
+        return None if peer is None else (code.co_name, peer)
+    return None
+
+
+def _read_setup() -> dict[str, Any] | None:
+    """Return the values with which the main thread sets up the default group; `None` if it does not."""
+    for _, values in _list_torch_calls(_SETUP):
+        world_size, rank = (values.get(name) for name in _SETUP)
+        if isinstance(world_size, int) and isinstance(rank, int) and rank >= 0 and world_size > 0:
+            host = values.get("hostname", values.get("master_addr"))
+            port = values.get("port", values.get("master_port"))
+            if host is None and values.get("init_method") in (None, "env://"):
+                host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+            return {"address": f"{host}:{port}" if host and port else None, "world_size": world_size, "rank": rank}
+    return None
+
+
+def _list_torch_calls(variables: Collection[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield code and local variables of the calls of the main thread in torch.distributed with such variables."""
     frames = sys._current_frames()  # noqa: SLF001
     frame = frames.get(sys.modules["threading"].main_thread().ident or 0)
     while frame is not None:
         code = frame.f_code
-        if code.co_filename.endswith("distributed_c10d.py") and not _PEERS.isdisjoint(code.co_varnames):
-            values = frame.f_locals
-            peer = next((values[name] for name in _PEERS if isinstance(values.get(name), int)), None)
-            return None if peer is None else (code.co_name, peer)
+        if code.co_filename.endswith(_FILES) and not set(variables).isdisjoint(code.co_varnames):
+            yield code, frame.f_locals
         frame = frame.f_back
-    return None
 
 
 def _unused_groups() -> list[dict[str, Any]]:

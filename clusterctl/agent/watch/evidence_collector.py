@@ -165,6 +165,7 @@ def _collect_rank(
         "inside": read_status(status_dir, worker["rank"], time.monotonic()),
         "children": [_describe_process(child, shares) for child in children],
         "tail": _read_tail(worker.get("output")),
+        "setup": shim_files.read_group_setup(status_dir, worker["rank"]),
         "recorded": shim_files.read_flight_record(status_dir, worker["rank"]),
         "sockets": tcp_connections.list_tcp_connections(subject.pid),
     }

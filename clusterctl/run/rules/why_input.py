@@ -164,6 +164,7 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence) -> RankSnapshot:
         status_age=inside.get("age_s") if inside and not inside.get("unseen") else None,
         seq={group: (numbers[0], numbers[1]) for group, numbers in seq.items()},
         entries=_entries(evidence, seq),
+        setup=evidence.get("setup"),
         sockets=tuple(evidence.get("sockets") or ()),
         error=evidence.get("error"),
     )

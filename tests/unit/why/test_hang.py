@@ -10,7 +10,7 @@ from clusterctl.agent.protocol.record_types import FlightRecorderEntry
 from clusterctl.why.evidence_types import Node, RankExit, RankSnapshot, StackFrame
 from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.verdict import Confidence, ProblemClass, ProblemKind, Verdict
-from tests.unit.why.cases import case, elsewhere, ended, entry, waiting
+from tests.unit.why.cases import USER, case, elsewhere, ended, entry, waiting
 
 BEGUN, LATE = {"0": (12, 11)}, {"0": (11, 11)}
 
@@ -41,6 +41,75 @@ def test_ranks_that_name_another_source_than_most_are_the_culprits(peers, named_
     ]
     verdict = of(*ranks)
     assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.MISMATCH, confidence, named_ranks)
+
+
+def setting_up(rank: int, world_size: int = 4, address: str | None = "10.0.0.1:29500") -> RankSnapshot:
+    """A rank that waits in `init_process_group`."""
+    frames = (
+        StackFrame(
+            function="init_process_group",
+            file="/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py",
+            line=1,
+        ),
+        StackFrame(function="train", file=USER, line=9),
+    )
+    return waiting(frames=frames, setup={"address": address, "world_size": world_size, "rank": rank})
+
+
+@pytest.mark.parametrize(
+    ("looks", "named_ranks", "confidence", "text"),
+    [
+        pytest.param(
+            [setting_up(0), setting_up(1), setting_up(2, 5), setting_up(3)],
+            [2],
+            Confidence.LIKELY,
+            "world size 5, the others with world size 4",
+            id="a world size one too big",
+        ),
+        pytest.param(
+            [setting_up(0), setting_up(1, address="10.0.0.1:29501"), setting_up(2), setting_up(3, address=None)],
+            [1],
+            Confidence.LIKELY,
+            "the store at 10.0.0.1:29501, the others with the store at 10.0.0.1:29500",
+            id="another port",
+        ),
+        pytest.param(
+            [setting_up(0, 2), setting_up(1, 3)],
+            [1],
+            Confidence.LIKELY,
+            "the others with world size 2",
+            id="as many ranks as there are",
+        ),
+        pytest.param(
+            [setting_up(0), setting_up(1, address="10.0.0.2:29500")],
+            [0, 1],
+            Confidence.AMBIGUOUS,
+            "the store at 10.0.0.1:29500 and the store at 10.0.0.2:29500",
+            id="two that differ",
+        ),
+        pytest.param(
+            [setting_up(0), setting_up(1), setting_up(1), setting_up(3)],
+            [2],
+            Confidence.LIKELY,
+            "as rank 1, as another rank does",
+            id="one rank twice",
+        ),
+    ],
+)
+def test_ranks_that_set_up_the_group_with_other_values_than_most_are_the_culprits(
+    looks, named_ranks, confidence, text
+) -> None:
+    verdict = of(*looks)
+
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.MISMATCH, confidence, named_ranks)
+    assert text in verdict.summary
+
+
+def test_groups_that_were_set_up_with_their_own_values_are_not_compared() -> None:
+    apart = [{"address": None, "world_size": 2, "rank": 0}, {"address": None, "world_size": 3, "rank": 0}]
+    verdict = of(*(waiting(setup=setup) for setup in apart))
+
+    assert verdict.cls is not ProblemClass.MISMATCH
 
 
 def test_the_rank_that_did_not_join_is_named_with_its_line_and_what_it_does_there() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from clusterctl.agent.protocol.record_types import TcpConnection
@@ -124,3 +125,12 @@ def test_connections_within_two_nodes_that_look_alike_are_two() -> None:
     verdict = of(at_socket(inside), elsewhere(), elsewhere(sockets=(turned,)), elsewhere(line=5))
 
     assert named(verdict) != [2]
+
+
+def test_ranks_of_two_nodes_on_one_machine_read_from_each_other_over_loopback() -> None:
+    inside = connection(address="127.0.0.1", port=5, peer="127.0.0.1", peer_port=6, awaited=True)
+    turned = connection(address="127.0.0.1", port=6, peer="127.0.0.1", peer_port=5)
+    evidence = case(at_socket(inside), at_socket(), elsewhere(sockets=(turned,)), at_socket(), stalled=True)
+    nodes = {name: replace(node, addresses=("127.0.0.1",)) for name, node in evidence.nodes.items()}
+
+    assert named(judge_run(replace(evidence, nodes=nodes))) == [2]
