@@ -80,9 +80,9 @@ def bare_block():
     ours = dict(hooks)
     assert ours
     hooks.clear()
-    _clusterctl_shim.armed.writer.pause()
+    _clusterctl_shim.active_shim.writer.pause()
     seconds = block()
-    _clusterctl_shim.armed.writer.resume()
+    _clusterctl_shim.active_shim.writer.resume()
     hooks.update(ours)
     return seconds
 

@@ -1,4 +1,4 @@
-"""The command line of the agent, which the head and the agent itself call."""
+"""The command line of the agent. The head and the agent itself start processes with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; return its exit code."""
+    """Run the command in `argv` and return its exit code."""
     command, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     if command == "serve":
         from clusterctl.agent.serve import main as serve

@@ -268,7 +268,7 @@ def test_nobody_looks_for_garbage_among_what_all_workers_share(node: Node) -> No
 def test_the_shim_is_armed_in_each(node: Node, job: Make) -> None:
     text = "import os, sys, time\nimport _clusterctl_shim as shim, clusterctl\n"
     text += "clusterctl.progress(7)\ntime.sleep(1.5)\n"
-    text += "print(shim.armed is not None, shim.armed.state.step, sorted(shim.armed.state.degraded), 'sitecustomize' in sys.modules)\n"
+    text += "print(shim.active_shim is not None, shim.active_shim.counters.step, sorted(shim.active_shim.counters.degraded), 'sitecustomize' in sys.modules)\n"
     text += "print([n for n in sorted(os.listdir(os.environ['CLUSTERCTL_STATUS_DIR'])) if os.environ['RANK'] in n])\n"
     made = job(text)
     made.forked["inject"] = True

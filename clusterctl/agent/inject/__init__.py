@@ -1,29 +1,30 @@
-"""Installs a small shim, which workers load through the environment alone, without a change of user code.
+"""Installs the shim, which workers load through environment variables without a change of user code.
 
-TARGET is STATE_ROOT/inject/CONTENT: runs with the same shim have the same folder, and so the same PYTHONPATH.
+TARGET is STATE_ROOT/inject/HASH, with a hash of the shim's content. So runs with the same shim have the same
+PYTHONPATH.
 
     TARGET/sitecustomize.py         first on PYTHONPATH; starts the shim in the process that is the rank
     TARGET/_clusterctl_shim/        the shim (agent/shim): counters, status file, stack dumps by signal
     TARGET/_clusterctl_forkserver/  the forkserver (agent/forkserver)
-    TARGET/_clusterctl_lib/clusterctl/  `import clusterctl` for workers that have not installed it; last on `sys.path`
+    TARGET/_clusterctl_lib/clusterctl/  last on `sys.path`; provides `import clusterctl` if it is not installed
 
-Files in the status directory (a 0700 directory on tmpfs, one per run, node and attempt), R being the global rank:
+Files in the status directory (a 0700 directory on tmpfs, one per run, node and attempt). R is the global rank:
 
     rank-R.claim        pid and start time of the process that is the rank
-    rank-R.status.json  written once a second; its keys are those of `agent.shim.status_writer`
+    rank-R.status.json  the status, written once a second; see `agent.shim.status_writer`
     rank-R.stacks       stack dumps
-    rank-R.ready.json   how to request a stack dump: pid, start_time, signal, fd, dev, ino, main_thread
-    rank-R.python.json  how the Python ended, if a shell has started it; see `agent.shim.event_records`
-    rank-R.signal.json  the last SIGTERM or SIGINT that it has handled; see `agent.shim.event_records`
-    rank-R.child.json   its first child process, or future, that failed: pid, message; see `agent.shim.child_failure`
-    rank-R.system       exists once its Python has run a script by `os.system`
-    rank-R.group.json   rank and size of its default process group
+    rank-R.ready.json   the signal and file for stack dumps: pid, start_time, signal, fd, dev, ino, main_thread
+    rank-R.python.json  the end of a Python that a shell has started; see `agent.shim.event_recorders`
+    rank-R.signal.json  the last SIGTERM or SIGINT that the rank has handled; see `agent.shim.event_recorders`
+    rank-R.child.json   pid and message of the first failed child process or future; see `agent.shim.child_failure`
+    rank-R.system       exists once the rank has run a script by `os.system`
+    rank-R.group.json   rank and size of the default process group
     rank-R.python       exists once any Python has started in the rank
     wants-python        exists if the command of the workers names a Python
-    hides-python        exists if it replaces PYTHONPATH, so that a Python may have no shim
-    rank-R.met          exists once one of its processes has met a peer
-    rank-R.alone        exists if its Python has loaded torch, has met no peer and has ended
-    rank-R.refused      why the shim could not start
+    hides-python        exists if the command replaces PYTHONPATH, so a Python may have no shim
+    rank-R.met          exists once a process of the rank has met a peer
+    rank-R.alone        exists if the rank has loaded torch, has met no peer and has ended
+    rank-R.refused      the reason why the shim could not start
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ _FOLDERS = {
     "_clusterctl_forkserver": os.path.join(_AGENT, "forkserver"),
     "_clusterctl_lib/clusterctl/agent/worker": os.path.join(_AGENT, "worker"),
 }
-"""Path below TARGET -> source."""
+"""The source of each file or folder, by path in TARGET."""
 
 
 def get_shim_folder(root: str) -> str:
-    """Return the folder of the shim, with its present content, in a state root."""
+    """Return the folder in a state root for the present content of the shim."""
     digest = hashlib.sha256()
     for destination, data in _read_sources().items():
         digest.update(b"%s %d " % (destination.encode(), len(data)) + data)
@@ -59,14 +60,14 @@ def get_shim_folder(root: str) -> str:
 
 
 def is_shim_folder(path: bytes) -> bool:
-    """Return whether an entry of PYTHONPATH is a folder of the shim, with any content."""
+    """Return whether an entry of PYTHONPATH is a folder of the shim of any version."""
     return os.path.basename(os.path.dirname(path)) == b"inject" and os.path.isdir(
         os.path.join(path, b"_clusterctl_shim")
     )
 
 
 def remove_shims(root: str) -> None:
-    """Remove the shims from a state root; call it only if no run has a directory there."""
+    """Remove all shims from a state root. Call this only if the state root has no run directory."""
     shutil.rmtree(os.path.join(root, "inject"), ignore_errors=True)
 
 
@@ -84,10 +85,10 @@ def _read_sources() -> dict[str, bytes]:
 
 
 def install_shim(target_dir: str) -> str:
-    """Write the files of the shim. Files with other content are replaced atomically, so workers may run meanwhile.
+    """Write the files of the shim. Workers may run meanwhile, because files are replaced atomically.
 
     Args:
-        target_dir: The folder; created with mode 0700 if missing.
+        target_dir: The folder for the files. A missing folder is created with mode 0700.
 
     Returns:
         The absolute path of `target_dir`, for `build_shim_environment`.
@@ -107,13 +108,13 @@ def install_shim(target_dir: str) -> str:
 
 
 def build_shim_environment(shim_folder: str, status_dir: str, existing_pythonpath: str | None = None) -> dict[str, str]:
-    """Return what to add to a worker's environment; RANK and CLUSTERCTL_ATTEMPT come from elsewhere.
+    """Return the variables that load the shim into a worker. The shim also needs RANK and CLUSTERCTL_ATTEMPT.
 
     Args:
-        shim_folder: What `install_shim` returned.
+        shim_folder: The folder that `install_shim` has returned.
         status_dir: The directory for the status files of this run, node and attempt.
-        existing_pythonpath: The worker's own PYTHONPATH, which follows ours.
+        existing_pythonpath: The worker's own PYTHONPATH, which follows the folder of the shim.
     """
-    # An empty element would mean the current directory, which the user did not ask for.
+    # An empty element of PYTHONPATH would mean the current directory.
     path = os.pathsep.join([shim_folder, existing_pythonpath] if existing_pythonpath else [shim_folder])
     return {"PYTHONPATH": path, "CLUSTERCTL_STATUS_DIR": status_dir}

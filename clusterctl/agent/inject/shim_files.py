@@ -1,4 +1,4 @@
-"""Reads the files that the shim in a worker writes. The worker may write there too, so everything is validated."""
+"""Reads and validates the files that the shim in a worker writes. A worker itself could write false files."""
 
 from __future__ import annotations
 
@@ -75,16 +75,16 @@ validate_status = object_of(
         "held": COUNT,
     }
 )
-"""Validate the status file that the shim in a worker writes. By hand, since the head alone can read the bounds of
-`record_types.WorkerStatus`.
+"""Validates a status file of the shim. A node cannot derive this validator from `record_types.WorkerStatus`, because an
+agent does not import `record_types`.
 """
 
 
 def sanitize_status(report: WorkerStatus) -> WorkerStatus:
-    """Validate a status file; fields that only people read are emptied if they do not fit.
+    """Validate a status file, and return it with invalid fields of `_DISPLAY_FIELDS` emptied.
 
     Raises:
-        FrameError: Another field does not fit.
+        FrameError: Another field is missing or invalid.
     """
     validate_status(report)
     return {**report, **{name: _sanitize_field(name, report.get(name)) for name in _DISPLAY_FIELDS}}  # type: ignore[typeddict-item]
@@ -99,10 +99,10 @@ def _sanitize_field(name: str, value: Any) -> Any:
 
 
 def read_status(status_dir: str, rank: int, now: float) -> WorkerStatusSample | None:
-    """Return the status of a worker, with ages in seconds for times; `None` if there is none or its process has ended.
+    """Return the status of a worker with ages in seconds; `None` without a valid file or if its process has ended.
 
-    `unseen` is true if the file is old because the thread that writes it has ended: then the file does not describe the
-    present. If the thread still exists, an old file means that the process is stopped, or does not let the thread run.
+    `unseen` is true if the file is old and the thread that writes it has ended. If this thread still exists, an old
+    file shows that the process is stopped, or that its C code does not let the thread run.
     """
     data = read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json"))
     try:
@@ -134,21 +134,21 @@ def _convert_times(status: WorkerStatus, now: float) -> WorkerStatusSample:
     return cast("WorkerStatusSample", sample)
 
 
-def list_foreign_ranks(status_dir: str, known: Iterable[int]) -> list[int]:
-    """Return the ranks that started below another worker, as under torchrun.
+def list_foreign_ranks(status_dir: str, own_ranks: Iterable[int]) -> list[int]:
+    """Return the ranks that clusterctl has not started itself, such as the ranks below torchrun.
 
     Args:
         status_dir: The status directory of this attempt.
-        known: The ranks of our own workers.
+        own_ranks: The ranks that clusterctl has started.
     """
-    ours = set(known)
+    own = set(own_ranks)
     names = glob.glob(os.path.join(glob.escape(status_dir), "rank-*.status.json"))
     ranks = (os.path.basename(name)[len("rank-") : -len(".status.json")] for name in names)
     found = [int(rank) for rank in ranks if rank.isdecimal() and rank.isascii() and len(rank) <= _RANK_DIGITS]
-    return sorted(rank for rank in found if rank not in ours)[:_MAX_RANKS]
+    return sorted(rank for rank in found if rank not in own)[:_MAX_RANKS]
 
 
-def _read_record(path: str, parse: Callable[[Any], T]) -> T | None:
+def _read_json_file(path: str, parse: Callable[[Any], T]) -> T | None:
     """Return the parsed content of a file, or `None` if it is missing or malformed."""
     try:
         return parse(json.loads(read_bytes(path) or b"null"))
@@ -156,8 +156,8 @@ def _read_record(path: str, parse: Callable[[Any], T]) -> T | None:
         return None
 
 
-def _read_rank_record(status_dir: str, rank: int, kind: str, parse: Callable[[Any], T]) -> T | None:
-    return _read_record(os.path.join(status_dir, f"rank-{rank}.{kind}.json"), parse)
+def _read_rank_file(status_dir: str, rank: int, kind: str, parse: Callable[[Any], T]) -> T | None:
+    return _read_json_file(os.path.join(status_dir, f"rank-{rank}.{kind}.json"), parse)
 
 
 def _parse_identity(value: Any) -> proc.ProcessIdentity:
@@ -165,42 +165,42 @@ def _parse_identity(value: Any) -> proc.ProcessIdentity:
 
 
 def read_stack_dump_offer(status_dir: str, rank: int) -> StackDumpOffer | None:
-    """Return the offer of a rank's shim to dump stacks; `None` if there is none, or if its process has ended."""
+    """Return the signal and file by which a rank's shim dumps stacks; `None` without a valid file or after its end."""
 
     def parse(value: Any) -> StackDumpOffer:
         names = ("pid", "start_time", "signal", "fd", "dev", "ino", "main_thread")
         return cast("StackDumpOffer", {name: int(value[name]) for name in names})
 
-    offer = _read_rank_record(status_dir, rank, "ready", parse)
+    offer = _read_rank_file(status_dir, rank, "ready", parse)
     is_valid = offer is not None and proc.is_alive(proc.ProcessIdentity(offer["pid"], offer["start_time"]))
     return offer if is_valid else None
 
 
-def find_shim_thread(offer: StackDumpOffer, status_dir: str, rank: int) -> int:
-    """Return the shim's own thread, or 0 if it is unknown."""
+def get_shim_thread_id(offer: StackDumpOffer, status_dir: str, rank: int) -> int:
+    """Return the id of the shim's own thread in the process of `offer`, or 0 if it is unknown."""
 
     def parse(value: Any) -> int:
         is_same = (value["pid"], value["start_time"]) == (offer["pid"], offer["start_time"])
         return int(value["tid"]) if is_same else 0
 
-    return _read_rank_record(status_dir, rank, "status", parse) or 0
+    return _read_rank_file(status_dir, rank, "status", parse) or 0
 
 
-def read_group_ranks(status_dir: str) -> dict[int, int]:
-    """Return the size of the default process group by rank in it, of all ranks on this node that have joined one."""
+def read_process_group_sizes(status_dir: str) -> dict[int, int]:
+    """Return the size of the default process group for each rank of this node that has joined one, by rank."""
     sizes: dict[int, int] = {}
     for path in glob.glob(os.path.join(glob.escape(status_dir), "rank-*.group.json"))[:_MAX_RANKS]:
-        rank, size = _read_record(path, lambda value: (int(value[0]), int(value[1]))) or (0, 0)
+        rank, size = _read_json_file(path, lambda value: (int(value[0]), int(value[1]))) or (0, 0)
         if 0 <= rank < size < 10**_RANK_DIGITS:
             sizes[rank] = size
     return sizes
 
 
 def read_swallowed_failure(status_dir: str, rank: int, leader: int) -> tuple[WorkerError | None, int | None]:
-    """Return how the Python of a rank failed although its first process (the pid `leader`) ended with 0.
+    """Return the failure of a Python of a rank whose first process (pid `leader`) has ended with 0, or `None`.
 
-    `None` means that it ended well, still runs, or has written no record. The second value is the size of the output
-    at the end of that Python; `None` if its output does not go straight to the file.
+    The second value is the size of the rank's output at the end of this Python. It is `None` if this Python does not
+    write directly to the output file.
     """
 
     def parse(value: Any) -> tuple[WorkerError, int | None] | None:
@@ -210,53 +210,53 @@ def read_swallowed_failure(status_dir: str, rank: int, leader: int) -> tuple[Wor
         if end not in ("running", "failed") or (end == "running" and (who.pid == leader or proc.is_alive(who))):
             return None
         if end == "running":
-            message = f"`{program}` (pid {who.pid}) ended without a report, as by a signal"
+            message = f"`{program}` (pid {who.pid}) ended without a report, possibly by a signal"
         if bare := re.match(r"(?:SystemExit: |os\._exit\()(-?\d+)\)?$", message):
             message = f"exit code {bare[1]} of {os.path.basename(program)}"
         return {"message": message, "traceback": trace}, int(value["output_size"]) or None
 
-    return _read_rank_record(status_dir, rank, "python", parse) or (None, None)
+    return _read_rank_file(status_dir, rank, "python", parse) or (None, None)
 
 
 def read_handled_signal(status_dir: str, rank: int) -> tuple[int, float] | None:
-    """Return the last SIGTERM or SIGINT that the Python of a rank has handled, and when (monotonic), or `None`."""
+    """Return the last SIGTERM or SIGINT that the Python of a rank has handled and its monotonic time, or `None`."""
 
     def parse(value: Any) -> tuple[int, float] | None:
         number, time = int(value["signal"]), float(value["time"])
         return (number, time) if number in (signal.SIGTERM, signal.SIGINT) and math.isfinite(time) else None
 
-    return _read_rank_record(status_dir, rank, "signal", parse)
+    return _read_rank_file(status_dir, rank, "signal", parse)
 
 
 def has_worked_alone(status_dir: str, rank: int) -> bool:
-    """Return whether the Python of a rank has loaded torch and ended, and no process of the rank has met a peer."""
+    """Return whether a rank has loaded torch and ended, and no process of the rank has met a peer."""
     base = os.path.join(status_dir, f"rank-{rank}")
     return os.path.exists(f"{base}.alone") and not os.path.exists(f"{base}.met")
 
 
-def note_pythons(status_dir: str, pythons: str) -> None:
-    """Note that the command of the workers "wants-python", or "hides-python"."""
-    with contextlib.suppress(OSError), open(os.path.join(status_dir, pythons), "w", encoding="ascii"):
+def create_python_marker(status_dir: str, name: str) -> None:
+    """Create the marker `wants-python` or `hides-python`, which describes the command of the workers."""
+    with contextlib.suppress(OSError), open(os.path.join(status_dir, name), "w", encoding="ascii"):
         pass
 
 
 def lacks_python(status_dir: str, rank: int) -> bool:
-    """Return whether the command of a rank names a Python, but none has started in it."""
+    """Return whether the command of a rank names a Python but no Python has started in the rank."""
     wanted, started = os.path.join(status_dir, _WANTS_PYTHON), os.path.join(status_dir, f"rank-{rank}.python")
     return os.path.exists(wanted) and not os.path.exists(started)
 
 
-def has_watched_python(status_dir: str, rank: int) -> bool:
-    """Return whether a Python with our shim has begun in a rank and none without it, as far as anybody knows."""
+def has_python_with_shim(status_dir: str, rank: int) -> bool:
+    """Return whether a Python with the shim has started in a rank and no Python without it is known."""
     has_begun = os.path.exists(os.path.join(status_dir, f"rank-{rank}.python"))
     is_hidden = os.path.exists(os.path.join(status_dir, _HIDES_PYTHON))
     return not os.path.isdir(status_dir) or (has_begun and not is_hidden)
 
 
 def read_failed_child(status_dir: str, rank: int, *, has_failed: bool) -> ChildFailure | None:
-    """Return the first child process of the Python of a rank that failed, or `None`.
+    """Return the first failed child process of a rank's Python, or `None`.
 
-    Of a rank that failed, it may also be a Python that a shell has started and that an exception has ended.
+    If the rank itself has failed, the result may also be a Python that a shell has started and an exception has ended.
     """
 
     def parse(value: Any) -> ChildFailure | None:
@@ -266,8 +266,8 @@ def read_failed_child(status_dir: str, rank: int, *, has_failed: bool) -> ChildF
         pid, message = int(value["pid"]), str(value["message"])[:_MAX_MESSAGE_LENGTH]
         return {"pid": pid, "message": message} if 0 < pid < 1 << 31 and message else None
 
-    child = _read_rank_record(status_dir, rank, "child", parse)
-    return child or (_read_rank_record(status_dir, rank, "python", parse) if has_failed else None)
+    child = _read_rank_file(status_dir, rank, "child", parse)
+    return child or (_read_rank_file(status_dir, rank, "python", parse) if has_failed else None)
 
 
 def read_group_setup(status_dir: str, rank: int) -> GroupSetup | None:
@@ -277,11 +277,11 @@ def read_group_setup(status_dir: str, rank: int) -> GroupSetup | None:
         address = None if value["address"] is None else str(value["address"])[:_MAX_NAME_LENGTH]
         return {"address": address, "world_size": int(value["world_size"]), "rank": int(value["rank"])}
 
-    return _read_rank_record(status_dir, rank, "setup", parse)
+    return _read_rank_file(status_dir, rank, "setup", parse)
 
 
 def read_flight_record(status_dir: str, rank: int) -> list[FlightRecorderEntry] | None:
-    """Return the entries that the shim has copied from torch's flight recorder when the collectives stopped."""
+    """Return the entries that the shim copied from torch's flight recorder when the collectives stopped, or `None`."""
 
     def parse(value: Any) -> list[FlightRecorderEntry] | None:
         if not proc.is_alive(_parse_identity(value)):
@@ -300,4 +300,4 @@ def read_flight_record(status_dir: str, rank: int) -> list[FlightRecorderEntry] 
             for entry in value["entries"][:_MAX_FLIGHT_RECORD_ENTRIES]
         ]
 
-    return _read_rank_record(status_dir, rank, "recorded", parse)
+    return _read_rank_file(status_dir, rank, "recorded", parse)

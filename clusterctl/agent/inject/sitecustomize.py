@@ -1,7 +1,7 @@
-"""First on a worker's PYTHONPATH: starts the shim in the process that is the rank, then runs the next `sitecustomize`.
+"""The `sitecustomize` of every Python in a worker: it starts the shim in the rank, then runs the next `sitecustomize`.
 
-Every Python below the worker runs this, whatever its version. So it uses old syntax only, and imports nothing but
-`os`, which the interpreter has already loaded.
+It lies in the first folder on PYTHONPATH. A Python of any version may run it, so it uses old syntax only. It imports
+only `os` and `sys`, which the interpreter has already loaded.
 """
 
 # mypy: ignore-errors
@@ -9,7 +9,7 @@ import os
 import sys
 
 
-def _arm():
+def _start_shim():
     status = os.environ.get("CLUSTERCTL_STATUS_DIR")
     rank = os.environ.get("RANK", "")
     if status and rank.isdigit():
@@ -17,15 +17,15 @@ def _arm():
             os.close(os.open(os.path.join(status, "rank-%s.python" % rank), os.O_WRONLY | os.O_CREAT, 0o600))  # noqa: UP031, PTH
         except OSError:
             pass
-    # torchrun's own process has no RANK; a second copy on the path must not arm twice.
+    # torchrun's own process has no RANK. If the path has a second copy of this file, the shim must not start twice.
     if not status or not rank.isdigit() or sys.version_info < (3, 9) or "_clusterctl_shim" in sys.modules:
         return
     try:
         import _clusterctl_shim
 
-        _clusterctl_shim.arm(status, int(rank))
+        _clusterctl_shim.start_shim(status, int(rank))
     except BaseException as error:
-        # No exception of ours may reach user code, so a file gets the reason.
+        # No exception of the shim may reach user code, so write the reason into a file.
         try:
             with open(os.path.join(status, "rank-%s.refused" % rank), "w") as file:  # noqa: UP031, PTH
                 file.write("%s: %s\n" % (type(error).__name__, error))  # noqa: UP031
@@ -35,15 +35,15 @@ def _arm():
             raise
 
 
-def _chain(here):
-    """Runs the next `sitecustomize` on the path. Python reports its errors as usual."""
-    # A `sitecustomize` that runs the next one too may find us again, so each copy of ours does this once.
+def _run_next_sitecustomize(here):
+    """Runs the next `sitecustomize` on the path. Python reports errors of that file as usual."""
+    # Another `sitecustomize` may also run the next one and so find this file again. Each copy of this file runs once.
     chain = sys.modules.setdefault("_clusterctl_chain", type(sys)("_clusterctl_chain"))
     copies = vars(chain).setdefault("copies", set())
     if here in copies:
         return
     copies.add(here)
-    others = _behind(here)
+    others = _list_later_entries(here)
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         spec = find("sitecustomize", others, None) if find else None
@@ -52,25 +52,25 @@ def _chain(here):
         from importlib import util
 
         module = util.module_from_spec(spec)
-        # `import sitecustomize` ends with the entry of `sys.modules`, so user code sees its own module.
+        # `import sitecustomize` returns the entry of `sys.modules`, so user code gets its own module.
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
         return
 
 
-def _behind(here):
-    """Returns the path behind our own entry. A `sitecustomize` before it has run already."""
+def _list_later_entries(here):
+    """Returns the entries of `sys.path` after the folder of this file. Python has searched the earlier entries."""
     places = [os.path.realpath(path or os.curdir) for path in sys.path]
     start = places.index(here) + 1 if here in places else 0
     return [path for path, place in zip(sys.path[start:], places[start:]) if place != here]
 
 
-def _serve():
-    """Returns whether this Python gets our shim. In a forkserver, this returns in the forked ranks alone."""
+def _wants_shim():
+    """Returns whether this Python gets the shim. In a forkserver, this function returns only in the forked ranks."""
     if "CLUSTERCTL_FORKSERVER" not in os.environ:
         return True
     if sys.argv[0] == "-c":
-        # This Python runs our `sitecustomize`, so it will not run the user's script by mistake.
+        # This Python has found clusterctl's `sitecustomize`, so it will not run the user's script by mistake.
         with open("/proc/self/environ", "rb") as file:
             env = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if entry)
         os.execvpe(sys.argv[1], sys.argv[1:], env)
@@ -83,7 +83,7 @@ def _serve():
 
         wanted = server.serve_forks(path)
     except BaseException as error:
-        # Otherwise Python would run the script, as if this were a rank.
+        # Without this exit, Python would run the user's script as if this process were a rank.
         os.write(2, ("%s: %s" % (type(error).__name__, error)).encode(errors="replace"))  # noqa: UP031
         os._exit(1)
     sys.path[:] = [place for place in path if wanted or os.path.realpath(place or os.curdir) != _here]
@@ -91,8 +91,8 @@ def _serve():
 
 
 _here = os.path.dirname(os.path.realpath(__file__))
-if _serve():
-    # Last on the path, so that an installed clusterctl comes first. Without one, `import clusterctl` finds ours.
+if _wants_shim():
+    # This folder is last on the path, so that an installed clusterctl comes first.
     sys.path.append(os.path.join(_here, "_clusterctl_lib"))
-    _arm()
-_chain(_here)
+    _start_shim()
+_run_next_sitecustomize(_here)

@@ -1,8 +1,8 @@
-"""The shim inside a worker; it runs there as the package `_clusterctl_shim`.
+"""The shim inside a worker, where it runs as the package `_clusterctl_shim`.
 
-It counts steps, measures how long the main thread has run no Python, writes one status file a second and lets the
-supervisor dump all stacks by a signal. The status file lists under `degraded` each part that does not work with this
-Python or this torch.
+The shim counts steps, measures for how long the main thread has run no Python code, and writes a status file once a
+second. It also lets the supervisor dump all stacks by a signal. The field `degraded` of the status file lists each part
+of the shim that does not work with this Python or this torch.
 """
 
 from __future__ import annotations
@@ -18,65 +18,68 @@ if TYPE_CHECKING:
 
 
 class ActiveShim:
-    """The active parts in this process: `state` for the worker API, and `writer`, which writes the status file."""
+    """The active parts of the shim in this process: the counters, and the thread that writes the status file."""
 
-    def __init__(self, state: ProgressCounters, writer: StatusWriter) -> None:
-        self.state = state
+    def __init__(self, counters: ProgressCounters, writer: StatusWriter) -> None:
+        self.counters = counters
         self.writer = writer
 
 
-armed: ActiveShim | None = None
+active_shim: ActiveShim | None = None
 
 
-def arm(status_dir: str, rank: int) -> None:
-    """Start all parts if this process claims the rank; otherwise only watch for peers and failed children.
+def start_shim(status_dir: str, rank: int) -> None:
+    """Start all parts of the shim if this process claims the rank. Otherwise only record peers and failed children.
 
     Args:
         status_dir: The directory for the status files of this run, node and attempt.
         rank: The global rank.
     """
-    global armed  # noqa: PLW0603  (one per process, by its nature)
-    if rank_claim.is_launcher():
-        from .event_records import ExitRecord
+    global active_shim  # noqa: PLW0603  (a process has one shim)
+    if rank_claim.is_rank_launcher():
+        from .event_recorders import ExitRecorder
 
-        ExitRecord(status_dir, rank, rank_claim.read_start_ticks("self") or 0).begin()
+        ExitRecorder(status_dir, rank, rank_claim.read_start_ticks("self") or 0).start()
         return
     start_time = rank_claim.claim_rank(status_dir, rank)
     from . import import_hooks
-    from .child_failure import ChildFailureRecord
-    from .event_records import ExitRecord, ExitWatch, PeerRecord, SignalRecord, record_error_for_torchrun
+    from .child_failure import ChildFailureRecorder
+    from .event_recorders import ExitRecorder, ExitWatcher, PeerRecorder, SignalRecorder, record_error_for_torchrun
 
     record_error_for_torchrun()
-    groups, children = PeerRecord(status_dir, rank), ChildFailureRecord(status_dir, rank)
-    watched = {**groups.hooks, **children.hooks}
+    groups, children = PeerRecorder(status_dir, rank), ChildFailureRecorder(status_dir, rank)
+    recorder_hooks = {**groups.hooks, **children.hooks}
     if start_time is None:
-        import_hooks.hook_imports(ProgressCounters(), watched)
-        children.begin_script(lambda write: ExitWatch(write).begin())
+        import_hooks.hook_imports(ProgressCounters(), recorder_hooks)
+        children.watch_script(lambda write: ExitWatcher(write).start())
         return
-    # These imports are not at the top, because many Pythons of a worker are not the rank and need none of them.
+    # These imports are not at the top, because many Python processes of a worker are not the rank and do not need them.
     import atexit
 
     from .stack_dump import StackDumper
     from .status_writer import StatusWriter
 
-    state = ProgressCounters()
-    writer = StatusWriter(state, StackDumper(status_dir, rank, start_time), status_dir, rank, start_time)
-    armed = ActiveShim(state, writer)
-    signals = SignalRecord(status_dir, rank, start_time)
-    import_hooks.hook_imports(state, {**import_hooks.make_framework_hooks(state), **watched, "signal": signals.watch})
-    os.register_at_fork(before=writer.pause, after_in_parent=writer.resume, after_in_child=_disarm)
-    groups.begin()
-    children.listen()
+    counters = ProgressCounters()
+    writer = StatusWriter(counters, StackDumper(status_dir, rank, start_time), status_dir, rank, start_time)
+    active_shim = ActiveShim(counters, writer)
+    signals = SignalRecorder(status_dir, rank, start_time)
+    import_hooks.hook_imports(
+        counters,
+        {**import_hooks.make_framework_hooks(counters), **recorder_hooks, "signal": signals.wrap_signal_module},
+    )
+    os.register_at_fork(before=writer.pause, after_in_parent=writer.resume, after_in_child=_stop_in_forked_child)
+    groups.start()
+    children.record_signals()
     atexit.register(writer.finish)
-    atexit.register(groups.finish, state)
-    ExitRecord(status_dir, rank, start_time).begin()
-    signals.begin()
+    atexit.register(groups.finish, counters)
+    ExitRecorder(status_dir, rank, start_time).start()
+    signals.start()
     writer.start()
 
 
-def _disarm() -> None:
-    """Stop all parts in a forked child: the rank is the parent."""
-    global armed  # noqa: PLW0603
-    if armed is not None:
-        armed.writer.abandon_thread()
-        armed = None
+def _stop_in_forked_child() -> None:
+    """Stop the shim in a forked child, because its parent is the rank."""
+    global active_shim  # noqa: PLW0603
+    if active_shim is not None:
+        active_shim.writer.abandon_thread()
+        active_shim = None

@@ -1,7 +1,7 @@
 """Records the first failed child process or future of a rank's Python code, because the code may ignore the failure.
 
-A process of `multiprocessing`, and a script that `subprocess` has started, write the exception that ends them. Their
-parent writes the exit code or the signal, unless it ended them itself.
+A child process of `multiprocessing`, and a script that `subprocess` has started, record the exception that ends them.
+The parent process records the exit code or signal of such a child, unless the parent itself has ended the child.
 """
 
 from __future__ import annotations
@@ -16,46 +16,48 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_FIRST = 100
-_MOST_MESSAGE = 2048
+_EXIT_PRIORITY = 100
+_MAX_MESSAGE_LENGTH = 2048
 _LOST_BY_FORKSERVER = 255
-_LARGE, _RECENT_S = 1 << 20, 5.0
+_LARGE_BYTES, _RECENT_S = 1 << 20, 5.0
 _KILL = 9
-# By number: `signal` would import `enum`. HUP, INT, QUIT, ABRT, KILL and TERM end a process.
+# HUP, INT, QUIT, ABRT, KILL and TERM, by number, because the module `signal` would import `enum`.
 _ENDING_SIGNALS = (1, 2, 3, 6, 9, 15)
 _ORDERLY_SIGNALS = (1, 2, 13, 15)
-"""HUP, INT, PIPE, TERM: another process requested the end, or has closed the pipe."""
-UNASKED_FUTURE = "future: "
-"""What begins the message of a future, whose process has not failed."""
+"""HUP, INT, PIPE, TERM: another process has asked for the end, or has closed the pipe."""
+FUTURE_PREFIX = "future: "
+"""The prefix of the message about a failed future. In this case no process has failed."""
 _RUNS_A_SCRIPT = r"(?:\S*/)?(?:python[\d.]*(?: -[a-zA-Z]+)* \S+\.py|torchrun|accelerate|deepspeed)(?=\s|$)"
 
 
-class ChildFailureRecord:
-    """The file about the first failed child of a rank, or of a process below it.
+class ChildFailureRecorder:
+    """Writes the file about the first failed child of a rank or of its descendants.
 
-    An exception in a worker of a pool or of a data loader goes to the caller, and does not end that worker.
+    An exception in a worker process of a pool or data loader is raised in the caller and is not such a failure, because
+    the worker process continues.
     """
 
     def __init__(self, status_dir: str, rank: int) -> None:
         self._path = os.path.join(status_dir, f"rank-{rank}.child.json")
         self._system = os.path.join(status_dir, f"rank-{rank}.system")
         self._sent_signals: dict[int, set[int]] = {}
-        self._is_listening = False
+        self._is_recording_signals = False
         self.hooks: dict[str, Callable[[Any], None]] = {
-            "multiprocessing.util": self._watch,
+            "multiprocessing.util": self._record_own_exception,
             "multiprocessing.popen_fork": self._watch_children,
             "subprocess": self._watch_children,
-            "concurrent.futures._base": lambda module: _FutureError(self._write_failure).watch(module.Future),
+            "concurrent.futures._base": lambda module: _FutureError(self._write_failure).attach(module.Future),
         }
 
-    def begin_script(self, watch_exit: Callable[[Callable[[str, str, str], None]], None]) -> None:
-        """Watch this process, which is not the rank, if it is a script: an exception ends it.
+    def watch_script(self, watch_exit: Callable[[Callable[[str, str, str], None]], None]) -> None:
+        """Record a failure of this process if it runs a script. The caller has checked that it is not the rank.
 
-        A shell between it and the Python of the rank may hide its exit code. No code learns the one that `os.system`
-        returns, so below that the script writes its own.
+        A shell between this process and the rank may hide the exit code. The shim cannot see the exit code that
+        `os.system` returns in the rank, so a script below `os.system` records its own exit code.
 
         Args:
-            watch_exit: Calls a function with how this process ends, the message of a failure, and its traceback.
+            watch_exit: Calls its argument at the end of this process with the kind of the end, the message of a
+                failure, and the traceback.
         """
         if not (sys.argv[:1] and sys.argv[0].endswith(".py")):
             return
@@ -68,15 +70,15 @@ class ChildFailureRecord:
         atexit.register(lambda: self._write_error(getattr(sys, "last_value", None)) if os.getpid() == pid else None)
 
     def _watch_children(self, module: Any) -> None:
-        """Watch the exit codes that `Popen` objects receive. No frame of ours shows in a stack while they wait."""
-        module.Popen.returncode = _ReturnCode(self.note_exit)
-        self.listen()
+        """Observe the exit codes of `Popen` objects. While a `Popen` waits, its stack has no frame of the shim."""
+        module.Popen.returncode = _ReturnCode(self.record_exit)
+        self.record_signals()
 
-    def listen(self) -> None:
-        """Note which signals this process sends, and that it runs a script by `os.system`."""
-        if not self._is_listening:
-            self._is_listening = True
-            # Not functions in place of those of `os`: their frames would show in the stack of a signal's handler.
+    def record_signals(self) -> None:
+        """Record from now on the signals that this process sends, and whether it runs a script by `os.system`."""
+        if not self._is_recording_signals:
+            self._is_recording_signals = True
+            # Wrappers around the functions of `os` would add their frames to the stack of a signal handler.
             sys.addaudithook(self._note_event)
 
     def _note_event(self, event: str, arguments: Any) -> None:
@@ -87,18 +89,18 @@ class ChildFailureRecord:
             if signal in _ENDING_SIGNALS and _is_alive(pid):
                 self._sent_signals.setdefault(pid, set()).add(int(signal))
                 util: Any = sys.modules.get("multiprocessing.util")
-                # Python ends the daemons of `multiprocessing` at its own end.
+                # At its exit Python ends the daemons of `multiprocessing`.
                 path = _find_unfinished_file(pid) if util is not None and util.is_exiting() else None
                 if path is not None:
                     self._write_failure(pid, f"SIGTERM at the end of the rank, while writing {path}")
 
-    def note_exit(self, popen: Any, code: int) -> None:
-        """Record that a child has ended with an exit code other than 0, or by a signal (a negative code)."""
+    def record_exit(self, popen: Any, code: int) -> None:
+        """Record the failure of a child: `code` is an exit code other than 0, or a negative signal number."""
         command = getattr(popen, "args", None)
         if command is not None and not _runs_script(command):
             return
         sent = self._sent_signals.get(popen.pid, set())
-        # A pool that breaks sends SIGTERM to all of its processes, to one that was killed too.
+        # A broken pool sends SIGTERM to all its processes, also to a process that was already killed.
         is_killed_by_another = code == -_KILL and _KILL not in sent
         if (sent and not is_killed_by_another) or -code in _ORDERLY_SIGNALS or code == _LOST_BY_FORKSERVER:
             return
@@ -112,24 +114,24 @@ class ChildFailureRecord:
             message = f"signal {-code}"
         self._write_failure(popen.pid, message)
 
-    def _watch(self, module: Any) -> None:
-        """Watch this process if `multiprocessing` has started it, and each process that it starts."""
+    def _record_own_exception(self, module: Any) -> None:
+        """Record the exception that ends this process, and do the same in its forked children."""
 
         def begin(util: Any) -> None:
-            util.Finalize(None, self._finish, exitpriority=_FIRST)
+            util.Finalize(None, self._finish, exitpriority=_EXIT_PRIORITY)
 
-        # A spawned process is no fork. In a fork, the registrations from before the fork are gone.
+        # A spawned process is not forked, so register here. A forked child loses the registrations of its parent.
         begin(module)
         module.register_after_fork(module, begin)
 
     def _finish(self) -> None:
-        """Record the exception that ends the process; called while it propagates."""
+        """Record the exception that ends the process. `multiprocessing` calls this while the exception propagates."""
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit):
             # `torch.multiprocessing` raises SystemExit after an exception.
             error = error.__context__ if error.code else None
         if not isinstance(error, Exception) or (_is_daemon() and isinstance(error, (OSError, EOFError))):
-            # A daemon loses its pipes when its parent ends.
+            # The end of the parent closes the pipes of a daemon, which raises these errors.
             return
         self._write_error(error)
 
@@ -141,13 +143,13 @@ class ChildFailureRecord:
         self._write_failure(os.getpid(), "".join(traceback.format_exception_only(type(error), error)).strip())
 
     def _write_failure(self, pid: int, message: str) -> None:
-        """Write that a process has failed, unless another one has failed before it."""
+        """Record the failure of a process, unless an earlier failure is already recorded."""
         import json
 
-        record = json.dumps({"pid": pid, "message": message[:_MOST_MESSAGE]}).encode()
+        record = json.dumps({"pid": pid, "message": message[:_MAX_MESSAGE_LENGTH]}).encode()
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except OSError:  # another process has written it first
+        except OSError:  # An earlier failure is recorded.
             return
         try:
             os.write(file, record)
@@ -158,10 +160,10 @@ class ChildFailureRecord:
 
 
 class _ReturnCode:
-    """The attribute `returncode` of a `Popen`: it reports a failure when it is set."""
+    """A descriptor for the attribute `returncode` of `Popen`, which calls `on_failure` when a failure is assigned."""
 
-    def __init__(self, note: Callable[[Any, int], None]) -> None:
-        self._note = note
+    def __init__(self, on_failure: Callable[[Any, int], None]) -> None:
+        self._on_failure = on_failure
 
     def __get__(self, popen: Any, owner: Any = None) -> Any:
         if popen is None:
@@ -172,12 +174,12 @@ class _ReturnCode:
             raise AttributeError("returncode") from None
 
     def __set__(self, popen: Any, code: Any) -> None:
-        is_news = vars(popen).get("returncode") is None
+        is_first = vars(popen).get("returncode") is None
         vars(popen)["returncode"] = code
-        if is_news and code:
+        if is_first and code:
             try:
-                self._note(popen, code)
-            except Exception:  # nothing of ours may reach user code
+                self._on_failure(popen, code)
+            except Exception:  # No exception of the shim may reach user code.
                 return
 
     def __delete__(self, popen: Any) -> None:
@@ -185,15 +187,18 @@ class _ReturnCode:
 
 
 class _FutureError:
-    """The attribute `_exception` of a `Future`: at exit, it tells of the first one if nobody has asked for any."""
+    """A descriptor for the attribute `_exception` of `Future`.
+
+    At exit it records the first exception of a future, if the program has read no exception of any future.
+    """
 
     def __init__(self, write_failure: Callable[[int, str], None]) -> None:
         self._write_failure = write_failure
         self._pid = os.getpid()
         self._message = ""
-        self._was_asked = False
+        self._was_read = False
 
-    def watch(self, future_class: Any) -> None:
+    def attach(self, future_class: Any) -> None:
         import atexit
 
         future_class._exception = self  # noqa: SLF001
@@ -206,18 +211,18 @@ class _FutureError:
             error = vars(future)["_exception"]
         except KeyError:
             raise AttributeError("_exception") from None
-        self._was_asked = self._was_asked or error is not None
+        self._was_read = self._was_read or error is not None
         return error
 
     def __set__(self, future: Any, error: Any) -> None:
         vars(future)["_exception"] = error
-        # No reference to the error stays here: its frames hold memory.
+        # Store only the text, because the frames of an exception keep memory in use.
         if isinstance(error, Exception) and not isinstance(error, (OSError, EOFError)) and not self._message:
             text = str(error).strip().partition("\n")[0]
-            self._message = f"{UNASKED_FUTURE}{type(error).__name__}: {text}"
+            self._message = f"{FUTURE_PREFIX}{type(error).__name__}: {text}"
 
     def _finish(self) -> None:
-        if self._message and not self._was_asked and os.getpid() == self._pid:
+        if self._message and not self._was_read and os.getpid() == self._pid:
             self._write_failure(self._pid, self._message)
 
 
@@ -227,7 +232,7 @@ def _is_daemon() -> bool:
 
 
 def _is_daemon_at_exit(popen: Any) -> bool:
-    """Return whether a daemon has ended while its parent ends: it loses its pipes then."""
+    """Return whether a daemon has ended during the exit of its parent, which closes the pipes of the daemon."""
     util: Any = sys.modules.get("multiprocessing.util")
     process: Any = sys.modules.get("multiprocessing.process")
     if util is None or process is None or not util.is_exiting():
@@ -237,20 +242,20 @@ def _is_daemon_at_exit(popen: Any) -> bool:
 
 
 def _find_unfinished_file(pid: int) -> str | None:
-    """Return the large file that a process is writing, as a checkpoint; `None` if it seems to write none.
+    """Return a large file that a process is writing, such as a checkpoint, or `None`.
 
-    A process that has written little itself, such as a worker of a data loader, has inherited its files. Logs are
-    appended to.
+    A process that has written little itself, such as a worker of a data loader, is skipped, because it has inherited
+    its open files. Files in append mode are skipped, because they are logs.
     """
     import time
 
     try:
         with open(f"/proc/{pid}/io", encoding="ascii") as file:
-            if int(file.read().partition("\nwrite_bytes: ")[2].split()[0]) < _LARGE:
+            if int(file.read().partition("\nwrite_bytes: ")[2].split()[0]) < _LARGE_BYTES:
                 return None
         for name in os.listdir(f"/proc/{pid}/fd"):
             path, status = os.readlink(f"/proc/{pid}/fd/{name}"), os.stat(f"/proc/{pid}/fd/{name}")
-            is_recent = status.st_size >= _LARGE and time.time() - status.st_mtime < _RECENT_S
+            is_recent = status.st_size >= _LARGE_BYTES and time.time() - status.st_mtime < _RECENT_S
             if int(name) <= 2 or not is_recent or path.startswith("/dev/") or path.endswith(" (deleted)"):
                 continue
             with open(f"/proc/{pid}/fdinfo/{name}", encoding="ascii") as file:
@@ -263,7 +268,10 @@ def _find_unfinished_file(pid: int) -> str | None:
 
 
 def _is_alive(pid: int) -> bool:
-    """Return whether a child has not ended yet: a clean-up after a failure signals all children, also ended ones."""
+    """Return whether a child is still alive.
+
+    After a failure, programs also send signals to children that have ended.
+    """
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except (OSError, AttributeError):
@@ -271,7 +279,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def is_child_of_python() -> bool:
-    """Return whether another Python has started this one."""
+    """Return whether the parent of this process is a Python."""
     try:
         return os.path.basename(os.readlink(f"/proc/{os.getppid()}/exe")).startswith("python")
     except OSError:

@@ -1,6 +1,7 @@
-"""Sequence numbers of collectives from torch's flight recorder, and the time limit of its process groups.
+"""Reads the sequence numbers of collectives from torch's flight recorder, and the time limit of the default group.
 
-The names are torch's private ones (seen in 2.13). If one is missing, the status file says so under `degraded`.
+This module uses private names of torch (as of 2.13). If such a name is missing, the field `degraded` of the status file
+reports it.
 """
 
 from __future__ import annotations
@@ -15,26 +16,27 @@ if TYPE_CHECKING:
     from typing import Any
 _C10D = "torch.distributed.distributed_c10d"
 _BINDINGS = "torch._C._distributed_c10d"
-# One recorder for gloo and newer backends, a ring of its own for the older NCCL backend.
-_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-STILL_LOOKS = 5
-_KEPT = 40
-_GROUPS = 32
-_DEFAULT = "0"
+# gloo and newer backends share one recorder; the older NCCL backend has a recorder of its own.
+_DUMP_FUNCTIONS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+READINGS_BEFORE_DUMP = 5
+_MAX_ENTRIES = 40
+_MAX_GROUPS = 32
+_DEFAULT_GROUP = "0"
 _FILES = ("torch/distributed/distributed_c10d.py", "torch/distributed/rendezvous.py")
 _PEERS, _SETUP = ("src", "dst"), ("world_size", "rank")
 
 
 class CollectiveCounters:
-    """Reads the counters, once there is a process group.
+    """Reads the counters of collectives as soon as a default process group exists.
 
     Attributes:
-        seq: Process group id -> (last enqueued, last completed) collective.
-        backend: Backends of the default group, such as `gloo` or `cpu:gloo,cuda:nccl`.
-        timeout_s: Its time limit in seconds.
-        setup: Address of the store, world size and rank with which this process sets up the default group.
-        group_rank: The rank of this process in the default group, and how many that has.
-        looks, held: Number of readings of the default group, and of those in which its newest collective was running.
+        seq: The last enqueued and the last completed collective of each process group, by group id.
+        backend: The backends of the default group, such as `gloo` or `cpu:gloo,cuda:nccl`.
+        timeout_s: The time limit of the default group in seconds.
+        setup: The address of the store, the world size and the rank with which this process creates the default group.
+        group_rank: The rank of this process in the default group, and the size of this group.
+        looks: The number of readings since the default group exists.
+        held: The number of readings in which the newest collective of the default group was running.
     """
 
     def __init__(self) -> None:
@@ -45,54 +47,60 @@ class CollectiveCounters:
         self.looks = self.held = 0
         self.setup: dict[str, Any] | None = None
         self._group: Any = None
-        self._still = 0
+        self._unchanged_readings = 0
 
     def update(self) -> bool:
-        """Read all counters; return whether any has moved.
+        """Read all counters, and return whether one has changed since the last call.
 
         Raises:
             RuntimeError: This torch has no flight recorder.
         """
         group = getattr(getattr(sys.modules.get(_C10D), "_world", None), "default_pg", None)
-        if group is None:  # the recorder reads its settings at first use, so let the user be first
+        if group is None:  # The recorder reads its settings at its first use, which should be by the user's program.
             self.setup = _read_setup() or self.setup
             return False
         if group is not self._group:
             self._group = group
-            self.backend, self.timeout_s = _describe(group)
+            self.backend, self.timeout_s = _read_group_settings(group)
             self.group_rank = (int(group.rank()), int(group.size()))
             self.setup = {"address": None, "world_size": self.group_rank[1], "rank": self.group_rank[0]}
-        seq = _sequence_numbers()
+        seq = _read_sequence_numbers()
         moved = seq != self.seq
         self.seq = seq
-        self._still = 0 if moved else self._still + 1
-        begun, ended = seq.get(_DEFAULT, (0, 0))
+        self._unchanged_readings = 0 if moved else self._unchanged_readings + 1
+        begun, ended = seq.get(_DEFAULT_GROUP, (0, 0))
         self.looks += 1
         self.held += begun > ended
         return moved
 
     def read_flight_record(self) -> list[dict[str, Any]] | None:
-        """Return the newest entries of the flight recorder, once for each time that the counters stop; else `None`.
+        """Return the newest entries of the flight recorder in the `READINGS_BEFORE_DUMP`th reading without change.
 
-        To write out all entries takes some 30 ms if the ring is full.
+        In all other readings return `None`, because a dump of a full recorder takes about 30 ms.
         """
-        return _newest_entries() if self.seq and self._still == STILL_LOOKS else None
+        return _read_newest_entries() if self.seq and self._unchanged_readings == READINGS_BEFORE_DUMP else None
 
 
-def _recorders() -> list[Any]:
+def _find_dump_functions() -> list[Any]:
     bindings = sys.modules.get(_BINDINGS)
-    dumps = [dump for dump in (getattr(bindings, name, None) for name in _DUMPS) if dump is not None]
+    dumps = [dump for dump in (getattr(bindings, name, None) for name in _DUMP_FUNCTIONS) if dump is not None]
     if not dumps:
         raise RuntimeError("this torch has no flight recorder")
     return dumps
 
 
-def _newest_entries() -> list[dict[str, Any]]:
+def _read_newest_entries() -> list[dict[str, Any]]:
     import json
 
-    entries = [entry for dump in _recorders() for entry in json.loads(dump(includeCollectives=True)).get("entries", [])]
+    entries = [
+        entry
+        for dump in _find_dump_functions()
+        for entry in json.loads(dump(includeCollectives=True)).get("entries", [])
+    ]
     call = _read_current_call()
-    last = [entry for entry in entries[:-_KEPT] if not entry["retired"]][-_KEPT:] + entries[-_KEPT:]
+    last = [entry for entry in entries[:-_MAX_ENTRIES] if not entry["retired"]][-_MAX_ENTRIES:] + entries[
+        -_MAX_ENTRIES:
+    ]
     found = [
         {
             "group": str(entry["process_group"][0]),
@@ -110,13 +118,13 @@ def _newest_entries() -> list[dict[str, Any]]:
         if call is not None and not entry["done"] and entry["op"] == call[0]:
             entry["peer"] = call[1]
             break
-    return _unused_groups() + found
+    return _list_unused_groups() + found
 
 
 def _read_current_call() -> tuple[str, int] | None:
-    """Return the function of `torch.distributed` in which the main thread is, and its source or destination.
+    """Return the function of `torch.distributed` that the main thread has called, and its source or destination rank.
 
-    The recorder does not know the source. It is a local variable of the call, as a rank of the default group.
+    The recorder does not contain the source rank, so it is read from the local variables of the call.
     """
     for code, values in _list_torch_calls(_PEERS):
         peer = next((values[name] for name in _PEERS if isinstance(values.get(name), int)), None)
@@ -125,7 +133,7 @@ def _read_current_call() -> tuple[str, int] | None:
 
 
 def _read_setup() -> dict[str, Any] | None:
-    """Return the values with which the main thread sets up the default group; `None` if it does not."""
+    """Return the values with which the main thread is creating the default group, or `None`."""
     for _, values in _list_torch_calls(_SETUP):
         world_size, rank = (values.get(name) for name in _SETUP)
         if isinstance(world_size, int) and isinstance(rank, int) and rank >= 0 and world_size > 0:
@@ -138,7 +146,10 @@ def _read_setup() -> dict[str, Any] | None:
 
 
 def _list_torch_calls(variables: Collection[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield code and local variables of the calls of the main thread in torch.distributed with such variables."""
+    """Yield the code and the local variables of each call in torch.distributed that has one of these variables.
+
+    Only calls on the stack of the main thread are considered.
+    """
     frames = sys._current_frames()  # noqa: SLF001
     frame = frames.get(sys.modules["threading"].main_thread().ident or 0)
     while frame is not None:
@@ -148,21 +159,21 @@ def _list_torch_calls(variables: Collection[str]) -> Iterator[tuple[Any, dict[st
         frame = frame.f_back
 
 
-def _unused_groups() -> list[dict[str, Any]]:
-    """Return an entry with number 0 for each group of this rank in which it has started nothing yet.
+def _list_unused_groups() -> list[dict[str, Any]]:
+    """Return an entry with number 0 for each process group in which this rank has started no operation yet.
 
-    The recorder does not know these groups, but the other ranks may wait for this rank in one of them.
+    The recorder does not contain such groups, but other ranks may wait for this rank in one of them.
     """
     world: Any = getattr(sys.modules.get(_C10D), "_world", None)
     nothing = {"number": 0, "op": "", "sizes": "", "dtypes": "", "done": True, "p2p": False, "peer": None}
     names: list[str] = []
     with contextlib.suppress(AttributeError, RuntimeError, TypeError):
         names = [str(n) for group, n in world.pg_names.items() if group._get_sequence_number_for_group() == 0]  # noqa: SLF001
-    return [{"group": name, **nothing} for name in names[:_GROUPS]]
+    return [{"group": name, **nothing} for name in names[:_MAX_GROUPS]]
 
 
-def _sequence_numbers() -> dict[str, tuple[int, int]]:
-    dumps = _recorders()
+def _read_sequence_numbers() -> dict[str, tuple[int, int]]:
+    dumps = _find_dump_functions()
     import json
 
     found: dict[str, tuple[int, int]] = {}
@@ -173,8 +184,8 @@ def _sequence_numbers() -> dict[str, tuple[int, int]]:
     return found
 
 
-def _describe(group: Any) -> tuple[str | None, float | None]:
-    """Return backend and shortest time limit of a group; `None` for what cannot be read."""
+def _read_group_settings(group: Any) -> tuple[str | None, float | None]:
+    """Return the backend and the shortest time limit of a group, each `None` if torch does not provide it."""
     module = sys.modules[_C10D]
     try:
         backend: str | None = str(module._world.pg_map[group][0])  # noqa: SLF001

@@ -1,12 +1,18 @@
-"""Files of the status directory. JSON is written without `json`: that import would cost a short script most of all."""
+"""Writes files of the status directory.
+
+It encodes JSON itself, because the import of `json` would slow down the start.
+"""
 
 from __future__ import annotations
 
 import os
 
 
-def encode(value: object) -> str:
-    """Return ASCII JSON of dicts, lists, tuples, strings, numbers, booleans and `None`; of other values their text."""
+def encode_json(value: object) -> str:
+    """Return ASCII JSON of dicts, lists, tuples, strings, numbers, booleans and `None`.
+
+    Any other value becomes its text. A text is cut to 200 characters.
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -17,9 +23,9 @@ def encode(value: object) -> str:
         finite = value == value and value not in (float("inf"), float("-inf"))  # noqa: PLR0124  (NaN)
         return float.__repr__(value) if finite else "null"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_encode_text(str(key))}:{encode(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{_encode_text(str(key))}:{encode_json(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(encode(item) for item in value) + "]"
+        return "[" + ",".join(encode_json(item) for item in value) + "]"
     return _encode_text(str(value))
 
 
@@ -35,7 +41,7 @@ def replace_file(path: str, content: str) -> None:
     """Write a file atomically.
 
     Raises:
-        OSError: It cannot be written; no temporary file stays.
+        OSError: The file cannot be written. The temporary file is removed.
     """
     temporary = f"{path}.tmp"
     try:
@@ -49,7 +55,7 @@ def replace_file(path: str, content: str) -> None:
 
 
 def create_file(path: str) -> None:
-    """Create an empty file if possible."""
+    """Create a file if it does not exist. Errors are ignored."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError:

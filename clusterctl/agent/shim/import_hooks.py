@@ -1,7 +1,7 @@
-"""Hooks into modules when they are imported: torch and Keras, to count steps, and others.
+"""Runs a hook after the import of certain modules: of torch and Keras to count steps, and of modules that others name.
 
-The hooks run in the thread that imports. A later registration from our thread could change torch's table of hooks while
-a step iterates over it.
+A hook runs in the thread that imports the module. If a thread of the shim registered it later, torch's table of hooks
+could change while a step iterates over the table.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ if TYPE_CHECKING:
     from .progress_counters import ProgressCounters
 
 _TORCH = "torch.optim.optimizer"
-# Where Keras 3, Keras 2.13 to 2.15 and tf_keras keep the class through which every batch of `fit` goes.
+# The modules of Keras 3, Keras 2.13 to 2.15 and tf_keras with the class whose methods `fit` calls for every batch.
 _KERAS = ("keras.src.callbacks.callback_list", "keras.src.callbacks", "keras.callbacks", "tf_keras.src.callbacks")
 
 
-def make_framework_hooks(state: ProgressCounters) -> dict[str, Callable[[Any], None]]:
-    """Return the hooks that count the steps of torch and Keras, by module."""
-    keras = dict.fromkeys(_KERAS, lambda module: _hook_keras(state, module))
-    return {_TORCH: lambda module: _hook_torch(state, module), **keras}
+def make_framework_hooks(counters: ProgressCounters) -> dict[str, Callable[[Any], None]]:
+    """Return the hooks that count the steps of torch and Keras, by module name."""
+    keras = dict.fromkeys(_KERAS, lambda module: _count_keras_steps(counters, module))
+    return {_TORCH: lambda module: _count_torch_steps(counters, module), **keras}
 
 
-def hook_imports(state: ProgressCounters, hooks: dict[str, Callable[[Any], None]]) -> None:
-    """Call each hook with its module: now if the module is imported already, else after its import."""
+def hook_imports(counters: ProgressCounters, hooks: dict[str, Callable[[Any], None]]) -> None:
+    """Call each hook with its module: at once if the module is already imported, otherwise after its import."""
     for name in [name for name in hooks if name in sys.modules]:
-        _apply(state, hooks.pop(name), sys.modules[name])
-    sys.meta_path.insert(0, _Finder(state, hooks))
+        _run_hook(counters, hooks.pop(name), sys.modules[name])
+    sys.meta_path.insert(0, _HookingFinder(counters, hooks))
 
 
-class _Finder:
-    """Delegates to the other finders, and has the action run after the module was executed."""
+class _HookingFinder:
+    """Delegates to the other finders, and runs the hook of a module after the module's code has run."""
 
-    def __init__(self, state: ProgressCounters, actions: dict[str, Callable[[Any], None]]) -> None:
-        self._state = state
-        self._actions = actions
+    def __init__(self, counters: ProgressCounters, hooks: dict[str, Callable[[Any], None]]) -> None:
+        self._counters = counters
+        self._hooks = hooks
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        action = self._actions.pop(name, None)
-        if action is None:
+        hook = self._hooks.pop(name, None)
+        if hook is None:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find and finder is not self else None
             if spec is not None:
-                self._after_exec(spec.loader, action)
+                self._after_exec(spec.loader, hook)
                 return spec
         return None
 
-    def _after_exec(self, loader: Any, action: Callable[[Any], None]) -> None:
-        """Wrap `exec_module` of this one loader, so that the module keeps its loader."""
+    def _after_exec(self, loader: Any, hook: Callable[[Any], None]) -> None:
+        """Wrap `exec_module` of this one loader object. The module keeps its loader."""
         original = getattr(loader, "exec_module", None)
         if original is None:
             return
@@ -61,42 +61,42 @@ class _Finder:
         def exec_module(module: Any) -> None:
             del loader.exec_module
             original(module)
-            _apply(self._state, action, module)
+            _run_hook(self._counters, hook, module)
 
         try:
             loader.exec_module = exec_module
         except AttributeError:
-            self._state.degraded["steps"] = f"loader of {type(loader).__name__} cannot be watched"
+            self._counters.degraded["steps"] = f"loader of {type(loader).__name__} cannot be watched"
 
 
-def _apply(state: ProgressCounters, action: Callable[[Any], None], module: Any) -> None:
+def _run_hook(counters: ProgressCounters, hook: Callable[[Any], None], module: Any) -> None:
     try:
-        action(module)
-    except Exception as error:  # the framework has changed: report that, and let the worker run
-        state.degraded["steps"] = f"{module.__name__}: {type(error).__name__}: {error}"
+        hook(module)
+    except Exception as error:  # The framework has changed. Report the error and let the worker continue.
+        counters.degraded["steps"] = f"{module.__name__}: {type(error).__name__}: {error}"
 
 
-def _hook_torch(state: ProgressCounters, module: Any) -> None:
-    # In torch since 2.1; its hooks run after every `step` of every optimizer.
-    module.register_optimizer_step_post_hook(state.count_optimizer_step)
-    state.frameworks.append("torch")
+def _count_torch_steps(counters: ProgressCounters, module: Any) -> None:
+    # The function exists since torch 2.1. Its hooks run after every `step` of every optimizer.
+    module.register_optimizer_step_post_hook(counters.count_optimizer_step)
+    counters.frameworks.append("torch")
 
 
-def _hook_keras(state: ProgressCounters, module: Any) -> None:
+def _count_keras_steps(counters: ProgressCounters, module: Any) -> None:
     callbacks = getattr(module, "CallbackList", None)
-    if callbacks is None or "keras" in state.frameworks:
+    if callbacks is None or "keras" in counters.frameworks:
         return
-    _wrap(callbacks, "on_train_batch_end", lambda: state.count_step("keras"))
-    _wrap(callbacks, "on_test_batch_end", state.count_progress)
-    _wrap(callbacks, "on_predict_batch_end", state.count_progress)
-    state.frameworks.append("keras")
+    _wrap(callbacks, "on_train_batch_end", lambda: counters.count_step("keras"))
+    _wrap(callbacks, "on_test_batch_end", counters.count_progress)
+    _wrap(callbacks, "on_predict_batch_end", counters.count_progress)
+    counters.frameworks.append("keras")
 
 
-def _wrap(owner: Any, name: str, mark: Callable[[], None]) -> None:
+def _wrap(owner: Any, name: str, count: Callable[[], None]) -> None:
     original = getattr(owner, name)
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        mark()
+        count()
         return original(self, *args, **kwargs)
 
     counted.__name__, counted.__qualname__ = name, getattr(original, "__qualname__", name)

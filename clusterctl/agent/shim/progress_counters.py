@@ -1,4 +1,4 @@
-"""Counters of a worker's progress. A call is cheap enough for every step, and never raises."""
+"""Counters of a worker's progress. A call is fast enough for every step, and never raises."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 DEFAULT_LIMIT_S = 900.0
-LONGEST_LIMIT_S = 1e9
-"""Longer than any run: JSON has no number for infinity."""
+MAX_LIMIT_S = 1e9
+"""A limit that is longer than any run. It replaces infinity, for which JSON has no number."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class ProgressCounters:
-    """Counters of one worker. Writers are the worker's own threads, the reader is the beat.
+    """The counters of one worker. The worker's own threads write them, and the thread of `StatusWriter` reads them.
 
     Attributes:
-        beats: Rises with every sign of progress: a step, a batch, a call of `progress`.
-        progress_time: Monotonic time of the last sign of progress; `None` before the first.
-        source: Where `step` comes from: `torch`, `keras`, `user`; `None` before the first.
-        degraded: Why a part does not work here, by part.
+        beats: The number of signs of progress: a step, a batch, or a call of `progress`.
+        progress_time: The monotonic time of the last sign of progress; `None` before the first sign.
+        source: The source of `step`: `torch`, `keras` or `user`; `None` before the first step.
+        degraded: The reason why a part of the shim does not work in this process, by part.
     """
 
     def __init__(self) -> None:
@@ -36,27 +36,27 @@ class ProgressCounters:
 
     @property
     def step(self) -> int | None:
-        """The step to show: the user's own first, then Keras batches, then optimizer steps."""
+        """The current step: the user's step if it is reported, else the Keras batch, else the optimizer step."""
         for source in ("user", "keras", "torch"):
             if source in self._steps:
                 return self._steps[source]
         return None
 
     def count_progress(self) -> None:
-        """Count a sign of progress that is no step, such as a validation batch."""
+        """Count a sign of progress that is not a step, such as a validation batch."""
         self.beats += 1
         self.progress_time = monotonic()
 
     def count_step(self, source: str) -> None:
-        """Count one step of `source`."""
+        """Count one step, which `source` (`keras`) has reported."""
         self._steps[source] = self._steps.get(source, 0) + 1
         self.source = self.source or source
         self.count_progress()
 
     def count_optimizer_step(self, optimizer: object, _args: object, _kwargs: object) -> None:
-        """Count a step of an optimizer, as its post-step hook. Of several optimizers the busiest one counts."""
+        """Count a step of an optimizer; torch calls this hook. With several optimizers, the highest count is shown."""
         counts = self._optimizers
-        if len(counts) > 256:  # optimizers made anew all the time; the shown step then starts over
+        if len(counts) > 256:  # The program creates optimizers again and again, so counting starts again.
             counts.clear()
         key = id(optimizer)
         counts[key] = steps = counts.get(key, 0) + 1
@@ -78,8 +78,8 @@ class ProgressCounters:
         self.count_progress()
 
     def begin_phase(self, name: str, limit: float | str) -> tuple[str, float, float]:
-        """Begin a declared phase; return the entry for `end_phase`."""
-        seconds = parse_limit(limit)
+        """Begin a phase that the user has declared, and return it for `end_phase`."""
+        seconds = parse_time_limit(limit)
         if seconds is None:
             self.degraded["phase"] = "cannot read its limit, taking 15m"
             seconds = DEFAULT_LIMIT_S
@@ -88,19 +88,19 @@ class ProgressCounters:
         return entry
 
     def end_phase(self, entry: tuple[str, float, float]) -> None:
-        """End a declared phase."""
+        """End a phase that `begin_phase` has returned."""
         if entry in self._phases:
             self._phases.remove(entry)
 
     def get_longest_phase(self) -> tuple[str, float, float] | None:
-        """Return name, begin and limit of the open phase that may last longest, or `None`."""
+        """Return the open phase with the latest time limit (name, start, limit in seconds), or `None`."""
         return max(list(self._phases), key=lambda entry: entry[1] + entry[2], default=None)
 
 
-def parse_limit(limit: float | str) -> float | None:
-    """Return the seconds of `900`, `"900"`, `"90s"`, `"15m"` or `"1h30m"`; `None` for anything else."""
+def parse_time_limit(limit: float | str) -> float | None:
+    """Return the seconds of a limit such as `900`, `"900"`, `"90s"`, `"15m"` or `"1h30m"`; `None` if it is invalid."""
     if isinstance(limit, (int, float)):
-        return float(min(limit, LONGEST_LIMIT_S)) if limit > 0 else None
+        return float(min(limit, MAX_LIMIT_S)) if limit > 0 else None
     total, digits = 0.0, ""
     for character in str(limit):
         if character in _UNITS and digits:
@@ -109,4 +109,4 @@ def parse_limit(limit: float | str) -> float | None:
             digits += character
         else:
             return None
-    return min(total + int(digits or "0"), LONGEST_LIMIT_S) or None
+    return min(total + int(digits or "0"), MAX_LIMIT_S) or None

@@ -1,8 +1,8 @@
 """Lets the supervisor dump the stacks of all threads by a signal, even while C code holds the GIL.
 
-A signal without a handler kills the process, and a closed descriptor may be a user's file now. So the ready file names
-process, signal and descriptor exactly, and is removed if one of them is not ours any more. The sender checks all of
-them again, and takes the stacks in another way if there is no ready file.
+A signal without a handler kills the process, and a closed descriptor number may now belong to a user's file. Therefore
+the ready file names process, signal and descriptor exactly, and the shim removes this file if it has lost one of them.
+The sender of the signal checks all of them again. Without a ready file it reads the stacks in another way.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import faulthandler
 import fcntl
 import os
 
-from .file_writer import encode, remove_file, replace_file
+from .file_writer import encode_json, remove_file, replace_file
 
-# From the middle of the real-time range: glibc takes the lowest signals, valgrind and debuggers the highest, and
-# programs that want one of their own count up from SIGRTMIN or down from SIGRTMAX.
+# These signals are in the middle of the real-time range. glibc uses the lowest ones, valgrind and debuggers the
+# highest, and other programs count up from SIGRTMIN or down from SIGRTMAX.
 _OFFSETS = (12, 13, 14, 11, 10, 9, 15, 16)
-# High numbers are the last to be used again after a program has closed everything.
+# After a program has closed all its descriptors, the system reuses high numbers last.
 _HIGH_DESCRIPTOR = 700
 
 
 class StackDumper:
-    """Arms one signal of this process."""
+    """Registers one signal of this process, which dumps the stacks of all threads into a file."""
 
     def __init__(self, status_dir: str, rank: int, start_time: int) -> None:
         self._stacks = os.path.join(status_dir, f"rank-{rank}.stacks")
@@ -33,8 +33,8 @@ class StackDumper:
         self._fd = -1
         self._file: os.stat_result | None = None
 
-    def arm(self) -> None:
-        """Take a free signal, and write the ready file.
+    def register(self) -> None:
+        """Register a free signal for stack dumps, and write the ready file.
 
         Raises:
             OSError: The stacks file cannot be opened, or no signal is free.
@@ -58,15 +58,15 @@ class StackDumper:
             "ino": self._file.st_ino,
             "main_thread": _thread.get_ident(),
         }
-        replace_file(self._ready, encode(facts))
+        replace_file(self._ready, encode_json(facts))
 
-    def check(self) -> None:
-        """Check that signal and descriptor are still ours, and remove the ready file if not.
+    def check_registration(self) -> None:
+        """Remove the ready file if the program has replaced the signal handler or closed the descriptor.
 
         Raises:
-            OSError: They are not ours any more.
+            OSError: The program has done so.
         """
-        # Python keeps its own table: faulthandler does not touch it, a user's `signal.signal` does.
+        # Python has its own table of handlers, which `signal.signal` changes and faulthandler does not.
         if self._number is None or (self._has_descriptor() and _signal.getsignal(self._number) == _signal.SIG_DFL):
             return
         remove_file(self._ready)

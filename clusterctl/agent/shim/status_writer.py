@@ -1,4 +1,4 @@
-"""Once a second, check the main thread, collectives and descriptors, and write the status file."""
+"""A thread that checks the main thread, collectives and descriptors once a second, and writes the status file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import time
 from time import monotonic
 
-from .file_writer import encode, replace_file
+from .file_writer import encode_json, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .collective_counters import CollectiveCounters
-    from .main_thread import MainThreadProbe
+    from .main_thread_probe import MainThreadProbe
     from .progress_counters import ProgressCounters
     from .stack_dump import StackDumper
 
 INTERVAL_S = 1.0
-PATIENCE_S = 0.5
-"""Seconds for which a fork or the end of the process waits for the thread."""
+STOP_TIMEOUT_S = 0.5
+"""The seconds for which a fork or the exit of the process waits for the end of the thread."""
 
 
 class StatusWriter:
     """The thread that writes the status file. It pauses while the process forks, and ends before Python does."""
 
     def __init__(
-        self, state: ProgressCounters, dumper: StackDumper, status_dir: str, rank: int, start_time: int
+        self, counters: ProgressCounters, dumper: StackDumper, status_dir: str, rank: int, start_time: int
     ) -> None:
-        self._state = state
+        self._counters = counters
         self._dumper = dumper
         self._path = os.path.join(status_dir, f"rank-{rank}.status.json")
         self._pid = os.getpid()
@@ -42,53 +42,56 @@ class StatusWriter:
         self._forks = 0
         self._tid = 0
         self._running = self._stopping = False
-        self._turn = _thread.allocate_lock()
+        self._lock = _thread.allocate_lock()
         self._wake = _thread.allocate_lock()
         self._done = _thread.allocate_lock()
         self._wake.acquire()
-        self._stamp: MainThreadProbe | None = None
+        self._main_thread_probe: MainThreadProbe | None = None
         self._collectives: CollectiveCounters | None = None
 
     def start(self) -> None:
-        """Arm the stack dump and start the thread."""
-        self._try("stacks", self._dumper.arm)
+        """Register the signal for stack dumps, and start the thread."""
+        self._run_part("stacks", self._dumper.register)
         self._start()
 
     def pause(self) -> None:
-        """Before a fork, end the thread: the child inherits no lock of it, and Python sees no other thread."""
+        """Before a fork, end the thread.
+
+        Then the child inherits no locked lock, and Python warns of no other thread.
+        """
         self._forks += 1
-        self._try("fork", self._stop)
+        self._run_part("fork", self._stop)
 
     def resume(self) -> None:
-        """After a fork, continue in the parent."""
+        """After a fork, start the thread again in the parent."""
         self._forks -= 1
         if self._forks == 0 and self._pid == os.getpid():
             self._start()
 
     def finish(self) -> None:
-        """At exit, write the status with the final step."""
+        """At the exit of the process, write the status with the final step."""
         if self._pid == os.getpid():
-            self._try("exit", self._stop)
-            self._try("collectives", self._check_collectives)
-            self._try("status", self._write)
+            self._run_part("exit", self._stop)
+            self._run_part("collectives", self._check_collectives)
+            self._run_part("status", self._write)
 
     def abandon_thread(self) -> None:
-        """In a forked child, stop: the thread belongs to the parent."""
+        """In a forked child, stop without waiting for the thread, which exists in the parent only."""
         self._pid = -1
         self._running = False
 
     def _start(self) -> None:
         if self._pid != os.getpid():
             return
-        with self._turn:
+        with self._lock:
             self._stopping = False
-            if self._running:  # `_stop` did not wait long enough for the thread, so it has not ended
+            if self._running:  # The thread did not end while `_stop` waited.
                 return
             self._running = True
         self._done.acquire(False)
         try:
             _thread.start_new_thread(self._run, ())
-        except RuntimeError:  # out of threads, or the interpreter is ending
+        except RuntimeError:  # The limit of threads is reached, or the interpreter is ending.
             self._running = False
 
     def _stop(self) -> None:
@@ -97,8 +100,8 @@ class StatusWriter:
         self._stopping = True
         if self._wake.locked():
             self._wake.release()
-        # If it is blocked, as in an import that waits for the calling thread, do not wait any longer.
-        if not self._done.acquire(True, PATIENCE_S):
+        # The thread may be blocked, as in an import that waits for the calling thread, so limit the wait.
+        if not self._done.acquire(True, STOP_TIMEOUT_S):
             return
         task = f"/proc/self/task/{self._tid}"
         for _ in range(100):
@@ -109,46 +112,46 @@ class StatusWriter:
     def _run(self) -> None:
         self._tid = _thread.get_native_id()
         try:
-            while not self._ends():
+            while not self._stop_if_requested():
                 self._tick()
                 self._wake.acquire(True, INTERVAL_S)
         finally:
             self._done.release()
 
-    def _ends(self) -> bool:
-        with self._turn:
+    def _stop_if_requested(self) -> bool:
+        with self._lock:
             self._running = not self._stopping
             return self._stopping
 
     def _tick(self) -> None:
-        # Parts that import modules start after a second, so that they do not slow down the start of the script.
+        # Parts that import modules begin after a second, so that they do not slow down the start of the script.
         if self._ticks > 0:
-            self._try("main_thread", self._check_main_thread)
-            self._try("collectives", self._check_collectives)
-            self._try("stacks", self._dumper.check)
+            self._run_part("main_thread", self._check_main_thread)
+            self._run_part("collectives", self._check_collectives)
+            self._run_part("stacks", self._dumper.check_registration)
         self._ticks += 1
-        self._try("status", self._write)
+        self._run_part("status", self._write)
 
-    def _try(self, part: str, action: Callable[[], None]) -> None:
+    def _run_part(self, part: str, action: Callable[[], None]) -> None:
         try:
             action()
-            if part in self._state.degraded:
-                del self._state.degraded[part]
-        except Exception as error:  # a missing value is better than a harmed worker
-            self._state.degraded[part] = f"{type(error).__name__}: {error}"
+            if part in self._counters.degraded:
+                del self._counters.degraded[part]
+        except Exception as error:  # The worker must continue, even without this part of the status.
+            self._counters.degraded[part] = f"{type(error).__name__}: {error}"
 
     def _check_main_thread(self) -> None:
-        if self._stamp is None:
-            from .main_thread import MainThreadProbe, allow_tracer
+        if self._main_thread_probe is None:
+            from .main_thread_probe import MainThreadProbe, allow_tracer
 
-            self._stamp = MainThreadProbe()
+            self._main_thread_probe = MainThreadProbe()
             tracer = os.environ.get("CLUSTERCTL_TRACER_PID", "")
             if tracer.isdigit():
                 allow_tracer(int(tracer))
-        self._stamp.update()
+        self._main_thread_probe.update()
 
     def _check_collectives(self) -> None:
-        if "torch" not in self._state.frameworks:
+        if "torch" not in self._counters.frameworks:
             return
         if self._collectives is None:
             from .collective_counters import CollectiveCounters
@@ -156,38 +159,36 @@ class StatusWriter:
             self._collectives = CollectiveCounters()
         before, setup_before = self._collectives.group_rank, self._collectives.setup
         if self._collectives.update():
-            self._state.progress_time = monotonic()
+            self._counters.progress_time = monotonic()
         if self._collectives.group_rank not in (None, before):
-            replace_file(self._path.replace(".status.", ".group."), encode(self._collectives.group_rank))
+            replace_file(self._path.replace(".status.", ".group."), encode_json(self._collectives.group_rank))
         setup = self._collectives.setup
         if setup is not None and setup != setup_before:
-            replace_file(self._path.replace(".status.", ".setup."), encode(setup))
+            replace_file(self._path.replace(".status.", ".setup."), encode_json(setup))
         entries = self._collectives.read_flight_record()
         if entries is not None:
             record = {"pid": self._pid, "start_time": self._start_time, "time": monotonic(), "entries": entries}
-            replace_file(self._path.replace(".status.", ".recorded."), encode(record))
+            replace_file(self._path.replace(".status.", ".recorded."), encode_json(record))
 
     def _write(self) -> None:
-        content = encode(self.status(monotonic()))
+        content = encode_json(self.build_status(monotonic()))
         try:
             replace_file(self._path, content)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # The tmpfs is full. Overwrite the present file: JSON readers ignore blanks at its end.
+            # The tmpfs is full. Overwrite the present file; JSON readers ignore blanks at the end.
             with open(self._path, "r+b", buffering=0) as file:
                 file.write(content.encode("ascii").ljust(os.fstat(file.fileno()).st_size))
 
-    def status(self, now: float) -> dict[str, Any]:
-        """Return the content of the status file; all times are CLOCK_MONOTONIC of the node, in seconds.
+    def build_status(self, now: float) -> dict[str, Any]:
+        """Return the content of the status file.
 
-        pid, start_time (ticks since boot), tid (of the thread that writes this), rank, attempt, time; step, source
-        (torch, keras, user), beats (rises with every sign of progress), progress_time; seq {group: [enqueued,
-        completed]}, backend, timeout_s of the default process group; looks at it, of which held: its newest collective
-        was under way; main_time (when the main thread last ran Python);
-        phase {name, since, limit_s}; facts; frameworks; degraded {part: reason}.
+        Times are CLOCK_MONOTONIC of the node in seconds; `start_time` is in ticks since boot. `tid` is the thread that
+        writes the file. `ProgressCounters` and `CollectiveCounters` document their fields. `main_time` is the last time
+        at which the main thread ran Python code.
         """
-        state, collectives, phase = self._state, self._collectives, self._state.get_longest_phase()
+        counters, collectives, phase = self._counters, self._collectives, self._counters.get_longest_phase()
         return {
             "pid": self._pid,
             "start_time": self._start_time,
@@ -195,18 +196,18 @@ class StatusWriter:
             "rank": self._rank,
             "attempt": self._attempt,
             "time": now,
-            "step": state.step,
-            "source": state.source,
-            "beats": state.beats,
-            "progress_time": state.progress_time,
+            "step": counters.step,
+            "source": counters.source,
+            "beats": counters.beats,
+            "progress_time": counters.progress_time,
             "seq": collectives.seq if collectives else {},
             "backend": collectives.backend if collectives else None,
             "timeout_s": collectives.timeout_s if collectives else None,
             "looks": collectives.looks if collectives else 0,
             "held": collectives.held if collectives else 0,
-            "main_time": self._stamp.time if self._stamp else None,
+            "main_time": self._main_thread_probe.last_bytecode_time if self._main_thread_probe else None,
             "phase": {"name": phase[0], "since": phase[1], "limit_s": phase[2]} if phase else None,
-            "facts": dict(state.facts),
-            "frameworks": list(state.frameworks),
-            "degraded": dict(state.degraded),
+            "facts": dict(counters.facts),
+            "frameworks": list(counters.frameworks),
+            "degraded": dict(counters.degraded),
         }

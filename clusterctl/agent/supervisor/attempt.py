@@ -146,7 +146,7 @@ class Attempt:
             and to_start
             and (pythons := workers.classify_shim_access_in_child(to_start[0].argv, self.prepare.workdir))
         ):
-            shim_files.note_pythons(self._run.status_dir(self.number), pythons)
+            shim_files.create_python_marker(self._run.status_dir(self.number), pythons)
         configs = [(worker_start, self._make_waiter_config(start, worker_start)) for worker_start in to_start]
         for worker in self.start_workers(configs):
             self.watch_worker(worker)
@@ -226,7 +226,7 @@ class Attempt:
 
     def record_process_groups(self) -> None:
         """Record which workers have joined a process group of torch.distributed, and its size."""
-        groups = shim_files.read_group_ranks(self._run.status_dir(self.number)) if self.started else {}
+        groups = shim_files.read_process_group_sizes(self._run.status_dir(self.number)) if self.started else {}
         if groups and groups != self._groups:
             self._groups = groups
             self.record(events.ProcessGroupJoined(self.number, sorted(groups)[:4096], max(groups.values())))
@@ -310,9 +310,9 @@ class Attempt:
         has_ended_well = not (bad or stopped or error)
         shell_error = output_failure = ""
         if has_ended_well:
-            has_watched_python = shim_files.has_watched_python(status_dir, worker.rank)
+            has_python_with_shim = shim_files.has_python_with_shim(status_dir, worker.rank)
             shell_error, output_failure = output_errors.find_errors_in_output(
-                output, has_watched_python=has_watched_python
+                output, has_python_with_shim=has_python_with_shim
             )
         oom = None
         if number == signal.SIGKILL and not stopped:

@@ -81,12 +81,12 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _WARNING_PLACE = re.compile(r"\S+:\d+: \w*Warning: ")
 
 
-def find_errors_in_output(path: str, *, has_watched_python: bool) -> tuple[str, str]:
+def find_errors_in_output(path: str, *, has_python_with_shim: bool) -> tuple[str, str]:
     """Find signs of failure in the output of a worker that ended with exit code 0.
 
     Args:
         path: The output file.
-        has_watched_python: A Python with clusterctl's shim ran in the worker, so the shim has reported its exceptions.
+        has_python_with_shim: Whether the shim ran in a Python of the worker, and so has reported its exceptions.
 
     Returns:
         First the line in which a shell reports the failure of an important command, or "". Second the first of these
@@ -100,7 +100,9 @@ def find_errors_in_output(path: str, *, has_watched_python: bool) -> tuple[str, 
     closing = next(filter(_CLOSING_ERROR.match, last), "")
     return (
         next(filter(is_shell_error, lines), ""),
-        _WARNING_PLACE.sub("", untrained) or _find_exception(text, has_watched_python=has_watched_python) or closing,
+        _WARNING_PLACE.sub("", untrained)
+        or _find_exception(text, has_python_with_shim=has_python_with_shim)
+        or closing,
     )
 
 
@@ -127,16 +129,16 @@ def _read_output(path: str) -> str:
     return _COLOUR.sub("", output.decode("utf-8", "replace"))
 
 
-def _find_exception(text: str, *, has_watched_python: bool) -> str:
+def _find_exception(text: str, *, has_python_with_shim: bool) -> str:
     """Return the last exception of a thread or task, or of any Python if the worker ran none with the shim; else ""."""
     found = ""
     for match in _TRACEBACK.finditer(text):
         before = match["before"] or ""
         in_thread = _THREAD_OR_TASK.match(before)
         is_unhandled = in_thread and not _BROKEN_CONNECTION.match(match["raised"])
-        if is_unhandled or not (has_watched_python or "Exception ignored" in before or in_thread):
+        if is_unhandled or not (has_python_with_shim or "Exception ignored" in before or in_thread):
             found = match["raised"]
-    if not found and not has_watched_python:
+    if not found and not has_python_with_shim:
         refusal = _HYDRA_ERROR.search(text) or _USAGE_ERROR.search(text)
         found = refusal["said"] if refusal is not None else ""
     return found[:_MAX_LINE]

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.inject.shim_files import find_shim_thread, read_stack_dump_offer
+from clusterctl.agent.inject.shim_files import get_shim_thread_id, read_stack_dump_offer
 from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.syscalls import read_bytes
 
@@ -109,7 +109,7 @@ def _dump_by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> St
         if reason is not None:
             raise _NoStacksError(reason)
         before = os.stat(path).st_size
-        _send_signal(handle, announced, find_shim_thread(announced, status_dir, rank))
+        _send_signal(handle, announced, get_shim_thread_id(announced, status_dir, rank))
         text = _wait_for_dump(path, before, min(deadline, time.monotonic() + _DUMP_S))
     finally:
         os.close(handle)

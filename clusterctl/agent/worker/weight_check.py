@@ -1,4 +1,4 @@
-"""`clusterctl.verify_sync(model)`: checks that all ranks have the same weights, and names the ranks that differ."""
+"""`clusterctl.verify_sync(model)` checks that all ranks have the same weights, and names the ranks that differ."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class OutOfSyncError(RuntimeError):
     """Ranks have different weights.
 
     Attributes:
-        ranks: the ranks that differ from the others, ascending.
-        tensor: the name of the first tensor that differs, in the model's order.
-        step: the training step that the caller gave, or None.
+        ranks: The ranks that differ from the majority, in ascending order.
+        tensor: The name of the first tensor that differs, in the model's order.
+        step: The training step that the caller has given, or `None`.
     """
 
     def __init__(self, message: str, ranks: list[int], tensor: str, step: int | None) -> None:
@@ -31,21 +31,22 @@ class OutOfSyncError(RuntimeError):
 
 
 def verify_sync(model: torch.nn.Module, buffers: bool = False, step: int | None = None, group: Any = None) -> None:
-    """Raise unless all ranks have the same weights, bit for bit. A collective: call it on all ranks of the group.
+    """Raise an exception unless all ranks have the same weights, bit for bit.
 
-    It compares the parameters that require gradients. DistributedDataParallel keeps only these equal after a step: it
-    copies buffers (such as BatchNorm's running statistics) *before* a forward pass, so they may differ after the last
-    one. Tensors that are sharded over ranks (DTensor) are not compared, because ranks hold different parts of them.
+    This is a collective operation, so call it on all ranks of the group. It compares the parameters that require
+    gradients. DistributedDataParallel keeps only these parameters equal after a step. It copies buffers (such as
+    BatchNorm's running statistics) *before* a forward pass, so buffers may differ after the last pass. Tensors that are
+    sharded over ranks (DTensor) are not compared, because each rank has a different part of them.
 
     Args:
-        model: a `torch.nn.Module`; a Keras model on the torch backend is one.
-        buffers: compare buffers and frozen parameters too (Keras keeps its moving statistics there).
-        step: the training step, named in the error.
-        group: the process group to compare over; default all ranks.
+        model: A `torch.nn.Module`, such as a Keras model on the torch backend.
+        buffers: Whether to compare buffers and frozen parameters too (Keras stores its moving statistics there).
+        step: The training step for the error message.
+        group: The process group whose ranks are compared; by default all ranks.
 
     Raises:
-        OutOfSyncError: names the ranks that differ, the first tensor that differs, and the step.
-        TypeError: `model` holds no torch tensors.
+        OutOfSyncError: Ranks have different weights.
+        TypeError: `model` is not a `torch.nn.Module`.
     """
     import torch.distributed as dist
 
@@ -55,7 +56,7 @@ def verify_sync(model: torch.nn.Module, buffers: bool = False, step: int | None 
         return
     own = {name: _hash_tensor(tensor) for name, tensor in _list_compared_tensors(model, buffers)}
     size = dist.get_world_size(group)
-    # First a short digest for each rank; the long list is exchanged only if the digests differ.
+    # First exchange one short digest of each rank. Exchange the long list only if these digests differ.
     summaries: list[str] = [""] * size
     dist.all_gather_object(summaries, hashlib.sha256(repr(list(own.items())).encode()).hexdigest(), group=group)
     if len(set(summaries)) == 1:
@@ -63,7 +64,7 @@ def verify_sync(model: torch.nn.Module, buffers: bool = False, step: int | None 
     everyone: list[Digests] = [{} for _ in range(size)]
     dist.all_gather_object(everyone, own, group=group)
     ranks = [dist.get_global_rank(group, index) if group is not None else index for index in range(size)]
-    odd, tensor = _find_odd_ranks(dict(zip(ranks, everyone)))
+    odd, tensor = _find_differing_ranks(dict(zip(ranks, everyone)))
     raise OutOfSyncError(_format_message(odd, tensor, step, size), odd, tensor, step)
 
 
@@ -79,12 +80,12 @@ def _list_compared_tensors(model: torch.nn.Module, buffers: bool) -> Iterator[tu
 
 
 def _is_sharded(tensor: torch.Tensor) -> bool:
-    """Return whether this rank has only its part of a distributed tensor."""
+    """Return whether a tensor is distributed and this rank has only a part of it."""
     return any(not placement.is_replicate() for placement in getattr(tensor, "placements", ()))
 
 
 def _hash_tensor(tensor: torch.Tensor) -> str:
-    """Return a short digest of a tensor's type, shape and bits (so NaN equals NaN, and 0.0 differs from -0.0)."""
+    """Return a short digest of a tensor's type, shape and bits. By bits NaN equals NaN, and 0.0 differs from -0.0."""
     import torch
 
     local = tensor.detach()
@@ -95,10 +96,13 @@ def _hash_tensor(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(label + octets.tobytes(), digest_size=16).hexdigest()
 
 
-def _find_odd_ranks(digests: dict[int, Digests]) -> tuple[list[int], str]:
-    """Return the ranks outside the largest equal group (in a tie, the lowest rank's) and the first odd tensor."""
+def _find_differing_ranks(digests: dict[int, Digests]) -> tuple[list[int], str]:
+    """Return the ranks outside the largest group of equal ranks, and the first tensor that differs.
+
+    Of two groups with the same size, the group with the lowest rank counts as the largest.
+    """
     whole = {rank: repr(list(own.items())) for rank, own in digests.items()}
-    # Counter keeps the order of first occurrence among equals, and ranks are ascending.
+    # Of equal counts, Counter returns the first one that it has seen, and ranks are ascending.
     usual, _ = Counter(whole.values()).most_common(1)[0]
     odd = sorted(rank for rank, its in whole.items() if its != usual)
     reference = next(digests[rank] for rank in sorted(digests) if whole[rank] == usual)
@@ -108,7 +112,7 @@ def _find_odd_ranks(digests: dict[int, Digests]) -> tuple[list[int], str]:
 
 
 def _format_message(odd: list[int], tensor: str, step: int | None, size: int) -> str:
-    """Return the error message in one line."""
+    """Return the error message, which has one line."""
     who = f"rank {odd[0]} differs" if len(odd) == 1 else f"ranks {','.join(map(str, odd))} differ"
     when = "" if step is None else f" at step {step}"
     return f"weights are not the same on all ranks{when}: {who} from the other {size - len(odd)}, first in `{tensor}`"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.agent.shim.file_writer import encode
-from clusterctl.agent.shim.progress_counters import ProgressCounters, parse_limit
+from clusterctl.agent.shim.progress_counters import ProgressCounters, parse_time_limit
 
 _TEXT = st.text(max_size=60)
 _VALUES = st.recursive(
@@ -35,7 +35,7 @@ def test_what_json_cannot_say_becomes_null_or_text():
     ],
 )  # fmt: skip
 def test_the_limit_of_a_phase(limit, seconds):
-    assert parse_limit(limit) == seconds
+    assert parse_time_limit(limit) == seconds
 
 
 def test_with_several_optimizers_the_step_is_that_of_the_busiest():

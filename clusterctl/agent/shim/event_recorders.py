@@ -1,6 +1,6 @@
-"""Records of single events in a worker: its end, a signal that it handles, and peers that it meets.
+"""Recorders of single events in a worker: its end, a signal that it handles, and contact with peers.
 
-The program does not notice them, and no failure of ours reaches the program.
+The recorders do not change the behaviour of the program, and no failure of a recorder reaches the program.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import sys
 from time import monotonic
 
 from .child_failure import is_child_of_python
-from .file_writer import create_file, encode, remove_file, replace_file
-from .rank_claim import is_launcher, read_start_ticks
+from .file_writer import create_file, encode_json, remove_file, replace_file
+from .rank_claim import is_rank_launcher, read_start_ticks
 
-# Not from `typing`: importing that would cost more than all the rest at start.
+# TYPE_CHECKING is not imported from `typing`, because this import would cost more start time than all others.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 
 _RUNNING, _WELL, _FAILED = "running", "well", "failed"
 _PROMPT_S = 1.0
-"""If Python ends within this time after a `sys.exit`, the call was the reason: no code has caught it."""
+"""If Python ends within this time after a `sys.exit`, the call is the reason for the end: no code has caught it."""
 _MAX_MESSAGE_LENGTH, _MAX_TRACEBACK_LENGTH = 8192, 32768
 
 
-class ExitWatch:
-    """Sees the end of this Python: calls `write` with running, well or failed, and what ended it with its traceback."""
+class ExitWatcher:
+    """Calls `write_end` at the end of this Python with `well` or `failed`, the reason and the traceback."""
 
     def __init__(self, write: Callable[[str, str, str], None]) -> None:
         self._write_end = write
         self._pid = os.getpid()
         self._exit: tuple[object, float] = (0, 0.0)
 
-    def begin(self) -> None:
-        """Watch the ways in which this process can end by itself."""
+    def start(self) -> None:
+        """Observe all ways in which this process can end by itself."""
         atexit.register(self._finish)
         sys.exit = self._wrap(sys.exit, self._note_exit)
-        # `exit` and `quit` of `site` raise SystemExit themselves. Other `raise` statements cannot be watched.
+        # `exit` and `quit` of `site` raise SystemExit without `sys.exit`. Other `raise` statements cannot be observed.
         quitter: Any = getattr(sys.modules.get("_sitebuiltins"), "Quitter", None)
         if quitter is not None:
             quitter.__call__ = self._wrap(quitter.__call__, lambda _, *status: self._note_exit(*status))
         os._exit = self._wrap(os._exit, self._note_quick_exit)
         for name in ("execv", "execve"):
-            # The exit of the next program is not that of this Python.
+            # The exit code of the next program does not belong to this Python.
             setattr(os, name, self._wrap(getattr(os, name), lambda *_: self._write(_WELL)))
 
     def _wrap(self, original: Any, note: Callable[..., None]) -> Any:
@@ -67,7 +67,7 @@ class ExitWatch:
         self._write(_FAILED if status else _WELL, f"os._exit({status})" if status else "")
 
     def _finish(self) -> None:
-        """Write the end at exit. `sys.last_value` is the exception that ended the program."""
+        """Write the reason for the end. `sys.last_value` is the exception that ended the program."""
         if os.getpid() != self._pid:
             return
         error = getattr(sys, "last_value", None)
@@ -87,35 +87,42 @@ class ExitWatch:
         self._write_end(end, message, trace)
 
 
-class ExitRecord:
-    """The file about the end of one Python. If several run one after the other, it keeps the first that failed.
+class ExitRecorder:
+    """Writes the file about the end of a Python of the rank. If several run in sequence, the first failure is kept.
 
-    If a shell has started this Python, the exit code of the rank may be another program's. A Python that is the first
-    process of its rank writes nothing but an exit code of which 0 arrives: any other code is enough by itself.
+    If a shell has started this Python, the exit code of the rank may come from another program, so the file is needed.
+    If this Python is the first process of the rank, its exit code is usually enough. The file is then written only for
+    an exit code such as 256, which arrives as 0.
     """
 
     def __init__(self, status_dir: str, rank: int, start_time: int) -> None:
         self._path = os.path.join(status_dir, f"rank-{rank}.python.json")
         self._pid, self._start_time = os.getpid(), start_time
 
-    def begin(self) -> None:
-        """Watch this process if a shell has started it, unless it is a `python -c`, which may be a mere question."""
+    def start(self) -> None:
+        """Observe the end of this process if a shell has started it.
+
+        `python -c` is skipped, as it may be a mere test.
+        """
         if os.getsid(0) == self._pid:
-            ExitWatch(self._write_multiple).begin()
+            ExitWatcher(self._write_multiple).start()
             return
         if is_child_of_python() or sys.argv[:1] == ["-c"] or self._has_earlier_failure():
             return
         self._write(_RUNNING)
-        ExitWatch(self._write).begin()
+        ExitWatcher(self._write).start()
 
     def _write_multiple(self, end: str, message: str, trace: str) -> None:
-        """Write an exit code such as 256, which `os.system` returns: its lowest 8 bits alone arrive, which are 0."""
+        """Record an exit code such as 256, which `os.system` may return.
+
+        The system passes on only its lowest 8 bits.
+        """
         code = message.replace("(", " ").rstrip(")").rpartition(" ")[2]
         if not trace and code.isdigit() and int(code) % 256 == 0:
             self._write(end, message)
 
     def _has_earlier_failure(self) -> bool:
-        """Return whether a Python before this one has failed, or has ended without a record of its end."""
+        """Return whether an earlier Python of the rank has failed, or has ended without a record of its end."""
         import json
 
         try:
@@ -140,14 +147,17 @@ class ExitRecord:
             "output_size": _read_output_size() if end == _FAILED else 0,
         }
         try:
-            replace_file(self._path, _encode_long(record) if message else encode(record))
+            replace_file(self._path, _encode_long(record) if message else encode_json(record))
         except (OSError, ValueError):
-            # An old record would be wrong.
+            # Without this, the file would still have an outdated record.
             remove_file(self._path)
 
 
 def _read_output_size() -> int:
-    """Return the size of the output of the rank, behind which a shell may write; 0 if this Python writes elsewhere."""
+    """Return the present size of the rank's output; 0 if the stdout of this Python is another file.
+
+    Later output comes from the shell that has started this Python.
+    """
     try:
         own = os.fstat(1)
         return own.st_size if os.path.samestat(own, os.stat(f"/proc/{os.getsid(0)}/fd/1")) else 0
@@ -156,16 +166,16 @@ def _read_output_size() -> int:
 
 
 def record_error_for_torchrun() -> None:
-    """Write the error that ends this worker to torchrun's error file if torchrun sends the worker's output to a file.
+    """Write the error that ends this worker to torchrun's error file, if torchrun redirects the output to a file.
 
-    torchrun then reports the error, as with `@record`. Otherwise the output of the rank would not hold the reason.
+    torchrun then reports the error, as with `@record`. Without this, the output of the rank would not show the reason.
     """
     path = os.path.realpath(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
     try:
         output = os.readlink("/proc/self/fd/2")
     except OSError:
         return
-    if os.path.dirname(output) != os.path.dirname(path) or not is_launcher(os.getppid()):
+    if os.path.dirname(output) != os.path.dirname(path) or not is_rank_launcher(os.getppid()):
         return
 
     def write(end: str, message: str, trace: str) -> None:
@@ -173,7 +183,8 @@ def record_error_for_torchrun() -> None:
             return
         import time
 
-        # A rank that lost a connection failed later than its peer; torchrun compares whole seconds.
+        # torchrun reports the earliest error and compares whole seconds. A rank that lost a connection failed later
+        # than its peer, so its time is one second later.
         extra = {"timestamp": str(int(time.time()) + ("onnection" in message))}
         if trace:
             extra["py_callstack"] = trace
@@ -185,7 +196,7 @@ def record_error_for_torchrun() -> None:
         except OSError:
             return
 
-    ExitWatch(write).begin()
+    ExitWatcher(write).start()
 
 
 def _encode_long(record: dict[str, Any]) -> str:
@@ -199,24 +210,25 @@ def _encode_long(record: dict[str, Any]) -> str:
 _WATCHED = (int(_signal.SIGINT), int(_signal.SIGTERM))
 
 
-class SignalRecord:
-    """The file about the last SIGTERM or SIGINT that a handler of this Python got: the program may then end with 0.
+class SignalRecorder:
+    """Writes the file about the last SIGTERM or SIGINT for which this Python has called a handler.
 
-    `signal.signal` and `signal.getsignal` still take and return the program's own handlers, and no frame of ours is in
-    a traceback. Handlers of C code, and those set through `_signal` itself, are not watched.
+    After such a signal the program may end with 0. `signal.signal` and `signal.getsignal` still take and return the
+    program's own handlers, and tracebacks have no frame of the shim. Handlers in C code, and handlers that are set
+    through `_signal`, are not observed.
     """
 
     def __init__(self, status_dir: str, rank: int, start_time: int) -> None:
         self._path = os.path.join(status_dir, f"rank-{rank}.signal.json")
         self._pid, self._start_time = os.getpid(), start_time
 
-    def begin(self) -> None:
-        """Watch Python's default handler of SIGINT, which raises KeyboardInterrupt."""
+    def start(self) -> None:
+        """Observe Python's default handler of SIGINT, which raises KeyboardInterrupt."""
         if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
             _signal.signal(_signal.SIGINT, _WatchedHandler(_signal.default_int_handler, _signal.SIGINT, self))
 
-    def watch(self, module: Any) -> None:
-        """Watch the handlers that the module `signal`, which has just been imported, sets from now on."""
+    def wrap_signal_module(self, module: Any) -> None:
+        """Observe all handlers that the program sets by the module `signal`, which has just been imported."""
         set_handler, get_handler = module.signal, module.getsignal
 
         def signal(signalnum: Any, handler: Any) -> Any:
@@ -227,37 +239,38 @@ class SignalRecord:
         def getsignal(signalnum: Any) -> Any:
             return _unwrap(get_handler(signalnum))
 
-        for ours, original in ((signal, set_handler), (getsignal, get_handler)):
-            ours.__module__, ours.__qualname__ = original.__module__, original.__qualname__
-            ours.__doc__ = original.__doc__
-            vars(ours)["__wrapped__"] = original
-            setattr(module, ours.__name__, ours)
+        for wrapper, original in ((signal, set_handler), (getsignal, get_handler)):
+            wrapper.__module__, wrapper.__qualname__ = original.__module__, original.__qualname__
+            wrapper.__doc__ = original.__doc__
+            vars(wrapper)["__wrapped__"] = original
+            setattr(module, wrapper.__name__, wrapper)
 
-    def note(self, number: int) -> None:
-        """Write that a signal has come, unless this is a forked child."""
+    def record_signal(self, number: int) -> None:
+        """Record a signal, unless this process is a forked child."""
         if os.getpid() != self._pid:
             return
         record = {"pid": self._pid, "start_time": self._start_time, "signal": int(number), "time": monotonic()}
         try:
-            replace_file(self._path, encode(record))
+            replace_file(self._path, encode_json(record))
         except OSError:
             return
 
 
 class _WatchedHandler:
-    """A handler of the program, whose calls are noted.
+    """A handler of the program, each call of which is recorded.
 
-    Python reads `__call__` and then calls the result, so no code of ours is running while the handler runs.
+    Python reads `__call__` and then calls the result. Therefore no code of the shim is on the stack while the handler
+    runs.
     """
 
-    __slots__ = ("_number", "_record", "handler")
+    __slots__ = ("_number", "_recorder", "handler")
 
-    def __init__(self, handler: Any, number: int, record: SignalRecord) -> None:
-        self.handler, self._number, self._record = handler, number, record
+    def __init__(self, handler: Any, number: int, recorder: SignalRecorder) -> None:
+        self.handler, self._number, self._recorder = handler, number, recorder
 
     @property
     def __call__(self) -> Any:
-        self._record.note(self._number)
+        self._recorder.record_signal(self._number)
         return self.handler
 
 
@@ -269,13 +282,14 @@ def _unwrap(handler: Any) -> Any:
 
 _C10D, _RPC = "torch.distributed.distributed_c10d", "torch.distributed.rpc"
 _OTHERS = ("distributed", "horovod", "jax", "mindspore", "mpi4py.MPI", "paddle", "ray", "tensorflow", "torch_xla")
-"""Modules that connect processes by themselves: a Python that has imported one is never reported as alone."""
+"""Modules that connect processes without torch. A Python that has imported one of them is never reported as alone."""
 
 
-class PeerRecord:
-    """Two files of a rank: `rank-R.met` if one of its processes has met a peer, `rank-R.alone` if none has.
+class PeerRecorder:
+    """Creates `rank-R.met` if a process of the rank has met a peer, and `rank-R.alone` if the rank has trained alone.
 
-    Processes meet in a process group or by RPC of torch. A rank with torch that has met no peer has trained alone.
+    A process meets a peer when it joins a process group of torch with other members, or uses torch's RPC. A rank has
+    trained alone if it has loaded torch and has met no peer.
     """
 
     def __init__(self, status_dir: str, rank: int) -> None:
@@ -283,20 +297,20 @@ class PeerRecord:
         self._met, self._alone, self._pid = f"{base}.met", f"{base}.alone", os.getpid()
         self.hooks: dict[str, Callable[[Any], None]] = {_C10D: self._watch_groups, _RPC: self._watch_rpc}
 
-    def begin(self) -> None:
-        """Remove the file of an earlier Python of this rank, such as one of the prologue."""
+    def start(self) -> None:
+        """Remove `rank-R.alone` of an earlier Python of this rank, which may belong to the prologue."""
         remove_file(self._alone)
 
-    def finish(self, state: ProgressCounters) -> None:
-        """At exit of the rank, make `rank-R.alone` if it has loaded torch and met no peer."""
-        if os.getpid() != self._pid or "torch" not in state.frameworks or os.path.exists(self._met):
+    def finish(self, counters: ProgressCounters) -> None:
+        """At the exit of the rank, create `rank-R.alone` if the rank has loaded torch and met no peer."""
+        if os.getpid() != self._pid or "torch" not in counters.frameworks or os.path.exists(self._met):
             return
         if not any(name in sys.modules for name in _OTHERS):
             create_file(self._alone)
 
     def _watch_groups(self, module: Any) -> None:
-        # A private function (seen in torch 1.8 to 2.13) that sets every default group. If it is missing, a meeting
-        # cannot be ruled out.
+        # This private function (seen in torch 1.8 to 2.13) sets every default group. Without it the shim cannot see
+        # whether the process meets a peer, so it assumes that it does.
         set_group = getattr(module, "_update_default_pg", None)
         if set_group is None:
             create_file(self._met)
