@@ -323,7 +323,7 @@ def code(node: Node) -> Code:
 def test_a_workdir_that_cannot_be_made_is_named_with_what_to_set(code: Code) -> None:
     code.workdir.write_bytes(b"a file where a folder is to be")
     code.workdir = code.workdir / "below"
-    with pytest.raises(Refused, match=f"cannot make the workdir {code.workdir}: Not a directory") as caught:
+    with pytest.raises(Refused, match=f"cannot create the workdir {code.workdir}: Not a directory") as caught:
         code.compare(entries_of(FIRST))
     assert "set `workdir`" in caught.value.hint
 
@@ -495,7 +495,9 @@ def test_of_two_starts_at_once_the_second_is_refused_and_nothing_of_its_code_run
     code.compare(entries_of(FIRST))
     number = second.ask_to_compare(entries_of(SECOND), "second")
     code.bring(b"first")
-    with pytest.raises(Refused, match=f"run {node.run} uses .*, and 1 file would change under it, `train.py` first"):
+    with pytest.raises(
+        Refused, match=f"run {node.run} uses .*, and this sync would change 1 file there, `train.py` first"
+    ):
         second.talk.answer(number)
     node.prepare(code.talk, workdir=str(code.workdir), code_hash=hash_of(FIRST))
     with pytest.raises(Refused, match=f"run {node.run} uses"):
@@ -546,7 +548,7 @@ def test_code_that_does_not_fit_is_refused_before_any_of_it_is_sent(small_disk: 
     code.compare({"a.bin": entry(b"y" * (4 << 20))})
 
     large = b"z" * (20 << 20)
-    with pytest.raises(Refused, match=r"/code has \d+\.\d MiB free, and 20\.0 MiB are to come$") as refused:
+    with pytest.raises(Refused, match=r"/code has \d+\.\d MiB free, and the files need 20\.0 MiB$") as refused:
         code.compare({"b.bin": entry(large)})
     assert "`workdir`" in refused.value.hint
 
@@ -603,7 +605,7 @@ def test_an_attempt_is_prepared_only_on_the_code_that_was_synced_for_it(code: Co
     code.send(files)
     asked = {"workdir": str(code.workdir), "code_hash": hash_of(files)}
     with pytest.raises(
-        Refused, match="does not contain the code that was synced for run .*: another sync has been there"
+        Refused, match="does not contain the code that was synced for run .*: another sync has changed it"
     ):
         node.prepare(code.talk, **{**asked, "code_hash": hash_of(FIRST)})
     (code.workdir / "pkg/b.py").write_bytes(b"edited")

@@ -135,7 +135,7 @@ class InstalledImports:
             if theirs and theirs != self._find(name, self._installed):
                 raise CannotForkError(f"a fresh start would import `{name}` from {theirs}")
 
-    def find_change(self) -> str | None:
+    def find_difference(self) -> str | None:
         """Return why a fresh start would import something else now, or a file or folder that has changed."""
         try:
             self.check_names()

@@ -107,7 +107,7 @@ class _Server:
             if not word:
                 os._exit(0)
             if word == b"?":
-                _send(self._sock, {"changed": imports.find_change()})
+                _send(self._sock, {"changed": imports.find_difference()})
             elif self._fork(descriptors, watch):
                 return bool(request["inject"])
             for fd in descriptors:

@@ -116,8 +116,8 @@ class RankActivity(TypedDict, total=False):
 class ActivitySample(SampleTime, total=False):
     """The activity of all ranks of a node at one moment, by rank.
 
-    `watched` has the time (nanoseconds) and size (bytes) of each watched file. `steady`: these files have not changed
-    since the previous sample.
+    `watched` has the time (nanoseconds) and size (bytes) of each watched file. `steady`: all ranks make steady
+    progress, so the supervisor may have skipped earlier samples.
     """
 
     gpus: bool

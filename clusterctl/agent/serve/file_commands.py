@@ -78,7 +78,7 @@ def _choose_target(arguments: command_payload_types.CopyArguments) -> tuple[str,
 def _list_differing_files(tree: file_tree.FileTree, files: list[list[Any]]) -> list[int]:
     need = []
     for number, (path, size, mode, digest) in enumerate(files):
-        entry = tree.read_entry(path, {}, {}, of_size=size)
+        entry = tree.read_entry(path, {}, {}, expected_size=size)
         if entry is None or not file_tree.has_same_content(entry, (size, mode & 0o777, digest)):
             need.append(number)
         elif entry[1] != mode & 0o777:
@@ -156,7 +156,7 @@ def _describe_sync(
         **_list_needed(entries, found.differing_files),
         "going": len(found.removed),
         "gone": found.removed[:_MAX_REMOVED_NAMES],
-        "user": _find_live_run(place.folder, place.root, run) if found.changed else None,
+        "user": _find_live_run(place.folder, place.root, run) if found.changed_paths else None,
     }
 
 

@@ -295,7 +295,7 @@ class RunCommands:
         def collect(_out: HelperOutput) -> Mapping[str, object]:
             end = time.monotonic() + seconds
             collected = evidence_collector.collect_evidence(
-                workers, run.status_dir(state.attempt), folder, end, chosen=wanted_ranks is not None
+                workers, run.status_dir(state.attempt), folder, end, only_given_ranks=wanted_ranks is not None
             )
             stall_folders.remove_middle_stall_folders(run.file_path("evidence"))
             return collected

@@ -137,7 +137,7 @@ def prepare_workdir(run: RunDir, prepare: run_requests.PrepareArguments) -> str:
     def check_code(out: HelperOutput) -> dict[str, Any]:
         out.send_message({"at": prepare.workdir})
         if prepare.code_hash is not None:
-            difference = synced_code.SyncedWorkdir(prepare.workdir, run.root).find_change(prepare.code_hash)
+            difference = synced_code.SyncedWorkdir(prepare.workdir, run.root).find_difference(prepare.code_hash)
             if difference is not None:
                 text = f"{prepare.workdir} does not contain the code that was synced for run {run.run}: {difference}"
                 raise command_messages.make_refused_error(text, "start the run again, or set another `workdir`")

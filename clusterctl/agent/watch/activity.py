@@ -1,7 +1,7 @@
-"""Samples of the activity of the workers of a node: from `/proc`, and from the status files of the workers.
+"""Samples the activity of the workers of a node from `/proc` and from the status files of their shims.
 
-A sample is cheap enough for every few seconds. This module decides nothing: the rule that calls a run stalled is on the
-head (`run/rules/stall_detection.py`).
+A sample takes little time, so the supervisor samples every few seconds. The head decides whether a run is stalled
+(`run/rules/stall_detection.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCAN_INTERVAL_S = 15.0
 _MAX_WATCHED = 200
 _TAIL_BYTES = 8192
 _NAMED_STEPS = 3
-"""A rank that reports so many steps itself needs no reading of its output."""
+"""After so many signs of progress from the shim, the sampler does not search the output of the rank for steps."""
 _STEP_WORDS = rb"(?:global[_ ]?)?(?:step|iter|iteration|epoch|batch|update|round|episode)s?"
 _NUMBER = rb"(\d{1,12}(?:\.\d{1,6})?)"
 _PRINTED_STEP = re.compile(
@@ -38,7 +38,7 @@ _PRINTED_STEP = re.compile(
     rb"|^[ \t]*(?:(?:train(?:ing)?|" + _STEP_WORDS + rb")\b[^%|]{0,40})?\d{1,3}%\|[^|]*\| *" + _NUMBER + rb"/\d",
     re.IGNORECASE | re.MULTILINE,
 )
-"""`step 24`, `Epoch [2/10]`, `iter: 7`, and progress bars without another label, such as that of a download."""
+"""Matches `step 24`, `Epoch [2/10]`, `iter: 7`, and progress bars of steps, but not of downloads."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class WatchedWorker:
 
     Attributes:
         rank: The global rank.
-        identity: The process that the supervisor started; the rank may be a descendant of it.
-        output: The path of its output file.
+        identity: The process that the supervisor has started. The process that is the rank may be its descendant.
+        output: The path of the output file.
     """
 
     rank: int
@@ -61,8 +61,8 @@ class ActivitySampler:
 
     Args:
         workers: The started workers.
-        status_dir: The folder with the status files of their shims.
-        gpus: Whether the node has GPUs, so that CPU time says little about the progress.
+        status_dir: The folder with the status files of the shims.
+        gpus: Whether the node has GPUs. With GPUs, CPU time says little about progress.
     """
 
     def __init__(self, workers: Iterable[WatchedWorker], status_dir: str, gpus: bool = False) -> None:
@@ -80,9 +80,8 @@ class ActivitySampler:
             now: CLOCK_MONOTONIC of this node in seconds.
 
         Returns:
-            `{m, gpus, ranks: {"R": {...}}}`. For each rank: alive, pid (of the process that is the rank), state, wchan,
-            procs, cpu_s, read, written, output (bytes of the whole process tree; `None` if unreadable), printed_steps
-            (while the rank reports no steps itself), starved_s, faults and `inside` (`WorkerStatusSample`).
+            The sample of each rank by rank. `pid`, `state` and `wchan` describe the process that is the rank. The
+            output is searched for `printed_steps` only while the shim has seen fewer than `_NAMED_STEPS` steps.
         """
         now = time.monotonic() if now is None else now
         if self._scanned is None or now - self._scanned >= _SCAN_INTERVAL_S:
@@ -94,14 +93,14 @@ class ActivitySampler:
         return {"m": round(now, 3), "gpus": self._gpus, "ranks": ranks}
 
     def _scan(self) -> None:
-        """Find the process tree of each worker again; between two scans only the known members are read."""
+        """Find the process tree of each worker. Between two scans only the processes found here are sampled."""
         processes = read_all_processes()
         for worker in self._workers:
             members = list_process_tree(worker.identity.pid, processes)
             self._trees[worker.rank] = [process.identity for process in members]
 
     def _sample_rank(self, rank: int, now: float, worker: WatchedWorker | None = None) -> record_types.RankActivity:
-        """Sample a rank; `worker` is `None` if a launcher such as torchrun has started the rank."""
+        """Sample a rank. `worker` is `None` if a launcher such as torchrun has started the rank."""
         status = read_status(self._status_dir, rank, now)
         subject = proc.read_stat(status["pid"]) if status else None
         if worker is None:
@@ -112,7 +111,7 @@ class ActivitySampler:
             subject = subject if status else root
         transfers = [transfer for each in members if (transfer := _read_transfers(each.pid)) is not None]
         starved_s = proc.read_run_delay(subject.pid) if subject else None
-        # The agent has caused the bytes of stack dumps.
+        # Do not count the bytes of stack dumps, which the agent has requested.
         dumped = _read_size(os.path.join(self._status_dir, f"rank-{rank}.stacks")) or 0
         output = _read_size(worker.output) if worker else None
         reports_steps = status is not None and status["beats"] >= _NAMED_STEPS
@@ -135,7 +134,10 @@ class ActivitySampler:
         }
 
     def _find_printed_steps(self, worker: WatchedWorker, size: int) -> tuple[int, float] | None:
-        """Return what `find_printed_steps` finds at the end of the output, which is read again only if it has grown."""
+        """Return the steps that `find_printed_steps` finds in the output.
+
+        Read the output only if its size has changed.
+        """
         known_size, found = self._printed.get(worker.rank, (0, None))
         if size != known_size:
             found = find_printed_steps(_read_tail(worker.output, size))
@@ -149,15 +151,16 @@ class ActivitySampler:
 
 
 class FileWatch:
-    """Watches files whose growth shows progress, in a thread, so that a hung mount does not stop the samples.
+    """Scans files whose changes show progress, in a thread of its own, because a dead mount may block a scan.
 
     Args:
-        patterns: Globs; relative ones start at `workdir`.
+        patterns: Glob patterns; relative patterns start at `workdir`.
         workdir: The working directory of the workers.
         seconds: The pause between two scans.
 
     Attributes:
-        files: The result of the last complete scan, `{path: [mtime_ns, bytes]}`; `None` before the first.
+        files: The result of the last complete scan: time (nanoseconds) and size (bytes) by path. `None` before the
+            first scan has ended.
     """
 
     def __init__(self, patterns: Sequence[str], workdir: str, seconds: float) -> None:
@@ -166,7 +169,7 @@ class FileWatch:
         self.files: dict[str, list[int]] | None = None
 
     def start(self) -> None:
-        """Scan repeatedly in a thread; once, if there are no patterns."""
+        """Start a thread that scans repeatedly. Without patterns, scan once and start no thread."""
         if not self._patterns:
             self.scan()
         else:
@@ -178,7 +181,7 @@ class FileWatch:
             sleep_interval(self._seconds)
 
     def scan(self) -> None:
-        """Scan once."""
+        """Scan once and store the result in `files`."""
         self.files = dict(itertools.islice(self._list_files(), _MAX_WATCHED))
 
     def _list_files(self) -> Iterator[tuple[str, list[int]]]:
@@ -190,10 +193,10 @@ class FileWatch:
 
 
 def find_printed_steps(tail: bytes) -> tuple[int, float] | None:
-    """Return how many printed step numbers are higher than all before them, and the last one; `None` without any.
+    """Return how many printed steps are higher than all earlier ones, and the last step; `None` without steps.
 
     Args:
-        tail: The last lines of an output. A carriage return ends a line too.
+        tail: The last lines of an output. A carriage return also ends a line.
     """
     numbers = [float(a or b) for a, b in _PRINTED_STEP.findall(tail.replace(b"\r", b"\n"))]
     if not numbers:
@@ -211,7 +214,7 @@ def _read_tail(path: str, size: int) -> bytes:
 
 
 def _read_transfers(pid: int) -> tuple[int, int] | None:
-    """Return the bytes that a process, and children it waited for, have read and written by system calls."""
+    """Return the bytes that a process and its reaped children have read and written by system calls."""
     data = read_bytes(f"/proc/{pid}/io")
     if not data:
         return None

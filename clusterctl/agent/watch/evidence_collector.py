@@ -1,7 +1,7 @@
-"""Evidence of the ranks of this node at one moment, collected before a stalled run is ended.
+"""Collects the evidence of the ranks of this node at one moment, before the end of a stalled run.
 
-All ranks are examined in parallel and within a deadline. A rank that does not answer loses its own evidence only. The
-result is written to plain files, one set for each rank.
+A thread for each rank collects its evidence within a deadline, so a rank that does not answer does not affect the
+others. The evidence of each rank is written to files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clusterctl.agent.inject.shim_files import list_foreign_ranks, read_status
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import list_process_tree, read_all_processes
 from clusterctl.agent.protocol.stall_folders import format_rank_files
-from clusterctl.agent.watch import stacks, tcp_connections
+from clusterctl.agent.watch import stack_capture, tcp_connections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,26 +29,27 @@ _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40
 _MAX_CHILDREN = 64
 _MAX_ANSWER_BYTES = 12 << 20
-"""The limit of an answer for all ranks together, well below that of a frame."""
+"""The maximum size of an answer for all ranks together, well below the maximum size of a frame."""
 _PYTHON = "python"
 
 
 def collect_evidence(
-    ranks: Iterable[RankProcess], status_dir: str, out_dir: str, deadline: float, *, chosen: bool = False
+    ranks: Iterable[RankProcess], status_dir: str, out_dir: str, deadline: float, *, only_given_ranks: bool = False
 ) -> EvidenceAnswer:
-    """Collect the evidence of all given ranks at once.
+    """Collect the evidence of all given ranks in parallel.
 
     Args:
-        ranks: For each worker `{rank, pid, start_time, output}`.
+        ranks: The process of each rank.
         status_dir: The folder with the status files of the attempt's shims.
-        out_dir: Gets `rank-R.json` (everything), `rank-R.txt` (for people) and `rank-R.stacks` (the raw dump); made if
-            missing.
+        out_dir: The folder for `rank-R.json` (complete), `rank-R.txt` (for people) and `rank-R.stacks` (the raw dump).
+            A missing folder is created.
         deadline: The `time.monotonic()` until which this function waits.
-        chosen: Only the given ranks; otherwise also the ranks that a user's launcher (torchrun) started below them.
+        only_given_ranks: Whether to leave out the ranks that a user's launcher (torchrun) has started below the given
+            ranks.
 
     Returns:
-        `{took_s, ranks: {"R": RankEvidence}}`. A rank without evidence in time has `source: "proc"` and `error`.
-        Evidence that is too large for the answer is cut, and `why` says so; the files are complete.
+        The evidence by rank. A rank without evidence at the deadline has `source: "proc"` and an `error`. Evidence that
+        is too large for the answer is cut, and `why` names the folder of the complete files.
 
     Raises:
         OSError: `out_dir` cannot be written.
@@ -56,7 +57,7 @@ def collect_evidence(
     began = time.monotonic()
     os.makedirs(out_dir, mode=0o700, exist_ok=True)
     workers = list(ranks)
-    for foreign in [] if chosen else list_foreign_ranks(status_dir, [worker["rank"] for worker in workers]):
+    for foreign in [] if only_given_ranks else list_foreign_ranks(status_dir, [worker["rank"] for worker in workers]):
         offer = shim_files.read_stack_dump_offer(status_dir, foreign)
         if offer is not None:
             workers.append({"rank": foreign, "pid": offer["pid"], "start_time": offer["start_time"], "output": None})
@@ -69,7 +70,7 @@ def collect_evidence(
 
 
 def _collect_in_threads(workers: list[RankProcess], status_dir: str, deadline: float) -> dict[str, RankEvidence]:
-    """Examine all workers at once, each in a thread that may hang; return the evidence by rank."""
+    """Collect the evidence of each worker in a thread, which may hang; return the evidence by rank."""
     processes = read_all_processes()
     evidence: dict[str, RankEvidence] = {}
 
@@ -90,9 +91,9 @@ def _collect_in_threads(workers: list[RankProcess], status_dir: str, deadline: f
 
 
 def _shorten(evidence: RankEvidence, limit: int, out_dir: str) -> RankEvidence:
-    """Return the evidence for the answer: if it is over `limit` bytes, the ends of its stacks and its output.
+    """Return evidence of at most `limit` bytes: cut stacks and output at the beginning if necessary.
 
-    The stacks of the main thread are last, so they stay.
+    The stacks of the main thread come last, so they are not cut.
     """
     if _count_json_bytes(evidence) <= limit:
         return evidence
@@ -105,7 +106,7 @@ def _shorten(evidence: RankEvidence, limit: int, out_dir: str) -> RankEvidence:
 
 
 def _keep_end(value: Any, limit: int) -> Any:
-    """Return the end of a text or list that takes at most `limit` bytes as JSON."""
+    """Return the end of a text or list, so that its JSON has at most `limit` bytes."""
     while value and (size := _count_json_bytes(value)) > limit:
         value = value[len(value) - len(value) * max(0, limit) // size :] if len(value) > 1 else value[:0]
     return value
@@ -141,8 +142,8 @@ def _collect_rank(
     members = list_process_tree(root.pid, processes)
     subject = _find_rank_process(members, status_dir, worker["rank"])
     began, before = time.monotonic(), _read_ticks(members)
-    dump = stacks.take_stacks(subject.pid, status_dir, worker["rank"], deadline)
-    # Long enough in ticks of the kernel's clock to tell a spinning process from a waiting one.
+    dump = stack_capture.capture_stacks(subject.pid, status_dir, worker["rank"], deadline)
+    # This pause has enough ticks of the kernel's clock to distinguish a spinning process from a waiting process.
     time.sleep(max(0.0, min(began + _WINDOW_S, deadline) - time.monotonic()))
     elapsed = max(time.monotonic() - began, 0.01)
     after = _read_ticks(members)
@@ -172,11 +173,11 @@ def _collect_rank(
 
 
 def _find_rank_process(members: list[proc.ProcessStat], status_dir: str, rank: int) -> proc.ProcessStat:
-    """Return the process that is the rank: the one with an armed shim, else the first Python, else the worker."""
-    announced = shim_files.read_stack_dump_offer(status_dir, rank)
-    armed = [process for process in members if announced and process.pid == announced["pid"]]
+    """Return the process that is the rank: the process with the shim, else the first Python, else the first process."""
+    offer = shim_files.read_stack_dump_offer(status_dir, rank)
+    with_shim = [process for process in members if offer and process.pid == offer["pid"]]
     pythons = [process for process in members if _is_python(process.pid)]
-    return (armed or pythons or members)[0]
+    return (with_shim or pythons or members)[0]
 
 
 def _is_python(pid: int) -> bool:
@@ -187,8 +188,8 @@ def _is_python(pid: int) -> bool:
 
 
 def _read_ticks(members: list[proc.ProcessStat]) -> dict[int, int]:
-    looks = ((process, proc.read_stat(process.pid)) for process in members)
-    return {was.pid: now.ticks if now and now.start_time == was.start_time else was.ticks for was, now in looks}
+    pairs = ((process, proc.read_stat(process.pid)) for process in members)
+    return {old.pid: new.ticks if new and new.start_time == old.start_time else old.ticks for old, new in pairs}
 
 
 def _describe_process(process: proc.ProcessStat, shares: dict[int, float]) -> ProcessState:

@@ -1,4 +1,4 @@
-"""The TCP connections of a process from the kernel's tables, and the one that a blocked call waits for."""
+"""Reads the TCP connections of a process from the kernel's tables, and finds the connection for whose data it waits."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _STATES = {1: "established", 2: "syn-sent", 3: "syn-recv", 4: "fin-wait", 5: "fi
 _MAX_DESCRIPTORS, _MAX_TABLE_LINES, _MAX_CONNECTIONS = 4096, 65536, 128
 _SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
 _READ_SYSCALLS = {"x86_64": frozenset({0, 19, 45, 47}), "aarch64": frozenset({63, 65, 207, 212})}
-"""read, readv, recvfrom, recvmsg: calls that wait for the descriptor in their first argument."""
+"""The numbers of read, readv, recvfrom and recvmsg, which wait for the descriptor in their first argument."""
 
 
 def list_tcp_connections(pid: int) -> list[TcpConnection]:
-    """Return the open connections of a process, except those to itself, the troubled ones first.
+    """Return the open connections of a process, with the connection for whose data it waits first.
 
-    Descriptors that the kernel hides, because we must not trace the process, are missing.
+    Then follow connections with unanswered retransmissions, and connections with unacknowledged bytes. Connections are
+    missing if the kernel hides the descriptors of the process, because the agent must not trace it.
     """
     inodes = _list_socket_inodes(pid)
     if not inodes:
@@ -48,7 +49,7 @@ def list_tcp_connections(pid: int) -> list[TcpConnection]:
                 "state": state,
                 "unacked": unacked,
                 "unread": unread,
-                # How often the running timer expired without an answer (timer 1: a segment is not acknowledged).
+                # Timer 1 runs until a segment is acknowledged. This is the number of times that it has expired.
                 "lost": int(words[6], 16) if words[5].startswith("01") else 0,
                 "awaited": fd == waits,
             }
@@ -76,7 +77,7 @@ def _read_tcp_lines(pid: int) -> Iterator[str]:
 
 
 def _parse_address(text: str) -> tuple[str, int]:
-    """Parse address and port of the kernel's table: words of four bytes in the machine's byte order."""
+    """Parse an address and port of the kernel's table, which has words of four bytes in the machine's byte order."""
     address, _, port = text.partition(":")
     words = bytes.fromhex(address)
     packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
@@ -85,7 +86,7 @@ def _parse_address(text: str) -> tuple[str, int]:
 
 
 def _find_awaited_descriptor(pid: int) -> int | None:
-    """Return the descriptor from which the main thread waits to read; `None` if it is in no such call."""
+    """Return the descriptor from which the main thread waits to read; `None` if it is not in a call that reads."""
     words = read_bytes(f"/proc/{pid}/syscall", 256).split()
     with contextlib.suppress(ValueError, IndexError):
         if int(words[0]) in _READ_SYSCALLS.get(os.uname().machine, ()):

@@ -1,4 +1,4 @@
-"""Folders and files of users. No path with a symbolic link in it is followed below the code folder."""
+"""Reads and writes files in a user's folder. Below this folder it follows no symbolic link."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Callable
 
-    Note = Callable[[list[list[Any]], dict[str, Any]], None]
+    OnComplete = Callable[[list[list[Any]], dict[str, Any]], None]
 
 _CHUNK_BYTES = 1 << 20
 _HASH_OF_NOTHING = hashlib.sha256().hexdigest()
 
 
 def check_relative_path(path: str) -> str:
-    """Return a path of a manifest after a check that it lies inside the workdir.
+    """Check that a path of a manifest lies inside the workdir, and return it.
 
     Raises:
-        RequestError: The path is absolute, empty, or leads outside.
+        RequestError: The path is absolute or empty, or leads out of the workdir.
     """
     parts = path.split("/")
     if not path or path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
@@ -41,50 +41,50 @@ def check_relative_path(path: str) -> str:
 
 
 _DATA_DIR = "~/.local/share/clusterctl"
-"""Parent of the default workdirs; only its user may enter it."""
+"""The folder above `DEFAULT_WORKDIRS`. Only its user may enter it."""
 
 DEFAULT_WORKDIRS = f"{_DATA_DIR}/work"
-"""Folder of the workdirs of files that set no `workdir`."""
+"""The folder of the workdirs of cluster files without `workdir`."""
 
 
 def make_workdir(folder: str) -> None:
-    """Make the code folder if it is missing.
+    """Create the code folder if it is missing.
 
     Raises:
-        RequestError: It cannot be made, as in a home on a server that does not accept root.
+        RequestError: The folder cannot be created, for example in a home on a server that does not accept root.
     """
-    ours = os.path.expanduser(_DATA_DIR)
+    data_dir = os.path.expanduser(_DATA_DIR)
     try:
-        if folder.startswith(ours + "/"):
-            os.makedirs(ours, 0o700, exist_ok=True)
-            os.chmod(ours, 0o700)
+        if folder.startswith(data_dir + "/"):
+            os.makedirs(data_dir, 0o700, exist_ok=True)
+            os.chmod(data_dir, 0o700)
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise command_messages.make_failed_error(
-            f"cannot make the workdir {folder}: {error.strerror or error}",
-            "set `workdir` of this host to a folder that its user can make there",
+            f"cannot create the workdir {folder}: {error.strerror or error}",
+            "set `workdir` of this host to a folder that the user can create there",
         ) from error
 
 
-def refuse_without_space(folder: str, coming: Iterable[tuple[str, int]]) -> None:
-    """Refuse a transfer if the folder has too little space, before any file is sent.
+def refuse_without_space(folder: str, files: Iterable[tuple[str, int]]) -> None:
+    """Refuse a transfer before any file is sent, if the filesystem of the folder has too little space.
 
     Args:
         folder: The target folder.
-        coming: Path and size of each file; an existing file gives back its own space.
+        files: The path and size of each file. The space of an existing file becomes free again.
 
     Raises:
         RequestError: The filesystem has too little space.
     """
     needed = largest = 0
-    for path, size in coming:
+    for path, size in files:
         largest = max(largest, size)
         needed += size
         with contextlib.suppress(OSError):
             needed -= os.lstat(os.path.join(folder, path)).st_size
     free = _read_free_bytes(folder)
     if free is not None and max(needed, largest) > free:
-        text = f"{folder} has {_format_mib(free)} free, and {_format_mib(max(needed, largest))} are to come"
+        text = f"{folder} has {_format_mib(free)} free, and the files need {_format_mib(max(needed, largest))}"
         raise command_messages.make_refused_error(text, _FREE_SPACE_HINT)
 
 
@@ -104,31 +104,33 @@ def _format_mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def make_write_error(folder: str, path: str, error: OSError, left: int = 0) -> command_messages.RequestError:
+def make_write_error(folder: str, path: str, error: OSError, remaining_bytes: int = 0) -> command_messages.RequestError:
     """Return the error for a file that cannot be written.
 
     Args:
         folder: The target folder.
-        path: Path in the folder.
+        path: The path relative to the folder.
         error: The cause.
-        left: Bytes that are still to come.
+        remaining_bytes: The bytes of the transfer that are not yet written.
     """
     text = f"`{path}` cannot be written to {folder}: {error.strerror}"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return command_messages.make_failed_error(text)
     free = _read_free_bytes(folder)
     room = "" if free is None else f"{_format_mib(free)} free, "
-    return command_messages.make_refused_error(f"{text} ({room}{_format_mib(left)} still to come)", _FREE_SPACE_HINT)
+    return command_messages.make_refused_error(
+        f"{text} ({room}{_format_mib(remaining_bytes)} more needed)", _FREE_SPACE_HINT
+    )
 
 
 def find_matching_files(workdir: str, pattern: str, *, links: bool = False) -> list[tuple[str, str]]:
-    """Return relative and absolute path of every regular file that matches, or lies in a matching folder.
+    """Return the relative and absolute path of every regular file that matches or lies in a matching folder.
 
-    With `links`, links to files count too, even if they lead outside; links to folders count only if they match
-    themselves.
+    With `links`, the result also has links to files, even if they lead out of the workdir. Links to folders are
+    followed only if the link itself matches.
 
     Raises:
-        RequestError: The pattern leads outside.
+        RequestError: The pattern leads out of the workdir.
     """
     if os.path.isabs(pattern) or ".." in pattern.split("/"):
         raise command_messages.RequestError(ErrorKind.BAD_REQUEST, f"not a pattern inside the workdir: {pattern!r}")
@@ -144,16 +146,16 @@ def find_matching_files(workdir: str, pattern: str, *, links: bool = False) -> l
 
 
 def filter_changed_since(files: list[tuple[str, str]], moment: float, folder: str) -> list[tuple[str, str]]:
-    """Return the files that were written, moved or given other permissions after `moment` (wall time in seconds).
+    """Return the files whose content, name or permissions have changed after `moment` (wall time in seconds).
 
-    A server's clock may set the file times: a temporary file in `folder` measures the difference.
+    The times of files may come from the clock of a file server. A temporary file in `folder` measures its difference.
     """
     ahead = 0.0
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
         ahead = os.fstat(probe.fileno()).st_ctime - time.time()
     changed = []
     for name, path in files:
-        # A file that is gone meanwhile is left out.
+        # Skip a file that has been removed meanwhile.
         with contextlib.suppress(OSError):
             if os.stat(path).st_ctime >= moment + ahead:
                 changed.append((name, path))
@@ -167,9 +169,9 @@ def _is_regular_file(path: str, *, links: bool) -> bool:
         return False
 
 
-def has_same_content(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
-    """Return whether two entries (size, mode, hash) are equal files, links to the same target, or both folders."""
-    return (one[0], one[2], stat.S_IFMT(one[1])) == (other[0], other[2], stat.S_IFMT(other[1]))
+def has_same_content(first: tuple[int, int, str], second: tuple[int, int, str]) -> bool:
+    """Return whether two entries (size, mode, hash) are files of equal content, links of equal target, or folders."""
+    return (first[0], first[2], stat.S_IFMT(first[1])) == (second[0], second[2], stat.S_IFMT(second[1]))
 
 
 @dataclass
@@ -177,18 +179,18 @@ class FileTree:
     """A folder and its files.
 
     Attributes:
-        folder: The path. Links in this path are followed; links below it are not.
+        folder: The path of the folder. Links in this path are followed, but links below it are not.
     """
 
     folder: str
     _folders: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The real path of each folder that was checked; a tree lives for one request."""
+    """The real path of each checked folder. An object of this class exists for one request only."""
 
     def resolve(self, path: str, *, make: bool = False) -> str:
-        """Return the absolute path of a file; with `make`, its folder is made.
+        """Return the absolute path of a file. With `make`, create its folder.
 
         Raises:
-            OSError: A folder in the path is a symbolic link, or cannot be made.
+            OSError: A folder in the path is a symbolic link, or the folder cannot be created.
         """
         inner, _, name = path.rpartition("/")
         folder = self._folders.get(inner)
@@ -202,15 +204,15 @@ class FileTree:
         return f"{folder}/{name}"
 
     def read_entry(
-        self, path: str, hashes: dict[str, Any], fresh: dict[str, Any], of_size: int | None = None
+        self, path: str, hashes: dict[str, Any], fresh: dict[str, Any], expected_size: int | None = None
     ) -> tuple[int, int, str] | None:
-        """Return size, mode and hash of a file, link or folder, or `None` if there is none.
+        """Return size, mode and hash of a file, link or folder; `None` if the path does not exist.
 
         Args:
-            path: Path in the folder.
-            hashes: Cache: size, time, inode and hash of each file at its last read.
-            fresh: Receives the new cache entry of this file.
-            of_size: A file of another size is not read and gets the hash "".
+            path: The path relative to the folder.
+            hashes: The cache: size, time, inode and hash of each file when it was last read.
+            fresh: This function adds the new cache entry of this file to `fresh`.
+            expected_size: A file of another size is not read, and gets the hash "".
         """
         try:
             place = self.resolve(path)
@@ -226,7 +228,7 @@ class FileTree:
                 return 0, FOLDER_MODE, _HASH_OF_NOTHING
             if not stat.S_ISREG(info.st_mode):
                 return None
-            if of_size is not None and info.st_size != of_size:
+            if expected_size is not None and info.st_size != expected_size:
                 return info.st_size, stat.S_IMODE(info.st_mode), ""
             key = [info.st_size, info.st_mtime_ns, info.st_ino]
             cached = hashes.get(path)
@@ -241,10 +243,10 @@ class FileTree:
         os.chmod(self.resolve(path), mode & 0o777)
 
     def make_folder(self, path: str) -> None:
-        """Make a folder; a file or link that stands in its way is removed.
+        """Create a folder. Remove a file or link at the same path.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: The folder cannot be created.
         """
         place = self.resolve(path, make=True)
         with contextlib.suppress(OSError):
@@ -252,7 +254,7 @@ class FileTree:
         os.makedirs(place, exist_ok=True)
 
     def create_temporary(self, path: str) -> tuple[int, str, str]:
-        """Create a temporary file beside `path`; return its descriptor, its path, and the path of the file."""
+        """Create a temporary file in the folder of `path`. Return its descriptor, its path, and the absolute `path`."""
         place = self.resolve(path, make=True)
         folder, name = os.path.split(place)
         temporary = f"{folder}/.{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}"
@@ -261,25 +263,25 @@ class FileTree:
 
 
 class FileReceiver:
-    """Writes received bytes to files, and moves each file into place when its hash is right.
+    """Writes received bytes to temporary files, and renames each file to its path if its hash is correct.
 
     Args:
         tree: The target folder.
-        files: Path, size, mode and hash of each file, in the order of arrival; the paths are checked already.
-        note: Called at the end with these files, and with size, time, inode and hash of each as it is on disk.
+        files: The path, size, mode and hash of each file, in the order of arrival. The caller has checked the paths.
+        on_complete: Called at the end with `files`, and with the size, time, inode and hash of each file on disk.
 
     Attributes:
-        is_complete: All announced files have arrived.
-        written: Number of files in place.
+        is_complete: Whether all announced files have arrived.
+        written: The number of files that are written and renamed.
     """
 
     def __init__(
         self,
         tree: FileTree,
         files: list[list[Any]],
-        note: Note | None = None,
+        on_complete: OnComplete | None = None,
     ) -> None:
-        self._tree, self._files, self._on_complete = tree, files, note
+        self._tree, self._files, self._on_complete = tree, files, on_complete
         self._number = -1
         self._remaining_bytes = 0
         self._open: tuple[int, str, str] | None = None
@@ -292,14 +294,14 @@ class FileReceiver:
 
     @property
     def hash(self) -> str:
-        """Hash over the paths, modes and contents that arrived."""
+        """One hash over the paths, modes and contents of all received files."""
         return self._total_digest.hexdigest()
 
     def feed(self, data: bytes) -> None:
-        """Write the next bytes.
+        """Write the next received bytes.
 
         Raises:
-            RequestError: More bytes than announced, other content, or a write failed.
+            RequestError: More bytes than announced have arrived, a hash is wrong, or a write has failed.
         """
         view = memoryview(data)
         while view:
@@ -318,7 +320,7 @@ class FileReceiver:
                 self._next()
 
     def _next(self) -> None:
-        """Start the next file; finish empty ones at once."""
+        """Create the next file. Finish an empty file at once."""
         while True:
             self._number += 1
             if self._number >= len(self._files):
@@ -343,8 +345,8 @@ class FileReceiver:
 
     def _not_written(self, error: OSError) -> command_messages.RequestError:
         path = self._files[self._number][0]
-        left = self._remaining_bytes + sum(int(size) for _, size, *_ in self._files[self._number + 1 :])
-        return make_write_error(self._tree.folder, path, error, left)
+        remaining_bytes = self._remaining_bytes + sum(int(size) for _, size, *_ in self._files[self._number + 1 :])
+        return make_write_error(self._tree.folder, path, error, remaining_bytes)
 
     def _finish(self) -> None:
         path, size, mode, digest = self._files[self._number]
@@ -352,7 +354,7 @@ class FileReceiver:
             return
         if self._digest.hexdigest() != digest:
             self.abandon()
-            raise command_messages.make_failed_error(f"`{path}` arrived with another content than announced")
+            raise command_messages.make_failed_error(f"the content of `{path}` differs from the announced content")
         (fd, temporary, place), self._open = self._open, None
         try:
             try:
@@ -360,13 +362,13 @@ class FileReceiver:
                 os.fchmod(fd, int(mode) & 0o777)
                 info = os.fstat(fd)
             finally:
-                # Close before the rename: a network filesystem may report only now that it has no space.
+                # Close the file before the rename, because a network filesystem may report a lack of space only here.
                 os.close(fd)
             if target is not None:
                 os.unlink(temporary)
                 os.symlink(_check_link_target(path, target), temporary)
             if os.path.isdir(place) and not os.path.islink(place):
-                # A folder with content stays, and the file is refused.
+                # A folder with content is not removed, so the rename below fails.
                 with contextlib.suppress(OSError):
                     os.rmdir(place)
             os.replace(temporary, place)
@@ -386,7 +388,7 @@ class FileReceiver:
         self.written += 1
 
     def abandon(self) -> None:
-        """Remove the unfinished file."""
+        """Remove the temporary file of an incomplete transfer."""
         if self._open is not None:
             (fd, temporary, _), self._open = self._open, None
             os.close(fd)
@@ -395,10 +397,10 @@ class FileReceiver:
 
 
 def _check_link_target(path: str, target: bytes) -> bytes:
-    """Return the target of a link after a check that it lies inside the workdir.
+    """Check that the target of a link lies inside the workdir, and return it.
 
     Raises:
-        RequestError: It leads outside.
+        RequestError: The target is empty or lies outside the workdir.
     """
     reached = os.path.normpath(os.path.join(os.path.dirname(os.fsencode(path)), target))
     if reached.startswith(b"/") or f"{os.fsdecode(reached)}/".startswith("../") or not target:

@@ -1,8 +1,8 @@
-"""The code in a workdir: comparison with the head's files, transfer, and removal of files that a sync brought.
+"""The synced code in a workdir: its comparison with the head's files, its transfer and its removal.
 
-The state root stores per workdir the files of the last sync, and the hashes of files at their last read (by size, time
-and inode). Both are only hints for a sync: a file that differs is sent again. Files that no sync brought are never
-touched. An attempt starts only if the workdir is what its own sync brought.
+The state root stores for each workdir the files of the last sync, and the hashes of all files that were read, with
+size, time and inode. For a sync both are only hints, and the head sends a file again if it differs. Files from other
+sources are never changed. An attempt starts only if the workdir has the content of the attempt's own sync.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from clusterctl.agent.workdir.file_tree import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Entry = "tuple[int, int, str]"
 _PRIVATE_MODE = 0o700
 
 
@@ -38,11 +37,11 @@ class SyncDiff:
     """The changes that a sync has to make.
 
     Attributes:
-        changed_files: Files whose content has to be sent.
-        modes: Files with other permissions, and the permissions to set.
-        removed: Files that an earlier sync brought and this one lacks.
-        hashes: Size, time, inode and hash of the files that were read.
-        edited: Those of `changed_files` that are as in the last sync, and that something on this node has changed.
+        differing_files: The files whose content the head has to send.
+        modes: The files with other permissions, and the permissions to set.
+        removed: The files of an earlier sync that are missing in this sync.
+        hashes: The size, time, inode and hash of the files that were read.
+        edited: The files in `differing_files` that have changed on this node since the last sync, and not on the head.
     """
 
     differing_files: list[str]
@@ -52,14 +51,14 @@ class SyncDiff:
     edited: list[str]
 
     @property
-    def changed(self) -> list[str]:
-        """All files that the sync changes."""
+    def changed_paths(self) -> list[str]:
+        """The paths of all files that the sync changes or removes."""
         return [*self.differing_files, *self.removed, *(path for path, _ in self.modes)]
 
 
 @dataclass
 class SyncedWorkdir(FileTree):
-    """One workdir and its stored sync state.
+    """A workdir, and the stored state of its last sync.
 
     Attributes:
         folder: The workdir.
@@ -76,7 +75,7 @@ class SyncedWorkdir(FileTree):
         self.lock_file = os.path.join(place, f"{name}.lock")
 
     def make_state_dir(self) -> None:
-        """Make the folder of the sync states."""
+        """Create the folder with the sync states of all workdirs."""
         os.makedirs(os.path.dirname(self._file), mode=_PRIVATE_MODE, exist_ok=True)
 
     def _read_state(self) -> dict[str, Any]:
@@ -89,16 +88,16 @@ class SyncedWorkdir(FileTree):
         }
 
     def list_synced_files(self) -> list[str]:
-        """Return the files of the last sync."""
+        """Return the paths of the files of the last sync."""
         return list(self._read_state()["files"])
 
     def read_synced_run(self) -> str | None:
-        """Return the run of the last sync, or `None`."""
+        """Return the id of the run that made the last sync, or `None`."""
         run = self._read_state()["run"]
         return run if isinstance(run, str) else None
 
     def remove_synced_files(self) -> int:
-        """Remove the unchanged files of syncs, and the workdir if it is empty then; return the bytes."""
+        """Remove the unchanged files of the last sync, and an empty workdir; return the number of removed bytes."""
         remembered = self._read_state()
         fresh: dict[str, Any] = {}
         ours = [path for path in remembered["files"] if self._is_unchanged(path, remembered, fresh)]
@@ -113,13 +112,13 @@ class SyncedWorkdir(FileTree):
     # --- comparison
 
     def diff(self, files: dict[str, list[Any]]) -> SyncDiff:
-        """Return what a sync of these files would change, without any change.
+        """Return the changes that a sync of these files would make, without making them.
 
         Args:
-            files: Path to size, mode and hash.
+            files: The size, mode and hash of each file, by path.
 
         Raises:
-            RequestError: A path leads outside.
+            RequestError: A path leads out of the workdir.
         """
         for path in files:
             check_relative_path(path)
@@ -134,7 +133,7 @@ class SyncedWorkdir(FileTree):
                     edited.append(path)
             elif entry[1] != mode:
                 modes.append((path, mode))
-        # An empty folder that is no longer sent may have files now, of the code or of a run: it stays.
+        # An empty folder that is missing in this sync may have files now, of the code or of a run. Do not remove it.
         gone = [
             path
             for path, (_, mode, _) in remembered["files"].items()
@@ -142,24 +141,24 @@ class SyncedWorkdir(FileTree):
         ]
         return SyncDiff(differing_files=need, modes=modes, removed=gone, hashes=fresh, edited=edited)
 
-    def prepare_sync(self, files: dict[str, list[Any]], live: str | None, run: str | None = None) -> SyncDiff:
-        """Remove files that this sync lacks, set permissions, and return the changes.
+    def prepare_sync(self, files: dict[str, list[Any]], live_run: str | None, run: str | None = None) -> SyncDiff:
+        """Remove the files that are missing in this sync, set permissions, and return all changes of the sync.
 
         Args:
-            files: Path to size, mode and hash.
-            live: Another run that uses this workdir now, or `None`.
-            run: The run of this sync, or `None`.
+            files: The size, mode and hash of each file, by path.
+            live_run: Another run that uses this workdir at present, or `None`.
+            run: The run that makes this sync, or `None`.
 
         Raises:
-            RequestError: A path leads outside, a file of a live run would change, or there is no space.
+            RequestError: A path leads out of the workdir, a file of a live run would change, or the space is too small.
         """
         found = self.diff(files)
-        changed = found.changed
-        if changed and live is not None:
+        changed = found.changed_paths
+        if changed and live_run is not None:
             many = f"{len(changed)} files" if len(changed) > 1 else "1 file"
             raise command_messages.make_refused_error(
-                f"run {live} uses {self.folder}, and {many} would change under it, `{changed[0]}` first",
-                f"wait for it, `clusterctl down {live}`, or set another `workdir`",
+                f"run {live_run} uses {self.folder}, and this sync would change {many} there, `{changed[0]}` first",
+                f"wait for the end of that run, end it by `clusterctl down {live_run}`, or set another `workdir`",
             )
         make_workdir(self.folder)
         for path, mode in found.modes:
@@ -171,15 +170,15 @@ class SyncedWorkdir(FileTree):
         self._save({path: entry for path, entry in files.items() if path not in lacking}, found.hashes, run)
         return found
 
-    def find_change(self, code_hash: str) -> str | None:
-        """Return in words how the workdir differs from the manifest with this hash, or `None` if it does not.
+    def find_difference(self, code_hash: str) -> str | None:
+        """Return a description of the first difference between the workdir and the manifest with this hash, or `None`.
 
-        Permissions do not count: some filesystems do not store them.
+        Permissions are not compared, because some filesystems do not store them.
         """
         remembered = self._read_state()
         files = {check_relative_path(path): entry for path, entry in remembered["files"].items()}
         if _hash_listing((path, mode, digest) for path, (_, mode, digest) in files.items()) != code_hash:
-            return "another sync has been there"
+            return "another sync has changed it"
         for path, (_, _, digest) in files.items():
             entry = self.read_entry(path, remembered["hashes"], {})
             if entry is None or entry[2] != digest:
@@ -187,9 +186,9 @@ class SyncedWorkdir(FileTree):
         return None
 
     def hash_synced_files(self) -> str | None:
-        """Return one hash over the files of the last sync as they are now; `None` if there was no sync.
+        """Return one hash over the present content of the files of the last sync; `None` without a sync.
 
-        If nothing has changed, it is the hash of the manifest that was synced.
+        If no file has changed, the result is the hash of the manifest of the last sync.
         """
         remembered = self._read_state()
         if not remembered["files"]:
@@ -201,13 +200,13 @@ class SyncedWorkdir(FileTree):
         return _hash_listing(listing)
 
     def _is_unchanged(self, path: str, known: dict[str, Any], fresh: dict[str, Any]) -> bool:
-        """Return whether a file is still as a sync left it; a file that a person has edited is theirs."""
+        """Return whether a file still has the content that the sync has written. An edited file belongs to the user."""
         entry = self.read_entry(check_relative_path(path), known["hashes"], fresh)
         fresh.pop(path, None)
         return entry is not None and entry[2] == known["files"][path][2]
 
     def _remove_with_bytecode(self, path: str) -> None:
-        """Remove a file, the bytecode that Python made of it, and the folders that are empty then."""
+        """Remove a file, its Python bytecode, and the folders that are empty afterwards."""
         folder, _, name = path.rpartition("/")
         places = [path]
         if name.endswith(".py"):
@@ -230,7 +229,7 @@ class SyncedWorkdir(FileTree):
         syscalls.write_json(self._file, {"workdir": self.folder, "run": run, "files": files, "hashes": hashes})
 
     def make_receiver(self, files: list[list[Any]]) -> FileReceiver:
-        """Return a receiver for the content of these files, in that order; `prepare_sync` has checked their paths."""
+        """Return a receiver for the content of these files, in this order. `prepare_sync` has checked their paths."""
 
         def store(files: list[list[Any]], hashes: dict[str, Any]) -> None:
             remembered = self._read_state()
@@ -241,7 +240,7 @@ class SyncedWorkdir(FileTree):
 
 
 def find_synced_workdir(run: str, root: str) -> SyncedWorkdir | None:
-    """Return the workdir of the last sync for a run, or `None`."""
+    """Return the workdir whose last sync was made by this run, or `None`."""
     folder = os.path.join(root, "sync")
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         known = syscalls.read_json(os.path.join(folder, name)) if name.endswith(".json") else None
@@ -251,5 +250,5 @@ def find_synced_workdir(run: str, root: str) -> SyncedWorkdir | None:
 
 
 def _hash_listing(listing: Iterable[tuple[str, Any, Any]]) -> str:
-    """Return one hash over paths, permission bits and hashes; the head computes the same for a manifest."""
+    """Return one hash over paths, permission bits and hashes. The head computes the same hash for a manifest."""
     return hashlib.sha256(json.dumps(sorted(listing)).encode("utf-8", "surrogateescape")).hexdigest()

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from clusterctl.agent.protocol import frames as frames_module
-from clusterctl.agent.watch import evidence_collector, stacks
+from clusterctl.agent.watch import evidence_collector, stack_capture
 from clusterctl.run.rules import stack_dumps as reader
 
 FOREVER = "import time\nprint('up')\ndef waits():\n    time.sleep(1000)\nwaits()\n"
@@ -276,7 +276,7 @@ def test_a_dump_is_refused_for_a_stopped_process(bench, until):
     said = worker.armed()
     os.kill(worker.pid, signal.SIGSTOP)
     path = str(bench.status_dir / "rank-0.stacks")
-    assert until(lambda: stacks.find_signal_obstacle(said, path)) == "process is in state T"
+    assert until(lambda: stack_capture.find_signal_obstacle(said, path)) == "process is in state T"
 
 
 def test_what_very_many_ranks_have_to_say_is_kept_whole_and_fits_into_one_answer(bench):

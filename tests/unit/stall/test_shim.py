@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.shim.file_writer import encode
+from clusterctl.agent.shim.file_writer import encode_json
 from clusterctl.agent.shim.progress_counters import ProgressCounters, parse_time_limit
 
 _TEXT = st.text(max_size=60)
@@ -20,11 +20,11 @@ _VALUES = st.recursive(
 
 @given(_VALUES)
 def test_what_is_encoded_reads_back_as_it_was(value):
-    assert json.loads(encode(value)) == value
+    assert json.loads(encode_json(value)) == value
 
 
 def test_what_json_cannot_say_becomes_null_or_text():
-    assert json.loads(encode([math.nan, math.inf, b"x", object])) == [None, None, "b'x'", str(object)]
+    assert json.loads(encode_json([math.nan, math.inf, b"x", object])) == [None, None, "b'x'", str(object)]
 
 
 @pytest.mark.parametrize(

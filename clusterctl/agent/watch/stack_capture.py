@@ -1,8 +1,9 @@
-"""The Python stacks of one process: by a signal that its shim has armed, otherwise by py-spy.
+"""Captures the Python stacks of a process by the signal that its shim has registered, otherwise by py-spy.
 
-The signal is sent only if the process catches it, our ready file names exactly this process, and its descriptor still
-leads to our file. Otherwise it could kill a process or write into a user's file. It goes to the shim's own thread,
-because a user's thread would return from a blocking call with EINTR, and torch's store would report that.
+The signal is sent only if the process catches it, the ready file names exactly this process, and the descriptor still
+belongs to the stacks file. Otherwise the signal could kill a process or write into a user's file. The signal goes to
+the shim's own thread. In another thread it would interrupt a blocking call with EINTR, which torch's store would
+report.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _TGKILL = {"x86_64": 234, "aarch64": 131}
 
 @dataclass(frozen=True)
 class StackDump:
-    """The result of one way to get stacks.
+    """The stacks of a process.
 
     Attributes:
-        source: `signal` (text of faulthandler), `py-spy` (its JSON) or `proc` (no stacks).
+        source: `signal` (text of faulthandler), `py-spy` (JSON of py-spy) or `proc` (no stacks).
         text: The raw dump.
-        main_thread: The identity of the main thread in a `signal` dump.
-        why: The reasons for which the better ways have failed, in order.
+        main_thread: The id of the main thread in a `signal` dump.
+        why: The reasons why better sources have failed, in order.
     """
 
     source: str
@@ -49,17 +50,17 @@ class StackDump:
 
 
 class _NoStacksError(Exception):
-    """One way to get stacks has failed; the text is the reason."""
+    """A source of stacks has failed. The text of the exception is the reason."""
 
 
-def take_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
-    """Take the stacks of the process that is a rank.
+def capture_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
+    """Capture the stacks of the process that is a rank.
 
     Args:
-        pid: The process.
-        status_dir: The folder with the ready file of its shim, if it has one.
-        rank: Its global rank.
-        deadline: The `time.monotonic()` until which it waits.
+        pid: The pid of the process.
+        status_dir: The folder with the ready file of the shim, if the process has a shim.
+        rank: The global rank.
+        deadline: The `time.monotonic()` until which this function waits.
     """
     try:
         return _dump_by_signal(pid, status_dir, rank, deadline)
@@ -71,24 +72,24 @@ def take_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> StackD
         return StackDump("proc", why=(why, f"py-spy: {getattr(error, 'strerror', None) or error}"))
 
 
-def find_signal_obstacle(announced: StackDumpOffer, stacks_path: str) -> str | None:
-    """Return why the signal must not be sent, or `None` if it may be sent.
+def find_signal_obstacle(offer: StackDumpOffer, stacks_path: str) -> str | None:
+    """Return the reason why the signal must not be sent, or `None` if it may be sent.
 
     Args:
-        announced: The offer in the ready file.
-        stacks_path: Our file for the dump.
+        offer: The content of the ready file.
+        stacks_path: The file that gets the dump.
     """
-    pid, number = announced["pid"], announced["signal"]
+    pid, number = offer["pid"], offer["signal"]
     caught = proc.read_status_field(f"/proc/{pid}", "SigCgt")
     if not caught or not int(caught[0], 16) >> (number - 1) & 1:
         return f"signal {number} is not caught"
     try:
-        ours, theirs = os.stat(stacks_path), os.stat(f"/proc/{pid}/fd/{announced['fd']}")
+        expected, actual = os.stat(stacks_path), os.stat(f"/proc/{pid}/fd/{offer['fd']}")
     except OSError as error:
-        return f"descriptor {announced['fd']}: {error.strerror}"
-    names = {(status.st_dev, status.st_ino) for status in (ours, theirs)} | {(announced["dev"], announced["ino"])}
+        return f"descriptor {offer['fd']}: {error.strerror}"
+    names = {(status.st_dev, status.st_ino) for status in (expected, actual)} | {(offer["dev"], offer["ino"])}
     if len(names) != 1:
-        return f"descriptor {announced['fd']} is another file now"
+        return f"descriptor {offer['fd']} is another file now"
     process = proc.read_stat(pid)
     # A pending signal would hit the next program that the process executes, and a stopped process cannot answer.
     if process is None or process.state in "TtDZX":
@@ -97,42 +98,42 @@ def find_signal_obstacle(announced: StackDumpOffer, stacks_path: str) -> str | N
 
 
 def _dump_by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
-    announced = read_stack_dump_offer(status_dir, rank)
-    if announced is None or announced["pid"] != pid:
-        raise _NoStacksError("the process has not armed it")
+    offer = read_stack_dump_offer(status_dir, rank)
+    if offer is None or offer["pid"] != pid:
+        raise _NoStacksError("the process has not registered it")
     path = os.path.join(status_dir, f"rank-{rank}.stacks")
     handle = syscalls.pidfd_open(pid)
     try:
-        # The descriptor of the process is open, so from here on the pid cannot become that of another process.
-        is_same = read_stack_dump_offer(status_dir, rank) == announced
-        reason = find_signal_obstacle(announced, path) if is_same else "process is gone"
+        # While the pidfd is open, no other process can get this pid.
+        is_same = read_stack_dump_offer(status_dir, rank) == offer
+        reason = find_signal_obstacle(offer, path) if is_same else "process is gone"
         if reason is not None:
             raise _NoStacksError(reason)
         before = os.stat(path).st_size
-        _send_signal(handle, announced, get_shim_thread_id(announced, status_dir, rank))
+        _send_signal(handle, offer, get_shim_thread_id(offer, status_dir, rank))
         text = _wait_for_dump(path, before, min(deadline, time.monotonic() + _DUMP_S))
     finally:
         os.close(handle)
     if not text:
         raise _NoStacksError("no answer")
-    return StackDump("signal", text, main_thread=announced["main_thread"])
+    return StackDump("signal", text, main_thread=offer["main_thread"])
 
 
-def _send_signal(handle: int, announced: StackDumpOffer, tid: int) -> None:
-    """Send the signal to one thread; to the process if that thread is missing, as it is around a fork."""
+def _send_signal(handle: int, offer: StackDumpOffer, tid: int) -> None:
+    """Send the signal to thread `tid`, or to the whole process if this thread is missing, as during a fork."""
     number = _TGKILL.get(os.uname().machine)
     if tid and number is not None:
-        # `handle` keeps the pid from being reused, and the process behind it was checked.
+        # The caller has checked the process of `handle`, and the open `handle` prevents a reuse of its pid.
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.syscall(ctypes.c_long(number), announced["pid"], tid, announced["signal"]) == 0:
+        if libc.syscall(ctypes.c_long(number), offer["pid"], tid, offer["signal"]) == 0:
             return
         if ctypes.get_errno() != errno.ESRCH:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    syscalls.pidfd_send_signal(handle, announced["signal"])
+    syscalls.pidfd_send_signal(handle, offer["signal"])
 
 
 def _wait_for_dump(path: str, before: int, deadline: float) -> str:
-    """Return the dump behind the first `before` bytes of the file, once it no longer grows."""
+    """Wait until the file has stopped growing, and return its content after the first `before` bytes."""
     size, changed = before, time.monotonic()
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -147,7 +148,7 @@ def _wait_for_dump(path: str, before: int, deadline: float) -> str:
 
 
 def _dump_by_py_spy(pid: int, deadline: float) -> str:
-    """Return the dump of the node's py-spy, or of the py-spy beside the interpreter of the process."""
+    """Return the dump of the py-spy on PATH, or of the py-spy in the folder of the process's interpreter."""
     interpreter = read_bytes(f"/proc/{pid}/cmdline", 4096).partition(b"\0")[0].decode("utf-8", "replace")
     beside = os.path.join(os.path.dirname(interpreter), "py-spy") if os.path.isabs(interpreter) else ""
     program = shutil.which("py-spy") or shutil.which(beside)
@@ -156,7 +157,7 @@ def _dump_by_py_spy(pid: int, deadline: float) -> str:
     timeout_s = min(_PY_SPY_S, deadline - time.monotonic())
     if timeout_s <= 0:
         raise _NoStacksError("no time left")
-    # `--nonblocking`: py-spy must not stop the process, nor fail if it is stopped.
+    # With `--nonblocking`, py-spy does not stop the process, and does not fail if the process is stopped.
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
