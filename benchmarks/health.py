@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.lab import BenchLab, lab
 from benchmarks.measures import Measure, spread, timed
-from clusterctl.agent.facts.sampler import INTERVAL_S
+from clusterctl.agent.facts.machine_sampler import INTERVAL_S
 from clusterctl.agent.linux.helper_process import START_SCRIPT
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.config.loader import load_cluster_file

@@ -18,9 +18,9 @@ def main(argv: list[str] | None = None) -> int:
         facts.main(sys.stdin, sys.stdout)
         return 0
     if command == "sampler":
-        from clusterctl.agent.facts import sampler
+        from clusterctl.agent.facts import machine_sampler
 
-        return sampler.main(arguments)
+        return machine_sampler.main(arguments)
     if command == "gpu-memory-wait":
         from clusterctl.agent.facts import gpu_library
 

@@ -11,7 +11,7 @@ from clusterctl.health.findings import NVIDIA, Action, Finding, Outcome, Status,
 from clusterctl.health.settings import HealthSettings, NodeDeclaration
 
 Facts = dict[str, Any]
-"""The result of `clusterctl.agent.facts.collect`, plus the key `controller` (see `HealthSettings`)."""
+"""The result of `clusterctl.agent.facts.collect_facts`, plus the key `controller` (see `HealthSettings`)."""
 
 
 class NotJudgedError(Exception):

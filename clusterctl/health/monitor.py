@@ -122,7 +122,7 @@ class NodeMonitor:
 
 
 def apply_sample(monitor: NodeMonitor, sample: HealthSample) -> tuple[NodeMonitor, list[HealthChange]]:
-    """Add a sample (format: `clusterctl.agent.facts.sampler`); return the new monitor and the changes to report."""
+    """Add a sample (format: `agent.facts.machine_sampler`); return the new monitor and the changes to report."""
     now = float(sample["m"])
     changes: list[HealthChange] = []
     if monitor.is_silent:

@@ -61,7 +61,7 @@ class NodeStats:
 
 
 def stats_from_sample(node: str, sample: HealthSample) -> NodeStats:
-    """Return the values of a sample (`clusterctl.agent.facts.sampler`)."""
+    """Return the values of a sample (`clusterctl.agent.facts.machine_sampler`)."""
     values: dict[str, Any] = {key: sample.get(key) for key in ("cpu", "mem", "mem_used", "mem_total", "reason")}
     of_gpus: list[dict[str, Any]] = [{key: gpu.get(key) for key in _GPU_KEYS} for gpu in sample.get("gpus") or ()]
     gpus = tuple(GpuStats(**of_gpu) for of_gpu in of_gpus)

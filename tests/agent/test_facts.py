@@ -21,14 +21,14 @@ import pytest
 import clusterctl.agent
 from clusterctl.agent.facts import (
     child_tasks,
-    collect,
-    hardware_errors,
+    collect_facts,
+    disks_and_checkpoints,
     host,
+    host_network,
+    kernel_errors,
     link_probe,
     main,
-    network,
-    processes,
-    storage,
+    process_scan,
 )
 from tests import fake_nvml
 
@@ -99,7 +99,7 @@ def test_a_task_that_ignores_signals_is_killed_at_the_deadline_with_its_programs
 def test_a_task_with_a_deadline_of_its_own_keeps_nobody_else_waiting() -> None:
     began = time.monotonic()
     tasks = {"slow": lambda: time.sleep(1.5) or {"x": 1}, "hangs": lambda: time.sleep(60) or {}, "quick": dict}
-    found = child_tasks.run_tasks(tasks, began + 0.3, later={"slow": began + 30})
+    found = child_tasks.run_tasks(tasks, began + 0.3, later_deadlines={"slow": began + 30})
     assert {name: result["status"] for name, result in found.items()} == {
         "slow": "ok",
         "hangs": "timeout",
@@ -118,7 +118,7 @@ def test_a_task_that_is_stuck_in_the_kernel_is_given_up_before_its_own_deadline(
         os.execv(tmp_path / "stuck", ["stuck"])
 
     began = time.monotonic()
-    found = child_tasks.run_tasks({"stuck": stuck, "quick": dict}, began + 0.2, later={"stuck": began + 120})
+    found = child_tasks.run_tasks({"stuck": stuck, "quick": dict}, began + 0.2, later_deadlines={"stuck": began + 120})
     assert time.monotonic() - began < 60
     assert (found["stuck"]["status"], found["stuck"]["state"]) == ("timeout", "D")
     assert "stuck in the kernel (state D" in found["stuck"]["reason"]
@@ -141,7 +141,9 @@ def test_a_task_holds_none_of_our_streams() -> None:
 
 
 def test_every_group_is_told_of_a_real_machine_without_touching_it(tmp_path: Path) -> None:
-    found = collect({"workdir": str(tmp_path / "not" / "yet"), "ports": [0], "deadline": 10, "expect_gpus": False})
+    found = collect_facts(
+        {"workdir": str(tmp_path / "not" / "yet"), "ports": [0], "deadline": 10, "expect_gpus": False}
+    )
     statuses = {name: group["status"] for name, group in found["groups"].items()}
     assert statuses["nvml"] == "absent"
     assert statuses["kernel_log"] in ("ok", "denied", "absent")
@@ -200,7 +202,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def look(root: Path) -> dict[str, Any]:
-    return child_tasks.run_tasks({"log": lambda: hardware_errors.collect_kernel_log(str(root))}, time.monotonic() + 3)[
+    return child_tasks.run_tasks({"log": lambda: kernel_errors.collect_kernel_log(str(root))}, time.monotonic() + 3)[
         "log"
     ]
 
@@ -336,14 +338,14 @@ def test_rdma_ports_are_read_from_sys_alone(tmp_path: Path) -> None:
         "gid_attrs__types__0": "RoCE v2",
     }
     root = write(tmp_path, **{base + name: value for name, value in {**values, **gids}.items()})
-    found = network.collect_network(root, {})["ib"]
+    found = host_network.collect_network(root, {})["ib"]
     assert [(p["device"], p["port"], p["state"], p["phys"], p["gids"], p["roce_v2"]) for p in found] == [
         ("mlx5_0", 1, "ACTIVE", "LinkUp", 1, 1)
     ]
 
 
 def test_the_way_to_a_peer_is_found_without_sending_anything() -> None:
-    found = network.collect_network("/", {"self": "127.0.0.1", "nobody": "no-such-host.invalid"})["routes"]
+    found = host_network.collect_network("/", {"self": "127.0.0.1", "nobody": "no-such-host.invalid"})["routes"]
     assert (found["self"]["source"], found["self"]["interface"]) == ("127.0.0.1", "lo")
     assert found["nobody"]["error"]
 
@@ -356,7 +358,7 @@ def test_processes_of_runs_and_stuck_ones_are_found_by_marker_and_state(tmp_path
         proc__42__wchan="nfs_wait",
     )
     (tmp_path / "proc/41/environ").write_bytes(b"A=1\0CLUSTERCTL_RUN_ID=run-7\0")
-    found = processes.collect_processes(root)
+    found = process_scan.collect_processes(root)
     assert found["runs"] == [{"run": "run-7", "pid": 41, "comm": "python"}]
     described = {"pid": 42, "comm": "py (x)", "wchan": "nfs_wait", "gpu": False, "stuck_s": None}
     assert found["dstate"] == [described]
@@ -364,7 +366,7 @@ def test_processes_of_runs_and_stuck_ones_are_found_by_marker_and_state(tmp_path
 
 def test_where_a_process_waits_is_unknown_where_the_kernel_does_not_show_it(tmp_path: Path) -> None:
     root = write(tmp_path, proc__42__stat=stat_line(42, "python", "D"), proc__42__wchan="0")
-    assert [entry["wchan"] for entry in processes.collect_processes(root)["dstate"]] == [None]
+    assert [entry["wchan"] for entry in process_scan.collect_processes(root)["dstate"]] == [None]
 
 
 def sleeping(root: Path, woken: str) -> str:
@@ -376,7 +378,7 @@ def sleeping(root: Path, woken: str) -> str:
 
 
 def test_a_process_with_a_gpu_that_is_never_woken_is_stuck(tmp_path: Path) -> None:
-    (entry,) = processes.collect_processes(sleeping(tmp_path, "7"), stuck_after_s=0.6)["dstate"]
+    (entry,) = process_scan.collect_processes(sleeping(tmp_path, "7"), stuck_after_s=0.6)["dstate"]
     assert (entry["gpu"], entry["stuck_s"] >= 0.6) == (True, True)
 
 
@@ -397,7 +399,7 @@ def test_a_process_with_a_gpu_that_is_woken_meanwhile_is_at_work(tmp_path: Path)
 
     working = threading.Thread(target=work)
     working.start()
-    (entry,) = processes.collect_processes(root, stuck_after_s=60)["dstate"]
+    (entry,) = process_scan.collect_processes(root, stuck_after_s=60)["dstate"]
     seen.set()
     working.join()
     assert (entry["gpu"], entry["stuck_s"]) == (True, None)
@@ -410,7 +412,7 @@ def test_a_container_with_processes_of_its_own_says_so(tmp_path: Path) -> None:
     for name in ("pid:[4026531836]", "pid:[4026532199]"):
         namespace.unlink(missing_ok=True)
         namespace.symlink_to(name)
-        seen.append(processes.collect_processes(str(tmp_path))["own_namespace"])
+        seen.append(process_scan.collect_processes(str(tmp_path))["own_namespace"])
     assert seen == [False, True]
 
 
@@ -427,7 +429,7 @@ def test_a_process_that_waits_for_a_moment_only_is_not_stuck(tmp_path: Path) -> 
 
     changing = threading.Thread(target=go_on)
     changing.start()
-    found = processes.collect_processes(root)["dstate"]
+    found = process_scan.collect_processes(root)["dstate"]
     changing.join()
     assert [entry["pid"] for entry in found] == [43]
 
@@ -435,7 +437,7 @@ def test_a_process_that_waits_for_a_moment_only_is_not_stuck(tmp_path: Path) -> 
 def test_mounts_that_answer_or_fail_are_told_one_by_one(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
     root = write(tmp_path, proc__mounts=f"filer:/x {tmp_path}/gone\\040away nfs4 rw 0 0\nproc /proc proc rw 0 0")
-    found = storage.collect_mounts(root, [str(tmp_path / "good")], time.monotonic() + 3)["paths"]
+    found = disks_and_checkpoints.collect_mounts(root, [str(tmp_path / "good")], time.monotonic() + 3)["paths"]
     assert [(p["path"], p["fs"], p["status"]) for p in found] == [
         (str(tmp_path / "good"), None, "ok"),
         (f"{tmp_path}/gone away", "nfs4", "error"),
@@ -465,7 +467,7 @@ def test_a_port_that_somebody_holds_is_not_free_and_its_owner_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        entry = network.collect_ports([port])["ports"][0]
+        entry = host_network.collect_port_states([port])["ports"][0]
     assert (entry["free"], entry["owner"]) == (False, f"a listener of uid {os.getuid()}")
 
 
@@ -473,7 +475,7 @@ def test_a_port_that_is_held_but_not_listening_is_not_free_either() -> None:
     with socket.socket() as held:
         held.bind(("", 0))
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        assert network.collect_ports([held.getsockname()[1]])["ports"][0]["free"] is False
+        assert host_network.collect_port_states([held.getsockname()[1]])["ports"][0]["free"] is False
 
 
 def test_a_nonce_proves_who_answers_and_leaves_the_port_free() -> None:
@@ -490,7 +492,7 @@ def test_a_nonce_proves_who_answers_and_leaves_the_port_free() -> None:
     server.join(10)
     assert (right["ok"], right["error"]) == (True, None)
     assert (wrong["ok"], wrong["error"]) == (False, "wrong answer")
-    assert network.collect_ports([listener.port])["ports"][0]["free"] is True
+    assert host_network.collect_port_states([listener.port])["ports"][0]["free"] is True
 
 
 def test_a_refused_connection_is_told_apart_from_silence() -> None:

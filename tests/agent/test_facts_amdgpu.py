@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.facts import amdgpu, collect, driver, gpu_values, sampler
+from clusterctl.agent.facts import amdgpu, collect_facts, gpu_driver, gpu_reading, machine_sampler
 from tests import fake_amdgpu
 from tests.unit.health.machines import amd
 
@@ -123,7 +123,7 @@ def test_each_file_that_cannot_be_read_says_why(root: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EBUSY])
 def test_a_gpu_that_is_being_reset_may_be_well_a_moment_later(number: int) -> None:
-    assert gpu_values.FILE_WORDS[number] in gpu_values.ODD
+    assert gpu_reading.FILE_ERROR_NAMES[number] in gpu_reading.TRANSIENT_ERRORS
 
 
 def test_a_card_without_a_name_is_named_by_its_chip(root: Path) -> None:
@@ -183,7 +183,7 @@ def test_the_link_of_a_card_with_bridges_of_its_own_is_that_to_the_slot(root: Pa
         (place / "max_link_width").write_text(f"{most}\n")
     (root / "sys/bus/pci/devices").mkdir(parents=True)
     (root / "sys/bus/pci/devices" / card).symlink_to(inner / card)
-    (found,) = driver.collect_driver(str(root))["pci"]
+    (found,) = gpu_driver.collect_driver(str(root))["pci"]
     assert (found["vendor"], found["width"], found["max_width"], found["slot_width"]) == ("amd", 8, 16, 16)
 
 
@@ -205,7 +205,7 @@ def test_gpus_are_known_by_vendor_and_class(
     place.mkdir(parents=True)
     (place / "vendor").write_text(vendor + "\n")
     (place / "class").write_text(kind + "\n")
-    assert [entry["vendor"] for entry in driver.collect_driver(str(root))["pci"]] == ([known] if known else [])
+    assert [entry["vendor"] for entry in gpu_driver.collect_driver(str(root))["pci"]] == ([known] if known else [])
 
 
 # --- what holds the clocks down
@@ -214,21 +214,21 @@ def test_gpus_are_known_by_vendor_and_class(
 def test_clocks_are_held_down_where_a_counter_rises_between_two_readings() -> None:
     values = mi300x()["devices"][0]["v"]
     calm, hot = (amdgpu.FirmwareMetrics(fake_amdgpu.metrics(values, held=held)) for held in (5, 9))
-    assert amdgpu.name_slowdowns(calm, calm) == []
-    assert amdgpu.name_slowdowns(calm, hot) == ["socket temperature"]
+    assert amdgpu.list_slowdown_causes(calm, calm) == []
+    assert amdgpu.list_slowdown_causes(calm, hot) == ["socket temperature"]
 
 
 def test_older_firmware_says_at_once_what_holds_the_clocks_down() -> None:
     values = mi250x()["devices"][0]["v"]
     hot = amdgpu.FirmwareMetrics(fake_amdgpu.metrics({**values, "slowdown": ["temperature"]}))
-    assert amdgpu.name_slowdowns(hot, hot) == ["temperature"]
+    assert amdgpu.list_slowdown_causes(hot, hot) == ["temperature"]
     assert hot.links is None
 
 
 @pytest.mark.parametrize("data", [b"", b"\x10\x00\x01\x03", b"\x08\x00\x02\x04" + b"\xff" * 4, b"\xff" * 300], ids=repr)
 def test_a_table_that_nobody_knows_tells_nothing(data: bytes) -> None:
     table = amdgpu.FirmwareMetrics(data)
-    assert (amdgpu.name_slowdowns(table, table), table.links) == (None, None)
+    assert (amdgpu.list_slowdown_causes(table, table), table.links) == (None, None)
 
 
 # --- the probe and the sampler
@@ -236,15 +236,15 @@ def test_a_table_that_nobody_knows_tells_nothing(data: bytes) -> None:
 
 def test_the_probe_asks_amds_driver_only_where_there_is_one(root: Path) -> None:
     request = {"root": str(root), "groups": ["amdgpu", "driver"]}
-    assert set(collect(request)["groups"]) == {"driver"}
+    assert set(collect_facts(request)["groups"]) == {"driver"}
     fake_amdgpu.write(root, mi300x())
-    told = collect(request)["groups"]["amdgpu"]
+    told = collect_facts(request)["groups"]["amdgpu"]
     assert (told["status"], told["data"]) == ("ok", mi300x())
 
 
 def test_a_sample_has_what_stats_and_judges_read(root: Path) -> None:
     fake_amdgpu.write(root, mi250x())
-    told = sampler.sample_session(amdgpu.AmdgpuSession(str(root)))
+    told = machine_sampler.sample_gpus(amdgpu.AmdGpuReader(str(root)))
     assert (told["status"], len(told["gpus"])) == ("ok", 8)
     assert {
         "gpu": 0, "vendor": "amd", "util": 0, "mem_used": 11014144, "mem_total": 68702699520, "temp_c": 35.0,
@@ -256,20 +256,20 @@ def test_a_sample_has_what_stats_and_judges_read(root: Path) -> None:
 def test_a_sample_compares_counters_and_links_with_the_one_before(root: Path) -> None:
     group = mi300x()
     fake_amdgpu.write(root, group)
-    session = amdgpu.AmdgpuSession(str(root))
-    links = sampler.LinkCounter(session)
-    first = sampler.sample_session(session)
+    session = amdgpu.AmdGpuReader(str(root))
+    links = machine_sampler.LostLinkCounter(session)
+    first = machine_sampler.sample_gpus(session)
     values = {**group["devices"][0]["v"], "xgmi_links": [1] * 5 + [0, 0]}
     (gpu(root, group) / "gpu_metrics").write_bytes(fake_amdgpu.metrics(values, held=3))
-    second = {**sampler.sample_session(session), "xids": []}
-    links.add(second)
+    second = {**machine_sampler.sample_gpus(session), "xids": []}
+    links.add_lost_links(second)
     assert (first["gpus"][0]["slowdown"], second["gpus"][0]["slowdown"]) == ([], ["socket temperature"])
     assert [told["links_lost"] for told in second["gpus"]] == [2, 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_who_holds_memory_after_a_run_is_told_like_nvidias(root: Path) -> None:
     fake_amdgpu.write(root, mi300x(procs=[{"pid": 4242, "used": GIB, "kind": "compute", **OURS}]))
-    (held,) = amdgpu.AmdgpuSession(str(root)).list_holders([0])
+    (held,) = amdgpu.AmdGpuReader(str(root)).read_memory_and_processes([0])
     assert (held["gpu"], held["version"], [entry["pid"] for entry in held["procs"]]) == (0, 1, [4242])
 
 

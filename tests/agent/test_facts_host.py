@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.facts import collect, hardware_errors, host, network
+from clusterctl.agent.facts import collect_facts, host, host_network, kernel_errors
 from clusterctl.agent.linux import syscalls
 
 ROOT_USER = {"proc/self/uid_map": "         0          0 4294967295", "proc/self/status": "CapEff:\t000001ffffffffff"}
@@ -95,7 +95,7 @@ LINKS = {
 
 def test_a_port_tells_its_board_its_driver_and_its_lanes(tmp_path: Path) -> None:
     (tmp_path / "sys/bus/pci/drivers/mlx5_core").mkdir(parents=True)
-    (port,) = network.list_rdma_ports(tree(tmp_path, PORTS, LINKS))
+    (port,) = host_network.list_rdma_ports(tree(tmp_path, PORTS, LINKS))
     assert (port["device"], port["port"], port["state"], port["gids"]) == ("mlx5_0", 1, "ACTIVE", 1)
     assert (port["board"], port["driver"], port["pci"]) == ("MT_0000000838", "mlx5_core", "0000:18:00.0")
     assert (port["width"], port["max_width"], port["slot_width"]) == (8, 16, 16)
@@ -127,7 +127,7 @@ def test_errors_of_a_card_of_the_port_above_and_of_its_root_port_are_told_once(t
         "sys/class/net/eth0/device": nic,
         "sys/bus/pci/drivers/nvidia/module": root,
     }
-    found = hardware_errors.collect_hardware_errors(tree(tmp_path, files, links))
+    found = kernel_errors.collect_hardware_errors(tree(tmp_path, files, links))
     told = {entry["address"]: entry for entry in found["pcie"]}
     # The switch between is nobody's own port.
     assert set(told) == {"0000:18:00.0", "0000:17:04.0", "0000:15:01.0", "0000:19:00.0"}
@@ -143,7 +143,7 @@ def test_errors_of_a_card_of_the_port_above_and_of_its_root_port_are_told_once(t
 
 
 def test_a_machine_that_counts_no_errors_has_none_to_tell(tmp_path: Path) -> None:
-    assert hardware_errors.collect_hardware_errors(tree(tmp_path, {})) == {"pcie": [], "memory": []}
+    assert kernel_errors.collect_hardware_errors(tree(tmp_path, {})) == {"pcie": [], "memory": []}
 
 
 # --- libraries and NCCL
@@ -266,7 +266,7 @@ def test_the_folder_of_checkpoints_is_measured_and_written_to_and_the_newest_one
     (tmp_path / "ckpt/run-7/step-3").mkdir()
 
     request = {"groups": ["disk", "checkpoint"], "workdir": str(tmp_path), "checkpoints": "ckpt/*/step-*"}
-    told = {name: group["data"] for name, group in collect(request)["groups"].items()}
+    told = {name: group["data"] for name, group in collect_facts(request)["groups"].items()}
 
     assert told["checkpoint"] == {"path": f"{tmp_path}/ckpt/run-7/step-2", "bytes": 3005}
     (place,) = [entry for entry in told["disk"]["paths"] if entry["what"] == "checkpoints"]
@@ -275,8 +275,8 @@ def test_the_folder_of_checkpoints_is_measured_and_written_to_and_the_newest_one
 
 def test_where_there_is_no_checkpoint_yet_there_is_none_to_weigh(tmp_path: Path) -> None:
     request = {"groups": ["checkpoint"], "workdir": str(tmp_path), "checkpoints": "ckpt/*.pt"}
-    assert collect(request)["groups"]["checkpoint"]["data"] == {"path": None, "bytes": None}
+    assert collect_facts(request)["groups"]["checkpoint"]["data"] == {"path": None, "bytes": None}
 
 
 def test_who_names_no_checkpoints_is_not_asked_for_them(tmp_path: Path) -> None:
-    assert "checkpoint" not in collect({"groups": ["disk", "checkpoint"], "workdir": str(tmp_path)})["groups"]
+    assert "checkpoint" not in collect_facts({"groups": ["disk", "checkpoint"], "workdir": str(tmp_path)})["groups"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.facts import gpu_values as agent_answers
+from clusterctl.agent.facts import gpu_reading as agent_answers
 from clusterctl.health import gpu_errors
 from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_node, verdict
@@ -330,9 +330,9 @@ def test_every_word_for_an_answer_has_a_meaning_for_the_judges() -> None:
         gpu_errors.CORRUPTED,
         gpu_errors.FAILED,
     }
-    of_nvml = {agent_answers.NVML_WORDS.get(code, agent_answers.FAILED) for code in range(1000)}
+    of_nvml = {agent_answers.NVML_ERROR_NAMES.get(code, agent_answers.FAILED) for code in range(1000)}
     assert set(WORDS.values()) | {"failed"} == of_nvml
-    assert of_nvml | set(agent_answers.FILE_WORDS.values()) == known
+    assert of_nvml | set(agent_answers.FILE_ERROR_NAMES.values()) == known
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 28, 999])

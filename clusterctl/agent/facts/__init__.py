@@ -1,44 +1,44 @@
-"""The health facts of a node as JSON, collected in children with deadlines, so that no broken part can hang the probe.
+"""Collects the health facts of a node as JSON, in child processes with deadlines, so that a broken part cannot hang it.
 
-The probe never judges. It starts exactly as a worker does (same Python, prologue, environment, limits), so it finds the
-limits, PATH and packages of the workers. It never imports torch.
+The probe only reports; the head judges the facts. The probe starts like a worker (same Python, prologue, environment
+and limits), so it finds the limits, PATH and packages of the workers. It never imports torch.
 
-Request (every key optional):
+The request (every key is optional):
 
     {"root": "/",            prefix of /sys, /proc, /etc, /dev/shm and device nodes, for tests
-     "deadline": 3.0,        seconds for everything but the groups of
-     "deadlines": {group: seconds},  later deadlines: a driver may have to start GPUs before it answers
-     "groups": [name],       only these; default all
+     "deadline": 3.0,        seconds for all groups that are not in "deadlines"
+     "deadlines": {group: seconds},  later deadlines, because a driver may have to start GPUs before it answers
+     "groups": [name],       the groups to collect; default all
      "workdir": path,        the folder of the code
-     "paths": [path],        more folders whose free space matters (checkpoints)
-     "mounts": [path],       mounts that must answer, besides the network mounts
+     "paths": [path],        more folders whose free space is reported (checkpoints)
+     "mounts": [path],       mounts to test, besides the network mounts
      "peers": {node: address}, "ports": [port],
-     "checkpoints": glob,    the checkpoints, relative to the workdir
-     "expect_gpus": bool,    false: do not ask the driver
-     "node": name, "run": id,    the requester, part of the name of test files
-     "salt": text}           part of the hashes of the environment, equal for all nodes of one check
+     "checkpoints": glob,    pattern of the checkpoints, relative to the workdir
+     "expect_gpus": bool,    false: do not use the driver
+     "node": name, "run": id,    the requester, which is a part of the name of test files
+     "salt": text}           a part of the hashes of the environment, equal for all nodes of one check
 
-Answer, one object:
+The answer is one object:
 
     {"schema": 1, "time": wall clock, "ms": whole duration, "groups": {name: result},
      "stuck": [{"group", "pid", "state", "wchan"}]}
     result: {"status": "ok" | "timeout" | "error" | "denied" | "absent", "reason": text or null, "data": {...}, "ms": n}
-    after a timeout also "pid", "state" and "wchan" of the child, and "abandoned": true if even SIGKILL did not end it
+    after a timeout also "pid", "state" and "wchan" of the child, and "abandoned": true if SIGKILL did not end it
 
 Data of each group:
 
     driver      {module, proc_version, nouveau, modules: [name], nvswitches,
                 pci: [{address, vendor, class, driver, minor, width, max_width, slot_width}],
                 dev: [{path, readable}], imex: [{path, readable}], helper}
-                pci: GPUs of NVIDIA, AMD, Intel (not those built into its processors) and Huawei (`ascend`)
-                driver: the driver of the card; minor: number of its device node; slot_width: lanes of the port above
-                it; helper: a program that makes missing device nodes. null is unknown
+                pci: GPUs of NVIDIA, AMD, Intel (without the graphics in its processors) and Huawei (`ascend`)
+                driver: the driver of the card; minor: the number of its device node; slot_width: lanes of the port
+                above the card; helper: whether a program can create missing device nodes. Unknown values are null
     nvml        {init_error, init_ms, driver, cuda, cuda_error, nvml, count, count_error, uvm,
                 p2p: [[i, j, nvlink, read]], devices: [{vendor, index, v: {...}, err: {field: word}, codes: {field: n},
                 odd: {field: n}}]}
                 uvm: result of opening /dev/nvidia-uvm; p2p: NVML's status of each pair, 0 is good
-                err: why a value is missing (`gpu_values`); codes: the same as NVML's numbers. An error that may be
-                transient is there only if three readings in a row gave it, else it is in odd
+                err: the error name of each missing value (`gpu_reading`); codes: NVML's error numbers. An error that
+                may be transient is in err only if three readings in a row had it, otherwise in odd
                 v: uuid serial name pci subsystem vbios minor capability [major, minor] recovery_action
                 temp temp_slowdown temp_max mem_temp mem_temp_max margin tlimit_{gpu_max,mem_max,slowdown,shutdown}
                 throttle [sample...] power_w power_limit_w power_default_w pstate sm_clock sm_clock_max util
@@ -49,29 +49,30 @@ Data of each group:
                 retired_pending inforom repair [channel, tpc] persistence
                 mig [now, pending] compute_mode memory {used, total, version}
                 procs [{pid, used, kind: compute | mps | graphics, comm, user, run, visible, agent}]
-    amdgpu      {driver, count, hidden: hidden by the device cgroup, dev: [{path, access: ok | absent | denied}],
+    amdgpu      {driver, count, hidden: GPUs that the device cgroup hides, dev: [{path, access: ok | absent | denied}],
                 numa_balancing, devices: [{vendor, index, v: {...}, err: {field: word}, codes: {field: errno},
-                odd: {field: errno}}]}    only if the kernel has AMD's compute driver; index: as HIP counts
+                odd: {field: errno}}]}    only if the kernel has AMD's compute driver; index: the GPU's number in HIP
                 v: uuid serial name pci subsystem vbios minor gfx hive partition modes [compute, memory] util temp
                 temp_max mem_temp mem_temp_max power_w power_limit_w power_default_w sm_clock pcie_width pcie_width_max
-                memory procs ecc_unc ecc_cor    as of NVIDIA; temperatures are those of the hottest place of the chip
+                memory procs ecc_unc ecc_cor    as for NVIDIA; temperatures are those of the hottest sensor of the chip
                 ras {block: [uncorrectable, correctable]} bad_pages {retired, pending, failed}
-                xgmi {index: [weight, most MB/s]} xgmi_links [0|1...] slowdown [what holds the clocks down]
-    hidden_gpus {gpus: [an entry of driver.pci, with node: result of opening its device node]}    if NVML shows fewer
+                xgmi {index: [weight, maximum MB/s]} xgmi_links [0|1...] slowdown [cause that slows the clocks]
+    hidden_gpus {gpus: [an entry of driver.pci, with node: result of opening its device node]}
+                only if NVML shows fewer GPUs than the bus
     smi         {rc, devices: [{index, uuid, name, pci, driver}], errors: [text]}    only if NVML failed
-    kernel_log  {source, uptime, since_s: age of its oldest line, dropped, lines: [{age_s, text}],
-                events: [errors of GPUs, counted (`kernel_log`)]}
+    kernel_log  {source, uptime, since_s: age of the oldest line, dropped, lines: [{age_s, text}],
+                events: [count of one kind of GPU error (`kernel_errors`)]}
     host        {boot_id, machine_id, netns, kernel, arch, distro, user, uptime, cpus, cpus_allowed, load1, mem_total,
                 mem_available, swap_used, swap_rate, governors: {name: n}, preferences: {name: n}, frequency_driver,
                 clocksource, clock_error, memlock, nofile, nproc, cgroup_mem_max, cgroup_mem_free, cpu_quota, pids_max,
                 pids_free, shm: {total, free}, env: {name: value}, env_hashes: {name: hash}}
-                a limit of null is "unlimited"; env has harmless values only, the others are null; preferences:
-                of the driver between speed and power; clock_error: the kernel's bound of the error, 16 s at most
+                a limit of null is "unlimited"; env has the values of harmless variables, and null for others;
+                preferences: of the driver between speed and power; clock_error: the kernel's maximum error, up to 16 s
     hardware    {pcie: [{address, of, correctable: {kind: n}, nonfatal, fatal}],
-                memory: [{controller, corrected, uncorrected, seconds}]}    counted since boot; devices without
+                memory: [{controller, corrected, uncorrected, seconds}]}    counts since boot; devices without
                 counters are left out
     disk        {paths: [{path, what, total, free, used, inodes, inodes_free, readonly, writable, error}]}
-    checkpoint  {path, bytes}    the newest complete one; only if the request has `checkpoints`
+    checkpoint  {path, bytes}    of the newest complete checkpoint; only if the request has `checkpoints`
     mounts      {paths: [{path, fs, device, status, reason, ms, state, wchan}], left_out}
     names       {hostname, addresses, error, peers: {node: {name, addresses, error}}}
     net         {interfaces: [{name, operstate, mtu, speed, virtual, address}],
@@ -81,11 +82,11 @@ Data of each group:
     ports       {ports: [{port, free, error, owner}]}
     procs       {runs: [{run, pid, comm}], dstate: [{pid, comm, wchan, gpu, stuck_s}], zombies, own_namespace,
                 fabric_manager, time_daemon}    own_namespace: only a container's processes are visible
-    machine     the machine's half of a sample (`sampler`)                     only on request
-    gpus        the GPUs' half of a sample                                      only on request
+    machine     the machine's part of a sample (`machine_sampler`)             only on request
+    gpus        the GPUs' part of a sample                                      only on request
     versions    {python, executable, torch, torch_cuda, torch_hip, nccl, nccl_from, net_plugin, verbs, packages,
                 packages_hash, names: {name: version}}    nccl_from: `package`, or the library's path; net_plugin:
-                NCCL's way to other nodes; verbs: libibverbs, without which NCCL uses no RDMA
+                NCCL's network plugin; verbs: path of libibverbs, which NCCL needs for RDMA
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # Importing `typing` would take a twentieth of the time of a probe.
+    # The import of `typing` would take a twentieth of the time of a probe.
     from collections.abc import Mapping
     from typing import Any, TextIO
 
@@ -107,35 +108,39 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_payload_types import FactGroup, Facts, FactsRequest, StuckProcess
 
 SCHEMA = 1
-DEADLINE = 3.0
-_SECOND_SECONDS = 2.0
-"""Seconds for the second round if the first one was late."""
+DEFAULT_DEADLINE_S = 3.0
+_SECOND_ROUND_S = 2.0
+"""The minimum seconds for the second round."""
 
-_NOW = {"machine": "sample_machine", "gpus": "sample_session"}
-"""Samples of the present moment. They are not judged, so a probe collects them only on request."""
+_SAMPLE_GROUPS = {"machine": "sample_machine", "gpus": "sample_gpus"}
+"""Groups with samples of the present moment. No health check judges them, so a probe collects them only on request."""
 
 _KFD = "/sys/class/kfd/kfd/topology"
-TOGETHER = (("driver", "hardware", "host", "ports", "procs"), ("names", "net"))
-"""Groups that share a child: they read the kernel's own tables, which do not hang, or wait for the same name server."""
+SHARED_CHILD_GROUPS = (("driver", "hardware", "host", "ports", "procs"), ("names", "net"))
+"""Groups that share a child process. The first ones read tables of the kernel, which do not hang; the others wait for
+the same name server.
+"""
 
 
-def collect(request: FactsRequest) -> Facts:
-    """Collect the facts of this node; return those that were ready within the request's deadlines.
+def collect_facts(request: FactsRequest) -> Facts:
+    """Collect the facts of this node. The result has the facts that were ready within the request's deadlines.
 
-    Call it from a process with a single thread: groups run in forks.
+    Call this function from a process with a single thread, because it forks.
     """
     children = importlib.import_module("clusterctl.agent.facts.child_tasks")
     began = time.monotonic()
-    deadline = began + float(request.get("deadline") or DEADLINE)
+    deadline = began + float(request.get("deadline") or DEFAULT_DEADLINE_S)
     own = request.get("deadlines") or {}
     later = {name: max(deadline, began + float(seconds)) for name, seconds in own.items()}
     chosen = request.get("groups")
     tasks = {name: task for name, task in _make_tasks(request, deadline).items() if not chosen or name in chosen}
-    tasks.update({name: _make_task("sampler", call) for name, call in _NOW.items() if name in (chosen or ())})
-    groups: dict[str, FactGroup] = children.run_tasks(tasks, deadline, TOGETHER, later)
+    tasks.update(
+        {name: _make_task("machine_sampler", call) for name, call in _SAMPLE_GROUPS.items() if name in (chosen or ())}
+    )
+    groups: dict[str, FactGroup] = children.run_tasks(tasks, deadline, SHARED_CHILD_GROUPS, later)
     second = _choose_second_round(request, groups)
     if second:
-        groups.update(children.run_tasks(second, max(deadline, time.monotonic() + _SECOND_SECONDS)))
+        groups.update(children.run_tasks(second, max(deadline, time.monotonic() + _SECOND_ROUND_S)))
     stuck: list[StuckProcess] = [
         {"group": name, "pid": result["pid"], "state": result["state"], "wchan": result["wchan"]}
         for name, result in groups.items()
@@ -146,24 +151,24 @@ def collect(request: FactsRequest) -> Facts:
 
 
 def _choose_second_round(request: FactsRequest, groups: Mapping[str, FactGroup]) -> dict[str, Task]:
-    """Return the groups that are collected only because of the results of the first round."""
+    """Return the groups that the results of the first round make necessary."""
     chosen, nvml, driver = request.get("groups"), groups.get("nvml"), groups.get("driver")
     if nvml is not None and "smi" in (chosen or ["smi"]):
-        # A second source helps if NVML failed; a driver that hangs would hang that too.
+        # `nvidia-smi` is useful if NVML has failed. With a hung driver it would hang too.
         has_failed = nvml["status"] != "ok" or nvml["data"].get("init_error") is not None
         if has_failed and nvml["status"] not in ("absent", "timeout"):
-            return {"smi": _make_task("driver", "collect_smi")}
+            return {"smi": _make_task("gpu_driver", "collect_nvidia_smi")}
     if nvml is None or driver is None or nvml["status"] != "ok" or driver["status"] != "ok":
         return {}
-    module = importlib.import_module("clusterctl.agent.facts.driver")
+    module = importlib.import_module("clusterctl.agent.facts.gpu_driver")
     entries = module.find_hidden_gpus(driver["data"], nvml["data"])
     root = str(request.get("root") or "/")
-    return {"hidden_gpus": _make_task("driver", "collect_hidden_gpus", root, entries)} if entries else {}
+    return {"hidden_gpus": _make_task("gpu_driver", "collect_hidden_gpus", root, entries)} if entries else {}
 
 
 def _make_task(module: str, function: str, *arguments: Any) -> Task:
     def collect_group() -> Mapping[str, object]:
-        # The child imports the module, so each group pays for its own imports only.
+        # The child imports the module, so each child imports only the modules of its groups.
         collector = getattr(importlib.import_module(f"clusterctl.agent.facts.{module}"), function)
         facts: Mapping[str, object] = collector(*arguments)
         return facts
@@ -177,35 +182,35 @@ def _make_tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
     workdir, checkpoints = request.get("workdir"), request.get("checkpoints")
     requester = "-".join(str(request[key]) for key in ("node", "run") if request.get(key))
     optional: dict[str, Task] = {}
-    # Without such a driver no child is started, to save its cost on every other machine.
+    # Start no child for AMD GPUs on a machine without AMD's driver.
     if os.path.isdir(root.rstrip("/") + _KFD):
         optional["amdgpu"] = _make_task("amdgpu", "collect_amdgpu", root, wanted)
     if workdir and checkpoints:
-        optional["checkpoint"] = _make_task("storage", "collect_checkpoint", workdir, checkpoints)
+        optional["checkpoint"] = _make_task("disks_and_checkpoints", "collect_newest_checkpoint", workdir, checkpoints)
     return {
         "nvml": _make_task("nvml", "collect_nvml", root, wanted),
         **optional,
-        "driver": _make_task("driver", "collect_driver", root),
-        "kernel_log": _make_task("hardware_errors", "collect_kernel_log", root),
+        "driver": _make_task("gpu_driver", "collect_driver", root),
+        "kernel_log": _make_task("kernel_errors", "collect_kernel_log", root),
         "host": _make_task("host", "collect_host", root, str(request.get("salt") or "")),
-        "hardware": _make_task("hardware_errors", "collect_hardware_errors", root),
+        "hardware": _make_task("kernel_errors", "collect_hardware_errors", root),
         "disk": _make_task(
-            "storage", "collect_disks", root, workdir, request.get("paths") or [], requester, checkpoints
+            "disks_and_checkpoints", "collect_disks", root, workdir, request.get("paths") or [], requester, checkpoints
         ),
-        "mounts": _make_task("storage", "collect_mounts", root, request.get("mounts") or [], deadline),
-        "names": _make_task("network", "collect_names", peers),
-        "net": _make_task("network", "collect_network", root, peers),
-        "ports": _make_task("network", "collect_ports", request.get("ports") or [], root),
-        "procs": _make_task("processes", "collect_processes", root),
+        "mounts": _make_task("disks_and_checkpoints", "collect_mounts", root, request.get("mounts") or [], deadline),
+        "names": _make_task("host_network", "collect_name_resolution", peers),
+        "net": _make_task("host_network", "collect_network", root, peers),
+        "ports": _make_task("host_network", "collect_port_states", request.get("ports") or [], root),
+        "procs": _make_task("process_scan", "collect_processes", root),
         "versions": _make_task("host", "collect_versions", root),
     }
 
 
 def main(stdin: TextIO, stdout: TextIO) -> int:
-    """Read one request and write one line of JSON; return 0, or an error code if the request is not a JSON object."""
-    # A probe ends before there is garbage worth collecting, and a collection would unshare the memory of forks.
+    """Read one request and write the facts as a line of JSON. Return 0, or 2 if the request is not a JSON object."""
+    # A probe ends early and has little garbage. A garbage collection would copy the memory that forks share.
     gc.disable()
-    # PYTHONDONTWRITEBYTECODE of the job must not make every probe compile NVIDIA's bindings.
+    # With PYTHONDONTWRITEBYTECODE of the job, every probe would compile NVIDIA's bindings again.
     sys.dont_write_bytecode = False
     text = stdin.read()
     try:
@@ -215,6 +220,6 @@ def main(stdin: TextIO, stdout: TextIO) -> int:
     if not isinstance(request, dict):
         stdout.write(json.dumps({"schema": SCHEMA, "error": "the request is not a JSON object"}) + "\n")
         return 2
-    stdout.write(json.dumps(collect(request)) + "\n")  # type: ignore[arg-type]
+    stdout.write(json.dumps(collect_facts(request)) + "\n")  # type: ignore[arg-type]
     stdout.flush()
     return 0

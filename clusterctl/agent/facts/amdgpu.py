@@ -1,9 +1,9 @@
-"""Facts of AMD GPUs from the files of the kernel's amdgpu driver, which every user may read.
+"""Collects facts of AMD GPUs from the files of the kernel's amdgpu driver, which every user may read.
 
-The vendor's library is not used: its name and layout change with every release, it takes seconds to start, and it reads
-the same files. Names and units are those of the kernel: `amdgpu_pm.c`, `amdgpu_ras.c`, `amdgpu_fru_eeprom.c`. The
-layouts of the firmware file `gpu_metrics` are those of `kgd_pp_interface.h`, selected by the revision in its first
-bytes; a value with all bits set is absent.
+AMD's library is not used: its name and layout change with every release, it takes seconds to start, and it reads the
+same files. The names and units of the files are documented in the kernel's `amdgpu_pm.c`, `amdgpu_ras.c` and
+`amdgpu_fru_eeprom.c`. The kernel's `kgd_pp_interface.h` has the layouts of the firmware's table `gpu_metrics`. The
+revision in the first bytes of the table selects the layout. A value with all bits set is absent.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import errno
 import os
 import struct
 
-from clusterctl.agent.facts import driver, gpu_values, processes
+from clusterctl.agent.facts import gpu_driver, gpu_reading, process_scan
 from clusterctl.agent.facts.child_tasks import AbsentError
-from clusterctl.agent.facts.gpu_values import FILE_WORDS, GpuReading, repeat_doubtful_readings
-from clusterctl.agent.facts.hardware_errors import BOGUS
+from clusterctl.agent.facts.gpu_reading import FILE_ERROR_NAMES, GpuReading, repeat_doubtful_readings
+from clusterctl.agent.facts.kernel_errors import BOGUS_RAS_COUNT
 from clusterctl.agent.linux import gpu_devices, kernel_files
 
 TYPE_CHECKING = False
@@ -28,138 +28,150 @@ if TYPE_CHECKING:
 
 _THERMAL_BITS = 0xFFFF << 32
 """The bits of `indep_throttle_status` for temperatures, and for an overheated regulator or board."""
-_COUNTERS = ("PROCHOT", "socket temperature", "regulator temperature", "memory temperature")
-"""The causes that are counted by the time they slowed the clocks. The power limit, normal under load, is left out."""
-_RESIDENCIES = {(1, 6): 36, (1, 7): 44, (1, 8): 44}
-"""Where the counters begin: PROCHOT, power, socket, regulator, memory, four bytes each."""
-_LINKS = {(1, 7): 264, (1, 8): 264}
+_COUNTED_CAUSES = ("PROCHOT", "socket temperature", "regulator temperature", "memory temperature")
+"""The causes for which the firmware counts how long they have slowed the clocks. The power limit is left out, because
+it is normal under load.
+"""
+_SLOWDOWN_COUNTER_OFFSETS = {(1, 6): 36, (1, 7): 44, (1, 8): 44}
+"""The offset of the counters by revision: PROCHOT, power, socket, regulator and memory, with four bytes each."""
+_XGMI_LINK_OFFSETS = {(1, 7): 264, (1, 8): 264}
 _MAX_LINKS = 8
 
 
 class FirmwareMetrics:
-    """One reading of the firmware's table.
+    """The values of one reading of the firmware's table.
 
     Attributes:
-        slowed: The causes that slow the clocks now; `None` if the layout counts them instead.
-        counters: How long each cause has slowed the clocks, if the layout counts them.
-        links: 1 for each XGMI link that is up, 0 for others; `None` if the layout does not say.
+        slowdown_causes: The causes that slow the clocks at present; `None` if the layout has counters instead.
+        slowdown_counters: The time for which each cause has slowed the clocks; `None` if the layout has no counters.
+        xgmi_links: 1 for each XGMI link that is up, and 0 for each other link; `None` if the layout has no links.
     """
 
     def __init__(self, data: bytes) -> None:
         revision = struct.unpack_from("BB", data, 2) if len(data) >= 4 else (0, 0)
-        self.slowed: list[str] | None = None
-        self.counters: dict[str, int] | None = None
-        self.links: list[int] | None = None
+        self.slowdown_causes: list[str] | None = None
+        self.slowdown_counters: dict[str, int] | None = None
+        self.xgmi_links: list[int] | None = None
         if revision == (1, 3) and (bits := _unpack_at(data, "<Q", 112)) is not None:
-            self.slowed = ["temperature"] if bits & _THERMAL_BITS else []
-        if (offset := _RESIDENCIES.get(revision)) is not None:
+            self.slowdown_causes = ["temperature"] if bits & _THERMAL_BITS else []
+        if (offset := _SLOWDOWN_COUNTER_OFFSETS.get(revision)) is not None:
             counts = [_unpack_at(data, "<I", offset + 4 * i) for i in (0, 2, 3, 4)]
-            self.counters = {name: count for name, count in zip(_COUNTERS, counts) if count is not None}
-        if (offset := _LINKS.get(revision)) is not None:
+            self.slowdown_counters = {name: count for name, count in zip(_COUNTED_CAUSES, counts) if count is not None}
+        if (offset := _XGMI_LINK_OFFSETS.get(revision)) is not None:
             states = [_unpack_at(data, "<H", offset + 2 * i) for i in range(_MAX_LINKS)]
-            self.links = [int(state == 1) for state in states if state is not None] or None
+            self.xgmi_links = [int(state == 1) for state in states if state is not None] or None
 
 
-def name_slowdowns(before: FirmwareMetrics, after: FirmwareMetrics) -> list[str] | None:
-    """Return the causes that slowed the clocks between two readings; `None` if the layout does not say."""
-    if after.slowed is not None or after.counters is None or before.counters is None:
-        return after.slowed
-    return [name for name, count in after.counters.items() if count > before.counters.get(name, count)]
+def list_slowdown_causes(before: FirmwareMetrics, after: FirmwareMetrics) -> list[str] | None:
+    """Return the causes that slowed the clocks between two readings; `None` if the layout has no such values."""
+    if after.slowdown_causes is not None or after.slowdown_counters is None or before.slowdown_counters is None:
+        return after.slowdown_causes
+    return [
+        name for name, count in after.slowdown_counters.items() if count > before.slowdown_counters.get(name, count)
+    ]
 
 
-def _unpack_at(data: bytes, form: str, offset: int) -> int | None:
-    """Return a value of the table, or `None` if it is absent: beyond its end, or with all bits set."""
-    size = struct.calcsize(form)
+def _unpack_at(data: bytes, layout: str, offset: int) -> int | None:
+    """Return a value of the table, or `None` if it lies beyond the end of the table or has all bits set."""
+    size = struct.calcsize(layout)
     if offset + size > len(data) or data[offset : offset + size] == b"\xff" * size:
         return None
-    return int(struct.unpack_from(form, data, offset)[0])
+    return int(struct.unpack_from(layout, data, offset)[0])
 
 
-_GONE = b"\xff\xff"
-"""The content of the configuration space of a device that has fallen off the bus."""
+_CONFIG_OF_LOST_DEVICE = b"\xff\xff"
+"""The first bytes of the configuration space of a device that has fallen off the bus."""
 
 
 class GpuFiles:
-    """The files of one GPU.
+    """The files of one GPU. Each method that reads a file raises `OSError` if the GPU does not have this value.
 
     Args:
-        root: Prefix of /sys.
-        address: Its PCI address.
+        root: The prefix of /sys.
+        address: The PCI address of the GPU.
     """
 
     def __init__(self, root: str, address: str) -> None:
-        self.place = kernel_files.join_root(root, f"/sys/bus/pci/devices/{address}")
-        names = kernel_files.list_names("/", f"{self.place}/hwmon")
-        self._hwmon = f"{self.place}/hwmon/{names[0]}" if names else None
+        self.path = kernel_files.join_root(root, f"/sys/bus/pci/devices/{address}")
+        names = kernel_files.list_names("/", f"{self.path}/hwmon")
+        self._hwmon = f"{self.path}/hwmon/{names[0]}" if names else None
         self._sensors: dict[str, str] = {}
-        """The file name prefix of each temperature, by its label."""
+        """The file name prefix of each temperature sensor, by the label of the sensor."""
         for name in kernel_files.list_names("/", self._hwmon or ""):
             if name.startswith("temp") and name.endswith("_label"):
                 label = (kernel_files.read_bytes_or_none(f"{self._hwmon}/{name}") or b"").decode().strip()
                 self._sensors[label] = name[: -len("_label")]
 
     def is_asleep(self) -> bool:
-        """Return whether the GPU is suspended. Reading it would wake it, or give nonsense."""
-        return kernel_files.read_bytes_or_none(f"{self.place}/power/runtime_status") == b"suspended\n"
+        """Return whether the GPU is suspended. Reading most files would wake it, or return wrong values."""
+        return kernel_files.read_bytes_or_none(f"{self.path}/power/runtime_status") == b"suspended\n"
 
     def is_gone(self) -> bool:
         """Return whether the device no longer answers on the bus."""
         try:
-            with open(f"{self.place}/config", "rb", buffering=0) as file:
-                return file.read(2) == _GONE
+            with open(f"{self.path}/config", "rb", buffering=0) as file:
+                return file.read(2) == _CONFIG_OF_LOST_DEVICE
         except OSError:
             return False
 
     def read_text(self, name: str) -> str:
-        """Return the text of a file; like all readers here, it raises `OSError` if there is none."""
-        return str(_require_value(kernel_files.read_bytes(f"{self.place}/{name}").decode("utf-8", "replace").strip()))
+        """Return the text of a file."""
+        return str(_require_value(kernel_files.read_bytes(f"{self.path}/{name}").decode("utf-8", "replace").strip()))
 
     def read_number(self, name: str) -> int:
-        """Return the number in a file."""
+        """Return the integer in a file."""
         return int(self.read_text(name), 0)
 
-    def read_link(self, name: str) -> int:
-        """Return a width of the PCIe link."""
-        return int(_require_value(driver.read_pcie_link(os.path.realpath(self.place))[name]))
+    def read_pcie_width(self, name: str) -> int:
+        """Return a width of the PCIe link in lanes. `name` is a key of the result of `read_pcie_link`."""
+        return int(_require_value(gpu_driver.read_pcie_link(os.path.realpath(self.path))[name]))
 
     def read_sensor(self, name: str) -> int:
-        """Return the value of a sensor, in the unit of the kernel."""
+        """Return the value of a sensor file, in the unit of the kernel."""
         if self._hwmon is None:
             raise OSError(errno.ENOENT, "no sensors")
         return int(kernel_files.read_bytes(f"{self._hwmon}/{name}"))
 
-    def read_degrees(self, label: str, what: str) -> float:
-        """Return a temperature: of the memory (`mem`), or of the hottest place of the chip that has a sensor."""
+    def read_temperature(self, label: str, suffix: str) -> float:
+        """Return a temperature in degrees Celsius.
+
+        Args:
+            label: The sensor: `mem` for the memory, `core` for the hottest sensor of the chip.
+            suffix: The kind of value: `input` for the temperature, `crit` for its limit.
+        """
         if label == "core":
             label = "junction" if "junction" in self._sensors else "edge"
-        return self.read_sensor(f"{self._sensors.get(label, label)}_{what}") / 1000
+        return self.read_sensor(f"{self._sensors.get(label, label)}_{suffix}") / 1000
 
     def read_watts(self, *names: str) -> float:
-        """Return the power from the first of these sensors that exists. Of two dies, the second reports zero."""
+        """Return the power from the first existing sensor. On a card with two dies, the second die reports zero."""
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 return round(int(_require_value(self.read_sensor(name))) / 1e6, 1)
         raise OSError(errno.ENOENT, "no power sensor")
 
     def read_memory(self) -> dict[str, int]:
-        """Return used and total bytes. As in NVML's first version, memory that the driver reserves counts as used."""
+        """Return used and total bytes.
+
+        As in version 1 of NVML's call, memory that the driver reserves counts as used.
+        """
         used, total = self.read_number("mem_info_vram_used"), self.read_number("mem_info_vram_total")
         return {"used": used, "total": total, "version": 1}
 
-    def read_ras(self) -> dict[str, list[int]]:
-        """Return errors since the driver was loaded: `[uncorrectable, correctable]` of each block that counts them."""
+    def read_ras_errors(self) -> dict[str, list[int]]:
+        """Return `[uncorrectable, correctable]` errors of each block of the GPU since the driver was loaded."""
         counts = {}
-        for name in kernel_files.list_names("/", f"{self.place}/ras"):
+        for name in kernel_files.list_names("/", f"{self.path}/ras"):
             if name.endswith("_err_count") or name.startswith("aca_"):
-                pair = _parse_counts(kernel_files.read_bytes(f"{self.place}/ras/{name}").decode())
+                pair = _parse_counts(kernel_files.read_bytes(f"{self.path}/ras/{name}").decode())
                 if pair is not None:
                     counts[name.replace("_err_count", "").replace("aca_", "")] = pair
         _require_value(counts)
         return counts
 
     def read_bad_pages(self) -> dict[str, int]:
-        """Return the numbers of bad memory pages: retired, pending, and those that could not be retired."""
-        lines = kernel_files.read_bytes(f"{self.place}/ras/gpu_vram_bad_pages").decode().splitlines()
+        """Return the numbers of bad memory pages: retired, pending retirement, and failed to retire."""
+        lines = kernel_files.read_bytes(f"{self.path}/ras/gpu_vram_bad_pages").decode().splitlines()
         flags = [line.rpartition(":")[2].strip() for line in lines]
         return {name: flags.count(flag) for flag, name in (("R", "retired"), ("P", "pending"), ("F", "failed"))}
 
@@ -169,14 +181,14 @@ def _parse_counts(text: str) -> list[int] | None:
     numbers = {name.strip(): int(value) for name, value in pairs if value.strip().isdigit()}
     if "ue" not in numbers:
         return None
-    return [0 if count % BOGUS == 0 else count for count in (numbers["ue"], numbers.get("ce", 0))]
+    return [0 if count % BOGUS_RAS_COUNT == 0 else count for count in (numbers["ue"], numbers.get("ce", 0))]
 
 
 def _require_value(value: Any) -> Any:
-    """Return a value unless it is empty or zero.
+    """Check that a value is neither empty nor zero, and return it.
 
     Raises:
-        OSError: It is empty or zero: the card lacks this value.
+        OSError: The value is empty or zero, so the card does not have it.
     """
     if not value:
         raise OSError(errno.ENOENT, "no value")
@@ -186,64 +198,64 @@ def _require_value(value: Any) -> Any:
 SAMPLED_VALUES: Calls = {
     "util": lambda gpu: gpu.read_number("gpu_busy_percent"),
     "memory": lambda gpu: gpu.read_memory(),
-    "temp": lambda gpu: gpu.read_degrees("core", "input"),
-    "temp_max": lambda gpu: gpu.read_degrees("core", "crit"),
-    "mem_temp": lambda gpu: gpu.read_degrees("mem", "input"),
-    "mem_temp_max": lambda gpu: gpu.read_degrees("mem", "crit"),
+    "temp": lambda gpu: gpu.read_temperature("core", "input"),
+    "temp_max": lambda gpu: gpu.read_temperature("core", "crit"),
+    "mem_temp": lambda gpu: gpu.read_temperature("mem", "input"),
+    "mem_temp_max": lambda gpu: gpu.read_temperature("mem", "crit"),
     "power_w": lambda gpu: gpu.read_watts("power1_average", "power1_input"),
     "sm_clock": lambda gpu: gpu.read_sensor("freq1_input") // 1_000_000,
-    "ras": lambda gpu: gpu.read_ras(),
+    "ras": lambda gpu: gpu.read_ras_errors(),
 }
-"""How each value of a sample is read from the files of a GPU."""
-SLEEPING_VALUES: Calls = {
+"""The function that reads each value of a sample from the files of a GPU."""
+SUSPENDED_VALUES: Calls = {
     "name": lambda gpu: gpu.read_text("product_name"),
     "serial": lambda gpu: gpu.read_text("serial_number"),
     "vbios": lambda gpu: gpu.read_text("vbios_version"),
     "subsystem": lambda gpu: f"{gpu.read_number('subsystem_device'):04x}{gpu.read_number('subsystem_vendor'):04x}",
-    "pcie_width": lambda gpu: gpu.read_link("width"),
-    "pcie_width_max": lambda gpu: gpu.read_link("max_width"),
+    "pcie_width": lambda gpu: gpu.read_pcie_width("width"),
+    "pcie_width_max": lambda gpu: gpu.read_pcie_width("max_width"),
 }
-"""Values that can be read from a suspended GPU."""
+"""The values that can be read from a suspended GPU."""
 ALL_VALUES: Calls = {
     **SAMPLED_VALUES,
-    **SLEEPING_VALUES,
+    **SUSPENDED_VALUES,
     "power_limit_w": lambda gpu: gpu.read_watts("power1_cap"),
     "power_default_w": lambda gpu: gpu.read_watts("power1_cap_default"),
     "bad_pages": lambda gpu: gpu.read_bad_pages(),
     "modes": lambda gpu: [gpu.read_text(f"current_{kind}_partition") for kind in ("compute", "memory")],
 }
-"""Values that are judged before a run."""
+"""The values that the health checks before a run need."""
 
 
 _KFD = "/dev/kfd"
 
 
-def collect_amdgpu(root: str, wanted: bool) -> dict[str, Any]:
-    """Return the group `amdgpu`.
+def collect_amdgpu(root: str, expects_gpus: bool) -> dict[str, Any]:
+    """Return the facts of the group `amdgpu`.
 
     Raises:
         AbsentError: The request expects no GPU.
     """
-    if not wanted:
+    if not expects_gpus:
         raise AbsentError("no GPU is declared")
-    session = AmdgpuSession(root)
-    readings = session.read_gpus()
-    nodes = [_KFD, *(f"/dev/dri/renderD{gpu['render']}" for gpu in session.gpus)]
+    reader = AmdGpuReader(root)
+    readings = reader.read_gpus()
+    nodes = [_KFD, *(f"/dev/dri/renderD{gpu['render']}" for gpu in reader.gpus)]
     return {
         "driver": kernel_files.read_text(root, "/sys/module/amdgpu/version"),
         "count": len(readings),
-        "hidden": session.hidden,
+        "hidden": reader.hidden,
         "dev": [{"path": path, "access": kernel_files.probe_device_access(root, path)} for path in nodes],
         "numa_balancing": kernel_files.read_int(root, "/proc/sys/kernel/numa_balancing"),
         "devices": [reading.to_facts() for reading in readings],
     }
 
 
-class AmdgpuSession:
-    """The GPUs of a machine, found once, for repeated readings. It offers the samplers the same as `NvmlSession`.
+class AmdGpuReader:
+    """Reads the AMD GPUs of this machine repeatedly. It has the same methods for samples as `NvmlGpuReader`.
 
     Args:
-        root: Prefix of /sys, /proc and /dev.
+        root: The prefix of /sys, /proc and /dev.
     """
 
     vendor = "amd"
@@ -252,17 +264,17 @@ class AmdgpuSession:
     def __init__(self, root: str) -> None:
         self._root = root
         self.gpus, self.hidden = gpu_devices.list_amd_gpus(root)
-        self._contained = processes.has_own_pid_namespace(root)
+        self._has_own_pid_namespace = process_scan.has_own_pid_namespace(root)
         self._metrics: dict[int, FirmwareMetrics | None] = {}
         self._links: dict[int, int] = {}
 
     @property
     def indices(self) -> list[int]:
-        """Return the indices of the GPUs."""
+        """The indices of the GPUs."""
         return [gpu["index"] for gpu in self.gpus]
 
     def read_gpus(self) -> list[AmdgpuReading]:
-        """Read every GPU."""
+        """Return a reading of all values of every GPU."""
         by_node = {gpu["node"]: gpu["index"] for gpu in self.gpus}
         readings = [AmdgpuReading(self._root, gpu).read_all(self.list_gpu_processes(gpu)) for gpu in self.gpus]
         for reading, gpu in zip(readings, self.gpus):
@@ -271,7 +283,7 @@ class AmdgpuSession:
         return readings
 
     def read_samples(self) -> list[dict[str, Any]]:
-        """Return the few values of a sample."""
+        """Return the sampled values of every GPU as facts."""
         devices = []
         for gpu in self.gpus:
             reading = AmdgpuReading(self._root, gpu, self._metrics.get(gpu["index"])).read_sample_values()
@@ -280,28 +292,32 @@ class AmdgpuSession:
             devices.append(reading.to_facts())
         return devices
 
-    def count_links(self, index: int) -> int:
-        """Return how many XGMI links of a GPU were up in the last sample."""
+    def count_active_links(self, index: int) -> int:
+        """Return the number of XGMI links of a GPU that were up in the last sample."""
         if index not in self._links:
             self.read_samples()
         return self._links.get(index, 0)
 
-    def list_holders(self, indices: list[int]) -> list[dict[str, Any]]:
-        """Return memory and processes of some GPUs; GPUs that do not answer are left out, as nothing can use them."""
-        holding = []
+    def read_memory_and_processes(self, indices: list[int]) -> list[dict[str, Any]]:
+        """Return the memory use and the processes of some GPUs. GPUs that do not answer are left out."""
+        entries = []
         for gpu in self.gpus:
             if gpu["index"] in indices:
                 memory = AmdgpuReading(self._root, gpu).read_memory()
                 if memory is not None:
-                    holding.append({"gpu": gpu["index"], **memory, "procs": self.list_gpu_processes(gpu)})
-        return holding
+                    entries.append({"gpu": gpu["index"], **memory, "procs": self.list_gpu_processes(gpu)})
+        return entries
 
     def list_gpu_processes(self, gpu: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the processes that hold memory of a GPU."""
+        """Return the processes that use memory of a GPU."""
 
         def describe(pid: int) -> dict[str, Any]:
-            # The kernel uses the machine's pids; in a container such a number belongs to another process.
-            return gpu_values.UNKNOWN_PROCESS if self._contained else gpu_values.describe_process(self._root, pid)
+            # The kernel reports pids of the machine. In a container such a pid may belong to another process.
+            return (
+                gpu_reading.UNKNOWN_PROCESS
+                if self._has_own_pid_namespace
+                else gpu_reading.describe_process(self._root, pid)
+            )
 
         return [
             {"pid": pid, "used": used, "kind": "compute", **describe(pid)}
@@ -310,38 +326,38 @@ class AmdgpuSession:
 
 
 class AmdgpuReading(GpuReading):
-    """A reading of one GPU.
+    """The values of one AMD GPU at one moment.
 
     Args:
-        root: Prefix of /sys.
-        gpu: Its entry of `gpu_devices.list_amd_gpus`.
-        before: The firmware's table of the reading before this one.
+        root: The prefix of /sys.
+        gpu: The GPU as `gpu_devices.list_amd_gpus` returns it.
+        before: The firmware's table in the previous reading, or `None`.
 
     Attributes:
-        metrics: The firmware's table, or `None`.
+        metrics: The firmware's table, or `None` if the GPU has no table.
     """
 
     def __init__(self, root: str, gpu: dict[str, Any], before: FirmwareMetrics | None = None) -> None:
-        super().__init__("amd", gpu["index"], FILE_WORDS)
+        super().__init__("amd", gpu["index"], FILE_ERROR_NAMES)
         self._gpu, self._files = gpu, GpuFiles(root, gpu["pci"])
         self.values = {name: gpu[name] for name in ("uuid", "pci") if gpu[name]}
         self.metrics = before
-        self._counted = False
+        self._has_slowdown_counters = False
 
     def read_all(self, holders: list[dict[str, Any]]) -> AmdgpuReading:
-        """Read all values that are judged before a run."""
+        """Read all values that the health checks before a run need."""
         plate = {"minor": self._gpu["render"], "gfx": self._gpu["gfx"], "hive": self._gpu["hive"]}
         self.values.update(plate, partition=self._gpu["partition"], procs=holders)
-        self._take(SLEEPING_VALUES if self._files.is_asleep() else ALL_VALUES)
-        # Virtual functions and some cards have no name.
+        self._read_if_present(SUSPENDED_VALUES if self._files.is_asleep() else ALL_VALUES)
+        # Virtual functions and some cards report no name.
         if "name" not in self.values:
             self.codes.pop("name", None)
             self.values["name"] = f"AMD {self._gpu['gfx']} ({self._gpu['device']})"
         return self
 
     def read_sample_values(self) -> AmdgpuReading:
-        """Read the few values of a sample."""
-        self._take({} if self._files.is_asleep() else SAMPLED_VALUES)
+        """Read the values of a sample."""
+        self._read_if_present({} if self._files.is_asleep() else SAMPLED_VALUES)
         return self
 
     def read_memory(self) -> dict[str, int] | None:
@@ -350,17 +366,17 @@ class AmdgpuReading(GpuReading):
         return self.values.get("memory")
 
     def is_doubtful(self) -> bool:  # type: ignore[explicit-override]  # the mark would have to be imported
-        """Return whether to read again: a result may be chance, or slowdowns must be counted over time."""
-        return super().is_doubtful() or (self._counted and "slowdown" not in self.values)
+        """Return whether to read again: an error may be transient, or a slowdown needs two readings of the counters."""
+        return super().is_doubtful() or (self._has_slowdown_counters and "slowdown" not in self.values)
 
-    def read_again(self, names: list[str]) -> None:  # type: ignore[explicit-override]
-        """Read these values once more, and the firmware's table."""
+    def reread_values(self, names: list[str]) -> None:  # type: ignore[explicit-override]
+        """Read these values and the firmware's table again."""
         self._read({name: ALL_VALUES[name] for name in names if name in ALL_VALUES})
         self._read_firmware()
 
-    def _take(self, calls: Calls) -> None:
+    def _read_if_present(self, calls: Calls) -> None:
         if self._files.is_gone():
-            # Each further query of a missing device may take seconds.
+            # Each query of a missing device may take seconds, so do not read further values.
             self.codes["config"] = errno.ENODEV
             return
         self._read(calls)
@@ -383,13 +399,13 @@ class AmdgpuReading(GpuReading):
     def _read_firmware(self) -> None:
         before = self.metrics
         try:
-            self.metrics = FirmwareMetrics(kernel_files.read_bytes(f"{self._files.place}/gpu_metrics"))
+            self.metrics = FirmwareMetrics(kernel_files.read_bytes(f"{self._files.path}/gpu_metrics"))
         except OSError:
             # The GPU has no such table.
             return
-        self._counted = self.metrics.counters is not None
-        slowdown = name_slowdowns(before or self.metrics, self.metrics)
-        if slowdown is not None and (before is not None or not self._counted):
+        self._has_slowdown_counters = self.metrics.slowdown_counters is not None
+        slowdown = list_slowdown_causes(before or self.metrics, self.metrics)
+        if slowdown is not None and (before is not None or not self._has_slowdown_counters):
             self.values["slowdown"] = slowdown
-        if self.metrics.links is not None:
-            self.values["xgmi_links"] = self.metrics.links
+        if self.metrics.xgmi_links is not None:
+            self.values["xgmi_links"] = self.metrics.xgmi_links

@@ -1,7 +1,7 @@
-"""Runs risky tasks in forked children, all at once, each with a deadline, so that none can block the parent.
+"""Runs tasks that may hang in parallel forked children with deadlines, so that no task can block the parent.
 
-A child that touches a hung driver or mount may sleep in state D, where SIGKILL has no effect. Such a child is abandoned
-and reported. Children hold none of the parent's streams, so an abandoned child cannot keep a pipe open.
+A child that uses a hung driver or mount may sleep in state D, where SIGKILL has no effect. The parent reports such a
+child and leaves it behind. Children close the parent's streams, so a child that remains cannot keep a pipe open.
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ if TYPE_CHECKING:
 
     Task = Callable[[], Mapping[str, object]]
 
-_SIGKILL = 9  # importing `signal` takes two milliseconds, for enumerations of all its numbers
+_SIGKILL = 9  # The import of `signal` would take two milliseconds.
 
 REAP_TIMEOUT_S = 0.1
-"""Seconds for a killed child to exit before it is abandoned."""
+"""The seconds for which the parent waits for the exit of a killed child."""
 STUCK_AFTER_S = 5.0
-"""Seconds of sleep in the kernel without one wake-up, after which a child counts as stuck."""
-_LOOK_SECONDS = 1.0
+"""The seconds of sleep in the kernel without a wake-up after which a child counts as stuck."""
+_CHECK_INTERVAL_S = 1.0
 
 
 class DeniedError(Exception):
-    """The user may not read this; the message says why, and who may."""
+    """The user may not read this information. The message has the reason and the users who may read it."""
 
 
 class AbsentError(Exception):
-    """There is nothing to examine."""
+    """The subject of a task does not exist on this machine, such as a GPU driver."""
 
 
 class _Child:
-    """A fork that runs some tasks in turn and reports the result of each."""
+    """A forked child that runs some tasks in sequence and reports the result of each."""
 
-    def __init__(self, names: list[str], tasks: dict[str, Task], deadline: float, later: dict[str, float]) -> None:
+    def __init__(
+        self, names: list[str], tasks: dict[str, Task], deadline: float, later_deadlines: dict[str, float]
+    ) -> None:
         self.unfinished = list(names)
         self.began = time.monotonic()
-        self._deadlines = {name: later.get(name, deadline) for name in names}
-        self._look_at = deadline
-        self._asleep: tuple[int | None, float] = (None, 0.0)
+        self._deadlines = {name: later_deadlines.get(name, deadline) for name in names}
+        self._next_check = deadline
+        self._last_wakeups: tuple[int | None, float] = (None, 0.0)
         self._partial = b""
         reader, writer = os.pipe()
         self.pid = os.fork()
@@ -56,30 +58,30 @@ class _Child:
         self.reader = reader
 
     def next_check_at(self) -> float:
-        """Return the monotonic time at which the child must be checked."""
-        return min(self._deadline(), self._look_at)
+        """Return the monotonic time at which the parent must call `is_stuck` next."""
+        return min(self._deadline(), self._next_check)
 
     def is_stuck(self, now: float) -> bool:
-        """Return whether to give the child up: its deadline has passed, or it is stuck.
+        """Return whether the deadline of the child has passed or it sleeps in the kernel without wake-ups.
 
-        A sleep in the kernel alone is not a sign: a driver that starts a GPU sleeps for seconds and is woken meanwhile.
+        A long sleep alone does not count, because a driver that starts a GPU sleeps for seconds with wake-ups.
         """
         if now >= self._deadline():
             return True
-        if now < self._look_at:
+        if now < self._next_check:
             return False
-        self._look_at = now + _LOOK_SECONDS
+        self._next_check = now + _CHECK_INTERVAL_S
         woken = count_wakeups("/", self.pid)
-        if woken is None or woken != self._asleep[0]:
-            self._asleep = (woken, now)
-        return woken is not None and now - self._asleep[1] >= STUCK_AFTER_S
+        if woken is None or woken != self._last_wakeups[0]:
+            self._last_wakeups = (woken, now)
+        return woken is not None and now - self._last_wakeups[1] >= STUCK_AFTER_S
 
     def _deadline(self) -> float:
-        """Return the deadline of the present task, or of the last one."""
+        """Return the deadline of the present task, or the earliest deadline if all tasks are finished."""
         return self._deadlines[self.unfinished[0]] if self.unfinished else min(self._deadlines.values())
 
     def add_output(self, chunk: bytes) -> dict[str, FactGroup]:
-        """Return the results that these bytes complete."""
+        """Add received bytes, and return the results that they complete."""
         *lines, self._partial = (self._partial + chunk).split(b"\n")
         groups: dict[str, FactGroup] = {}
         for line in lines:
@@ -88,16 +90,16 @@ class _Child:
         return groups
 
     def report_ended(self) -> dict[str, FactGroup]:
-        """Return an error for each task that the child had not finished when it ended."""
+        """Wait for the exit of the child, and return an error for each task that it has not finished."""
         reason = f"the child that collected it ended with {syscalls.describe_exit(os.waitpid(self.pid, 0)[1])}"
         return {name: self._timed({"status": "error", "reason": reason, "data": {}}) for name in self.unfinished}
 
     def abandon(self) -> dict[str, FactGroup]:
-        """Kill the child and its programs; report where it hung, and the tasks that it never reached."""
+        """Kill the child and its programs. Return a result for the task that hung and for each task after it."""
         if not self.unfinished:
             os.waitpid(self.pid, 0)
             return {}
-        state, wchan = read_state(self.pid)
+        state, wchan = read_process_state(self.pid)
         reason = f"no answer within {time.monotonic() - self.began:.1f} s"
         if state == "D":
             reason += f", stuck in the kernel (state D, {wchan or 'place unknown'})"
@@ -120,23 +122,25 @@ class _Child:
 def run_tasks(
     tasks: dict[str, Task],
     deadline: float,
-    together: tuple[tuple[str, ...], ...] = (),
-    later: dict[str, float] | None = None,
+    shared_children: tuple[tuple[str, ...], ...] = (),
+    later_deadlines: dict[str, float] | None = None,
 ) -> dict[str, FactGroup]:
-    """Run every task in a fork until `deadline` (monotonic seconds); return one result for each task.
+    """Run every task in a forked child until `deadline`, and return one result for each task.
 
     Args:
         tasks: The functions by name.
-        deadline: When unfinished tasks are killed, or abandoned if they cannot be killed.
-        together: Names that share a fork, in this order, because none of them can hang by itself. A fork costs more
-            than most tasks.
-        later: Later deadlines of some tasks. Beyond `deadline` such a task is given up early if it is stuck in the
+        deadline: The monotonic time at which unfinished tasks are killed, or left behind if they cannot be killed.
+        shared_children: The names of tasks that run in one child, in this order. Such tasks must not hang. A fork takes
+            longer than most tasks.
+        later_deadlines: Later deadlines of some tasks. After `deadline` such a task ends early if it is stuck in the
             kernel.
     """
-    batches = [[name for name in batch if name in tasks] for batch in together]
+    batches = [[name for name in batch if name in tasks] for batch in shared_children]
     shared = {name for batch in batches for name in batch}
     batches += [[name] for name in tasks if name not in shared]
-    waiting = {c.reader: c for c in (_Child(batch, tasks, deadline, later or {}) for batch in batches if batch)}
+    waiting = {
+        c.reader: c for c in (_Child(batch, tasks, deadline, later_deadlines or {}) for batch in batches if batch)
+    }
     results: dict[str, FactGroup] = {}
     poll = select.poll()
     for reader in waiting:
@@ -159,14 +163,14 @@ def run_tasks(
     return {name: results[name] for name in tasks}
 
 
-def run_program(argv: list[str], seconds: float | None = None) -> tuple[int, str, str]:
-    """Run a program and return its exit status, stdout and stderr; call it in a task, which has a deadline.
+def run_program(argv: list[str], timeout_s: float | None = None) -> tuple[int, str, str]:
+    """Run a program in a task, which has a deadline. Return its exit code (negative: signal), stdout and stderr.
 
-    Importing `subprocess` would cost more than most programs.
+    `subprocess` is not used, because its import takes longer than most programs.
 
     Args:
         argv: The program and its arguments.
-        seconds: Kill the program after this time, if the other results of the task matter more.
+        timeout_s: The seconds after which the program is killed; `None` for no limit.
 
     Raises:
         FileNotFoundError: The program is not on PATH.
@@ -175,9 +179,9 @@ def run_program(argv: list[str], seconds: float | None = None) -> tuple[int, str
     try:
         actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(files, 1)]
         pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions)
-        status = None if seconds is None else syscalls.wait_for_exit(pid, seconds)
+        status = None if timeout_s is None else syscalls.wait_for_exit(pid, timeout_s)
         if status is None:
-            if seconds is not None:
+            if timeout_s is not None:
                 os.kill(pid, _SIGKILL)
             status = os.waitpid(pid, 0)[1]
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
@@ -188,14 +192,14 @@ def run_program(argv: list[str], seconds: float | None = None) -> tuple[int, str
             os.close(fd)
 
 
-def read_state(pid: int) -> tuple[str | None, str | None]:
-    """Return the state letter of a process and the kernel function it sleeps in, each `None` if unreadable."""
+def read_process_state(pid: int) -> tuple[str | None, str | None]:
+    """Return the state letter of a process and the kernel function in which it sleeps, each `None` if unknown."""
     stat = proc.read_stat(pid)
     return (None, None) if stat is None else (stat.state, proc.read_wait_channel(pid) or None)
 
 
 def count_wakeups(root: str, pid: int) -> int | None:
-    """Return how often a process in state D (uninterruptible sleep) was woken so far; `None` in another state."""
+    """Return the number of wake-ups of a process in state D (uninterruptible sleep); `None` in another state."""
     try:
         with open(f"{'' if root == '/' else root}/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             text = file.read()
@@ -208,7 +212,7 @@ def count_wakeups(root: str, pid: int) -> int | None:
 
 
 def _run_child(tasks: list[tuple[str, Task]], writer: int) -> None:
-    """Run tasks in the fork and write one line of JSON for each; never return."""
+    """Run the tasks in the child, write one line of JSON for each, and exit."""
     code = 1
     try:
         os.setpgid(0, 0)

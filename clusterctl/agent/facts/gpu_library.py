@@ -1,15 +1,15 @@
-"""Opens the GPU library of this machine, whatever the vendor; waits after an attempt until its GPUs' memory is free.
+"""Opens the reader for the GPUs of this machine, and waits after an attempt until the memory of its GPUs is free.
 
-The driver frees the memory of a dead process a moment later, so this waits. It does not wait for a live process that
-is not part of the run.
+The driver frees the memory of a dead process with a delay. The wait ends at once if a live process that does not belong
+to the run uses the memory.
 
-Output: an empty line at the first sign of the driver, then one line of JSON:
+Output: an empty line as soon as the driver has answered, then one line of JSON:
 
     {"status": "free" | "held" | "absent" | "error", "reason": text | null,
      "gpus": [{"gpu", "used": bytes, "total": bytes, "version",
                "procs": [{"pid", "used", "comm", "user", "run", "visible"}]}]}
 
-"gpus" lists the GPUs that are not free. "absent": there is no driver.
+"gpus" lists the GPUs that are not free. "absent": the machine has no driver.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import time
 
 from clusterctl.agent.facts import nvml
-from clusterctl.agent.facts.amdgpu import AmdgpuSession
+from clusterctl.agent.facts.amdgpu import AmdGpuReader
 from clusterctl.agent.linux import gpu_devices
 
 TYPE_CHECKING = False
@@ -27,56 +27,58 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def open_gpus(root: str = "/") -> Any:
-    """Return the open GPUs (`NvmlSession` or `AmdgpuSession`), or the reason if there are none."""
-    session = nvml.open_nvml()
-    if not isinstance(session, str) and session.init_error is None and session.handles:
-        return session
+def open_gpu_reader(root: str = "/") -> Any:
+    """Return a `NvmlGpuReader` or `AmdGpuReader`, or the reason as a text if the machine has no GPU library."""
+    reader = nvml.open_nvml_reader()
+    if not isinstance(reader, str) and reader.init_error is None and reader.handles:
+        return reader
     if gpu_devices.has_amd_driver(root):
-        other = AmdgpuSession(root)
-        return other if other.gpus else session
-    return session
+        amd_reader = AmdGpuReader(root)
+        return amd_reader if amd_reader.gpus else reader
+    return reader
 
 
 _RECHECK_S = 0.2
 _FREE_BYTES = {1: 1.5 * 1024**3, 2: 0.3 * 1024**3}
-"""Bytes that count as free although they are in use, by version of the call: version 1 includes the driver's reserve.
-"""
+"""The used bytes up to which a GPU counts as free, by version of the call. Version 1 includes the driver's reserve."""
 
 
 def main(arguments: list[str]) -> int:
-    """Print the answer. `arguments`: indices of GPUs (comma-separated), the longest wait in seconds, run id."""
+    """Wait and print the result. Arguments: comma-separated indices of GPUs, time limit in seconds, id of the run."""
     indices = [int(index) for index in arguments[0].split(",")]
-    sys.stdout.write(json.dumps(wait_until_free(indices, float(arguments[1]), arguments[2])) + "\n")
+    sys.stdout.write(json.dumps(wait_until_memory_free(indices, float(arguments[1]), arguments[2])) + "\n")
     sys.stdout.flush()
     return 0
 
 
-def wait_until_free(indices: list[int], seconds: float, run: str) -> dict[str, Any]:
-    """Return the answer once all memory is free, nothing will change by itself, or `seconds` have passed."""
-    session = open_gpus()
-    if isinstance(session, str):
-        return _answer("absent", session, [])
-    if session.init_error is not None:
-        return _answer("error", f"NVML does not open (code {session.init_error})", [])
-    deadline = time.monotonic() + seconds
-    busy_gpus = [gpu for gpu in session.list_holders(indices) if not _is_free(gpu)]
+def wait_until_memory_free(indices: list[int], timeout_s: float, run: str) -> dict[str, Any]:
+    """Wait until the memory of the GPUs is free, no process of the run uses it any more, or `timeout_s` have passed.
+
+    Return the result in the format of this module's output.
+    """
+    reader = open_gpu_reader()
+    if isinstance(reader, str):
+        return _make_result("absent", reader, [])
+    if reader.init_error is not None:
+        return _make_result("error", f"NVML does not open (code {reader.init_error})", [])
+    deadline = time.monotonic() + timeout_s
+    busy_gpus = [gpu for gpu in reader.read_memory_and_processes(indices) if not _is_free(gpu)]
     sys.stdout.write("\n")
     sys.stdout.flush()
     while busy_gpus:
-        # Memory may still be freed if no visible process holds it, or one that is ending.
+        # The memory may become free if no visible process uses it, or if a process of the run uses it.
         may_change = any(
             not gpu["procs"] or any(not process["visible"] or process["run"] == run for process in gpu["procs"])
             for gpu in busy_gpus
         )
         if time.monotonic() >= deadline or not may_change:
-            return _answer("held", None, busy_gpus)
+            return _make_result("held", None, busy_gpus)
         time.sleep(_RECHECK_S)
-        busy_gpus = [gpu for gpu in session.list_holders(indices) if not _is_free(gpu)]
-    return _answer("free", None, [])
+        busy_gpus = [gpu for gpu in reader.read_memory_and_processes(indices) if not _is_free(gpu)]
+    return _make_result("free", None, [])
 
 
-def _answer(status: str, reason: str | None, busy_gpus: list[dict[str, Any]]) -> dict[str, Any]:
+def _make_result(status: str, reason: str | None, busy_gpus: list[dict[str, Any]]) -> dict[str, Any]:
     return {"status": status, "reason": reason, "gpus": busy_gpus}
 
 

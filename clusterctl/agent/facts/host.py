@@ -1,11 +1,11 @@
-"""Facts of the machine: limits, main memory, processors, the environment of a worker, and versions of libraries.
+"""Collects facts of the machine: limits, main memory, processors, environment variables and versions of libraries.
 
-Of most environment variables only a hash is reported. NCCL also reads `nccl.conf` (NVIDIA's NCCL user guide,
-environment variables).
+For most environment variables only a hash is reported. The variables in `nccl.conf` are included, because NCCL reads
+this file (NVIDIA's NCCL user guide, environment variables).
 
-Versions come from the names of package metadata: nothing is imported. Probes run in the job's Python, so `sys.path` is
-the job's. Reading the names of `*.dist-info` folders takes milliseconds; `importlib.metadata` would take a tenth of a
-second for a large environment. Shared libraries are found as the loader would find them, without loading any.
+Versions of packages come from the names of metadata folders, without any import. The probe runs in the job's Python, so
+its `sys.path` is that of the job. Reading the names of `*.dist-info` folders takes milliseconds; `importlib.metadata`
+would take a tenth of a second in a large environment. Shared libraries are searched as the loader does, but not loaded.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 _CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 14, 21, 24
-"""Numbers of capabilities (linux/capability.h)."""
+"""The numbers of these capabilities in linux/capability.h."""
 
 
 def collect_limits(root: str) -> dict[str, Any]:
-    """Return the limits of the group `host`."""
+    """Return the resource limits of this process, for the group `host`."""
     groups = "" if root == "/" else root.rstrip("/")
     memory, processes = cgroup.read_memory_limit(groups), cgroup.read_process_limit(groups)
     may = _read_capabilities(root)
     return {
-        # The kernel does not apply these limits to processes with such capabilities (`ib_umem_get`, `copy_process`).
+        # The kernel does not apply a limit to a process with these capabilities (`ib_umem_get`, `copy_process`).
         "memlock": None if may >> _CAP_IPC_LOCK & 1 else _get_rlimit(resource.RLIMIT_MEMLOCK),
         "nproc": None if may & (1 << _CAP_SYS_ADMIN | 1 << _CAP_SYS_RESOURCE) else _get_rlimit(resource.RLIMIT_NPROC),
         "nofile": _get_rlimit(resource.RLIMIT_NOFILE),
@@ -56,7 +56,7 @@ def _get_rlimit(which: int) -> int | None:
 
 
 def _read_capabilities(root: str) -> int:
-    """Return the capabilities that are valid on the machine; those of a user namespace are not."""
+    """Return the capabilities of this process as bits; 0 in a user namespace, whose capabilities the kernel ignores."""
     if (kernel_files.read_text(root, "/proc/self/uid_map") or "").split() != ["0", "0", "4294967295"]:
         return 0
     words = proc.read_status_field(kernel_files.join_root(root, "/proc/self"), "CapEff")
@@ -72,11 +72,11 @@ def _read_shm(root: str) -> dict[str, Any] | None:
 
 
 _SWAP_INTERVAL_S = 0.2
-"""Seconds between two readings of the swap counters."""
+"""The seconds between two readings of the swap counters."""
 
 
 def collect_memory(root: str) -> dict[str, Any]:
-    """Return the memory facts of the group `host`."""
+    """Return the facts about memory and swap space, for the group `host`."""
     sizes = proc.read_meminfo(root)
     total, free = sizes.get("SwapTotal"), sizes.get("SwapFree")
     used = None if total is None or free is None else total - free
@@ -84,13 +84,13 @@ def collect_memory(root: str) -> dict[str, Any]:
         "mem_total": sizes.get("MemTotal"),
         "mem_available": sizes.get("MemAvailable"),
         "swap_used": used,
-        # Without swapped memory there is nothing to measure.
+        # Measure the rate only if the swap space is in use.
         "swap_rate": _measure_swap_rate(root) if used else 0.0 if used == 0 else None,
     }
 
 
 def _measure_swap_rate(root: str) -> float | None:
-    """Return the bytes per second that move to and from the swap space."""
+    """Return the bytes per second that the kernel moves to and from the swap space."""
     began, before = time.monotonic(), _read_swapped_bytes(root)
     syscalls.sleep_interval(_SWAP_INTERVAL_S)
     after = _read_swapped_bytes(root)
@@ -105,12 +105,14 @@ def _read_swapped_bytes(root: str) -> int | None:
 
 
 _CPU_FOLDER = "/sys/devices/system/cpu"
-_PREFERENCES = 16
-"""So many processors are asked for their preference: a query may cost an interrupt, and all have the same setting."""
+_MAX_PREFERENCES = 16
+"""The maximum number of processors whose preference is read. A reading may cost an interrupt, and usually all
+processors have the same preference.
+"""
 
 
 def collect_processors(root: str) -> dict[str, Any]:
-    """Return the processor facts of the group `host`."""
+    """Return the facts about processors and clocks, for the group `host`."""
     processors = [
         name for name in kernel_files.list_names(root, _CPU_FOLDER) if name.startswith("cpu") and name[3:].isdigit()
     ]
@@ -119,7 +121,7 @@ def collect_processors(root: str) -> dict[str, Any]:
         "load1": read_first_number(kernel_files.read_text(root, "/proc/loadavg")),
         "governors": _count_values(root, processors, "scaling_governor"),
         "frequency_driver": kernel_files.read_text(root, f"{first}/scaling_driver") if first else None,
-        "preferences": _count_values(root, processors[:_PREFERENCES], "energy_performance_preference"),
+        "preferences": _count_values(root, processors[:_MAX_PREFERENCES], "energy_performance_preference"),
         "clocksource": kernel_files.read_text(root, "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         "clock_error": syscalls.read_clock_error() if root == "/" else None,
     }
@@ -131,7 +133,7 @@ def _count_values(root: str, names: list[str], file: str) -> dict[str, int]:
 
 
 def read_first_number(content: str | None) -> float | None:
-    """Return the number at the start of a file of /proc."""
+    """Return the first word of a file's content as a number, or `None` if it is not a number."""
     try:
         return float((content or "").split()[0])
     except (IndexError, ValueError):
@@ -139,36 +141,36 @@ def read_first_number(content: str | None) -> float | None:
 
 
 try:
-    # `hashlib` would load OpenSSL.
+    # The import of `hashlib` would load OpenSSL.
     from _blake2 import blake2b
 except ImportError:
     from hashlib import blake2b
 
 
-_PREFIXES = (
+_VARIABLE_PREFIXES = (
     *("NCCL_", "GLOO_", "TP_", "CUDA_", "NVIDIA_", "OMP_", "TORCH_", "UCX_", "FI_", "COMPUTE_PROFILE", "NSIGHT_"),
     *("HIP_", "ROCR_", "HSA_", "GPU_DEVICE_ORDINAL"),
 )
-_LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
+_LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 _PLAIN_VARIABLES = (
     *("_SOCKET_IFNAME", "_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN"),
     *("NCCL_ALGO", "NCCL_PROTO"),
 )
-"""Suffixes of variables whose values are reported: each is judged by itself and holds no secret."""
+"""The suffixes of variables whose values are reported. A health check judges each of them, and they hold no secret."""
 _HASH_BYTES = 6
 
 
 def collect_environment(root: str, salt: str = "") -> dict[str, Any]:
-    """Return the environment facts of the group `host`.
+    """Return the facts about environment variables, for the group `host`.
 
     Args:
-        root: Prefix of `/etc`.
-        salt: Part of each hash, so that hashes are comparable within one check of the cluster only.
+        root: The prefix of `/etc`.
+        salt: A part of each hash, so that hashes are comparable only within one check of the cluster.
     """
     own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     variables = {
         **logind_and_nccl_files.read_nccl_conf([kernel_files.join_root(root, "/etc/nccl.conf"), own]),
-        **{k: v for k, v in os.environ.items() if k.startswith(_PREFIXES) or k in _LOADER},
+        **{k: v for k, v in os.environ.items() if k.startswith(_VARIABLE_PREFIXES) or k in _LOADER_VARIABLES},
     }
     return {
         "env": {
@@ -187,7 +189,7 @@ def _hash_variable(salt: str, name: str, value: str) -> str:
 
 
 def collect_host(root: str, variable_salt: str = "") -> dict[str, Any]:
-    """Return the group `host`. `variable_salt` is part of the hashes of environment variables."""
+    """Return the facts of the group `host`. `variable_salt` is a part of the hashes of environment variables."""
     return {
         "boot_id": kernel_files.read_text(root, "/proc/sys/kernel/random/boot_id"),
         "machine_id": kernel_files.read_text(root, "/etc/machine-id"),
@@ -209,23 +211,31 @@ def _read_distribution(root: str) -> str | None:
     return found.group(1) if found else None
 
 
-_USUAL = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
+_LIBRARY_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
 
 
 def find_library(name: str, root: str = "/", *, prefix: str | None = None) -> str | None:
-    """Return the path of a library: on LD_LIBRARY_PATH, beside the Python, in the loader's cache, in a usual folder."""
+    """Return the path of a shared library, or `None`.
+
+    The search goes through LD_LIBRARY_PATH, the Python's `lib` folder, the loader's cache and the usual folders.
+    """
     listed = [place for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
     own = os.path.join(sys.prefix if prefix is None else prefix, "lib")
     for place in [*listed, own]:
         if os.path.exists(kernel_files.join_root(root, f"{place}/{name}")):
             return f"{place.rstrip('/')}/{name}"
     return _find_cached_library(name, root) or next(
-        (f"{place}/{name}" for place in _USUAL if os.path.exists(kernel_files.join_root(root, f"{place}/{name}"))), None
+        (
+            f"{place}/{name}"
+            for place in _LIBRARY_FOLDERS
+            if os.path.exists(kernel_files.join_root(root, f"{place}/{name}"))
+        ),
+        None,
     )
 
 
 def _find_cached_library(name: str, root: str) -> str | None:
-    """Return the path of a name in `/etc/ld.so.cache`, whose strings end in a zero byte (ldconfig(8))."""
+    """Return the path of a library in `/etc/ld.so.cache` (ldconfig(8)). Its strings end in a zero byte."""
     data = kernel_files.read_bytes_or_none(kernel_files.join_root(root, "/etc/ld.so.cache")) or b""
     end = data.find(f"/{name}\0".encode())
     if end < 0:
@@ -239,15 +249,15 @@ _REPORTED_PACKAGES = (
     *("flash-attn", "deepspeed", "lightning"),
 )
 _JAX_CUDA = re.compile(r"jax-cuda\d+-plugin$")
-"""Packages that show the CUDA version of a JAX; its own package does not."""
-_NCCL = re.compile(r"nvidia-nccl-cu\d+$")
+"""Matches the packages that show the CUDA version of JAX; the package `jax` does not show it."""
+_NCCL_PACKAGE = re.compile(r"nvidia-nccl-cu\d+$")
 _NCCL_FILE = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)$")
-_BUILT = r"^{}(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)[^'\"]*['\"]"
-"""How `torch/version.py` states its CUDA or HIP version."""
+_TORCH_BUILD_LINE = r"^{}(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)[^'\"]*['\"]"
+"""Matches the line with the CUDA or HIP version in `torch/version.py`."""
 
 
 def collect_versions(root: str = "/") -> dict[str, Any]:
-    """Return the group `versions`. `root` is the prefix of the machine's libraries."""
+    """Return the facts of the group `versions`. `root` is the prefix of the machine's libraries."""
     packages, places = _list_packages()
     listing = "\n".join(f"{name}=={packages[name]}" for name in sorted(packages)).encode()
     return {
@@ -266,13 +276,13 @@ def collect_versions(root: str = "/") -> dict[str, Any]:
 
 
 def _find_nccl(packages: dict[str, str], root: str) -> dict[str, Any]:
-    """Return version and origin of the NCCL that torch would load.
+    """Return the version and the origin of the NCCL that torch would load.
 
-    A preloaded library comes first. Torch from PyPI finds the package beside it (its RPATH precedes LD_LIBRARY_PATH).
-    Without it, as in conda and in NVIDIA's containers, the loader finds the library.
+    A preloaded library has priority. Torch from PyPI loads NCCL from the package of NCCL, because its RPATH precedes
+    LD_LIBRARY_PATH. Without this package, as in conda and in NVIDIA's containers, the loader searches the library.
     """
     preloaded = [path for path in re.split("[ :]", os.environ.get("LD_PRELOAD", "")) if "libnccl.so" in path]
-    package = next((version for name, version in sorted(packages.items()) if _NCCL.match(name)), None)
+    package = next((version for name, version in sorted(packages.items()) if _NCCL_PACKAGE.match(name)), None)
     if package is not None and not preloaded:
         return {"nccl": package, "nccl_from": "package"}
     path = preloaded[0] if preloaded else find_library("libnccl.so.2", root)
@@ -283,7 +293,7 @@ def _find_nccl(packages: dict[str, str], root: str) -> dict[str, Any]:
 
 
 def _find_net_plugin(root: str) -> str | None:
-    """Return the library that NCCL would use to reach other nodes, such as aws-ofi-nccl."""
+    """Return the network plugin that NCCL would load, such as aws-ofi-nccl, or `None`."""
     name = os.environ.get("NCCL_NET_PLUGIN", "")
     if "/" in name or name == "none":
         return name if name != "none" and os.path.exists(kernel_files.join_root(root, name)) else None
@@ -291,7 +301,10 @@ def _find_net_plugin(root: str) -> str | None:
 
 
 def _list_packages() -> tuple[dict[str, str], dict[str, str]]:
-    """Return packages by version and by place; the first on the path wins, as for an import."""
+    """Return the version and the folder of each package, by name.
+
+    As for imports, the first folder on the path counts.
+    """
     packages: dict[str, str] = {}
     places: dict[str, str] = {}
     for place in dict.fromkeys(sys.path):
@@ -312,7 +325,7 @@ def _list_packages() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _read_torch_build(place: str | None, what: str) -> str | None:
-    """Return the CUDA or HIP version of torch, from the text of its version file."""
+    """Return the CUDA or HIP version of torch from its file `version.py`, or `None`."""
     text = kernel_files.read_text("/", os.path.join(place, "torch", "version.py")) if place is not None else None
-    built = re.search(_BUILT.format(what), text or "", re.MULTILINE)
+    built = re.search(_TORCH_BUILD_LINE.format(what), text or "", re.MULTILINE)
     return built.group(1) if built else None

@@ -1,6 +1,6 @@
-"""Tests whether peers can connect to a port and exchange data. A nonce identifies them.
+"""Tests whether peers can connect to a port of this node and exchange data. A nonce identifies the peers.
 
-All peers are served at the same time, so that a silent one does not delay the others.
+The listener serves all peers in parallel, so a silent peer does not delay the others.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
 
 _BACKLOG = 128
 MAX_PEERS = 512
-"""So many peers are served at once; beyond them, the oldest without the right nonce is disconnected."""
-_LONGEST_LINE = 256
-_CHUNK = 1 << 16
-_LOOK_SECONDS = 0.2
-"""Seconds between readings of what the peer's kernel has acknowledged, while nothing comes back."""
+"""The maximum number of connected peers. Beyond it, the listener disconnects the oldest peer without the correct nonce.
+"""
+_MAX_LINE_BYTES = 256
+_CHUNK_BYTES = 1 << 16
+_ACKNOWLEDGEMENT_INTERVAL_S = 0.2
+"""The maximum seconds between two readings of the number of acknowledged bytes."""
 
 
 class Listener:
-    """A port that listens and answers test connections; closing it frees the port.
+    """A listening port that answers test connections.
 
     Args:
-        port: The port; 0 for any.
-        nonce: The word that a peer sends and gets back.
-        payload: So many bytes after the nonce are sent back.
+        port: The port; 0 for any free port.
+        nonce: The word that a peer has to send, and that the listener returns.
+        payload: The number of bytes after the nonce that the listener returns.
 
     Attributes:
         port: The port in use.
@@ -56,27 +57,27 @@ class Listener:
 
     @property
     def descriptor(self) -> int:
-        """The listening socket, for a fork that serves it."""
+        """The descriptor of the listening socket, for a forked process that calls `serve`."""
         return self._sock.fileno()
 
-    def serve(self, seconds: float, enough: int | None = None) -> int:
-        """Answer until `seconds` pass, the socket is shut down or `enough` peers have finished.
+    def serve(self, timeout_s: float, enough_peers: int | None = None) -> int:
+        """Answer peers until `timeout_s` have passed, the socket is shut down or `enough_peers` peers have finished.
 
         A peer has finished when it has closed the connection.
 
         Returns:
-            The number of peers that had the nonce.
+            The number of peers that have sent the correct nonce.
         """
-        until, served = time.monotonic() + seconds, 0
+        until, served = time.monotonic() + timeout_s, 0
         try:
-            while (remaining_s := until - time.monotonic()) > 0 and (enough is None or served < enough):
+            while (remaining_s := until - time.monotonic()) > 0 and (enough_peers is None or served < enough_peers):
                 poll = select.poll()
                 poll.register(self.descriptor, select.POLLIN)
                 for fd, peer in self._peers.items():
                     poll.register(fd, select.POLLIN | (select.POLLOUT if peer.pending else 0))
                 for fd, events in poll.poll(remaining_s * 1000):
                     if fd != self.descriptor:
-                        served += fd in self._peers and self._serve(fd)
+                        served += fd in self._peers and self._serve_peer(fd)
                     elif events & ~select.POLLIN or not self._accept():
                         return served + sum(peer.has_nonce for peer in self._peers.values())
         finally:
@@ -96,20 +97,20 @@ class Listener:
         except ConnectionError:
             return True
         except OSError as error:
-            return error.errno in (errno.EMFILE, errno.ENFILE) and self._drop()
+            return error.errno in (errno.EMFILE, errno.ENFILE) and self._disconnect_oldest_peer()
         self._peers[sock.fileno()] = _Peer(sock)
-        return len(self._peers) <= MAX_PEERS or self._drop()
+        return len(self._peers) <= MAX_PEERS or self._disconnect_oldest_peer()
 
-    def _drop(self) -> bool:
-        """Disconnect the oldest peer without the right nonce; return whether there was any peer."""
+    def _disconnect_oldest_peer(self) -> bool:
+        """Disconnect the oldest peer, if possible one without the correct nonce; return whether any peer existed."""
         silent = next((fd for fd, peer in self._peers.items() if not peer.has_nonce), next(iter(self._peers), None))
         if silent is None:
             return False
         self._peers.pop(silent).sock.close()
         return True
 
-    def _serve(self, fd: int) -> bool:
-        """Serve a peer; return whether it has finished with the right nonce."""
+    def _serve_peer(self, fd: int) -> bool:
+        """Exchange data with a peer, and return whether the peer has finished and has sent the correct nonce."""
         peer = self._peers[fd]
         try:
             if peer.exchange(self._nonce, self._payload):
@@ -127,8 +128,8 @@ class _Peer:
     """A connected peer.
 
     Attributes:
-        has_nonce: It has sent the nonce.
-        pending: The bytes that are still to be sent to it.
+        has_nonce: Whether the peer has sent the correct nonce.
+        pending: The bytes that the listener has to send to the peer.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -138,19 +139,20 @@ class _Peer:
         self._line = b""
         self._echoed = 0
         sock.setblocking(False)
-        # The peer closes first and we reset the connection: the run could not bind a port in TIME_WAIT.
+        # The listener resets the connection after the peer has closed it. In state TIME_WAIT the run could not bind
+        # the port.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def exchange(self, nonce: bytes, payload: int) -> bool:
-        """Read what has arrived and send what is owed; return whether the peer stays connected."""
+        """Read the received bytes and send pending bytes, without waiting; return whether the peer stays connected."""
         del self.pending[: _send_available(self.sock, self.pending)]
-        data = self.sock.recv(_CHUNK)
+        data = self.sock.recv(_CHUNK_BYTES)
         if not data:
             return False
         if not self.has_nonce:
             self._line += data
             if b"\n" not in self._line:
-                return len(self._line) < _LONGEST_LINE
+                return len(self._line) < _MAX_LINE_BYTES
             greeting, _, data = self._line.partition(b"\n")
             self.has_nonce = greeting.strip() == nonce
             if not self.has_nonce:
@@ -163,19 +165,19 @@ class _Peer:
 
 
 def probe_connection(address: str, port: int, nonce: str, timeout: float, payload: int = 0) -> dict[str, Any]:
-    """Connect to a peer's listener, exchange the nonce, then send so many bytes and read them back.
+    """Connect to a peer's listener and exchange the nonce. Then send `payload` bytes and receive them again.
 
     Args:
         address: The address of the peer.
-        port: The port of its listener.
+        port: The port of the listener.
         nonce: The word that both sides send.
-        timeout: Seconds for the whole test.
-        payload: The number of bytes, which the listener knows as well.
+        timeout: The time limit for the whole test in seconds.
+        payload: The number of bytes, which the listener must also have as its `payload`.
 
     Returns:
         {"ok", "ms", "error": None | "refused" | "timeout" | "unreachable" | "wrong answer" | "hung up" | other text,
-        "source": our own address of this connection, or `None`}; with a payload also {"payload", "sent": bytes that the
-        peer's kernel has acknowledged, "received": bytes that came back, "still": seconds without progress}.
+        "source": the local address of this connection, or `None`}. With a payload also {"payload", "sent": bytes that
+        the peer's kernel has acknowledged, "received": bytes received, "still": seconds without progress}.
     """
     began = time.monotonic()
     outcome: dict[str, Any] = {"ok": False, "ms": None, "error": None, "source": None}
@@ -198,7 +200,7 @@ def _describe_error(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "refused"
     if isinstance(error, ConnectionResetError):
-        # It accepted the connection and closed it on a wrong nonce.
+        # The listener accepts a connection and resets it after a wrong nonce.
         return "wrong answer"
     if isinstance(error, (TimeoutError, socket.timeout)):
         return "timeout"
@@ -206,7 +208,7 @@ def _describe_error(error: OSError) -> str:
 
 
 def _exchange_payload(sock: socket.socket, payload: int, until: float, outcome: dict[str, Any]) -> str | None:
-    """Send so many bytes and read them back, with counts in `outcome`; return the error."""
+    """Send `payload` bytes and receive them again. Store the counts in `outcome`, and return the error or `None`."""
     sock.setblocking(False)
     out, moved = memoryview(bytes(payload)), time.monotonic()
     poll = select.poll()
@@ -216,11 +218,11 @@ def _exchange_payload(sock: socket.socket, payload: int, until: float, outcome: 
             outcome["still"] = round(now - moved, 1)
             return "timeout"
         poll.register(sock, select.POLLIN | (select.POLLOUT if out else 0))
-        poll.poll(1000 * min(_LOOK_SECONDS, until - now))
+        poll.poll(1000 * min(_ACKNOWLEDGEMENT_INTERVAL_S, until - now))
         before = (outcome["sent"], outcome["received"])
         try:
             out = out[_send_available(sock, out) :]
-            data = sock.recv(_CHUNK)
+            data = sock.recv(_CHUNK_BYTES)
             if not data:
                 return "hung up"
             outcome["received"] += len(data)
@@ -228,7 +230,7 @@ def _exchange_payload(sock: socket.socket, payload: int, until: float, outcome: 
             pass
         except ConnectionError:
             return "hung up"
-        # The bytes that the peer's kernel has not acknowledged (SIOCOUTQ, tcp(7)).
+        # `waiting` are the bytes that the peer's kernel has not acknowledged yet (SIOCOUTQ, tcp(7)).
         waiting: int = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
         outcome["sent"] = payload - len(out) - waiting
         if (outcome["sent"], outcome["received"]) != before:
@@ -246,7 +248,7 @@ def _send_available(sock: socket.socket, data: bytearray | memoryview) -> int:
 
 def _receive_line(sock: socket.socket) -> bytes:
     received = b""
-    while not received.endswith(b"\n") and len(received) < _LONGEST_LINE:
+    while not received.endswith(b"\n") and len(received) < _MAX_LINE_BYTES:
         chunk = sock.recv(1)
         if not chunk:
             break

@@ -1,7 +1,7 @@
-"""Facts of NVIDIA GPUs from NVML; each failed call keeps its error beside the values of the others.
+"""Collects facts of NVIDIA GPUs from NVML. If a call fails, its error is stored beside the values of other calls.
 
-Calls, field numbers and structures are those of NVIDIA's `nvml.h`. `amdgpu` offers the same for AMD: a vendor needs a
-collect function and a session class.
+NVIDIA's `nvml.h` documents calls, field numbers and structures. Like `amdgpu`, this module has a collect function and a
+reader class. A further vendor needs the same.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import ctypes
 import itertools
 import time
 
-from clusterctl.agent.facts import gpu_values
+from clusterctl.agent.facts import gpu_reading
 from clusterctl.agent.facts.child_tasks import AbsentError
-from clusterctl.agent.facts.gpu_values import NVML_WORDS, GpuReading, repeat_doubtful_readings
+from clusterctl.agent.facts.gpu_reading import NVML_ERROR_NAMES, GpuReading, repeat_doubtful_readings
 from clusterctl.agent.linux import kernel_files
 
 TYPE_CHECKING = False
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 def _import_bindings() -> Any:
     try:
-        # 8,000 lines, which only a node with NVIDIA's library needs.
+        # This module has 8,000 lines, and only a node with NVIDIA's library needs it.
         import pynvml
     except ImportError as error:
-        raise AbsentError("nvidia-ml-py is neither with the agent nor in the job's Python") from error
+        raise AbsentError("nvidia-ml-py is neither in the agent's archive nor in the job's Python") from error
     return pynvml
 
 
@@ -39,7 +39,7 @@ _RETIRED_SBE, _RETIRED_DBE = 29, 30
 _TLIMIT_SHUTDOWN, _TLIMIT_SLOWDOWN, _TLIMIT_MEM_MAX, _TLIMIT_GPU_MAX = 193, 194, 195, 196
 
 SAMPLED_FIELDS = {FIELD_RECOVERY_ACTION: "recovery_action", FIELD_MEMORY_TEMP: "mem_temp"}
-"""Values that NVML offers as fields only, by number; each has its own return code."""
+"""The names of values that NVML provides only as numbered fields. Each field has a return code of its own."""
 FIELDS = {
     **SAMPLED_FIELDS,
     _RETIRED_SBE: "retired_sbe",
@@ -60,12 +60,12 @@ def _read_threshold(n: Any, gpu: Any, kind: int) -> Any:
     return n.nvmlDeviceGetTemperatureThreshold(gpu, kind)
 
 
-def read_memory(n: Any, handle: Any) -> dict[str, Any]:
-    """Return used and total bytes. Version 2 leaves out the driver's reserve; version 1 counts it as used."""
+def read_memory(nvml: Any, handle: Any) -> dict[str, Any]:
+    """Return used and total bytes. Version 1 of the call counts the driver's reserve as used; version 2 does not."""
     try:
-        info, version = n.nvmlDeviceGetMemoryInfo(handle, version=n.nvmlMemory_v2), 2
-    except (n.NVMLError_FunctionNotFound, n.NVMLError_NotSupported):
-        info, version = n.nvmlDeviceGetMemoryInfo(handle), 1
+        info, version = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2), 2
+    except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NotSupported):
+        info, version = nvml.nvmlDeviceGetMemoryInfo(handle), 1
     return {"used": info.used, "total": info.total, "version": version}
 
 
@@ -84,7 +84,7 @@ def _read_sram_errors(n: Any, handle: Any) -> dict[str, int]:
 
 
 def _count_spare_rows(n: Any, handle: Any) -> dict[str, int]:
-    """Return the number of memory banks by their spare rows."""
+    """Return the number of memory banks for each amount of spare rows (`max`, `high`, `partial`, `low`, `none`)."""
     banks = n.nvmlDeviceGetRowRemapperHistogram(handle)
     return {name: getattr(banks, name) for name in ("max", "high", "partial", "low", "none")}
 
@@ -103,14 +103,14 @@ def _read_fabric(n: Any, handle: Any) -> dict[str, Any]:
         "state": info.state,
         "status": info.status,
         "health": getattr(info, "healthSummary", 0),
-        # The driver writes zeros if the fabric ends with this machine.
+        # The id is zero if the fabric contains this machine only.
         "cluster": cluster if cluster.strip("0") else None,
         "clique": info.cliqueId,
     }
 
 
 def decode_text(value: Any) -> Any:
-    """Return the text of a value that may be bytes."""
+    """Return bytes as text, and any other value unchanged."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
@@ -125,7 +125,7 @@ SAMPLED_VALUES: dict[str, Call] = {
     "ecc_unc": lambda n, gpu: _read_ecc_errors(n, gpu, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_VOLATILE_ECC),
     "remapped": lambda n, gpu: list(n.nvmlDeviceGetRemappedRows(gpu)),
 }
-"""The call for each value of a sample; `n` is the bindings' module, `gpu` a handle."""
+"""The call for each value of a sample. `n` is the module of the bindings, and `gpu` is a handle."""
 ALL_VALUES: dict[str, Call] = {
     **SAMPLED_VALUES,
     "throttle": lambda n, gpu: [_read_slowdown_reasons(n, gpu)],
@@ -164,62 +164,62 @@ ALL_VALUES: dict[str, Call] = {
     "mig": lambda n, gpu: list(n.nvmlDeviceGetMigMode(gpu)),
     "compute_mode": lambda n, gpu: n.nvmlDeviceGetComputeMode(gpu),
 }
-"""The call for each value that is judged before a run."""
+"""The call for each value that the health checks before a run need."""
 
 
-HW_SLOWDOWN = 0x8 | 0x40 | 0x80
-"""Clock event bits of a slowdown by hardware: any, thermal, power brake."""
+HARDWARE_SLOWDOWN_BITS = 0x8 | 0x40 | 0x80
+"""The bits of clock events that mean a slowdown by hardware: any, thermal, power brake."""
 
 _P2P_READ, _P2P_NVLINK = 0, 2  # the bindings' own constant is a tuple, because of a stray comma
-_MOST_LINKS = 36
+_MAX_LINKS = 36
 _BINDINGS_FAILED = 2
-"""The code for a call that the bindings themselves could not make."""
+"""The error code of this module if the bindings cannot make a call."""
 _INVALID_ARGUMENT = 2
 
 
 class NvmlReading(GpuReading):
-    """A reading of one GPU.
+    """The values of one NVIDIA GPU at one moment.
 
     Args:
-        nvml: The bindings' module.
+        nvml: The module of the bindings.
         index: NVML's index of the GPU.
-        handle: Its handle and `None`, or `None` and the error code of asking for it.
-        root: Prefix of /proc.
+        handle: The handle of the GPU and `None`, or `None` and the error code of NVML.
+        root: The prefix of /proc.
     """
 
     def __init__(self, nvml: Any, index: int, handle: tuple[Any, int | None], root: str = "/") -> None:
-        super().__init__("nvidia", index, NVML_WORDS)
+        super().__init__("nvidia", index, NVML_ERROR_NAMES)
         self._nvml, self._root = nvml, root
         self.handle, error = handle
         if error is not None:
             self.codes["handle"] = error
 
     def read_all(self) -> NvmlReading:
-        """Read all values that are judged before a run."""
+        """Read all values that the health checks before a run need."""
         if self.handle is not None:
             self._read(ALL_VALUES)
             self._read_fields(FIELDS)
-            self._join_retired()
-            states = self.read_links()
+            self._join_retired_pages()
+            states = self.read_nvlink_states()
             self.set_value("nvlinks", states, None if states else self._nvml.NVML_ERROR_NOT_SUPPORTED)
             self.read_processes()
         return self
 
     def read_sample_values(self) -> NvmlReading:
-        """Read the few values of a sample."""
+        """Read the values of a sample."""
         if self.handle is not None:
             self._read(SAMPLED_VALUES)
             self._read_fields(SAMPLED_FIELDS)
         return self
 
     def is_doubtful(self) -> bool:  # type: ignore[explicit-override]  # the mark would have to be imported
-        """Return whether a result may be chance, so that it must be read again."""
-        slowed = any(bits & HW_SLOWDOWN for bits in self.values.get("throttle") or [])
+        """Return whether a result may be transient: an error, a hardware slowdown or an invisible process."""
+        slowed = any(bits & HARDWARE_SLOWDOWN_BITS for bits in self.values.get("throttle") or [])
         hidden = any(not entry["visible"] for entry in self.values.get("procs") or [])
         return slowed or hidden or super().is_doubtful()
 
-    def read_again(self, names: list[str]) -> None:  # type: ignore[explicit-override]
-        """Read these values once more, and what may be a moment's state: slowdowns and ending processes."""
+    def reread_values(self, names: list[str]) -> None:  # type: ignore[explicit-override]
+        """Read these values again, and also slowdowns by hardware and invisible processes, which may be transient."""
         if self.handle is None:
             self.handle, error = try_call(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex, self._index)
             if error is None:
@@ -229,21 +229,21 @@ class NvmlReading(GpuReading):
         self._read({name: ALL_VALUES[name] for name in names if name in ALL_VALUES})
         self._read_fields({number: name for number, name in FIELDS.items() if name in names})
         slowdowns = self.values.get("throttle")
-        if slowdowns and slowdowns[0] & HW_SLOWDOWN:
+        if slowdowns and slowdowns[0] & HARDWARE_SLOWDOWN_BITS:
             slowdowns.append(try_call(self._nvml, _read_slowdown_reasons, self._nvml, self.handle)[0] or 0)
         procs = self.values.get("procs") or []
         if not all(entry["visible"] for entry in procs):
             listed = self._list_processes()
-            # Invisible processes that are not listed again were ending.
+            # An invisible process that is not listed again has ended.
             self.values["procs"] = [entry for entry in procs if entry["visible"] or entry["pid"] in listed]
 
-    def read_links(self) -> list[int | None]:
-        """Return the state of each NVLink, up to the last that the card has; `None` for gaps."""
+    def read_nvlink_states(self) -> list[int | None]:
+        """Return the state of each NVLink of the card (1: up); `None` for a missing link between others."""
         states: list[int | None] = []
-        for link in range(_MOST_LINKS):
+        for link in range(_MAX_LINKS):
             state, error = try_call(self._nvml, self._nvml.nvmlDeviceGetNvLinkState, self.handle, link)
-            # An unsupported link may be a gap: others can follow.
-            if error is not None and self.get_error_word(error) != gpu_values.UNSUPPORTED:
+            # After an unsupported link other links may follow.
+            if error is not None and self.get_error_name(error) != gpu_reading.UNSUPPORTED:
                 break
             states.append(state)
         while states and states[-1] is None:
@@ -251,11 +251,11 @@ class NvmlReading(GpuReading):
         return states
 
     def read_processes(self) -> list[dict[str, Any]]:
-        """Return the processes that use the GPU, as far as the driver lists them."""
+        """Return the processes that the driver lists for this GPU."""
         listed = self._list_processes()
         if "procs" not in self.codes:
             self.values["procs"] = [
-                {**entry, **gpu_values.describe_process(self._root, pid)} for pid, entry in listed.items()
+                {**entry, **gpu_reading.describe_process(self._root, pid)} for pid, entry in listed.items()
             ]
         return self.values.get("procs") or []
 
@@ -272,14 +272,14 @@ class NvmlReading(GpuReading):
             return
         for answer in fields:
             number, code = answer.fieldId, answer.nvmlReturn
-            # An older driver reports an unknown field as an invalid argument.
+            # An older driver returns this code for an unknown field.
             newer = code == _INVALID_ARGUMENT
             error = None if code == 0 else self._nvml.NVML_ERROR_NOT_SUPPORTED if newer else code
             value = answer.value.siVal if number in _SIGNED else answer.value.uiVal
             self.set_value(wanted[number], int(value), error)
 
-    def _join_retired(self) -> None:
-        """Join the two counts of retired pages, if the card has any."""
+    def _join_retired_pages(self) -> None:
+        """Combine the two counts of retired pages into one value."""
         counts = [self.values.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
         codes = [self.codes.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
         self.set_value("retired", counts, next((code for code in codes if code is not None), None))
@@ -301,7 +301,7 @@ class NvmlReading(GpuReading):
 
 
 def try_call(nvml: Any, call: Callable[..., Any], *arguments: Any) -> tuple[Any, int | None]:
-    """Return the result of a call and `None`, or `None` and the error code."""
+    """Return the result of an NVML call and `None`, or `None` and the error code."""
     try:
         return call(*arguments), None
     except nvml.NVMLError as error:
@@ -310,12 +310,12 @@ def try_call(nvml: Any, call: Callable[..., Any], *arguments: Any) -> tuple[Any,
         return None, _BINDINGS_FAILED
 
 
-_MOST = 64
-"""The most events of one pass: a dying GPU may report without end."""
+_MAX_EVENTS = 64
+"""The maximum number of events in one call, because a dying GPU may report events without end."""
 
 
 class XidWatcher:
-    """The XID events of all GPUs of an open session."""
+    """Receives the XID errors of all GPUs of an open NVML."""
 
     def __init__(self, handles: list[Any]) -> None:
         self._nvml = _import_bindings()
@@ -324,22 +324,22 @@ class XidWatcher:
         try:
             events = self._nvml.nvmlEventSetCreate()
             for handle in filter(None, handles):
-                # If one GPU cannot be watched, the others still can.
+                # A GPU without events must not prevent the events of other GPUs.
                 with contextlib.suppress(self._nvml.NVMLError):
                     self._nvml.nvmlDeviceRegisterEvents(handle, self._nvml.nvmlEventTypeXidCriticalError, events)
             self._set = events
         except (self._nvml.NVMLError, AttributeError):
-            # Old drivers and some virtual GPUs have no events; samples and kernel log still show errors.
+            # Old drivers and some virtual GPUs have no events. Samples and the kernel log still show errors.
             return
 
-    def take_events(self) -> list[dict[str, Any]]:
-        """Return the events since the last call: `[{"gpu": index or None, "xid": code}]`."""
+    def take_xid_errors(self) -> list[dict[str, Any]]:
+        """Return the XID errors since the last call: `[{"gpu": index or None, "xid": code}]`."""
         errors: list[dict[str, Any]] = []
-        while self._set is not None and len(errors) < _MOST:
+        while self._set is not None and len(errors) < _MAX_EVENTS:
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
             except self._nvml.NVMLError:
-                # A timeout: no more events.
+                # The timeout of 0 is over, so no event is left.
                 break
             if event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
                 errors.append({"gpu": self._indices.get(_get_address(event.device)), "xid": int(event.eventData)})
@@ -354,41 +354,41 @@ LIBRARY = "libnvidia-ml.so.1"
 LIBRARY_NOT_FOUND = 12
 
 
-def collect_nvml(root: str, wanted: bool) -> dict[str, Any]:
-    """Return the group `nvml`.
+def collect_nvml(root: str, expects_gpus: bool) -> dict[str, Any]:
+    """Return the facts of the group `nvml`.
 
     Raises:
         AbsentError: The request expects no GPU, or the library or its bindings are missing.
     """
-    if not wanted:
+    if not expects_gpus:
         raise AbsentError("no GPU is declared")
     if not _has_library():
         return {"init_error": LIBRARY_NOT_FOUND, "devices": []}
-    session = NvmlSession()
-    if session.init_error is not None:
-        return {"init_error": session.init_error, "devices": []}
-    readings = session.read_gpus(root)
+    reader = NvmlGpuReader()
+    if reader.init_error is not None:
+        return {"init_error": reader.init_error, "devices": []}
+    readings = reader.read_gpus(root)
     devices = [reading.to_facts() for reading in readings]
     return {
-        **session.read_system(),
+        **reader.read_library_facts(),
         "devices": devices,
-        "p2p": session.read_p2p(readings),
+        "p2p": reader.read_p2p_status(readings),
         "uvm": kernel_files.probe_device_open(root, "/dev/nvidia-uvm"),
     }
 
 
-def open_nvml() -> NvmlSession | str:
-    """Return an open NVML session, or the reason if there is none."""
+def open_nvml_reader() -> NvmlGpuReader | str:
+    """Return an open reader, or the reason as a text if the library or its bindings are missing."""
     if not _has_library():
         return "there is no NVIDIA driver library"
     try:
-        return NvmlSession()
+        return NvmlGpuReader()
     except AbsentError as error:
         return str(error)
 
 
 def _has_library() -> bool:
-    """Return whether the driver's library loads, without importing the costly bindings."""
+    """Return whether the driver's library can be loaded. This avoids the slow import of the bindings."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -396,12 +396,13 @@ def _has_library() -> bool:
     return True
 
 
-class NvmlSession:
-    """An open NVML: handles are taken once, values are read repeatedly.
+class NvmlGpuReader:
+    """Reads the NVIDIA GPUs of this machine repeatedly by an open NVML. It gets their handles once.
 
     Attributes:
-        init_error: The error code of opening, or `None`.
-        init_ms: The time of opening, handles included: without persistence mode the driver starts each GPU then.
+        init_error: The error code of the initialisation, or `None`.
+        init_ms: The duration of the initialisation in milliseconds. Without persistence mode it includes the start of
+            each GPU.
     """
 
     vendor = "nvidia"
@@ -424,11 +425,11 @@ class NvmlSession:
 
     @property
     def indices(self) -> list[int]:
-        """Return the indices of the GPUs."""
+        """The indices of the GPUs."""
         return list(range(len(self.handles)))
 
-    def read_system(self) -> dict[str, Any]:
-        """Return versions, number of GPUs, and error and time of opening."""
+    def read_library_facts(self) -> dict[str, Any]:
+        """Return the versions of driver and library, the number of GPUs, and the duration of the initialisation."""
         n = self._nvml
         cuda, cuda_error = try_call(n, n.nvmlSystemGetCudaDriverVersion_v2)
         return {
@@ -443,7 +444,7 @@ class NvmlSession:
         }
 
     def read_gpus(self, root: str = "/") -> list[NvmlReading]:
-        """Read every GPU."""
+        """Return a reading of all values of every GPU."""
         readings = [
             NvmlReading(self._nvml, index, handle, root).read_all() for index, handle in enumerate(self.handles)
         ]
@@ -451,32 +452,34 @@ class NvmlSession:
         return readings
 
     def read_samples(self) -> list[dict[str, Any]]:
-        """Return the few values of a sample."""
+        """Return the sampled values of every GPU as facts."""
         return [
             NvmlReading(self._nvml, i, handle).read_sample_values().to_facts() for i, handle in enumerate(self.handles)
         ]
 
-    def count_links(self, index: int) -> int:
-        """Return how many NVLinks of a GPU are up."""
+    def count_active_links(self, index: int) -> int:
+        """Return the number of NVLinks of a GPU that are up."""
         handle = self.handles[index]
         return (
-            0 if handle[0] is None else sum(state == 1 for state in NvmlReading(self._nvml, index, handle).read_links())
+            0
+            if handle[0] is None
+            else sum(state == 1 for state in NvmlReading(self._nvml, index, handle).read_nvlink_states())
         )
 
-    def list_holders(self, indices: list[int]) -> list[dict[str, Any]]:
-        """Return memory and processes of some GPUs; GPUs that do not answer are left out, as nothing can use them."""
-        holding = []
+    def read_memory_and_processes(self, indices: list[int]) -> list[dict[str, Any]]:
+        """Return the memory use and the processes of some GPUs. GPUs that do not answer are left out."""
+        entries = []
         for index in indices:
             if index >= len(self.handles) or self.handles[index][0] is None:
                 continue
             memory = try_call(self._nvml, read_memory, self._nvml, self.handles[index][0])[0]
             if memory is not None:
                 procs = NvmlReading(self._nvml, index, self.handles[index]).read_processes()
-                holding.append({"gpu": index, **memory, "procs": procs})
-        return holding
+                entries.append({"gpu": index, **memory, "procs": procs})
+        return entries
 
-    def read_p2p(self, readings: list[NvmlReading]) -> list[list[int | None]]:
-        """Return `[i, j, over NVLink, read]` for every pair: NVML's status, or `None` if it is unknown."""
+    def read_p2p_status(self, readings: list[NvmlReading]) -> list[list[int | None]]:
+        """Return `[i, j, NVLink status, read status]` for every pair of GPUs. An unknown status is `None`."""
         n = self._nvml
         pairs: list[list[int | None]] = []
         for (i, one), (j, other) in itertools.combinations(enumerate(readings), 2):

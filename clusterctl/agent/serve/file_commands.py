@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.facts import storage
+from clusterctl.agent.facts import disks_and_checkpoints
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import command_messages, file_list, frames
 from clusterctl.agent.protocol.command_messages import Command
@@ -339,16 +339,18 @@ class _FileCommands:
 
         def look(_out: HelperOutput) -> command_payload_types.CheckpointsAnswer:
             if "files" in arguments:
-                files = storage.list_checkpoint_files(
+                files = disks_and_checkpoints.list_checkpoint_files(
                     folder, str(arguments["files"]), with_hashes=bool(arguments.get("hashes"))
                 )
                 return {"found": [], "files": files}
             answer: command_payload_types.CheckpointsAnswer = {
-                "found": storage.list_complete_checkpoints(folder, pattern)
+                "found": disks_and_checkpoints.list_complete_checkpoints(folder, pattern)
             }
             if arguments.get("versions"):
-                answer["versions"] = storage.list_file_versions(folder, pattern)
-                answer["network"] = run_dir.is_on_network_filesystem(storage.find_checkpoint_folder(folder, pattern))
+                answer["versions"] = disks_and_checkpoints.list_checkpoint_file_versions(folder, pattern)
+                answer["network"] = run_dir.is_on_network_filesystem(
+                    disks_and_checkpoints.find_checkpoint_folder(folder, pattern)
+                )
             return answer
 
         self._session.run_task(request_id, look)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from clusterctl.agent.facts import gpu_values, hardware_errors
+from clusterctl.agent.facts import gpu_reading, kernel_errors
 
 GIB = 1024**3
 UUID = "GPU-00000000-0000-0000-0000-0000000{node:02d}{gpu:03d}"
@@ -80,7 +80,7 @@ UPTIME = 900000.0
 def log(*texts: str, age: float = 60.0, since: float = UPTIME) -> dict[str, Any]:
     """What the collector makes of a kernel log that holds these lines."""
     stamped = "\n".join([f"[{UPTIME - since:12.6f}] first line", *(f"[{UPTIME - age:12.6f}] {text}" for text in texts)])
-    return {"source": "dmesg", "uptime": UPTIME, **hardware_errors.filter_kernel_log(stamped, uptime=UPTIME)}
+    return {"source": "dmesg", "uptime": UPTIME, **kernel_errors.filter_kernel_log(stamped, uptime=UPTIME)}
 
 
 def link(address: str, of: str, **counted: dict[str, int]) -> dict[str, Any]:
@@ -307,8 +307,8 @@ def _set(facts: dict[str, Any], place: str, value: Any) -> None:
         entry = (amd or facts["groups"]["nvml"])["data"]["devices"][int(head[3:])]
         entry["v"].pop(rest[0], None)
         entry["codes"][rest[0]] = value
-        words = gpu_values.FILE_WORDS if amd else gpu_values.NVML_WORDS
-        entry["err"][rest[0]] = words.get(value, gpu_values.FAILED)
+        words = gpu_reading.FILE_ERROR_NAMES if amd else gpu_reading.NVML_ERROR_NAMES
+        entry["err"][rest[0]] = words.get(value, gpu_reading.FAILED)
     elif head == "controller":
         facts["controller"][rest[0]] = value
     elif not rest and isinstance(value, dict):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.facts import hardware_errors
+from clusterctl.agent.facts import kernel_errors
 from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_node
 from clusterctl.health.settings import HealthSettings, NodeDeclaration
@@ -25,7 +25,7 @@ def judged(check: str, *lines: Line, lookback: float = DAY, gpus: int = 8, **cha
     text = "\n".join(f"[{UPTIME - age:12.6f}] {said}" for age, said in [(UPTIME, "first line"), *lines])
     told = changed(
         facts(),
-        kernel_log={"source": "dmesg", "uptime": UPTIME, **hardware_errors.filter_kernel_log(text, uptime=UPTIME)},
+        kernel_log={"source": "dmesg", "uptime": UPTIME, **kernel_errors.filter_kernel_log(text, uptime=UPTIME)},
         **{**OLD_DRIVER, **changes},
     )
     context = HealthSettings(nodes={"n0": NodeDeclaration(gpus=gpus)}, thresholds={f"{check}.lookback": lookback})

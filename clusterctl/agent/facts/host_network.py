@@ -1,6 +1,6 @@
-"""Network facts: interfaces, routes to all peers, name resolution, free ports, and RDMA ports.
+"""Collects network facts of the host: interfaces, routes to all peers, name resolution, free ports, and RDMA ports.
 
-RDMA ports (InfiniBand, RoCE, EFA) are read from /sys, without `ibstat`. Their error counters are not read: on
+RDMA ports (InfiniBand, RoCE, EFA) are read from /sys, without `ibstat`. Their error counters are not read, because on
 restricted functions this floods the kernel log (leptonai/gpud#1164).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 
-from clusterctl.agent.facts import driver
+from clusterctl.agent.facts import gpu_driver
 from clusterctl.agent.linux import addresses, kernel_files, routes
 from clusterctl.agent.linux.tcp_ports import bind_port, describe_port_owner
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_payload_types import NetworkAddress
 
 
-def collect_names(peers: dict[str, str]) -> dict[str, Any]:
-    """Return the group `names`. `peers` maps nodes to addresses or names."""
+def collect_name_resolution(peers: dict[str, str]) -> dict[str, Any]:
+    """Return the facts of the group `names`. `peers` has the address or host name of each node."""
     hostname = socket.gethostname()
     own, error = _resolve(hostname)
     looked: dict[str, dict[str, Any]] = {}
@@ -40,17 +40,17 @@ def _resolve(name: str) -> tuple[list[str], str | None]:
     return sorted({str(entry[4][0]) for entry in entries}), None
 
 
-def collect_ports(wanted: list[int], root: str = "/") -> dict[str, Any]:
-    """Return the group `ports`: each port is bound on all addresses for a moment."""
-    ports = []
-    for port in map(int, wanted):
+def collect_port_states(ports: list[int], root: str = "/") -> dict[str, Any]:
+    """Return the facts of the group `ports`. To test a port, bind it on all addresses and close it again."""
+    states = []
+    for port in map(int, ports):
         entry: dict[str, Any] = {"port": port, "free": True, "error": None, "owner": None}
         try:
             bind_port(port).close()
         except OSError as error:
             entry.update(free=False, error=error.strerror, owner=describe_port_owner(root, port))
-        ports.append(entry)
-    return {"ports": ports}
+        states.append(entry)
+    return {"ports": states}
 
 
 RDMA_FOLDER = "/sys/class/infiniband"
@@ -58,7 +58,7 @@ _MOST_GIDS = 16
 
 
 def list_rdma_ports(root: str) -> list[dict[str, Any]]:
-    """Return every port of every RDMA device."""
+    """Return the facts of every port of every RDMA device."""
     every: list[dict[str, Any]] = []
     for device in kernel_files.list_names(root, RDMA_FOLDER):
         shared = _list_device_ports(root, f"{RDMA_FOLDER}/{device}")
@@ -75,13 +75,13 @@ def _list_device_ports(root: str, base: str) -> dict[str, Any]:
         "firmware": kernel_files.read_text(root, f"{base}/fw_ver"),
         "board": kernel_files.read_text(root, f"{base}/board_id"),
         "driver": os.path.basename(os.path.realpath(f"{place}/driver")) if os.path.exists(f"{place}/driver") else None,
-        "pci": os.path.basename(place) if driver.is_pci_device(place) else None,
-        **driver.read_pcie_link(place),
+        "pci": os.path.basename(place) if gpu_driver.is_pci_device(place) else None,
+        **gpu_driver.read_pcie_link(place),
     }
 
 
 def _read_rdma_port(root: str, where: str, port: str) -> dict[str, Any]:
-    # The first entries of the port's address table.
+    # Read only the first entries of the port's address table.
     indices = sorted(kernel_files.list_names(root, f"{where}/gids"), key=lambda index: (len(index), index))[:_MOST_GIDS]
     gids = {index: kernel_files.read_text(root, f"{where}/gids/{index}") or "" for index in indices}
     used = [index for index, gid in gids.items() if gid.replace(":", "").strip("0")]
@@ -106,7 +106,7 @@ _NET_FOLDER = "/sys/class/net"
 
 
 def collect_network(root: str, peers: dict[str, str]) -> dict[str, Any]:
-    """Return the group `net`. `peers` maps nodes to addresses or names."""
+    """Return the facts of the group `net`. `peers` has the address or host name of each node."""
     known = addresses.list_addresses()
     by_interface = {entry["interface"]: entry["address"] for entry in reversed(known) if entry["family"] == "inet"}
     interfaces: list[dict[str, Any]] = [

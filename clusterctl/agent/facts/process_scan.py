@@ -1,4 +1,4 @@
-"""Processes that matter before a run: leftovers of runs, processes stuck in the kernel, daemons that a node needs."""
+"""Finds processes that matter before a run: leftovers of runs, processes stuck in the kernel, and required daemons."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-MARKER = b"CLUSTERCTL_RUN_ID="
-_LOOKS, _PAUSE = 3, 0.1
-"""How often a process in state D is checked again, and the seconds between the checks."""
-_LONG_PAUSE = 0.5
-"""Seconds between checks of a process that holds a GPU, because a read may take a moment."""
+RUN_ID_MARKER = b"CLUSTERCTL_RUN_ID="
+_CHECKS, _PAUSE_S = 3, 0.1
+"""The number of further checks of a process in state D, and the seconds before each check."""
+_LONG_PAUSE_S = 0.5
+"""The seconds between two checks of a process in state D that has opened a GPU."""
 _INIT_NAMESPACE = "pid:[4026531836]"
-"""The first PID namespace of every Linux machine (`PROC_PID_INIT_INO` of the kernel's `proc_ns.h`)."""
+"""The initial PID namespace of every Linux machine (`PROC_PID_INIT_INO` in the kernel's `proc_ns.h`)."""
 _TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "openntpd", "phc2sys")
 
 
 def collect_processes(root: str, stuck_after_s: float = child_tasks.STUCK_AFTER_S) -> dict[str, Any]:
-    """Return the group `procs`.
+    """Return the facts of the group `procs`.
 
     Args:
-        root: Prefix of /proc.
-        stuck_after_s: Seconds of sleep in the kernel without one wake-up, after which a process counts as stuck.
+        root: The prefix of /proc.
+        stuck_after_s: The seconds of sleep in the kernel without a wake-up after which a process counts as stuck.
     """
     names, zombies = set(), 0
     runs: list[dict[str, Any]] = []
@@ -41,12 +41,12 @@ def collect_processes(root: str, stuck_after_s: float = child_tasks.STUCK_AFTER_
             continue
         names.add(stat.comm)
         zombies += stat.state == "Z"
-        # Hung children of this probe are left out: their groups report them.
+        # Leave out hung children of this probe, which are reported in their own groups.
         if stat.state == "D" and stat.ppid != os.getppid():
             stuck.append(stat)
         # Kernel threads have no environment.
         run = None if stat.state == "Z" or stat.is_kernel_thread else read_run_id(root, name)
-        # The probe and its parents carry the marker of the run that asked for it.
+        # The environment of the probe and its parents contains the id of the run that has requested the probe.
         if run is not None and not _is_ancestor(root, stat.pid):
             runs.append({"run": run, "pid": stat.pid, "comm": stat.comm})
     return {
@@ -60,10 +60,10 @@ def collect_processes(root: str, stuck_after_s: float = child_tasks.STUCK_AFTER_
 
 
 def _list_stuck(root: str, sleepers: list[proc.ProcessStat], stuck_after_s: float) -> list[dict[str, Any]]:
-    """Return the processes that stay in state D; any process is in it for a moment when it reads a disk."""
+    """Return the processes that stay in state D. Every process is in this state for a moment when it reads a disk."""
     began = time.monotonic()
-    for _ in range(_LOOKS if sleepers else 0):
-        time.sleep(_PAUSE)
+    for _ in range(_CHECKS if sleepers else 0):
+        time.sleep(_PAUSE_S)
         now = [proc.read_stat(one.pid, root) for one in sleepers]
         sleepers = [o for o, n in zip(sleepers, now) if n is not None and n.identity == o.identity and n.state == "D"]
     described: list[dict[str, Any]] = [
@@ -76,10 +76,10 @@ def _list_stuck(root: str, sleepers: list[proc.ProcessStat], stuck_after_s: floa
         }
         for one in sleepers
     ]
-    # How often each process that holds a GPU was woken; `None` once it was.
+    # The number of wake-ups of each process that has opened a GPU; `None` after another wake-up.
     woken = {entry["pid"]: child_tasks.count_wakeups(root, entry["pid"]) for entry in described if entry["gpu"]}
     while any(often is not None for often in woken.values()) and time.monotonic() - began < stuck_after_s:
-        time.sleep(_LONG_PAUSE)
+        time.sleep(_LONG_PAUSE_S)
         woken = {pid: often if often == child_tasks.count_wakeups(root, pid) else None for pid, often in woken.items()}
     for entry in described:
         if woken.get(entry["pid"]) is not None:
@@ -88,7 +88,7 @@ def _list_stuck(root: str, sleepers: list[proc.ProcessStat], stuck_after_s: floa
 
 
 def has_own_pid_namespace(root: str) -> bool:
-    """Return whether this is a container that sees its own processes only."""
+    """Return whether this process runs in a container that shows only its own processes."""
     try:
         return os.readlink(kernel_files.join_root(root, "/proc/self/ns/pid")) != _INIT_NAMESPACE
     except OSError:
@@ -96,9 +96,9 @@ def has_own_pid_namespace(root: str) -> bool:
 
 
 def read_run_id(root: str, pid: str | int) -> str | None:
-    """Return the run in the environment of a process, or `None` if it has none or we may not read it."""
+    """Return the run id in the environment of a process, or `None` if it is missing or unreadable."""
     environ = kernel_files.read_bytes_or_none(kernel_files.join_root(root, f"/proc/{pid}/environ")) or b""
-    _, marker, rest = (b"\0" + environ).partition(b"\0" + MARKER)
+    _, marker, rest = (b"\0" + environ).partition(b"\0" + RUN_ID_MARKER)
     return proc.sanitize_name(rest.partition(b"\0")[0].decode(errors="replace")) if marker else None
 
 

@@ -1,7 +1,7 @@
-"""What all vendors' GPUs share: a reading, words for the errors of libraries and drivers, the processes on a GPU.
+"""The reading of a GPU of any vendor, names for the errors of libraries and drivers, and the processes on a GPU.
 
-    unsupported     the card or the driver does not have this value: nothing to judge
-    denied          this user is not permitted
+    unsupported     the card or the driver does not have this value
+    denied          this user may not read the value
     lost            the GPU has disappeared
     reset-required  the GPU needs a reset
     power           the GPU lacks power
@@ -11,7 +11,7 @@
     failed          the call failed for a reason that says nothing about the GPU
     resetting       the GPU is being reset
 
-Facts keep the vendor's code beside the word, for people.
+Facts contain the vendor's code beside the name, for people.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import errno
 import os
 import time
 
-from clusterctl.agent.facts.processes import read_run_id
+from clusterctl.agent.facts.process_scan import read_run_id
 from clusterctl.agent.linux import kernel_files
 from clusterctl.agent.linux.proc import sanitize_name
 
@@ -34,12 +34,12 @@ UNSUPPORTED, DENIED, FAILED = "unsupported", "denied", "failed"
 LOST, RESET, POWER, CORRUPTED = "lost", "reset-required", "power", "corrupted"
 TIMEOUT, UNKNOWN, RESETTING = "timeout", "unknown", "resetting"
 
-ODD = frozenset({POWER, TIMEOUT, UNKNOWN, RESETTING})
-"""Errors that a healthy GPU gives now and then; they count only if they repeat."""
-TROUBLE = frozenset({LOST, RESET, POWER, TIMEOUT, UNKNOWN, RESETTING})
-"""Errors that concern the GPU rather than the call."""
+TRANSIENT_ERRORS = frozenset({POWER, TIMEOUT, UNKNOWN, RESETTING})
+"""The errors that a healthy GPU may report occasionally. They count only if further readings repeat them."""
+GPU_ERRORS = frozenset({LOST, RESET, POWER, TIMEOUT, UNKNOWN, RESETTING})
+"""The errors that concern the GPU and not the call."""
 
-NVML_WORDS = {
+NVML_ERROR_NAMES = {
     **dict.fromkeys((3, 13, 25), UNSUPPORTED),
     4: DENIED,
     8: POWER,
@@ -49,86 +49,87 @@ NVML_WORDS = {
     **dict.fromkeys((15, 28), LOST),
     16: RESET,
 }
-"""Return codes of NVIDIA's `nvml.h`: 11 is an interrupt problem, 13 and 25 come from a library newer than the driver.
+"""The names for return codes of NVIDIA's `nvml.h`. Code 11 is an interrupt problem; 13 and 25 mean that the library is
+newer than the driver.
 """
 
-FILE_WORDS = {
+FILE_ERROR_NAMES = {
     **dict.fromkeys((errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL), UNSUPPORTED),
     errno.EACCES: DENIED,
     **dict.fromkeys((errno.EPERM, errno.EBUSY), RESETTING),
     **dict.fromkeys((errno.ENODEV, errno.ENXIO, errno.EIO), LOST),
     **dict.fromkeys((errno.ETIME, errno.ETIMEDOUT), TIMEOUT),
 }
-"""Errors of reading a file of `amdgpu`. While it resets a GPU, the driver returns EPERM, or EBUSY in newer kernels, to
-every user (`amdgpu_pm_dev_state_check` of its `amdgpu_pm.c`).
+"""The names for errors of reading a file of `amdgpu`. During the reset of a GPU, the driver returns EPERM, or EBUSY in
+newer kernels, to every user (`amdgpu_pm_dev_state_check` in `amdgpu_pm.c`).
 """
 
-_MORE_READINGS = 2
-"""How often a value that may be a chance result is read again."""
+_MAX_RETRIES = 2
+"""The number of further readings of a value whose error may be transient."""
 _PAUSE_S = 0.12
-"""Seconds before each further reading: one pause for all GPUs together."""
+"""The seconds before each further reading of all GPUs."""
 
 
 class GpuReading:
-    """A reading of one GPU.
+    """The values of one GPU at one moment.
 
     Args:
         vendor: `nvidia` or `amd`.
         index: The vendor's index of the GPU.
-        words: The word for each error number of the vendor.
+        error_names: The name for each error number of the vendor.
 
     Attributes:
-        values: The values that were read.
+        values: The values that were read, by name.
         codes: The vendor's error number for each value that could not be read.
-        odd: Error numbers that a second reading did not repeat.
+        odd: The error numbers of earlier readings that a later reading has not repeated.
     """
 
-    def __init__(self, vendor: str, index: int, words: dict[int, str]) -> None:
-        self._vendor, self._index, self._words = vendor, index, words
+    def __init__(self, vendor: str, index: int, error_names: dict[int, str]) -> None:
+        self._vendor, self._index, self._error_names = vendor, index, error_names
         self.values: dict[str, Any] = {}
         self.codes: dict[str, int] = {}
         self.odd: dict[str, int] = {}
 
     def set_value(self, name: str, value: Any, error: int | None) -> None:
-        """Store a value, or the error number of reading it."""
+        """Store a value, or the error number if the value could not be read."""
         if error is None:
             self.values[name] = value
             self.codes.pop(name, None)
         else:
             self.codes[name] = error
 
-    def get_error_word(self, code: int) -> str:
-        """Return the word for an error number."""
-        return self._words.get(code, FAILED)
+    def get_error_name(self, code: int) -> str:
+        """Return the name for an error number of the vendor."""
+        return self._error_names.get(code, FAILED)
 
     def find_transient_errors(self) -> dict[str, int]:
-        """Return the errors that a healthy GPU gives now and then."""
-        return {name: code for name, code in self.codes.items() if self.get_error_word(code) in ODD}
+        """Return the present errors that are in `TRANSIENT_ERRORS`."""
+        return {name: code for name, code in self.codes.items() if self.get_error_name(code) in TRANSIENT_ERRORS}
 
     def is_doubtful(self) -> bool:
-        """Return whether a result may be chance, so that it must be read again."""
+        """Return whether a result may be transient, so that it must be read again."""
         return bool(self.find_transient_errors())
 
     def retry(self) -> None:
-        """Read the doubtful values once more."""
+        """Read the values with transient errors again."""
         wrong = self.find_transient_errors()
-        self.read_again(list(wrong))
+        self.reread_values(list(wrong))
         self.odd.update({name: code for name, code in wrong.items() if name not in self.codes})
 
-    def read_again(self, names: list[str]) -> None:
-        """Read these values once more."""
+    def reread_values(self, names: list[str]) -> None:
+        """Read these values again."""
         raise NotImplementedError
 
     def to_facts(self) -> dict[str, Any]:
-        """Return the reading as facts (`clusterctl.agent.facts` has the format)."""
-        words = {name: self.get_error_word(code) for name, code in self.codes.items()}
+        """Return the reading as facts, in the format that `clusterctl.agent.facts` documents."""
+        words = {name: self.get_error_name(code) for name, code in self.codes.items()}
         facts = {"vendor": self._vendor, "index": self._index, "v": self.values, "err": words, "codes": self.codes}
         return {**facts, "odd": self.odd} if self.odd else facts
 
 
 def repeat_doubtful_readings(readings: Sequence[GpuReading]) -> None:
-    """Read values that may be chance results again, of all GPUs at once."""
-    for _ in range(_MORE_READINGS):
+    """Read doubtful values of all GPUs again, at most `_MAX_RETRIES` times."""
+    for _ in range(_MAX_RETRIES):
         doubtful = [reading for reading in readings if reading.is_doubtful()]
         if not doubtful:
             return
@@ -137,18 +138,21 @@ def repeat_doubtful_readings(readings: Sequence[GpuReading]) -> None:
             reading.retry()
 
 
-_AGENTS = (
+_MONITORING_PROGRAMS = (
     *("nv-hostengine", "dcgm-exporter", "nvidia-persiste", "nvidia-cuda-mps", "gpud", "nvidia-smi", "nvitop", "nvtop"),
     *("amd-smi", "rocm-smi", "gpuagent", "rdcd"),
 )
-"""Monitoring programs that hold GPUs all the time and compute nothing; names as the kernel cuts them."""
+"""Monitoring programs, which use GPUs permanently without computing. The kernel cuts names to 15 characters."""
 
 UNKNOWN_PROCESS: dict[str, Any] = {"comm": None, "user": None, "run": None, "visible": False, "agent": False}
-"""A process that is not visible from here."""
+"""The description of a process that is not visible in this container."""
 
 
 def describe_process(root: str, pid: int) -> dict[str, Any]:
-    """Describe a process that the driver lists; processes of other containers may be invisible here."""
+    """Return name, user and run of a process that the driver has listed.
+
+    A process of another container is invisible.
+    """
     comm = kernel_files.read_text(root, f"/proc/{pid}/comm")
     try:
         owner: int | None = os.stat(kernel_files.join_root(root, f"/proc/{pid}")).st_uid
@@ -156,4 +160,4 @@ def describe_process(root: str, pid: int) -> dict[str, Any]:
         owner = None
     run = read_run_id(root, pid) if comm else None
     comm = None if comm is None else sanitize_name(comm)
-    return {"comm": comm, "user": owner, "run": run, "visible": comm is not None, "agent": comm in _AGENTS}
+    return {"comm": comm, "user": owner, "run": run, "visible": comm is not None, "agent": comm in _MONITORING_PROGRAMS}

@@ -1,6 +1,6 @@
-"""Free space and inodes where a run writes, test files, mounts that respond or not, and checkpoints.
+"""Collects facts about the disks to which a run writes, and about mounts and checkpoints.
 
-Each mount is listed in a child of its own, because a dead file server never returns an error.
+Each mount is tested in a child process of its own, because a dead file server never returns an error.
 """
 
 from __future__ import annotations
@@ -24,33 +24,35 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_payload_types import Checkpoint, CheckpointFile
 
 
-_LONGEST = 100
-"""Characters of a name in a test file's name; a file name may have 255 bytes."""
+_MAX_REQUESTER_LENGTH = 100
+"""The maximum length of the requester in the name of a test file. A file name may have 255 bytes."""
 
 
 def collect_disks(
-    root: str, workdir: str | None, more: list[str], owner: str = "", pattern: str | None = None
+    root: str, workdir: str | None, other_folders: list[str], requester: str = "", checkpoint_pattern: str | None = None
 ) -> dict[str, Any]:
-    """Return the group `disk`: the root file system, /tmp, home, the working directory, checkpoints, and `more`.
+    """Return the facts of the group `disk`.
+
+    They cover the root file system, /tmp, the home, the workdir, the folder of the checkpoints, and `other_folders`.
 
     Args:
-        root: Prefix of the root file system.
+        root: The prefix of the root file system.
         workdir: The folder of the code.
-        more: Other folders.
-        owner: Node and run of the request. They are part of the test file's name, which other nodes may see.
-        pattern: The glob of the checkpoints in the cluster file.
+        other_folders: More folders.
+        requester: The node and the run of the request, which are a part of the name of the test file.
+        checkpoint_pattern: The glob pattern of the checkpoints in the cluster file.
     """
     places = [("root", root), ("tmp", os.environ.get("TMPDIR") or "/tmp"), ("home", os.path.expanduser("~"))]
     if workdir:
         places.append(("workdir", os.path.expanduser(workdir)))
-    if workdir and pattern:
-        places.append(("checkpoints", find_checkpoint_folder(os.path.expanduser(workdir), pattern)))
-    places += [("path", os.path.expanduser(path)) for path in more]
-    return {"paths": [_measure_disk(path, what, owner) for what, path in places]}
+    if workdir and checkpoint_pattern:
+        places.append(("checkpoints", find_checkpoint_folder(os.path.expanduser(workdir), checkpoint_pattern)))
+    places += [("path", os.path.expanduser(path)) for path in other_folders]
+    return {"paths": [_measure_disk(path, what, requester) for what, path in places]}
 
 
-def _measure_disk(path: str, what: str, owner: str) -> dict[str, Any]:
-    """Measure the nearest existing folder: a working directory may not exist yet."""
+def _measure_disk(path: str, what: str, requester: str) -> dict[str, Any]:
+    """Return the space of a folder. If the folder does not exist yet, measure its nearest existing parent."""
     place = path
     while not os.path.isdir(place) and place not in ("/", ""):
         place = os.path.dirname(place)
@@ -68,15 +70,17 @@ def _measure_disk(path: str, what: str, owner: str) -> dict[str, Any]:
         "inodes_free": statvfs.f_favail,
         "readonly": bool(statvfs.f_flag & os.ST_RDONLY),
     }
-    return {**entry, **_test_write(place, owner)} if what in ("workdir", "checkpoints", "path", "tmp") else entry
+    return {**entry, **_test_write(place, requester)} if what in ("workdir", "checkpoints", "path", "tmp") else entry
 
 
-def _test_write(place: str, owner: str) -> dict[str, Any]:
-    """Write, sync and remove one small file, as a checkpoint would.
+def _test_write(place: str, requester: str) -> dict[str, Any]:
+    """Write, sync and remove a small file in a folder.
 
-    Nodes that share the folder may have equal names and pids, so the file name ends in random characters.
+    Nodes with the same name may share the folder, so the file name ends in random characters.
     """
-    plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in owner)[:_LONGEST]
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in requester)[
+        :_MAX_REQUESTER_LENGTH
+    ]
     name = os.path.join(place, f".clusterctl-probe-{plain}-{os.urandom(6).hex()}")
     try:
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -94,13 +98,13 @@ def _test_write(place: str, owner: str) -> dict[str, Any]:
 
 
 MAX_MOUNTS = 32
-"""The most mounts that are checked; those that the request names come first."""
+"""The maximum number of tested mounts. The mounts in the request come first."""
 
 
 def collect_mounts(root: str, required: list[str], deadline: float) -> dict[str, Any]:
-    """Return the group `mounts`."""
+    """Return the facts of the group `mounts`."""
     table = filesystems.list_mounts(root)
-    # Of two mounts at one place, the later one is visible.
+    # If two mounts have the same mount point, the later one is visible.
     fstypes = {mount.mount_point: mount.fstype for mount in table}
     folders = [os.path.expanduser(path) for path in required]
     folders += [place for place, kind in fstypes.items() if filesystems.may_hang(kind) and place not in folders]
@@ -125,15 +129,14 @@ def _list_mount(path: str) -> dict[str, Any]:
 _UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", ".lock")
 _CHUNK_BYTES = 1 << 20
 _MAX_CHECKPOINTS = 5000
-"""An answer has room for so many checkpoints with names of usual length."""
+"""The maximum number of checkpoints in an answer, which must fit into a frame."""
 
 
 def list_complete_checkpoints(workdir: str, pattern: str) -> list[Checkpoint]:
-    """Return `[{path, mtime, size}]` of the newest `_MAX_CHECKPOINTS` complete checkpoints, the newest first.
+    """Return the newest `_MAX_CHECKPOINTS` complete checkpoints, with the newest first.
 
-    Time and size are those of the newest file. A link to another checkpoint (`latest`) is left out.
-
-    A file is complete once it has its final name. A folder of torch.distributed.checkpoint is complete once it has
+    Time and size of a checkpoint are those of its newest file. A link to another checkpoint (`latest`) is left out. A
+    file is complete if it has its final name. A folder of torch.distributed.checkpoint is complete if it has the file
     `.metadata`, which is written last.
     """
     checkpoints: list[Checkpoint] = []
@@ -154,18 +157,18 @@ def list_complete_checkpoints(workdir: str, pattern: str) -> list[Checkpoint]:
 
 
 def find_checkpoint_folder(workdir: str, pattern: str) -> str:
-    """Return the folder above all checkpoints: the part of the pattern before its first wildcard."""
+    """Return the folder that contains all checkpoints: the part of the pattern before its first wildcard."""
     *folders, _ = os.path.join(workdir, os.path.expanduser(pattern)).split("/")
     return "/".join(itertools.takewhile(lambda name: not glob.has_magic(name), folders)) or "/"
 
 
-def list_file_versions(workdir: str, pattern: str) -> list[tuple[float, int]]:
-    """Return time and size of every file of all checkpoints, complete or not."""
+def list_checkpoint_file_versions(workdir: str, pattern: str) -> list[tuple[float, int]]:
+    """Return the time and size of every file of all checkpoints, also of incomplete ones."""
     return sorted({version for path in _expand_pattern(workdir, pattern) for version in _list_versions(path)})
 
 
 def list_checkpoint_files(workdir: str, path: str, *, with_hashes: bool) -> list[CheckpointFile]:
-    """Return the files of one checkpoint, relative to the folder that holds it; on request with SHA-256."""
+    """Return the files of one checkpoint. Their names are relative to the parent folder of the checkpoint."""
     whole = os.path.join(os.path.expanduser(workdir), os.path.expanduser(path)).rstrip("/")
     found: list[CheckpointFile] = []
     for file in sorted(_list_files(whole)):
@@ -192,12 +195,12 @@ def _describe_if_complete(path: str) -> tuple[float, int] | None:
     if ".metadata" in names:
         return next(_list_versions(os.path.join(path, ".metadata")), None)
     sharded = any(name.endswith(".distcp") for name in names)
-    # The time of a folder changes with new names only, not when existing files are rewritten.
+    # Use the times of files, because the time of a folder does not change when an existing file is rewritten.
     return None if sharded else max(_list_versions(path), default=None)
 
 
 def _list_versions(path: str) -> Iterator[tuple[float, int]]:
-    """Yield time and size of a file, or of all files in a folder."""
+    """Yield the time and size of a file, or of all files in a folder."""
     for file in _list_files(path):
         with contextlib.suppress(OSError):
             info = os.stat(file)
@@ -205,7 +208,7 @@ def _list_versions(path: str) -> Iterator[tuple[float, int]]:
 
 
 def _list_files(path: str) -> Iterator[str]:
-    """Yield a file, or all files in a folder."""
+    """Yield the path of a file, or of all files in a folder."""
     if not os.path.isdir(path):
         yield path
         return
@@ -222,8 +225,8 @@ def _hash_file(path: str) -> str:
     return digest.hexdigest()
 
 
-def collect_checkpoint(workdir: str, pattern: str) -> dict[str, Any]:
-    """Return the group `checkpoint`: path and size of the newest complete one, each `None` if there is none yet."""
+def collect_newest_checkpoint(workdir: str, pattern: str) -> dict[str, Any]:
+    """Return the facts of the group `checkpoint`: path and size of the newest complete checkpoint, or two `None`."""
     checkpoints = list_complete_checkpoints(os.path.expanduser(workdir), pattern)
     if not checkpoints:
         return {"path": None, "bytes": None}

@@ -1,8 +1,9 @@
-"""GPUs on the PCI bus, their driver and device nodes, and GPUs that the driver's library hides.
+"""Collects facts about the GPUs on the PCI bus, their kernel driver and device nodes, and GPUs that NVML does not show.
 
-`collect_driver` reads what the kernel shows and asks no driver. `collect_hidden_gpus` runs only if NVML shows fewer
-GPUs than the bus: it opens their device nodes, which tells a GPU that the administrator or a scheduler withholds from
-one that has failed, and which may hang if the GPU is dead. `collect_smi` asks `nvidia-smi` if NVML could not be used.
+`collect_driver` reads files of the kernel and does not call a driver. `collect_hidden_gpus` runs only if NVML shows
+fewer GPUs than the bus. It opens the device nodes of the missing GPUs, which may hang. If the kernel refuses this, an
+administrator or a scheduler withholds the GPU; otherwise the GPU has failed. `collect_nvidia_smi` runs `nvidia-smi` if
+NVML has failed.
 """
 
 from __future__ import annotations
@@ -23,58 +24,58 @@ if TYPE_CHECKING:
 
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
-_EMULATED = "0x1b36"
-"""The PCI vendor of QEMU: the link width of its ports says nothing about a slot."""
-_INSIDE = "0x1002"
-"""The PCI vendor of the bridges that are part of an AMD card. The link of the card is that of the outermost bridge, as
-in `amdgpu_device_partner_bandwidth` of the kernel's amdgpu.
+_QEMU_VENDOR = "0x1b36"
+"""The PCI vendor of QEMU, whose emulated ports report no real link width."""
+_AMD_VENDOR = "0x1002"
+"""The PCI vendor of the bridges on an AMD card. The outermost bridge has the link of the card, as in the kernel's
+`amdgpu_device_partner_bandwidth`.
 """
-_NODE = re.compile(r"nvidia(\d+|ctl|-uvm)")
+_DEVICE_NODE = re.compile(r"nvidia(\d+|ctl|-uvm)")
 
 
-def read_pcie_link(place: str) -> dict[str, Any]:
-    """Return `{width, max_width, slot_width}` of the card at a real path of sysfs, each `None` if unknown.
+def read_pcie_link(path: str) -> dict[str, Any]:
+    """Return `{width, max_width, slot_width}` of the PCIe link of a card, in lanes; `None` for each unknown width.
 
-    The width of the slot is unknown in most virtual machines.
+    Most virtual machines do not show the width of the slot. `path` is the real path of the card in sysfs.
     """
-    while (above := os.path.dirname(place)) and is_pci_device(above) and _read_vendor(above) == _INSIDE:
-        place = above
-    has_slot = is_pci_device(above) and _read_vendor(above) != _EMULATED
+    while (above := os.path.dirname(path)) and is_pci_device(above) and _read_vendor(above) == _AMD_VENDOR:
+        path = above
+    has_slot = is_pci_device(above) and _read_vendor(above) != _QEMU_VENDOR
     return {
-        "width": kernel_files.read_int("/", f"{place}/current_link_width"),
-        "max_width": kernel_files.read_int("/", f"{place}/max_link_width"),
+        "width": kernel_files.read_int("/", f"{path}/current_link_width"),
+        "max_width": kernel_files.read_int("/", f"{path}/max_link_width"),
         "slot_width": kernel_files.read_int("/", f"{above}/max_link_width") or None if has_slot else None,
     }
 
 
-def is_pci_device(place: str) -> bool:
-    """Return whether a path of sysfs is that of a card or a port."""
-    return _PCI_ADDRESS.fullmatch(os.path.basename(place)) is not None
+def is_pci_device(path: str) -> bool:
+    """Return whether a path in sysfs belongs to a PCI device."""
+    return _PCI_ADDRESS.fullmatch(os.path.basename(path)) is not None
 
 
-def _read_vendor(place: str) -> str | None:
-    return kernel_files.read_text("/", f"{place}/vendor")
+def _read_vendor(path: str) -> str | None:
+    return kernel_files.read_text("/", f"{path}/vendor")
 
 
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x19e5": "ascend", "0x8086": "intel"}
-"""The known PCI vendors of GPUs."""
+"""The names of GPU vendors by PCI vendor id."""
 _CLASSES = {
     "nvidia": ("0x0300", "0x0302"),
     "amd": ("0x0300", "0x0302", "0x0380", "0x1200"),
     "ascend": ("0x1200",),
     "intel": ("0x0300", "0x0380"),
 }
-"""PCI classes of each vendor's GPUs: display, 3D and other display controllers, processing accelerators."""
+"""The PCI classes of each vendor's GPUs: display, 3D and other display controllers, processing accelerators."""
 _BRIDGE_CLASS = "0x0680"
 _BUS = "/sys/bus/pci/devices"
-_BUILT_IN = "0000:00:"
-"""The bus address of graphics in an Intel processor, which no job uses."""
-_HELPERS = ("/usr/bin/nvidia-modprobe", "/bin/nvidia-modprobe", "/usr/sbin/nvidia-modprobe")
-_IMEX = "/dev/nvidia-caps-imex-channels"
+_BUILT_IN_GRAPHICS = "0000:00:"
+"""The beginning of the PCI address of the graphics in an Intel processor, which no job uses."""
+_DEVICE_NODE_HELPERS = ("/usr/bin/nvidia-modprobe", "/bin/nvidia-modprobe", "/usr/sbin/nvidia-modprobe")
+_IMEX_FOLDER = "/dev/nvidia-caps-imex-channels"
 
 
 def collect_driver(root: str) -> dict[str, Any]:
-    """Return the group `driver`."""
+    """Return the facts of the group `driver`."""
     modules = [line.split()[0] for line in (kernel_files.read_text(root, "/proc/modules") or "").splitlines() if line]
     gpus, switches = _list_pci_gpus(root)
     proc = kernel_files.read_text(root, "/proc/driver/nvidia/version")
@@ -87,10 +88,12 @@ def collect_driver(root: str) -> dict[str, Any]:
         "nvswitches": switches,
         "pci": gpus,
         "dev": [
-            _can_open(root, f"/dev/{name}") for name in kernel_files.list_names(root, "/dev") if _NODE.fullmatch(name)
+            _can_open(root, f"/dev/{name}")
+            for name in kernel_files.list_names(root, "/dev")
+            if _DEVICE_NODE.fullmatch(name)
         ],
-        "imex": [_can_open(root, f"{_IMEX}/{name}") for name in kernel_files.list_names(root, _IMEX)],
-        "helper": any(_is_setuid(kernel_files.join_root(root, path)) for path in _HELPERS),
+        "imex": [_can_open(root, f"{_IMEX_FOLDER}/{name}") for name in kernel_files.list_names(root, _IMEX_FOLDER)],
+        "helper": any(_is_setuid(kernel_files.join_root(root, path)) for path in _DEVICE_NODE_HELPERS),
     }
 
 
@@ -99,20 +102,20 @@ def _list_pci_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
     switches = 0
     for address in kernel_files.list_names(root, _BUS):
         vendor = _VENDORS.get(kernel_files.read_text(root, f"{_BUS}/{address}/vendor") or "")
-        if vendor is None or (vendor == "intel" and address.startswith(_BUILT_IN)):
+        if vendor is None or (vendor == "intel" and address.startswith(_BUILT_IN_GRAPHICS)):
             continue
         kind = (kernel_files.read_text(root, f"{_BUS}/{address}/class") or "")[:6]
         switches += vendor == "nvidia" and kind == _BRIDGE_CLASS
         if kind in _CLASSES[vendor]:
-            place = os.path.realpath(kernel_files.join_root(root, f"{_BUS}/{address}"))
-            driver = os.path.basename(os.readlink(f"{place}/driver")) if os.path.islink(f"{place}/driver") else None
+            path = os.path.realpath(kernel_files.join_root(root, f"{_BUS}/{address}"))
+            driver = os.path.basename(os.readlink(f"{path}/driver")) if os.path.islink(f"{path}/driver") else None
             card = {"address": address, "vendor": vendor, "class": kind, "driver": driver}
-            gpus.append({**card, "minor": read_device_minor(root, address), **read_pcie_link(place)})
+            gpus.append({**card, "minor": read_device_minor(root, address), **read_pcie_link(path)})
     return gpus, switches
 
 
 def _can_open(root: str, path: str) -> dict[str, Any]:
-    """Return whether this user may open a device node. Nothing is opened, because that would wake the driver."""
+    """Return whether this user may open a device node, without opening it, because this would wake the driver."""
     return {"path": path, "readable": kernel_files.probe_device_access(root, path) == "ok"}
 
 
@@ -125,39 +128,42 @@ def _is_setuid(path: str) -> bool:
 
 
 def find_hidden_gpus(driver: dict[str, Any], nvml: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return NVIDIA's entries of `driver.pci` that NVML does not show; none if either side has no addresses."""
+    """Return the NVIDIA GPUs in `driver["pci"]` that NVML does not show. `nvml` has the facts of the group `nvml`."""
     if nvml.get("count") is None:
         return []
-    nvml_addresses = [shorten_address(device["v"]["pci"]) for device in nvml["devices"] if "pci" in device["v"]]
-    # A device whose handle is lost has no address, but NVML counts it, so it is not missing.
+    nvml_addresses = [normalize_pci_address(device["v"]["pci"]) for device in nvml["devices"] if "pci" in device["v"]]
+    # A device without a handle has no address. NVML counts such a device, so it is not missing.
     nameless = len(nvml["devices"]) - len(nvml_addresses)
     cards = [entry for entry in driver.get("pci") or [] if entry["vendor"] == "nvidia"]
-    absent = [entry for entry in cards if shorten_address(entry["address"]) not in nvml_addresses]
+    absent = [entry for entry in cards if normalize_pci_address(entry["address"]) not in nvml_addresses]
     return absent[: max(0, len(absent) - nameless)]
 
 
-def shorten_address(address: str) -> str:
-    """Return bus:device.function. NVML writes the domain with eight digits, the kernel with four."""
+def normalize_pci_address(address: str) -> str:
+    """Return a PCI address with a domain in short form.
+
+    NVML writes the domain with eight digits, the kernel with four.
+    """
     domain, _, rest = address.lower().partition(":")
     return f"{int(domain, 16):x}:{rest}" if domain else rest
 
 
-def collect_hidden_gpus(root: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the group `hidden_gpus`."""
+def collect_hidden_gpus(root: str, gpus: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the facts of the group `hidden_gpus` for the GPUs that `find_hidden_gpus` has returned."""
     results = [
         kernel_files.probe_device_open(root, f"/dev/nvidia{entry['minor']}")
         if entry["driver"] == "nvidia" and entry["minor"] is not None
         else None
-        for entry in entries
+        for entry in gpus
     ]
-    return {"gpus": [{**entry, "node": result} for entry, result in zip(entries, results)]}
+    return {"gpus": [{**entry, "node": result} for entry, result in zip(gpus, results)]}
 
 
 _QUERY = "index,uuid,name,pci.bus_id,driver_version"
 
 
-def collect_smi() -> dict[str, Any]:
-    """Return the group `smi`.
+def collect_nvidia_smi() -> dict[str, Any]:
+    """Return the facts of the group `smi`, from the output of `nvidia-smi`.
 
     Raises:
         AbsentError: `nvidia-smi` is not installed.

@@ -1,25 +1,26 @@
-"""Hardware errors since boot: counters of PCIe links and main memory, and the GPU errors of the kernel log.
+"""Collects hardware errors since boot from the kernel's counters of PCIe links and main memory, and from its log.
 
-PCIe: the counters of Advanced Error Reporting (kernel 4.19, `sysfs-bus-pci-devices-aer_stats`) at GPUs and network
-cards, at the port above each, and at its root port. Memory: the counters of EDAC (`sysfs-devices-edac`).
+PCIe: the counters of Advanced Error Reporting (kernel 4.19, `sysfs-bus-pci-devices-aer_stats`) of GPUs and network
+cards, of the port above each card, and of its root port. Memory: the counters of EDAC (`sysfs-devices-edac`).
 
-Kernel log: the relevant lines of this boot, and the GPU errors in them, counted.
+Kernel log: the relevant lines of this boot, and the number of each kind of GPU error in them.
 
-Time stamps are relative to boot, so a wrong clock does not matter. A driver whose GPU has died writes thousands of
-lines: the reader counts GPU errors while it reads, one entry per kind and device, so that no other lines can displace
-the errors.
+Time stamps are relative to boot, so a wrong clock does not matter. The driver of a dead GPU may write thousands of
+lines. Therefore GPU errors are counted during reading, with one entry for each kind and device, and other lines cannot
+displace them.
 
     {"vendor": "nvidia", "kind": "xid" | "sxid", "device": PCI address, "code", "grade": "fatal" | "nonfatal" | "",
-     "count", "first_age_s", "last_age_s", "ages": the newest, "order": position of its last line, "text": of that line}
-    the same with "vendor": "amd", "code": 0, and as "kind" and "grade":
-        ras     errors that memory or engines could not correct; grade: the block
+     "count", "first_age_s", "last_age_s", "ages": of the newest lines, "order": position of the last line,
+     "text": of the last line}
+    the same with "vendor": "amd", "code": 0, and one of these as "kind" and "grade":
+        ras     errors that memory or engines could not correct; grade: the block of the GPU
         reset   grade: `begin`, `done` or `failed`
         hang    a work queue did not finish, and the driver could not recover it without a reset
         lost    the GPU is no longer on the bus
         worn    more memory pages are bad than the driver accepts
         init    the driver could not start the GPU
 
-Messages of AMD's driver are those of `amdgpu_ras.c`, `amdgpu_device.c`, `amdgpu_job.c` and `amdgpu_ras_eeprom.c`.
+The messages of AMD's driver are in `amdgpu_ras.c`, `amdgpu_device.c`, `amdgpu_job.c` and `amdgpu_ras_eeprom.c`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import os
 import re
 import time
 
-from clusterctl.agent.facts import child_tasks, driver
+from clusterctl.agent.facts import child_tasks, gpu_driver
 from clusterctl.agent.facts.child_tasks import AbsentError, DeniedError
 from clusterctl.agent.linux import kernel_files
 
@@ -40,13 +41,13 @@ if TYPE_CHECKING:
     Key = tuple[str, str, int, str]
 
 
-_DRIVERS = ("nvidia", "amdgpu")
-_CARDS = ("/sys/class/infiniband", "/sys/class/net")
-_MEMORY = "/sys/devices/system/edac/mc"
+_GPU_DRIVERS = ("nvidia", "amdgpu")
+_NETWORK_CARD_FOLDERS = ("/sys/class/infiniband", "/sys/class/net")
+_EDAC_FOLDER = "/sys/devices/system/edac/mc"
 
 
 def collect_hardware_errors(root: str) -> dict[str, Any]:
-    """Return the group `hardware`."""
+    """Return the facts of the group `hardware`."""
     cards = [*_list_gpus(root), *_list_network_cards(root)]
     places: dict[str, str] = {}
     for place, what in cards:
@@ -61,33 +62,33 @@ def collect_hardware_errors(root: str) -> dict[str, Any]:
 
 
 def _list_gpus(root: str) -> list[tuple[str, str]]:
-    bases = [f"/sys/bus/pci/drivers/{driver}" for driver in _DRIVERS]
+    bases = [f"/sys/bus/pci/drivers/{driver}" for driver in _GPU_DRIVERS]
     cards = [
-        (base, name) for base in bases for name in kernel_files.list_names(root, base) if driver.is_pci_device(name)
+        (base, name) for base in bases for name in kernel_files.list_names(root, base) if gpu_driver.is_pci_device(name)
     ]
     return [(os.path.realpath(kernel_files.join_root(root, f"{base}/{name}")), f"GPU {name}") for base, name in cards]
 
 
 def _list_network_cards(root: str) -> list[tuple[str, str]]:
     versions: dict[str, str] = {}
-    for base in _CARDS:
+    for base in _NETWORK_CARD_FOLDERS:
         for name in kernel_files.list_names(root, base):
             place = os.path.realpath(kernel_files.join_root(root, f"{base}/{name}/device"))
-            if driver.is_pci_device(place):
+            if gpu_driver.is_pci_device(place):
                 versions.setdefault(place, name)
     return list(versions.items())
 
 
 def _list_ports_above(place: str) -> list[str]:
-    """Return the paths of a card, of the port above it, and of its root port."""
+    """Return the paths of a card, of the port above the card, and of its root port."""
     ports = [place]
-    while driver.is_pci_device(above := os.path.dirname(ports[-1])):
+    while gpu_driver.is_pci_device(above := os.path.dirname(ports[-1])):
         ports.append(above)
     return [*ports[:2], *ports[2:][-1:]]
 
 
 def _read_pcie_errors(place: str) -> dict[str, Any] | None:
-    """Return `{correctable, nonfatal, fatal}`, the counts by kind of error; `None` if nothing counts them."""
+    """Return `{correctable, nonfatal, fatal}` with counts by kind of error; `None` if the device has no counters."""
     texts = {
         grade: kernel_files.read_text("/", f"{place}/aer_dev_{grade}") for grade in ("correctable", "nonfatal", "fatal")
     }
@@ -104,21 +105,21 @@ def _read_memory_errors(root: str) -> list[dict[str, Any]]:
     return [
         {
             "controller": name,
-            "corrected": kernel_files.read_int(root, f"{_MEMORY}/{name}/ce_count"),
-            "uncorrected": kernel_files.read_int(root, f"{_MEMORY}/{name}/ue_count"),
-            "seconds": kernel_files.read_int(root, f"{_MEMORY}/{name}/seconds_since_reset"),
+            "corrected": kernel_files.read_int(root, f"{_EDAC_FOLDER}/{name}/ce_count"),
+            "uncorrected": kernel_files.read_int(root, f"{_EDAC_FOLDER}/{name}/ue_count"),
+            "seconds": kernel_files.read_int(root, f"{_EDAC_FOLDER}/{name}/seconds_since_reset"),
         }
-        for name in kernel_files.list_names(root, _MEMORY)
+        for name in kernel_files.list_names(root, _EDAC_FOLDER)
         if name.startswith("mc")
     ]
 
 
 _DEVICE = re.compile(r"amdgpu ([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): (?:amdgpu: )?")
 _RAS = re.compile(r"\b(\d+) (?:new )?uncorrectable hardware errors detected in (?:total in )?(\w+) block")
-"""With a number before it, because the driver reports `no uncorrectable hardware errors` for a healthy GPU."""
-BOGUS = 1048560
-"""A sleeping memory controller reads as all ones. The driver takes that, and multiples of it, for errors at each query
-(rocm-smi on GPUs in runtime power management).
+"""The pattern needs a number, because the driver reports `no uncorrectable hardware errors` for a healthy GPU."""
+BOGUS_RAS_COUNT = 1048560
+"""An error count that is a multiple of this number is wrong. The registers of a sleeping memory controller have all
+bits set, which the driver adds as errors at each query (as by rocm-smi on GPUs in runtime power management).
 """
 _HANG = re.compile(r"\bring \S+ timeout(?!, but soft recovered)")
 _OTHER_EVENTS = (
@@ -132,11 +133,11 @@ _OTHER_EVENTS = (
 
 
 def parse_amdgpu_line(text: str) -> Event:
-    """Return `(kind, PCI address or "", grade, detail)` of a line; `None` if it reports no error."""
+    """Return `(kind, PCI address or "", grade, detail)` of the error in a line; `None` if the line has no error."""
     device = _DEVICE.search(text)
     address, detail = (device.group(1), text[device.end() :]) if device else ("", text)
     if ras := _RAS.search(detail):
-        return ("ras", address, ras.group(2), detail) if int(ras.group(1)) % BOGUS else None
+        return ("ras", address, ras.group(2), detail) if int(ras.group(1)) % BOGUS_RAS_COUNT else None
     if _HANG.search(detail):
         return "hang", address, "", detail
     for kind, grade, pattern in _OTHER_EVENTS:
@@ -147,7 +148,7 @@ def parse_amdgpu_line(text: str) -> Event:
 
 _PCI = r"(?:PCI:)?([0-9a-fA-F:.]+)"
 _XID = re.compile(rf"NVRM: Xid \({_PCI}(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\)[^:]*: (\d+),\s*(.*)")
-"""With MIG the instance follows the address: `kernel_rc.c` of NVIDIA's open-gpu-kernel-modules."""
+"""With MIG, the instance follows the address (`kernel_rc.c` of NVIDIA's open-gpu-kernel-modules)."""
 _OFF_BUS = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]+): GPU has fallen off the bus")
 _OFF_BUS_BEGINS = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]+)")
 _OFF_BUS_ENDS = "fallen off the bus and is not responding"
@@ -155,25 +156,25 @@ _SXID = re.compile(r"nvidia-nvswitch\d*.*?: SXid \(PCI:([^)]+)\): (\d+),\s*(?:(F
 _GRADE = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
 _OFF_BUS_CODE = 79
 _OFF_BUS_LINES = 3
-"""The driver reports a dead GPU over several lines; the decisive one is within so many."""
-_GRADED = range(144, 151)
-"""NVLink 5: the line says whether it is fatal (NVIDIA, XID catalogue)."""
-_AGES = 5
-_MAX_TEXT = 200
+"""The driver reports a dead GPU in several lines. `_OFF_BUS_ENDS` follows within so many lines."""
+_XIDS_WITH_GRADE = range(144, 151)
+"""The XIDs of NVLink 5, whose lines contain `fatal` or `nonfatal` (NVIDIA, XID catalogue)."""
+_MAX_AGES = 5
+_MAX_TEXT_CHARS = 200
 _MAX_ENTRIES = 512
-"""The most entries kept. There are fewer codes, so only a broken log has more."""
+"""The maximum number of entries. Fewer error codes exist, so only a damaged log can exceed it."""
 
 
-class KernelEvents:
-    """Counts the GPU errors in the lines of a kernel log, oldest first."""
+class GpuErrorCounter:
+    """Counts the GPU errors in the lines of a kernel log, which must be added from the oldest to the newest."""
 
     def __init__(self) -> None:
         self.entries: dict[Key, dict[str, Any]] = {}
         self._lines = 0
-        self._dying: tuple[str, int] | None = None
+        self._gpu_in_report: tuple[str, int] | None = None
 
     def add_line(self, text: str, age: float | None) -> bool:
-        """Count the line if it is a GPU error; return whether it is."""
+        """Count the GPU error in a line, and return whether the line has one. `age` is the age in seconds."""
         self._lines += 1
         if "NVRM" in text:
             return self._count_xid(text, age)
@@ -194,27 +195,27 @@ class KernelEvents:
     def _count_xid(self, text: str, age: float | None) -> bool:
         if match := _XID.search(text):
             device, code, detail = match.group(1).lower(), int(match.group(2)), match.group(3)
-            word = _GRADE.search(detail) if code in _GRADED else None
+            word = _GRADE.search(detail) if code in _XIDS_WITH_GRADE else None
             grade = "" if word is None else "nonfatal" if word.group(1) else "fatal"
             self._count(("xid", device, code, grade), detail, age)
             return True
         device = self._find_lost_gpu(text)
         if device is not None:
-            # The driver writes the event once with a number and once without. Some lines lack the function.
+            # The driver writes this event once with its number and once without. Some addresses lack the function.
             counted = [key[1].split(".")[0] for key in self.entries if key[2] == _OFF_BUS_CODE]
             if device.split(".")[0] not in counted:
                 self._count(("xid", device, _OFF_BUS_CODE, ""), "GPU has fallen off the bus", age)
         return device is not None
 
     def _find_lost_gpu(self, text: str) -> str | None:
-        """Return the address of a GPU that this line reports as lost, perhaps with those before it."""
+        """Return the address of a GPU that this line, or this line and earlier lines, report as lost."""
         if match := _OFF_BUS.search(text):
             return match.group(1).lower()
         if match := _OFF_BUS_BEGINS.search(text):
-            self._dying = (match.group(1).lower(), self._lines)
-        if _OFF_BUS_ENDS in text and self._dying is not None:
-            device, line = self._dying
-            self._dying = None
+            self._gpu_in_report = (match.group(1).lower(), self._lines)
+        if _OFF_BUS_ENDS in text and self._gpu_in_report is not None:
+            device, line = self._gpu_in_report
+            self._gpu_in_report = None
             return device if self._lines - line <= _OFF_BUS_LINES else None
         return None
 
@@ -228,16 +229,16 @@ class KernelEvents:
             entry.update({"first_age_s": age, "ages": []})
             self.entries[key] = entry
         entry["count"] += 1
-        entry.update({"last_age_s": age, "order": self._lines, "text": text[:_MAX_TEXT]})
+        entry.update({"last_age_s": age, "order": self._lines, "text": text[:_MAX_TEXT_CHARS]})
         if age is not None:
-            entry["ages"] = [*entry["ages"], age][-_AGES:]
+            entry["ages"] = [*entry["ages"], age][-_MAX_AGES:]
 
 
 MAX_LINES = 200
-"""The reader keeps this many of the newest lines and counts the others. It counts all GPU errors separately."""
+"""The maximum number of lines in the facts. Older lines are only counted. GPU errors are counted separately."""
 COMPLETE_WITHIN_S = 60.0
-"""A log that begins within so many seconds after boot is complete enough."""
-_JOURNAL_SECONDS = 1.5
+"""A log counts as complete if it begins within so many seconds after boot."""
+_JOURNAL_TIMEOUT_S = 1.5
 
 _RELEVANT = re.compile(
     r"blocked for more than|soft lockup|hard LOCKUP|Out of memory: Kill"
@@ -246,31 +247,31 @@ _RELEVANT = re.compile(
     r"|insufficient power on|High Temperature"
     r"|EXT4-fs error|XFS .*(?:shut down|Corruption)"
 )
-_STAMP = re.compile(r"^(?:<\d+>)?\[\s*(\d+\.\d+)\]\s*(.*)$")
-_LOG_FILE = re.compile(r"^.*? kernel:\s*\[\s*(\d+\.\d+)\]\s*(.*)$")
+_DMESG_LINE = re.compile(r"^(?:<\d+>)?\[\s*(\d+\.\d+)\]\s*(.*)$")
+_LOG_FILE_LINE = re.compile(r"^.*? kernel:\s*\[\s*(\d+\.\d+)\]\s*(.*)$")
 _LOG_FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog")
-_TAIL = 4 << 20
-_JOURNAL = re.compile(r"^\[\s*(\d+\.\d+)\]\s+\S+\s+kernel:\s*(.*)$")
+_TAIL_BYTES = 4 << 20
+_JOURNAL_LINE = re.compile(r"^\[\s*(\d+\.\d+)\]\s+\S+\s+kernel:\s*(.*)$")
 _PROGRAMS = (
-    ("dmesg", ["dmesg"], _STAMP),
-    ("journalctl", ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"], _JOURNAL),
+    ("dmesg", ["dmesg"], _DMESG_LINE),
+    ("journalctl", ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"], _JOURNAL_LINE),
 )
 
 
 def collect_kernel_log(root: str) -> dict[str, Any]:
-    """Return the group `kernel_log`, from `dmesg`, else from the journal, else from the files of syslog.
+    """Return the facts of the group `kernel_log`, from `dmesg`, else from the journal, else from the files of syslog.
 
-    If the ring buffer of `dmesg` has lost its beginning, the journal is read, which may reach further back.
+    If `dmesg` has lost the beginning of this boot, the journal is read too, and the longer log is used.
 
     Raises:
-        DeniedError: This user may read none of them.
-        AbsentError: Neither program is installed.
+        DeniedError: This user may read none of these logs.
+        AbsentError: Neither `dmesg` nor `journalctl` is installed.
     """
     uptime = float((kernel_files.read_text(root, "/proc/uptime") or str(time.monotonic())).split()[0])
     best: dict[str, Any] | None = None
     reasons: list[str] = []
     for source, argv, pattern in _PROGRAMS:
-        output, reason = _run_reader(argv, None if best is None else _JOURNAL_SECONDS)
+        output, reason = _run_reader(argv, None if best is None else _JOURNAL_TIMEOUT_S)
         if output is None:
             reasons.append(reason)
             continue
@@ -281,43 +282,43 @@ def collect_kernel_log(root: str) -> dict[str, Any]:
     if best is not None:
         return best
     for name in _LOG_FILES:
-        written = _read_this_boot(root, name, uptime)
+        written = _read_lines_of_this_boot(root, name, uptime)
         if written:
-            return {"source": name, "uptime": uptime, **filter_kernel_log(written, _LOG_FILE, uptime)}
+            return {"source": name, "uptime": uptime, **filter_kernel_log(written, _LOG_FILE_LINE, uptime)}
     stated = [reason for reason in reasons if reason]
     if not stated:
-        raise AbsentError("neither `dmesg` nor `journalctl` is there")
+        raise AbsentError("neither `dmesg` nor `journalctl` is installed")
     raise DeniedError("; ".join(stated))
 
 
 def _run_reader(argv: list[str], seconds: float | None) -> tuple[str | None, str]:
-    """Return the output of a program, or `None` and the reason; no reason if the program is not installed."""
+    """Return the output of a program, or `None` and the reason. The reason is empty if the program is not installed."""
     try:
         code, output, complaint = child_tasks.run_program(argv, seconds)
     except FileNotFoundError:
         return None, ""
-    # A journal without a single line is one that this user may not read.
+    # A journal that this user may not read has no lines.
     if code == 0 and output.strip():
         return output, ""
     complaints = complaint.strip().splitlines()
     return None, complaints[-1] if complaints else f"{argv[0]}: nothing to read"
 
 
-def _read_this_boot(root: str, name: str, uptime: float) -> str | None:
-    """Return the lines of this boot at the end of a log file, or `None` if they cannot be distinguished.
+def _read_lines_of_this_boot(root: str, name: str, uptime: float) -> str | None:
+    """Return the lines of this boot at the end of a log file, or `None` if no line belongs to this boot.
 
-    Time stamps since boot only rise; a lower one starts a new boot.
+    Time stamps since boot rise within a boot, so a lower time stamp starts a new boot.
     """
     try:
         with open(kernel_files.join_root(root, name), "rb", buffering=0) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            tail = file.read(_TAIL).decode("utf-8", "replace")
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            tail = file.read(_TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return None
     kept: list[str] = []
     last = 0.0
     for line in tail.splitlines():
-        match = _LOG_FILE.match(line)
+        match = _LOG_FILE_LINE.match(line)
         if not match:
             continue
         stamp = float(match.group(1))
@@ -325,19 +326,19 @@ def _read_this_boot(root: str, name: str, uptime: float) -> str | None:
             kept.clear()
         last = stamp
         kept.append(line)
-    # A log whose last line is older than this boot says nothing about it.
+    # If the last time stamp is higher than the uptime, the log ends before this boot.
     return "\n".join(kept) if kept and last <= uptime else None
 
 
-def filter_kernel_log(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> dict[str, Any]:
-    """Return the relevant lines of a kernel log, oldest first (`clusterctl.agent.facts` has the format)."""
-    events = KernelEvents()
+def filter_kernel_log(output: str, pattern: re.Pattern[str] = _DMESG_LINE, uptime: float = 0.0) -> dict[str, Any]:
+    """Return the relevant lines and the GPU errors of a kernel log (`clusterctl.agent.facts` has the format)."""
+    events = GpuErrorCounter()
     kept: list[dict[str, Any]] = []
     since: float | None = None
     age: float | None = None
     for line in output.splitlines():
         match = pattern.match(line)
-        # A line without a time stamp continues the line before it.
+        # A line without a time stamp continues the previous line.
         age = age if match is None else round(max(0.0, uptime - float(match.group(1))), 1)
         since = age if since is None else since
         text = line if match is None else match.group(2)

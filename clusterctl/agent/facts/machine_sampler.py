@@ -1,24 +1,25 @@
-"""Samples of GPUs and machine during a run: one line of JSON every few seconds, even if the driver hangs.
+"""Samples the GPUs and the machine during a run. It prints a line of JSON every few seconds, even if the driver hangs.
 
-A child keeps the driver's library open and reads the GPUs. If it hangs, the lines go on and say for how long. No second
-child is started, because it would hang too.
+A child process keeps the driver's library open and reads the GPUs. If the child hangs, the samples report the duration.
+The sampler does not start a second child, because it would hang too.
 
-A sample:
+The format of a sample:
 
-    {"t": wall clock, "m": monotonic clock, "ms": what the pass took,
+    {"t": wall clock, "m": monotonic clock, "ms": duration of the sample,
      "status": "ok" | "stuck" | "error" | "absent", "reason": text | null,
-     "stuck_s": seconds (only if stuck, with "state" and "wchan" of the child),
+     "stuck_s": seconds without an answer (only if stuck, with "state" and "wchan" of the child),
      "cpu": percent | null, "mem": percent, "mem_used": bytes, "mem_total": bytes, "load1": number,
      "disk": [{"path", "free", "total"}],
      "gpus": [{"gpu", "vendor", "uuid", "util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock",
                "throttle", "ecc_unc", "remap_pending", "remap_failure", "recovery_action",
-               "temp_limit_c", "mem_temp_limit_c", "slowdown": [what holds the clocks down],
-               "err": {field: word}, "codes": {field: the vendor's number}, "links_lost": n | null}],
-     "xids": [{"gpu": index | null, "xid": code}]}   reported by the driver since the sample before
+               "temp_limit_c", "mem_temp_limit_c", "slowdown": [cause that slows the clocks],
+               "err": {field: error name}, "codes": {field: the vendor's error number}, "links_lost": n | null}],
+     "xids": [{"gpu": index | null, "xid": code}]}   reported by the driver since the previous sample
 
-A value that could not be read is null; "err" has the errors that concern the GPU itself (`gpu_values`), by value.
-"links_lost" counts links that were up at the start: NVLinks once the GPU has reported a link error, XGMI links always.
-While the driver is stuck, "gpus" is empty, because an old value would look like a new one.
+A value that could not be read is null; "err" has the errors that concern the GPU itself (`gpu_reading`), by field.
+"links_lost" counts the links that were up at the start and are down now. XGMI links are always counted, NVLinks only
+after the GPU has reported a link error. While the driver is stuck, "gpus" is empty, because an old value would look
+like a new one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import sys
 import time
 
 from clusterctl.agent.facts import child_tasks, gpu_library, nvml
-from clusterctl.agent.facts.gpu_values import TROUBLE
+from clusterctl.agent.facts.gpu_reading import GPU_ERRORS
 from clusterctl.agent.linux import kernel_files, proc, spawn, syscalls
 
 TYPE_CHECKING = False
@@ -42,27 +43,27 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 15.0
 PASS_TIMEOUT_S = 5.0
-"""Seconds that one pass over all GPUs may take before the driver counts as stuck."""
+"""The seconds after which the driver counts as stuck, if it has not answered for all GPUs."""
 
 _NVLINK_ERROR = 74
-"""The XID after which the links of a GPU are watched: lost links show that a fault lasts."""
-_RESTART_SECONDS = 60.0
-_CPU_SECONDS = 0.25
-"""Seconds over which a single sample measures the CPUs."""
+"""The XID of a link error. After this XID the sampler counts the lost links of the GPU, which show a lasting fault."""
+_RESTART_DELAY_S = 60.0
+_CPU_INTERVAL_S = 0.25
+"""The seconds over which a single sample measures the CPU use."""
 
 
 def sample_machine() -> record_types.MachineSample:
-    """Return the machine's part of a single sample; CPU is measured over the next moment."""
-    machine = _Machine()
+    """Return the machine's part of a single sample. The CPU use is measured over `_CPU_INTERVAL_S`."""
+    machine = _MachineReader()
     machine.read()
-    time.sleep(_CPU_SECONDS)
+    time.sleep(_CPU_INTERVAL_S)
     return machine.read()
 
 
 def main(arguments: list[str]) -> int:
-    """Print samples until stdout is closed. `arguments`: [seconds between samples]."""
+    """Print samples until stdout is closed or the parent has ended. The only argument is the interval in seconds."""
     interval = float(arguments[0]) if arguments else INTERVAL_S
-    machine, driver = _Machine(), _DriverChild()
+    machine, driver = _MachineReader(), _DriverChild()
     parent = os.getppid()
     following = time.monotonic()
     try:
@@ -73,19 +74,19 @@ def main(arguments: list[str]) -> int:
             values["ms"] = round((time.monotonic() - began) * 1000, 1)
             sys.stdout.write(json.dumps(values) + "\n")
             sys.stdout.flush()
-            # Passes follow a fixed schedule; those that a late pass has missed are skipped.
+            # Samples follow a fixed schedule. A sample is skipped if the previous one ends too late.
             following += interval * (1 + max(0, int((time.monotonic() - following) // interval)))
             time.sleep(max(0.0, following - time.monotonic()))
     except (BrokenPipeError, KeyboardInterrupt):
-        # Nothing more can be written, and the interpreter would try again at exit.
+        # stdout is closed. Without this, the interpreter would try to write the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     finally:
         driver.close()
     return 0
 
 
-class _Machine:
-    """CPU, memory and disks; CPU is the use since the last reading."""
+class _MachineReader:
+    """Reads CPU, memory and disks. The CPU use is that since the previous reading."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None
@@ -116,14 +117,14 @@ class _Machine:
 
 
 def _read_disks() -> list[record_types.DiskSpace]:
-    """Measure local file systems only: a hung mount must not stop the sampler."""
+    """Return the space of local file systems only, because a hung mount would stop the sampler."""
     disks: list[record_types.DiskSpace] = []
     for path in ("/", "/tmp", "/dev/shm"):  # noqa: S108, RUF100
         try:
             statvfs = os.statvfs(path)
         except OSError:
             continue
-        # A read-only image is always full.
+        # Skip read-only images, which are always full.
         if statvfs.f_flag & os.ST_RDONLY:
             continue
         entry: record_types.DiskSpace = {
@@ -137,31 +138,32 @@ def _read_disks() -> list[record_types.DiskSpace]:
 
 
 class _DriverChild:
-    """The child that asks the driver, and its state."""
+    """The child process that reads the GPUs by the driver's library."""
 
     def __init__(self) -> None:
         self._pid: int | None = None
         self._requests = self._answers = -1
         self._asked_at: float | None = None
         self._buffer = b""
-        self._not_before = 0.0
+        self._next_start = 0.0
 
     def ask(self, deadline: float) -> record_types.GpuSamples:
-        """Return the GPU part of a sample, at `deadline` (monotonic) at the latest."""
+        """Return the GPUs' part of a sample. Wait until `deadline` (monotonic) at most."""
         if self._pid is None:
-            if time.monotonic() < self._not_before:
-                return _make_empty_sample("error", "the child that asks the driver ended; it is started again later")
+            if time.monotonic() < self._next_start:
+                text = "the child that reads the GPUs has ended; the sampler starts it again later"
+                return _make_empty_sample("error", text)
             self._start()
         if self._asked_at is None:
             self._asked_at = time.monotonic()
             try:
                 os.write(self._requests, b"\n")
             except OSError:
-                return self._ended()
-        return self._answer(deadline)
+                return self._reap()
+        return self._receive_answer(deadline)
 
     def close(self) -> None:
-        """Kill the child without waiting: it may hang in the kernel."""
+        """Kill the child without waiting for its exit, because it may hang in the kernel."""
         if self._pid is not None:
             os.close(self._requests)
             os.close(self._answers)
@@ -179,88 +181,90 @@ class _DriverChild:
         self._pid, self._requests, self._answers = pid, requests, answers
         self._asked_at, self._buffer = None, b""
 
-    def _answer(self, deadline: float) -> record_types.GpuSamples:
+    def _receive_answer(self, deadline: float) -> record_types.GpuSamples:
         while b"\n" not in self._buffer:
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0 or not select.select([self._answers], [], [], remaining_s)[0]:
-                return self._stuck()
+                return self._make_stuck_sample()
             chunk = os.read(self._answers, 1 << 16)
             if not chunk:
-                return self._ended()
+                return self._reap()
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
-        # It may be the late answer to a request that was stuck, and then it is the newest.
+        # The line may be the late answer to an earlier request. It is still the newest answer.
         self._asked_at = None
         sample: record_types.GpuSamples = json.loads(line)
         return sample
 
-    def _stuck(self) -> record_types.GpuSamples:
+    def _make_stuck_sample(self) -> record_types.GpuSamples:
         assert self._pid is not None
         assert self._asked_at is not None
         stuck_s = round(time.monotonic() - self._asked_at, 1)
-        state, wchan = child_tasks.read_state(self._pid)
+        state, wchan = child_tasks.read_process_state(self._pid)
         sample = _make_empty_sample("stuck", f"the driver has not answered for {stuck_s:.0f} s")
         return {**sample, "stuck_s": stuck_s, "state": state, "wchan": wchan}
 
-    def _ended(self) -> record_types.GpuSamples:
+    def _reap(self) -> record_types.GpuSamples:
         assert self._pid is not None
         os.close(self._requests)
         os.close(self._answers)
         how = syscalls.describe_exit(os.waitpid(self._pid, 0)[1])
         self._pid = None
-        self._not_before = time.monotonic() + _RESTART_SECONDS
-        return _make_empty_sample("error", f"the child that asks the driver ended with {how}")
+        self._next_start = time.monotonic() + _RESTART_DELAY_S
+        return _make_empty_sample("error", f"the child that reads the GPUs ended with {how}")
 
 
 def _serve_requests(requests: int, answers: int) -> None:
-    """Serve in the fork: one line of answer for each byte received; never return."""
+    """In the child, write one sample for each received byte; never return."""
     try:
         syscalls.set_parent_death_signal(signal.SIGKILL)
         spawn.redirect_stdio()
-        session = gpu_library.open_gpus()
+        reader = gpu_library.open_gpu_reader()
         xids: Any = None
-        links = LinkCounter(session)
-        if not isinstance(session, str) and session.init_error is None and session.vendor == "nvidia":
-            xids = nvml.XidWatcher([handle for handle, _ in session.handles])
+        links = LostLinkCounter(reader)
+        if not isinstance(reader, str) and reader.init_error is None and reader.vendor == "nvidia":
+            xids = nvml.XidWatcher([handle for handle, _ in reader.handles])
         while os.read(requests, 1):
-            sample = sample_session(session)
-            # After the values, because a GPU that dies during the reading has reported the reason by then.
-            sample["xids"] = xids.take_events() if xids else []
-            links.add(sample)
+            sample = sample_gpus(reader)
+            # Read XIDs after the values. If a GPU dies during the reading, its XID is then in the same sample.
+            sample["xids"] = xids.take_xid_errors() if xids else []
+            links.add_lost_links(sample)
             syscalls.write_all(answers, json.dumps(sample).encode() + b"\n")
     finally:
         os._exit(1)
 
 
-class LinkCounter:
-    """Counts lost links of GPUs: NVLinks after a reported link error, XGMI links always."""
+class LostLinkCounter:
+    """Counts the lost links of GPUs: of XGMI always, and of NVLink after the GPU has reported a link error."""
 
-    def __init__(self, session: Any) -> None:
-        readable = not isinstance(session, str) and session.init_error is None
-        self._session = session
-        self._first = {index: session.count_links(index) for index in session.indices} if readable else {}
-        self._watched = set(self._first) if readable and session.vendor == "amd" else set[int]()
+    def __init__(self, reader: Any) -> None:
+        readable = not isinstance(reader, str) and reader.init_error is None
+        self._reader = reader
+        self._links_at_start = {index: reader.count_active_links(index) for index in reader.indices} if readable else {}
+        self._watched = set(self._links_at_start) if readable and reader.vendor == "amd" else set[int]()
 
-    def add(self, sample: record_types.GpuSamples) -> None:
-        """Add to a sample the number of links that each watched GPU has lost."""
-        self._watched |= {xid["gpu"] for xid in sample["xids"] if xid["xid"] == _NVLINK_ERROR} & set(self._first)
+    def add_lost_links(self, sample: record_types.GpuSamples) -> None:
+        """Add the number of lost links to each GPU of a sample whose links are counted."""
+        self._watched |= {xid["gpu"] for xid in sample["xids"] if xid["xid"] == _NVLINK_ERROR} & set(
+            self._links_at_start
+        )
         for gpu in sample["gpus"]:
             if gpu["gpu"] in self._watched:
-                gpu["links_lost"] = self._first[gpu["gpu"]] - self._session.count_links(gpu["gpu"])
+                gpu["links_lost"] = self._links_at_start[gpu["gpu"]] - self._reader.count_active_links(gpu["gpu"])
 
 
-def sample_session(session: Any = None) -> record_types.GpuSamples:
-    """Return the GPUs' part of a sample, or why there is none; without a session it opens one.
+def sample_gpus(reader: Any = None) -> record_types.GpuSamples:
+    """Return the GPUs' part of a sample, or the reason why it is missing. Without a reader, open one.
 
-    It asks the driver in this process, which may hang: call it in a child.
+    Call this function in a child process, because the driver may hang.
     """
-    if session is None:
-        session = gpu_library.open_gpus()
-    if isinstance(session, str):
-        return _make_empty_sample("absent", session)
-    if session.init_error is not None:
-        return _make_empty_sample("error", f"NVML does not open (code {session.init_error})")
-    return {"status": "ok", "reason": None, "gpus": [_make_gpu_sample(device) for device in session.read_samples()]}
+    if reader is None:
+        reader = gpu_library.open_gpu_reader()
+    if isinstance(reader, str):
+        return _make_empty_sample("absent", reader)
+    if reader.init_error is not None:
+        return _make_empty_sample("error", f"NVML does not open (code {reader.init_error})")
+    return {"status": "ok", "reason": None, "gpus": [_make_gpu_sample(device) for device in reader.read_samples()]}
 
 
 def _make_empty_sample(status: str, reason: str) -> record_types.GpuSamples:
@@ -270,7 +274,7 @@ def _make_empty_sample(status: str, reason: str) -> record_types.GpuSamples:
 def _make_gpu_sample(device: dict[str, Any]) -> record_types.GpuSample:
     values = device["v"]
     memory, rows = values.get("memory") or {}, values.get("remapped") or [None] * 4
-    trouble = {name: word for name, word in device["err"].items() if word in TROUBLE}
+    trouble = {name: word for name, word in device["err"].items() if word in GPU_ERRORS}
     return {
         "gpu": device["index"],
         "vendor": device["vendor"],
