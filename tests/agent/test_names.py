@@ -41,7 +41,7 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_no_name_of_a_process_steers_a_terminal(stranger: int) -> None:
     found = proc.read_stat(stranger)
     assert found is not None
-    who = gpu_reading.describe_process("/", stranger)
+    who = gpu_reading.describe_gpu_process("/", stranger)
     (told,) = [run for run in process_scan.collect_processes("/")["runs"] if run["pid"] == stranger]
     said = [found.comm, proc.read_command(stranger), who["comm"], who["run"], told["comm"], told["run"]]
 

@@ -273,10 +273,10 @@ class AmdGpuReader:
         """The indices of the GPUs."""
         return [gpu["index"] for gpu in self.gpus]
 
-    def read_gpus(self) -> list[AmdgpuReading]:
+    def read_gpus(self) -> list[AmdGpuReading]:
         """Return a reading of all values of every GPU."""
         by_node = {gpu["node"]: gpu["index"] for gpu in self.gpus}
-        readings = [AmdgpuReading(self._root, gpu).read_all(self.list_gpu_processes(gpu)) for gpu in self.gpus]
+        readings = [AmdGpuReading(self._root, gpu).read_all(self.list_gpu_processes(gpu)) for gpu in self.gpus]
         for reading, gpu in zip(readings, self.gpus):
             reading.values["xgmi"] = gpu_devices.list_xgmi_links(self._root, gpu, by_node)
         repeat_doubtful_readings(readings)
@@ -286,7 +286,7 @@ class AmdGpuReader:
         """Return the sampled values of every GPU as facts."""
         devices = []
         for gpu in self.gpus:
-            reading = AmdgpuReading(self._root, gpu, self._metrics.get(gpu["index"])).read_sample_values()
+            reading = AmdGpuReading(self._root, gpu, self._metrics.get(gpu["index"])).read_sample_values()
             self._metrics[gpu["index"]] = reading.metrics
             self._links[gpu["index"]] = sum(reading.values.get("xgmi_links") or [])
             devices.append(reading.to_facts())
@@ -303,7 +303,7 @@ class AmdGpuReader:
         entries = []
         for gpu in self.gpus:
             if gpu["index"] in indices:
-                memory = AmdgpuReading(self._root, gpu).read_memory()
+                memory = AmdGpuReading(self._root, gpu).read_memory()
                 if memory is not None:
                     entries.append({"gpu": gpu["index"], **memory, "procs": self.list_gpu_processes(gpu)})
         return entries
@@ -316,7 +316,7 @@ class AmdGpuReader:
             return (
                 gpu_reading.UNKNOWN_PROCESS
                 if self._has_own_pid_namespace
-                else gpu_reading.describe_process(self._root, pid)
+                else gpu_reading.describe_gpu_process(self._root, pid)
             )
 
         return [
@@ -325,7 +325,7 @@ class AmdGpuReader:
         ]
 
 
-class AmdgpuReading(GpuReading):
+class AmdGpuReading(GpuReading):
     """The values of one AMD GPU at one moment.
 
     Args:
@@ -344,7 +344,7 @@ class AmdgpuReading(GpuReading):
         self.metrics = before
         self._has_slowdown_counters = False
 
-    def read_all(self, holders: list[dict[str, Any]]) -> AmdgpuReading:
+    def read_all(self, holders: list[dict[str, Any]]) -> AmdGpuReading:
         """Read all values that the health checks before a run need."""
         plate = {"minor": self._gpu["render"], "gfx": self._gpu["gfx"], "hive": self._gpu["hive"]}
         self.values.update(plate, partition=self._gpu["partition"], procs=holders)
@@ -355,7 +355,7 @@ class AmdgpuReading(GpuReading):
             self.values["name"] = f"AMD {self._gpu['gfx']} ({self._gpu['device']})"
         return self
 
-    def read_sample_values(self) -> AmdgpuReading:
+    def read_sample_values(self) -> AmdGpuReading:
         """Read the values of a sample."""
         self._read_if_present({} if self._files.is_asleep() else SAMPLED_VALUES)
         return self

@@ -148,7 +148,7 @@ UNKNOWN_PROCESS: dict[str, Any] = {"comm": None, "user": None, "run": None, "vis
 """The description of a process that is not visible in this container."""
 
 
-def describe_process(root: str, pid: int) -> dict[str, Any]:
+def describe_gpu_process(root: str, pid: int) -> dict[str, Any]:
     """Return name, user and run of a process that the driver has listed.
 
     A process of another container is invisible.

@@ -177,7 +177,7 @@ _BINDINGS_FAILED = 2
 _INVALID_ARGUMENT = 2
 
 
-class NvmlReading(GpuReading):
+class NvmlGpuReading(GpuReading):
     """The values of one NVIDIA GPU at one moment.
 
     Args:
@@ -194,7 +194,7 @@ class NvmlReading(GpuReading):
         if error is not None:
             self.codes["handle"] = error
 
-    def read_all(self) -> NvmlReading:
+    def read_all(self) -> NvmlGpuReading:
         """Read all values that the health checks before a run need."""
         if self.handle is not None:
             self._read(ALL_VALUES)
@@ -205,7 +205,7 @@ class NvmlReading(GpuReading):
             self.read_processes()
         return self
 
-    def read_sample_values(self) -> NvmlReading:
+    def read_sample_values(self) -> NvmlGpuReading:
         """Read the values of a sample."""
         if self.handle is not None:
             self._read(SAMPLED_VALUES)
@@ -255,7 +255,7 @@ class NvmlReading(GpuReading):
         listed = self._list_processes()
         if "procs" not in self.codes:
             self.values["procs"] = [
-                {**entry, **gpu_reading.describe_process(self._root, pid)} for pid, entry in listed.items()
+                {**entry, **gpu_reading.describe_gpu_process(self._root, pid)} for pid, entry in listed.items()
             ]
         return self.values.get("procs") or []
 
@@ -443,10 +443,10 @@ class NvmlGpuReader:
             "count_error": self.count[1],
         }
 
-    def read_gpus(self, root: str = "/") -> list[NvmlReading]:
+    def read_gpus(self, root: str = "/") -> list[NvmlGpuReading]:
         """Return a reading of all values of every GPU."""
         readings = [
-            NvmlReading(self._nvml, index, handle, root).read_all() for index, handle in enumerate(self.handles)
+            NvmlGpuReading(self._nvml, index, handle, root).read_all() for index, handle in enumerate(self.handles)
         ]
         repeat_doubtful_readings(readings)
         return readings
@@ -454,7 +454,8 @@ class NvmlGpuReader:
     def read_samples(self) -> list[dict[str, Any]]:
         """Return the sampled values of every GPU as facts."""
         return [
-            NvmlReading(self._nvml, i, handle).read_sample_values().to_facts() for i, handle in enumerate(self.handles)
+            NvmlGpuReading(self._nvml, i, handle).read_sample_values().to_facts()
+            for i, handle in enumerate(self.handles)
         ]
 
     def count_active_links(self, index: int) -> int:
@@ -463,7 +464,7 @@ class NvmlGpuReader:
         return (
             0
             if handle[0] is None
-            else sum(state == 1 for state in NvmlReading(self._nvml, index, handle).read_nvlink_states())
+            else sum(state == 1 for state in NvmlGpuReading(self._nvml, index, handle).read_nvlink_states())
         )
 
     def read_memory_and_processes(self, indices: list[int]) -> list[dict[str, Any]]:
@@ -474,11 +475,11 @@ class NvmlGpuReader:
                 continue
             memory = try_call(self._nvml, read_memory, self._nvml, self.handles[index][0])[0]
             if memory is not None:
-                procs = NvmlReading(self._nvml, index, self.handles[index]).read_processes()
+                procs = NvmlGpuReading(self._nvml, index, self.handles[index]).read_processes()
                 entries.append({"gpu": index, **memory, "procs": procs})
         return entries
 
-    def read_p2p_status(self, readings: list[NvmlReading]) -> list[list[int | None]]:
+    def read_p2p_status(self, readings: list[NvmlGpuReading]) -> list[list[int | None]]:
         """Return `[i, j, NVLink status, read status]` for every pair of GPUs. An unknown status is `None`."""
         n = self._nvml
         pairs: list[list[int | None]] = []

@@ -196,8 +196,8 @@ def read_process_group_sizes(status_dir: str) -> dict[int, int]:
     return sizes
 
 
-def read_swallowed_failure(status_dir: str, rank: int, leader: int) -> tuple[WorkerError | None, int | None]:
-    """Return the failure of a Python of a rank whose first process (pid `leader`) has ended with 0, or `None`.
+def read_swallowed_failure(status_dir: str, rank: int, leader_pid: int) -> tuple[WorkerError | None, int | None]:
+    """Return the failure of a Python of a rank whose first process (pid `leader_pid`) has ended with 0, or `None`.
 
     The second value is the size of the rank's output at the end of this Python. It is `None` if this Python does not
     write directly to the output file.
@@ -207,7 +207,7 @@ def read_swallowed_failure(status_dir: str, rank: int, leader: int) -> tuple[Wor
         who, end, program = _parse_identity(value), str(value["end"]), str(value["program"])[:_MAX_NAME_LENGTH]
         trace = str(value["traceback"])[-_MAX_TRACEBACK_LENGTH:] or None
         message = str(value["message"])[:_MAX_MESSAGE_LENGTH]
-        if end not in ("running", "failed") or (end == "running" and (who.pid == leader or proc.is_alive(who))):
+        if end not in ("running", "failed") or (end == "running" and (who.pid == leader_pid or proc.is_alive(who))):
             return None
         if end == "running":
             message = f"`{program}` (pid {who.pid}) ended without a report, possibly by a signal"

@@ -78,7 +78,7 @@ def _choose_target(arguments: command_payload_types.CopyArguments) -> tuple[str,
 def _list_differing_files(tree: file_tree.FileTree, files: list[list[Any]]) -> list[int]:
     need = []
     for number, (path, size, mode, digest) in enumerate(files):
-        entry = tree.read_entry(path, {}, {}, expected_size=size)
+        entry = tree.read_fingerprint(path, {}, {}, expected_size=size)
         if entry is None or not file_tree.has_same_content(entry, (size, mode & 0o777, digest)):
             need.append(number)
         elif entry[1] != mode & 0o777:
@@ -151,11 +151,11 @@ def _describe_sync(
 ) -> command_payload_types.ManifestAnswer:
     """Return what a sync would change, and the live run that uses the workdir."""
     entries = file_list.decode_file_list(data)
-    found = place.diff({path: entry for path, *entry in entries})
+    found = place.compare_files({path: entry for path, *entry in entries})
     return {
         **_list_needed(entries, found.differing_files),
-        "going": len(found.removed),
-        "gone": found.removed[:_MAX_REMOVED_NAMES],
+        "going": len(found.files_to_remove),
+        "gone": found.files_to_remove[:_MAX_REMOVED_NAMES],
         "user": _find_live_run(place.folder, place.root, run) if found.changed_paths else None,
     }
 
@@ -195,7 +195,10 @@ class _FileCommands:
                 entries = file_list.decode_file_list(data)
                 user = _find_live_run(place.folder, place.root, run) or starting
                 found = place.prepare_sync({path: entry for path, *entry in entries}, user, run)
-                edited: command_payload_types.ManifestAnswer = {"need": [], "edited": found.edited[:_MAX_REMOVED_NAMES]}
+                edited: command_payload_types.ManifestAnswer = {
+                    "need": [],
+                    "edited": found.locally_edited[:_MAX_REMOVED_NAMES],
+                }
                 return {**edited, **_list_needed(entries, found.differing_files)}
 
             def plan_transfer(outcome: Message) -> _PendingTransfer:

@@ -87,10 +87,10 @@ class ProgressCounters:
         self._phases.append(entry)
         return entry
 
-    def end_phase(self, entry: tuple[str, float, float]) -> None:
+    def end_phase(self, phase: tuple[str, float, float]) -> None:
         """End a phase that `begin_phase` has returned."""
-        if entry in self._phases:
-            self._phases.remove(entry)
+        if phase in self._phases:
+            self._phases.remove(phase)
 
     def get_longest_phase(self) -> tuple[str, float, float] | None:
         """Return the open phase with the latest time limit (name, start, limit in seconds), or `None`."""

@@ -181,7 +181,7 @@ class ActivityMonitor:
             for rank, worker in attempt.workers.items()
         ]
         sampler = activity.ActivitySampler(workers, status_dir, bool(prepare.gpus))
-        watch = activity.FileWatch(prepare.watch, prepare.workdir, prepare.sample_seconds)
+        watch = activity.FileScanner(prepare.watch, prepare.workdir, prepare.sample_seconds)
         watch.start()
         while True:
             with contextlib.suppress(OSError):

@@ -150,7 +150,7 @@ class ActivitySampler:
         return [process for process, identity in processes if process and process.identity == identity]
 
 
-class FileWatch:
+class FileScanner:
     """Scans files whose changes show progress, in a thread of its own, because a dead mount may block a scan.
 
     Args:

@@ -203,7 +203,7 @@ class FileTree:
             os.makedirs(folder, exist_ok=True)
         return f"{folder}/{name}"
 
-    def read_entry(
+    def read_fingerprint(
         self, path: str, hashes: dict[str, Any], fresh: dict[str, Any], expected_size: int | None = None
     ) -> tuple[int, int, str] | None:
         """Return size, mode and hash of a file, link or folder; `None` if the path does not exist.

@@ -38,22 +38,22 @@ class SyncDiff:
 
     Attributes:
         differing_files: The files whose content the head has to send.
-        modes: The files with other permissions, and the permissions to set.
-        removed: The files of an earlier sync that are missing in this sync.
+        mode_changes: The files with other permissions, and the permissions to set.
+        files_to_remove: The files of an earlier sync that are missing in this sync.
         hashes: The size, time, inode and hash of the files that were read.
-        edited: The files in `differing_files` that have changed on this node since the last sync, and not on the head.
+        locally_edited: The files in `differing_files` that have changed on this node since the last sync, and not on the head.
     """
 
     differing_files: list[str]
-    modes: list[tuple[str, int]]
-    removed: list[str]
+    mode_changes: list[tuple[str, int]]
+    files_to_remove: list[str]
     hashes: dict[str, Any]
-    edited: list[str]
+    locally_edited: list[str]
 
     @property
     def changed_paths(self) -> list[str]:
         """The paths of all files that the sync changes or removes."""
-        return [*self.differing_files, *self.removed, *(path for path, _ in self.modes)]
+        return [*self.differing_files, *self.files_to_remove, *(path for path, _ in self.mode_changes)]
 
 
 @dataclass
@@ -111,7 +111,7 @@ class SyncedWorkdir(FileTree):
 
     # --- comparison
 
-    def diff(self, files: dict[str, list[Any]]) -> SyncDiff:
+    def compare_files(self, files: dict[str, list[Any]]) -> SyncDiff:
         """Return the changes that a sync of these files would make, without making them.
 
         Args:
@@ -126,7 +126,7 @@ class SyncedWorkdir(FileTree):
         fresh: dict[str, Any] = {}
         need, modes, edited = [], [], []
         for path, (size, mode, digest) in files.items():
-            entry = self.read_entry(path, remembered["hashes"], fresh)
+            entry = self.read_fingerprint(path, remembered["hashes"], fresh)
             if entry is None or not has_same_content(entry, (size, mode, digest)):
                 need.append(path)
                 if entry is not None and remembered["files"].get(path) == [size, mode, digest]:
@@ -139,7 +139,9 @@ class SyncedWorkdir(FileTree):
             for path, (_, mode, _) in remembered["files"].items()
             if path not in files and mode != FOLDER_MODE and self._is_unchanged(path, remembered, fresh)
         ]
-        return SyncDiff(differing_files=need, modes=modes, removed=gone, hashes=fresh, edited=edited)
+        return SyncDiff(
+            differing_files=need, mode_changes=modes, files_to_remove=gone, hashes=fresh, locally_edited=edited
+        )
 
     def prepare_sync(self, files: dict[str, list[Any]], live_run: str | None, run: str | None = None) -> SyncDiff:
         """Remove the files that are missing in this sync, set permissions, and return all changes of the sync.
@@ -152,7 +154,7 @@ class SyncedWorkdir(FileTree):
         Raises:
             RequestError: A path leads out of the workdir, a file of a live run would change, or the space is too small.
         """
-        found = self.diff(files)
+        found = self.compare_files(files)
         changed = found.changed_paths
         if changed and live_run is not None:
             many = f"{len(changed)} files" if len(changed) > 1 else "1 file"
@@ -161,9 +163,9 @@ class SyncedWorkdir(FileTree):
                 f"wait for the end of that run, end it by `clusterctl down {live_run}`, or set another `workdir`",
             )
         make_workdir(self.folder)
-        for path, mode in found.modes:
+        for path, mode in found.mode_changes:
             self.chmod(path, mode)
-        for path in found.removed:
+        for path in found.files_to_remove:
             self._remove_with_bytecode(path)
         lacking = set(found.differing_files)
         refuse_without_space(self.folder, [(path, files[path][0]) for path in found.differing_files])
@@ -180,7 +182,7 @@ class SyncedWorkdir(FileTree):
         if _hash_listing((path, mode, digest) for path, (_, mode, digest) in files.items()) != code_hash:
             return "another sync has changed it"
         for path, (_, _, digest) in files.items():
-            entry = self.read_entry(path, remembered["hashes"], {})
+            entry = self.read_fingerprint(path, remembered["hashes"], {})
             if entry is None or entry[2] != digest:
                 return f"`{path}` {'is gone' if entry is None else 'has changed'}"
         return None
@@ -195,13 +197,17 @@ class SyncedWorkdir(FileTree):
             return None
         listing = []
         for path in remembered["files"]:
-            _, mode, digest = self.read_entry(check_relative_path(path), remembered["hashes"], {}) or (None, None, None)
+            _, mode, digest = self.read_fingerprint(check_relative_path(path), remembered["hashes"], {}) or (
+                None,
+                None,
+                None,
+            )
             listing.append((path, mode, digest))
         return _hash_listing(listing)
 
     def _is_unchanged(self, path: str, known: dict[str, Any], fresh: dict[str, Any]) -> bool:
         """Return whether a file still has the content that the sync has written. An edited file belongs to the user."""
-        entry = self.read_entry(check_relative_path(path), known["hashes"], fresh)
+        entry = self.read_fingerprint(check_relative_path(path), known["hashes"], fresh)
         fresh.pop(path, None)
         return entry is not None and entry[2] == known["files"][path][2]
 

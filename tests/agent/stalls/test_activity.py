@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.watch import evidence_collector
-from clusterctl.agent.watch.activity import ActivitySampler, FileWatch, WatchedWorker, find_printed_steps
+from clusterctl.agent.watch.activity import ActivitySampler, FileScanner, WatchedWorker, find_printed_steps
 
 
 def sampler(bench, *workers, **options):
@@ -92,7 +92,7 @@ def test_a_stopped_worker_shows_its_state_and_where_it_waits(bench, until):
 
 
 def test_watched_files_are_found_by_pattern_below_the_working_directory(bench):
-    watch = FileWatch(["ckpt/**/*.pt"], str(bench.tmp_path), 1.0)
+    watch = FileScanner(["ckpt/**/*.pt"], str(bench.tmp_path), 1.0)
     path = bench.tmp_path / "ckpt" / "a" / "x.pt"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"1")
