@@ -288,7 +288,7 @@ def describe_refused_fork(job: JobSpec) -> str | None:
 def build_fork_request(
     spec: ClusterSpec, identity: RunIdentity, layout: NodeLayout, facts: NodeFacts | None
 ) -> dict[str, Any] | None:
-    """Return the wire form of `run_requests.ForkserverSettings` for a node; `None` if every worker starts as a new process."""
+    """Return the JSON form of `ForkserverSettings` for a node; `None` if every worker starts as a new process."""
     job = get_job(spec)
     if job.start_method is StartMethod.SPAWN or find_fork_obstacle(job) is not None:
         return None

@@ -310,7 +310,7 @@ class Session:
             hint = "a program on the machine writes into clusterctl's connection, or the network damages the data"
             self._end_as_lost(ProtocolError(self.node, f"garbled answer: {str(error)[:_QUOTED_CHARACTERS]}", hint=hint))
         except Exception as error:  # A bug of clusterctl must not look like a silent node.
-            self._end_as_lost(AgentError(self.node, f"its answer could not be handled: {error!r}"))
+            self._end_as_lost(AgentError(self.node, f"the processing of its answer failed: {error!r}"))
             raise
 
     def _receive(self) -> bytes:

@@ -90,14 +90,14 @@ class SessionQuota:
     def count_stream(self, number: int, open_files: int) -> None:
         """Count a stream that the node announces while `open_files` other files may still grow."""
         if not self._followed:
-            raise FrameError("it announces a stream before the head follows it")
+            raise FrameError("it announces a stream before the request `follow`")
         if open_files >= MAX_STREAMS or number < FIRST_AGENT_STREAM:
             raise FrameError(f"over {MAX_STREAMS} streams in one session")
 
     def count_event(self, size: int, now: float) -> None:
         """Count the bytes of an event. `now` is the monotonic time in seconds."""
         if not self._followed:
-            raise FrameError("it sends an event before the head follows it")
+            raise FrameError("it sends an event before the request `follow`")
         more = (now - (self._filled_at or now)) * EVENT_RATE_BYTES_PER_S
         self._filled_at = now
         self._event_bytes = min(float(EVENT_BURST_BYTES), self._event_bytes + more) - size

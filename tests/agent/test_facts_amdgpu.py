@@ -40,7 +40,7 @@ def mi250x() -> dict[str, Any]:
 
 
 def seen(root: Path) -> dict[str, Any]:
-    return amdgpu.collect_amdgpu(str(root), wanted=True)
+    return amdgpu.collect_amdgpu(str(root), expects_gpus=True)
 
 
 def gpu(root: Path, group: dict[str, Any], index: int = 0) -> Path:
@@ -222,13 +222,13 @@ def test_older_firmware_says_at_once_what_holds_the_clocks_down() -> None:
     values = mi250x()["devices"][0]["v"]
     hot = amdgpu.FirmwareMetrics(fake_amdgpu.metrics({**values, "slowdown": ["temperature"]}))
     assert amdgpu.list_slowdown_causes(hot, hot) == ["temperature"]
-    assert hot.links is None
+    assert hot.xgmi_links is None
 
 
 @pytest.mark.parametrize("data", [b"", b"\x10\x00\x01\x03", b"\x08\x00\x02\x04" + b"\xff" * 4, b"\xff" * 300], ids=repr)
 def test_a_table_that_nobody_knows_tells_nothing(data: bytes) -> None:
     table = amdgpu.FirmwareMetrics(data)
-    assert (amdgpu.list_slowdown_causes(table, table), table.links) == (None, None)
+    assert (amdgpu.list_slowdown_causes(table, table), table.xgmi_links) == (None, None)
 
 
 # --- the probe and the sampler

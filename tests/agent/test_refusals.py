@@ -90,7 +90,7 @@ def in_the_supervisor(error: Exception, place: Path) -> dict[str, Any]:
             frames.FrameTooLargeError("17 MiB"),
             "failed",
             "the answer cannot be sent: 17 MiB",
-            "ask for less at once",
+            "request less data at once",
             id="big",
         ),
         pytest.param(OSError(28, "No space", "/x"), "failed", "/x: No space", None, id="the system says no"),

@@ -237,7 +237,7 @@ def collect_amdgpu(root: str, expects_gpus: bool) -> dict[str, Any]:
         AbsentError: The request expects no GPU.
     """
     if not expects_gpus:
-        raise AbsentError("no GPU is declared")
+        raise AbsentError("the request expects no GPU")
     reader = AmdGpuReader(root)
     readings = reader.read_gpus()
     nodes = [_KFD, *(f"/dev/dri/renderD{gpu['render']}" for gpu in reader.gpus)]

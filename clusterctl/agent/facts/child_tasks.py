@@ -111,7 +111,7 @@ class _Child:
         where: FactGroup = {"status": "timeout", "pid": self.pid, "state": state, "wchan": wchan}
         result: FactGroup = {**where, "data": {}, "abandoned": abandoned}
         first = self.unfinished[0]
-        late = f"not collected, because `{first}` hung before it"
+        late = f"not collected, because `{first}` was before it and hung"
         return {n: self._timed({**result, "reason": reason if n == first else late}) for n in self.unfinished}
 
     def _timed(self, result: FactGroup) -> FactGroup:

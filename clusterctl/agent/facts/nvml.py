@@ -361,7 +361,7 @@ def collect_nvml(root: str, expects_gpus: bool) -> dict[str, Any]:
         AbsentError: The request expects no GPU, or the library or its bindings are missing.
     """
     if not expects_gpus:
-        raise AbsentError("no GPU is declared")
+        raise AbsentError("the request expects no GPU")
     if not _has_library():
         return {"init_error": LIBRARY_NOT_FOUND, "devices": []}
     reader = NvmlGpuReader()

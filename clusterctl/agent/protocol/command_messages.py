@@ -128,7 +128,7 @@ def convert_to_request_error(error: Exception) -> RequestError:
     if isinstance(error, RequestError):
         return error
     if isinstance(error, FrameTooLargeError):
-        return make_failed_error(f"the answer cannot be sent: {error}", "ask for less at once")
+        return make_failed_error(f"the answer cannot be sent: {error}", "request less data at once")
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return make_failed_error(f"{where}{error.strerror or error}")

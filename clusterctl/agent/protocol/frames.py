@@ -79,10 +79,10 @@ class FrameDecoder:
     """Splits a byte stream into frames.
 
     Args:
-        max_message_bytes: Returns the present limit for a message in bytes; by default the limit of a frame.
+        max_message_bytes: Returns the present maximum size of a message; `None` for the maximum size of a frame.
 
     Attributes:
-        last_frame_bytes: The body size of the last frame.
+        last_frame_bytes: The size of the body of the last frame.
     """
 
     def __init__(self, max_message_bytes: Callable[[], int] | None = None) -> None:
@@ -103,7 +103,7 @@ class FrameDecoder:
             if kind not in (_MESSAGE_KIND, _DATA_KIND) or length > MAX_FRAME_BYTES:
                 raise FrameError(f"not a frame: {bytes(self._buffer[position : position + 80])!r}")
             if self._max_message_bytes is not None and kind == _MESSAGE_KIND and length > self._max_message_bytes():
-                raise FrameError(f"a message of {length} bytes, and {self._max_message_bytes()} are the most now")
+                raise FrameError(f"a message of {length} bytes; the present maximum is {self._max_message_bytes()}")
             end = position + _HEADER.size + length
             if end > len(self._buffer):
                 break

@@ -27,7 +27,7 @@ _VALIDATOR_WITHOUT_NULL: dict[Validator, Validator] = {}
 
 
 class ValidationError(FrameError):
-    """A value does not fit its validator.
+    """A validator does not accept a value.
 
     Attributes:
         place: The path of the value, such as `ranks.3.pid`; "" for the whole value.

@@ -81,7 +81,7 @@ class ProgressCounters:
         """Begin a phase that the user has declared, and return it for `end_phase`."""
         seconds = parse_time_limit(limit)
         if seconds is None:
-            self.degraded["phase"] = "cannot read its limit, taking 15m"
+            self.degraded["phase"] = "the time limit is invalid, so it is 15m"
             seconds = DEFAULT_LIMIT_S
         entry = (str(name), monotonic(), seconds)
         self._phases.append(entry)

@@ -78,7 +78,7 @@ def _collect_in_threads(workers: list[RankProcess], status_dir: str, deadline: f
         try:
             evidence[str(worker["rank"])] = _collect_rank(worker, processes, status_dir, deadline)
         except Exception as error:
-            evidence[str(worker["rank"])] = _make_empty_evidence(worker, f"collecting it failed: {error!r}")
+            evidence[str(worker["rank"])] = _make_empty_evidence(worker, f"the collection failed: {error!r}")
 
     threads = [threading.Thread(target=examine, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:
@@ -97,7 +97,7 @@ def _shorten(evidence: RankEvidence, limit: int, out_dir: str) -> RankEvidence:
     """
     if _count_json_bytes(evidence) <= limit:
         return evidence
-    why = [*evidence.get("why", []), f"answer: cut, all of it is in {out_dir}"]
+    why = [*evidence.get("why", []), f"answer: cut, the complete evidence is in {out_dir}"]
     rest: RankEvidence = {**evidence, "why": why, "stacks": "", "tail": []}
     remaining_bytes = max(0, limit - _count_json_bytes(rest))
     rest["tail"] = _keep_end(evidence["tail"], remaining_bytes // 4)
@@ -138,7 +138,7 @@ def _collect_rank(
 ) -> RankEvidence:
     root = processes.get(worker["pid"])
     if root is None or root.start_time != worker["start_time"] or root.is_gone:
-        return _make_empty_evidence(worker, "the worker is gone")
+        return _make_empty_evidence(worker, "the worker has ended")
     members = list_process_tree(root.pid, processes)
     subject = _find_rank_process(members, status_dir, worker["rank"])
     began, before = time.monotonic(), _read_ticks(members)

@@ -153,7 +153,7 @@ def _dump_by_py_spy(pid: int, deadline: float) -> str:
     beside = os.path.join(os.path.dirname(interpreter), "py-spy") if os.path.isabs(interpreter) else ""
     program = shutil.which("py-spy") or shutil.which(beside)
     if program is None:
-        raise _NoStacksError("not on this node")
+        raise _NoStacksError("not installed on this node")
     timeout_s = min(_PY_SPY_S, deadline - time.monotonic())
     if timeout_s <= 0:
         raise _NoStacksError("no time left")

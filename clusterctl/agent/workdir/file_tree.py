@@ -306,7 +306,7 @@ class FileReceiver:
         view = memoryview(data)
         while view:
             if self.is_complete or self._open is None:
-                raise command_messages.RequestError(ErrorKind.BAD_REQUEST, "more data than the files announced")
+                raise command_messages.RequestError(ErrorKind.BAD_REQUEST, "more data has arrived than announced")
             part = view[: self._remaining_bytes]
             try:
                 syscalls.write_all(self._open[0], bytes(part))

@@ -41,7 +41,7 @@ class SyncDiff:
         mode_changes: The files with other permissions, and the permissions to set.
         files_to_remove: The files of an earlier sync that are missing in this sync.
         hashes: The size, time, inode and hash of the files that were read.
-        locally_edited: The files in `differing_files` that have changed on this node since the last sync, and not on the head.
+        locally_edited: The `differing_files` that have changed on this node, not on the head, since the last sync.
     """
 
     differing_files: list[str]

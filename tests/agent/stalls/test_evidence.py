@@ -183,7 +183,7 @@ def test_a_worker_that_is_gone_is_said_to_be_gone(bench):
     worker = bench.start("print('last words')")
     worker.wait()
     rank = collect(bench, worker)["ranks"]["0"]
-    assert rank["error"] == "the worker is gone"
+    assert rank["error"] == "the worker has ended"
     assert rank["tail"] == ["last words"]
 
 
@@ -194,7 +194,7 @@ def test_a_look_that_fails_says_why_and_costs_no_other_rank_its_own(bench):
     found = evidence_collector.collect_evidence(
         [unknown, other.facts], str(bench.status_dir), str(bench.tmp_path / "evidence"), time.monotonic() + 4.0
     )
-    assert found["ranks"]["0"]["error"] == "collecting it failed: KeyError('start_time')"
+    assert found["ranks"]["0"]["error"] == "the collection failed: KeyError('start_time')"
     assert found["took_s"] < 3.0
     assert functions(found, 1) == ["waits", "<module>"]
 
@@ -291,4 +291,4 @@ def test_what_very_many_ranks_have_to_say_is_kept_whole_and_fits_into_one_answer
     told = found["ranks"]["63"]
     assert told["tail"] == lines[-len(told["tail"]) :]
     assert told["tail"]
-    assert told["why"] == [f"answer: cut, all of it is in {folder}"]
+    assert told["why"] == [f"answer: cut, the complete evidence is in {folder}"]
