@@ -438,7 +438,7 @@ def test_no_symbolic_link_leads_a_file_outside(code: Code, tmp_path: Path) -> No
 
 def test_content_other_than_announced_is_not_put_in_place(code: Code) -> None:
     code.compare({"a": entry(b"good")})
-    with pytest.raises(Refused, match="another content"):
+    with pytest.raises(Refused, match="differs from the announced content"):
         code.bring(b"evil")
     assert list(code.workdir.iterdir()) == []
 
