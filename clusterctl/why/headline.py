@@ -624,7 +624,7 @@ def _choose(causes: Sequence[_Cause], lines: Sequence[_Line], signal: int | None
     causes = [replace(cause, behind=behind[cause.at], goes_on=last_step > cause.at) for cause in causes]
     group = [causes[-1]]
     for cause in reversed(causes[:-1]):
-        is_sought = all(one.weight == 1 and re.search(forms.POINTS_ABOVE, one.text) for one in group)
+        is_sought = all(one.weight == 1 and re.match(forms.POINTS_ABOVE, one.text) for one in group)
         if cause.behind - group[0].behind > _MOST_BEHIND and not is_sought:
             break
         group.insert(0, cause)

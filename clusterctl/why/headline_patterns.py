@@ -216,12 +216,19 @@ POINTS_ABOVE = (
     r"|.*\bbackground workers? (?:is|are) (?:no longer alive|6 feet under))"
 )
 """An exception that says that its cause stands above."""
-CONSEQUENCE = _any(
-    r"(?:\w+\.)*(?:ChildFailedError|ProcessExitedException|CalledProcessError|BrokenProcessPool|TerminatedWorkerError"
-    r"|RayActorError|ActorDiedError|WorkerCrashedError|EOFError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt"
-    r"|SystemExit|(?:queue\.|_queue\.)Empty|CancelledError|BrokenBarrierError|SignalException)\b",
-    r"RuntimeError: DataLoader worker \(pid\(?s?\)?[\d ,]*\) exited unexpectedly",
+WORKER_DEATH = _any(
+    r"(?:\w+\.)*(?:BrokenProcessPool|TerminatedWorkerError|RayActorError|ActorDiedError|WorkerCrashedError|TuneError"
+    r"|TrainingFailedError)\b",
+    r"(?:\w+\.)*(?:RuntimeError|Exception|ChildProcessError): .{0,60}\b(?:sub-?process(?:es)?|workers?)\b.{0,40}"
+    r"\b(?:died|dead|crashed|exited|terminated|killed|(?:not|no longer) alive)\b",
     POINTS_ABOVE,
+)
+"""Exceptions that report the end of a worker process, which may have printed the reason."""
+CONSEQUENCE = _any(
+    r"(?:\w+\.)*(?:ChildFailedError|ProcessExitedException|CalledProcessError|EOFError|BrokenPipeError"
+    r"|ConnectionResetError|KeyboardInterrupt|SystemExit|(?:queue\.|_queue\.)Empty|CancelledError|BrokenBarrierError"
+    r"|SignalException)\b",
+    WORKER_DEATH,
 )
 """Exceptions that report the end of another process."""
 ENDED_BY_SIGNAL = re.compile(r"SignalException: Process |Received \d+ death signal")

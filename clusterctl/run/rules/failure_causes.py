@@ -18,7 +18,7 @@ from clusterctl.agent.protocol.record_types import LeftoverProcess, WorkerError
 from clusterctl.formatting import describe_duration, signal_name
 from clusterctl.why import headline
 from clusterctl.why.crash import find_user_position
-from clusterctl.why.headline_patterns import PEER_LOSS, POINTS_ABOVE
+from clusterctl.why.headline_patterns import PEER_LOSS, WORKER_DEATH
 from clusterctl.why.verdict import Confidence, ProblemClass
 
 _ADDRESS = re.compile(r"(?:\[(?P<in>[0-9a-fA-F.:%\w]+)\]|(?P<plain>\d+\.\d+\.\d+\.\d+)):\d+")
@@ -188,7 +188,7 @@ def reports_another_failure(error: WorkerError) -> bool:
     """Return whether an error reports the failure of another process, which has printed the reason itself."""
     return bool(
         _OF_A_LAUNCHER.search(f"{error.get('message')}\n{error.get('traceback')}")
-        or re.search(POINTS_ABOVE, str(error.get("message")))
+        or re.match(WORKER_DEATH, str(error.get("message")))
     )
 
 
@@ -232,9 +232,9 @@ def _find_headline(exited: Exited) -> headline.Headline:
         return headline.find_headline(exited.tail, exit_code=code, signal=number)
     if exited.tail and reports_another_failure(record):
         heading = headline.find_headline(exited.tail, exit_code=code or 1)
-        points_above = re.search(POINTS_ABOVE, str(record["message"])) is not None
-        is_known = heading.is_recognised or (points_above and heading.traceback is not None)
-        if is_known and not (_OF_A_LAUNCHER.search(heading.text) or re.search(POINTS_ABOVE, heading.text)):
+        is_of_worker = re.match(WORKER_DEATH, str(record["message"])) is not None
+        is_known = heading.is_recognised or (is_of_worker and heading.traceback is not None)
+        if is_known and not (_OF_A_LAUNCHER.search(heading.text) or re.match(WORKER_DEATH, heading.text)):
             return heading
     bare = _BARE_EXIT.match(str(record["message"]))
     if bare is not None and headline.find_last_words(exited.tail):

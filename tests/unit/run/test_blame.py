@@ -405,8 +405,15 @@ def test_a_mere_exit_status_is_no_headline_of_a_rank_that_said_why(message: str,
     )
 
 
-def test_an_error_that_points_above_itself_gives_way_to_the_exception_above_it() -> None:
-    said = "RuntimeError: workers are gone, please check the print statements above"
+@pytest.mark.parametrize(
+    "said",
+    [
+        "RuntimeError: workers are gone, please check the print statements above",
+        "RuntimeError: One of the subprocesses has abruptly died during map operation.",
+        "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly",
+    ],
+)
+def test_an_error_that_reports_the_end_of_a_worker_gives_way_to_the_exception_above_it(said: str) -> None:
     again = TRACE.format("t.py", "raise_it()", said)
     left: dict[str, str | None] = {"message": said, "traceback": again}
 
