@@ -296,6 +296,10 @@ WORDS = {
         "try: raise RuntimeError('CUDA out of memory')\n"
         "except Exception: logging.exception('the loop ended')\nprint('wrote deploy.zip')\n"
     ),
+    "fatal": (
+        "import traceback\ntry: raise RuntimeError('CUDA error: unspecified launch failure')\n"
+        "except Exception: traceback.print_exc()\nprint('saved')\n"
+    ),
     "logged_long_ago": (
         "import logging\ntry: 1/0\nexcept Exception: logging.exception('no upload')\n"
         "for i in range(9): print('step', i)\n"
@@ -374,6 +378,7 @@ WITH_A_SCRIPT = "bash run.sh"
             False,
             id="logged_at_the_end",
         ),
+        pytest.param("python fatal.py; true", "", "RuntimeError: CUDA error", False, id="a_fatal_traceback_at_the_end"),
         pytest.param("python logged_long_ago.py; true", "", "", False, id="logged_long_before_the_end"),
         pytest.param("python json_log.py; true", "", "no memory", False, id="an_error_as_json"),
         pytest.param("python metric.py; true", "", "", False, id="a_metric_as_last_words"),

@@ -76,6 +76,8 @@ _CLOSING_ERROR = re.compile(
     r"|(?i:\W*(?:(?:training|job|fine-?tuning|run|script) (?:has )?(?:failed|crashed|aborted)|failed to \w+)\b)"
 )
 """A line that reports an error and is no metric, if it stands among the last lines of an output."""
+_FATAL = re.compile(r"(?:\w+\.)*(?:OutOfMemory|Memory|Accelerator|DistBackend)Error\b|\w+: (?:CUDA|HIP|NCCL|cuDNN)\b")
+"""An exception after which few programs go on."""
 _LAST_LINES = 3
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _WARNING_PLACE = re.compile(r"\S+:\d+: \w*Warning: ")
@@ -113,6 +115,8 @@ def _list_lines(text: str) -> list[str]:
 def _fold_traceback(match: re.Match[str]) -> str:
     """Return the line before a traceback, with what was raised if the line does not say it."""
     before, raised = (match["before"] or "").rstrip(), match["raised"]
+    if _FATAL.match(raised) and not _CLOSING_ERROR.match(before):
+        return f"{before}\n{raised}\n"
     is_said = (raised.partition(": ")[2] or raised) in before
     return f"{before if is_said or not before else f'{before}: {raised}'}\n"
 
