@@ -320,7 +320,7 @@ LIES: dict[str, Lie] = {
         command=Command.START, answer=lambda frame: {"id": frame["id"], "error": 7}, says="start"
     ),
     # control
-    "another controller that no other node knows": _message({"push": "stale"}, "no other node knows of one"),
+    "another controller that no other node knows": _message({"push": "stale"}, "which no other node reports"),
     # floods
     "events without end": Lie(frames=_many_events, says="of events at once"),
     "streams without end": Lie(frames=_many_streams, says="streams"),

@@ -144,7 +144,8 @@ def test_a_run_whose_output_is_not_whole_because_a_node_stays_away_says_so_and_l
 
     assert run.ended(60) == 0
     assert (
-        "b could not be asked for the rest of the output: the copy here may be incomplete" in run.dir.events.read_text()
+        "b did not report the sizes of the output: the copy on this head may be incomplete"
+        in run.dir.events.read_text()
     )
     assert replica_of(run, "a", 0).stat().st_size == SIZE > replica_of(run, "b", 1).stat().st_size
     assert '"finished"' not in (run.on("b") / "journal.jsonl").read_text()

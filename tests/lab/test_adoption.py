@@ -117,7 +117,7 @@ def test_a_controller_that_was_replaced_from_elsewhere_acts_no_more(nodes: NodeF
 
     writes(made[1], 3, 1000, attempt=1)
     assert [worker_pid(made[rank // 2], rank) for rank in range(4)] == first
-    assert "another controller has taken over" in (run_dir(head, run) / "events.jsonl").read_text()
+    assert "another controller has adopted the run" in (run_dir(head, run) / "events.jsonl").read_text()
     assert not head.json("status", run)["attended"]
     for node in made:
         node.path("go").touch()

@@ -193,7 +193,10 @@ def test_a_run_whose_only_checkpoint_is_lost_with_a_node_stops_and_says_so(nodes
     attached = head.run("attach", run)
 
     assert attached.returncode == 100, attached.stderr
-    assert f"no checkpoint of this run is on n[2-3], and {first.name} may have some and is gone" in attached.stderr
+    assert (
+        f"no checkpoint of this run is on n[2-3], and {first.name}, which cannot be reached, may have some"
+        in attached.stderr
+    )
     assert resumed(head, run) == {}
 
 

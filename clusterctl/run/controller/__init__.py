@@ -1,1 +1,1 @@
-"""The process that runs one run: a loop over what arrives, and a part for each thing that it sees to."""
+"""The process that controls one run: a loop that handles queued items, and a class for each task."""

@@ -1,4 +1,4 @@
-"""Adopts a run that lost its controller: connects to the nodes, raises the epoch, resumes each of them."""
+"""Adopts a run that lost its controller: connects to the nodes, raises the epoch, resumes each node."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ from clusterctl.session.node_requests import STATUS
 from clusterctl.session.node_session import Session
 
 _CONNECT_GRACE_S = 20.0
-"""How long the connected nodes wait for the others."""
+"""How long the adoption waits for nodes that do not answer."""
 _UNSTARTED_STATES = ("new", "prepared", "finished")
 """The states of a run on a node before its workers were started, or after it has ended."""
 
 
 class RunAdoption(ThreadOwnedState):
-    """Adopts a run. No session is joined before all nodes, or most, have answered: there is no epoch until then.
+    """Adopts a run.
+
+    No session is added before all nodes have answered or the wait is over: there is no epoch until then.
 
     Thread: the loop; the methods under "in threads" run in others.
 
     Args:
         run: The run.
-        reconnection: It resumes the nodes.
-        start: Ends a start without an attempt.
+        reconnection: Resumes the nodes.
+        start: Undoes a start that has no attempt.
     """
 
     def __init__(self, run: ControlledRun, reconnection: Reconnection, start: StartSequence) -> None:
@@ -48,7 +50,7 @@ class RunAdoption(ThreadOwnedState):
         self.is_active = False
 
     def start(self) -> None:
-        """Connect to the nodes of the run; `_continue` follows."""
+        """Connect to the nodes of the run in a thread, which then calls `_continue`."""
         run = self._run
         self._hosts = self._list_hosts()
         self._until = time.monotonic() + _CONNECT_GRACE_S
@@ -63,7 +65,7 @@ class RunAdoption(ThreadOwnedState):
     # --- in threads
 
     def _connect_all(self) -> dict[str, Any]:
-        """Connect to all nodes at once, and ask for the status of the run; return the errors."""
+        """Connect to all nodes at once, and request the status of the run; return the errors."""
         run = self._run
         step = Progress("connect", len(self._hosts), run.post)
 
@@ -78,7 +80,7 @@ class RunAdoption(ThreadOwnedState):
         return errors
 
     def _undo_start(self, opened: Mapping[str, Session]) -> StartFailure:
-        """Undo on every node the start of a controller that died before it had recorded its first attempt."""
+        """Undo the start of a controller that died before it had recorded its first attempt, on every node."""
         run = self._run
         # A node that does not know the run keeps the epoch, so that it refuses late requests for the run.
         run.post(controller_events.TouchedNodes(nodes=list(opened)))
@@ -135,7 +137,7 @@ class RunAdoption(ThreadOwnedState):
         raise error
 
     def _restore_attempt(self) -> None:
-        """Record an attempt that nodes have begun, if a crash of the head lost its event."""
+        """Record an attempt that nodes have begun, if the head lost the event of this attempt in a crash."""
         run = self._run
         begun = [
             status["attempt"]
@@ -145,7 +147,7 @@ class RunAdoption(ThreadOwnedState):
         number = max(begun, default=-1)
         attempt = attempt_start.load_attempt_event(run.folder, number) if number > run.state.attempt else None
         if attempt is not None:
-            run.note(f"the head had lost the begin of attempt {number}, which its nodes know of")
+            run.note(f"the head had lost the record of attempt {number}, which its nodes have begun")
             run.record(attempt)
 
 

@@ -30,7 +30,7 @@ from clusterctl.run.rules.state import RunPhase, cause_to_json
 from clusterctl.session.node_session import Session
 
 _KILL_PATIENCE_S = 10.0
-"""How long a killed start waits for nodes that do not answer."""
+"""How long a start that a person killed waits for nodes that do not answer."""
 CLEANUP_UNCONFIRMED = "could not clean up on {}; the node will clean up by itself"
 
 
@@ -41,7 +41,7 @@ class StartSequence(ThreadOwnedState):
 
     Args:
         run: The run.
-        reconnection: It redials spares without a connection.
+        reconnection: Redials spares without a connection.
         preflight: The checks before the start; `None` to skip them.
     """
 
@@ -51,7 +51,7 @@ class StartSequence(ThreadOwnedState):
 
     @property
     def has_no_attempt(self) -> bool:
-        """No attempt has begun yet, or none will begin, so that the policy cannot decide."""
+        """No attempt has begun yet, or no attempt will begin, so the policy has nothing to decide."""
         return self._is_failing or (self._run.is_busy and self._run.state.attempt < 0)
 
     def start_first_attempt(self) -> None:
@@ -82,7 +82,7 @@ class StartSequence(ThreadOwnedState):
         self._run.executor.run_in_thread(attempted, self._on_launched, self._on_bug)
 
     def cancel_start(self) -> None:
-        """Handle a cancel that comes before the first attempt exists."""
+        """Cancel the run while no attempt has begun."""
         run = self._run
         self._drop_stuck_sessions()
         if not run.cancelled.is_set() or self._is_failing:
@@ -119,10 +119,10 @@ class StartSequence(ThreadOwnedState):
         run.launcher.start_attempt(0, hosts, run.subscriptions.subscribe_all)
 
     def _connect(self, hosts: Sequence[HostSpec]) -> dict[str, Session]:
-        """Open all sessions at once; return them. A spare may be missing.
+        """Open the sessions with all hosts at once; return them. A spare may be missing.
 
         Raises:
-            NodeError, NodesError: A session could not be opened; the others are closed again.
+            NodeError, NodesError: A session could not be opened; the other sessions are closed again.
         """
         run = self._run
         step = Progress("connect", len(hosts), run.post)
@@ -152,11 +152,11 @@ class StartSequence(ThreadOwnedState):
         on_cpu = layout.list_cpu_only_hosts(hosts, found)
         if on_cpu:
             where = "there" if len(on_cpu) == 1 else "on each"
-            text = f"no GPU on {fold_hosts(on_cpu)}: one rank {where}, on the CPU (`gpus: 0` says that it is meant)"
+            text = f"no GPU on {fold_hosts(on_cpu)}: one rank {where}, on the CPU (`gpus: 0` confirms this)"
             self._run.post_note(text)
 
     def _demote_missing(self, missing: Collection[str]) -> bool:
-        """Start with fewer workers if `min_nodes` allows it; return whether the run may go on."""
+        """Start with fewer nodes if `min_nodes` allows it; return whether the start may continue."""
         run = self._run
         if not missing:
             return True
@@ -170,7 +170,7 @@ class StartSequence(ThreadOwnedState):
         return True
 
     def _use_spec(self, spec: ClusterSpec) -> None:
-        """Use and save a spec with other roles; a controller that adopts the run reads it."""
+        """Use a spec with other roles, and save it for controllers that adopt the run."""
         run = self._run
         write_atomically(run.folder.spec, dump_spec(spec).encode(), durable=True)
         run.spec, run.hosts = spec, {host.name: host for host in spec.hosts}
@@ -187,10 +187,10 @@ class StartSequence(ThreadOwnedState):
             self._reconnection.mark_disconnected(run.hosts[spare], error)
 
     def _reject_unsafe_nodes(self, sessions: Mapping[str, Session]) -> dict[str, str]:
-        """Refuse nodes that end processes at logout; return the spares that are excluded for it, with a reason.
+        """Refuse nodes that end processes at logout; return the spares that are excluded for this, with a reason.
 
         Raises:
-            RefusedError: A node of the first attempt does so.
+            RefusedError: A node of the first attempt ends processes at logout.
         """
         run = self._run
         hellos = {node: session.hello for node, session in sessions.items()}
@@ -222,7 +222,7 @@ class StartSequence(ThreadOwnedState):
             run.end_partly_started_attempt(result.error)
 
     def end_failed_start(self, result: StartFailure) -> None:
-        """End a run without started workers; undo the start on its nodes."""
+        """End a run that has no started workers; undo the start on its nodes."""
         run = self._run
         self._is_failing = True
         cancelled = run.cancelled.is_set()
@@ -245,9 +245,9 @@ class StartSequence(ThreadOwnedState):
     def _undo_start(
         self, concerned: Sequence[str], prepared: Sequence[str], ended: controller_events.RunEnded
     ) -> list[str]:
-        """Tell nodes that the run has ended; return the prepared nodes that could not be told.
+        """Send the end of the run to the nodes; return the prepared nodes that did not receive it.
 
-        A prepared node without a session holds ports and GPUs, so it is dialed once more.
+        A prepared node without a session still holds ports and GPUs, so it is dialed once more.
         """
         run = self._run
         sessions = {n: s for n, s in run.links.sessions.items() if n in concerned}
@@ -262,7 +262,7 @@ class StartSequence(ThreadOwnedState):
             for node, session in opened.items():
                 run.add_session(node, session)
 
-        # A higher epoch: the node refuses a request of the start that arrives only now.
+        # With a higher epoch, the node refuses a late request of the start.
         run.executor.call_on_loop(join_with_higher_epoch)
         errors = run.send_finish(opened, ended.state, ended.exit_code)
         return [n for n in unheard if n not in opened or isinstance(errors.get(n), NodeError)]
@@ -276,7 +276,7 @@ class StartSequence(ThreadOwnedState):
 
 
 class RestartSequence(ThreadOwnedState):
-    """Decides about the next attempt, and starts it when it is due.
+    """Plans the next attempt, and starts it when it is due.
 
     Thread: the loop.
     """
@@ -288,7 +288,7 @@ class RestartSequence(ThreadOwnedState):
         self._dirty: tuple[int, float] | None = None
 
     def plan_restart(self, action: next_action.Restart, observations: next_action.RunObservations) -> None:
-        """Record the next attempt: its nodes, its time and its reason."""
+        """Record nodes, time and reason of the next attempt."""
         run = self._run
         bad = next_action.choose_excluded_nodes(run.state, observations)
         without = {name: bad[name] for name in action.excluded}
@@ -311,14 +311,14 @@ class RestartSequence(ThreadOwnedState):
             )
         )
         run.control.notify_watchers()
-        # Replaced nodes are told that the run has ended there, so that they release their ports and GPUs.
+        # Replaced nodes are informed of the end of the run, so that they release their ports and GPUs.
         replaced = [n.node for n in run.state.nodes.values() if n.node not in nodes and n.swept and not n.remaining]
         sessions = {node: session for node, session in run.links.sessions.items() if node in replaced}
         if sessions:
             run.executor.run_in_thread(lambda: run.send_finish(sessions, "replaced", int(ExitCode.FAILED)))
 
     def measure_dirty_node_s(self) -> float:
-        """Return for how many seconds a node of the attempt has had processes that could not be ended."""
+        """Return for how many seconds a node of the attempt has had remaining processes."""
         state = self._run.state
         if not any(node.remaining for node in state.nodes.values()):
             return 0.0
@@ -327,7 +327,7 @@ class RestartSequence(ThreadOwnedState):
         return time.monotonic() - self._dirty[1]
 
     def start_when_due(self) -> None:
-        """Start the announced attempt once it is due and its nodes are connected."""
+        """Start the planned attempt once it is due and its nodes are connected."""
         run, state = self._run, self._run.state
         if read_head_time() < (state.restart_at or 0.0) or not self._has_all_sessions(state.next_nodes):
             return
@@ -342,7 +342,7 @@ class RestartSequence(ThreadOwnedState):
         self._start.launch(begin)
 
     def _has_all_sessions(self, nodes: tuple[str, ...]) -> bool:
-        """Return whether every node is connected; end the run if one has been away for too long."""
+        """Return whether every node is connected; end the run if a node has been disconnected for too long."""
         links = self._run.links
         missing = [n for n in nodes if n not in links.sessions]
         away = links.measure_silence_s(0.0)
@@ -368,14 +368,14 @@ class RestartSequence(ThreadOwnedState):
         return None if job is None else job.checkpoint.pattern
 
     def count_repeated_failures(self) -> int:
-        """Return how many earlier attempts ended like this one, without a newer checkpoint since then."""
+        """Return how many earlier attempts failed in the same way as this attempt, without a newer checkpoint."""
         state = self._run.state
         if self._newest.get(state.attempt, state.newest_checkpoint) != state.newest_checkpoint:
             return 0
         return next_action.count_repeated_failures(state, self._build_failure_signature())
 
     def is_checkpoint_search_pending(self) -> bool:
-        """Return whether to wait for the search for a newer checkpoint, before equal failures end the run."""
+        """Search for a newer checkpoint before equal failures end the run; return whether the search is running."""
         run, state = self._run, self._run.state
         over = bool(state.nodes) and all(n.swept for n in state.nodes.values())
         if self._pattern() is None or not over or state.attempt in self._newest or self.count_repeated_failures() == 0:

@@ -1,8 +1,8 @@
-"""The socket of the controller: commands of the same user send requests, and learn of changes of the run.
+"""The socket of the controller, on which commands of the same user send requests and wait for changes of the run.
 
-Both sides send one JSON object per line. After `watch`, a connection gets an empty line after each change, or one for
-several. The address is abstract: it works for every path of the run directory, and leaves no file. It is random, so
-that no other process can take it before; both sides check the uid of the peer.
+Both sides send one JSON object per line. After `watch`, a connection gets an empty line after one or several changes.
+The address is an abstract unix address: its length does not depend on the run directory, and it leaves no file. It is
+random, so that no other process can listen on it first. Both sides check the uid of the peer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ControlRequest:
 
 
 class ControlServer:
-    """Accepts requests of the same user for the controller.
+    """Accepts requests for the controller from processes of the same user.
 
     Thread: any; a lock guards the watchers.
 
@@ -62,7 +62,7 @@ class ControlServer:
         threading.Thread(target=self._accept, name="control", daemon=True).start()
 
     def notify_watchers(self) -> None:
-        """Send an empty line to every watcher that has read the last one."""
+        """Send an empty line to every watcher that has read its last line."""
         with self._guard:
             for watcher in list(self._watchers):
                 try:
@@ -73,7 +73,7 @@ class ControlServer:
                     self._forget(watcher)
 
     def close(self) -> None:
-        """Stop listening; watchers read an end of file."""
+        """Stop listening and close all connections."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -93,7 +93,7 @@ class ControlServer:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                # A temporary error: the peer has gone, or there is no free descriptor.
+                # A temporary error: the peer closed the connection, or there is no free descriptor.
                 self._closed.wait(_ACCEPT_AGAIN)
                 continue
             if syscalls.read_peer_credentials(connection)[1] != os.getuid():
@@ -121,7 +121,7 @@ class ControlServer:
             self._forget(connection)
 
     def _watch(self, connection: socket.socket) -> None:
-        # The smallest possible send buffer, so that unread lines do not pile up.
+        # With the smallest possible send buffer, few unread lines accumulate.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         with self._guard:
             self._watchers.add(connection)
@@ -133,7 +133,7 @@ def connect_to_controller(run: RunDir, timeout: float = 5.0) -> socket.socket:
     """Return a connection to the controller of a run.
 
     Raises:
-        NoControllerError: No controller listens, or another user does.
+        NoControllerError: No controller listens, or a process of another user listens.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout)
@@ -166,7 +166,7 @@ def send_request(
             raise SilentControllerError(f"the controller of {run.run} does not answer") from error
         except OSError as error:
             raise NoControllerError(f"the controller of {run.run} went away") from error
-    # Without a line end the answer is incomplete.
+    # An answer without a line end is incomplete.
     if not line.endswith(b"\n"):
         raise NoControllerError(f"the controller of {run.run} went away")
     answer: dict[str, Any] = json.loads(line)
@@ -174,7 +174,7 @@ def send_request(
 
 
 class ChangeSubscription:
-    """Notifies a view of changes that the controller has written."""
+    """A subscription to notifications of the controller about changes of the run."""
 
     def __init__(self, run: RunDir) -> None:
         self._connection: socket.socket | None = None

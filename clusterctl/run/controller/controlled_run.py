@@ -1,7 +1,7 @@
-"""A run in its controller: its state, the only way to change the state, and the requests to its nodes.
+"""A run in its controller: its state, the methods that change the state, and the requests to its nodes.
 
-The thread of the loop owns the state, the files and the connections. Other threads open connections and send requests;
-the executor brings the results to the loop.
+The thread of the loop owns the state, the files and the connections. Other threads open connections and send requests.
+The executor passes their results to the loop.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class ControlledRun(ThreadOwnedState):
     Args:
         folder: The run directory; this object becomes its only writer.
         spec: The spec of the cluster file, with secrets.
-        dial: Returns, for an inbox, the function that opens a session to a host and reports progress to a callback.
+        dial: Takes an inbox; returns the function that opens a session to a host and reports progress to a callback.
 
     Attributes:
         inbox: The queue of the loop.
-        executor: Brings calls of other threads to the loop, and results of threads back to it.
-        is_busy: A launch thread is working.
+        executor: Passes calls of other threads, and results of threads, to the loop.
+        is_busy: A launch thread is running.
         cancelled: Set when the user has cancelled the run.
         kill: The grace is 0 from now on.
-        excluded_spares: Spares that must not be used, with a reason in one word.
-        epoch: The epoch of this controller's requests; 0 before it has one, and no session is joined before.
+        excluded_spares: Spares that must not be used, each with a reason of a few words.
+        epoch: The epoch of this controller's requests; 0 before the first session is added.
         subscriptions: The subscriptions to the journals and files of nodes.
-        stopping: The nodes that got a stop request, and when.
+        stopping: The timers of the nodes that got a stop request.
     """
 
     def __init__(self, folder: RunDir, spec: ClusterSpec, dial: Callable[[InboxItemQueue], Dial]) -> None:
@@ -111,11 +111,11 @@ class ControlledRun(ThreadOwnedState):
     # --- from other threads
 
     def post(self, event: controller_events.ControllerEvent) -> None:
-        """Record an event soon."""
+        """Have the loop record an event; do not wait."""
         self.executor.call_soon(lambda: self.record(event))
 
     def post_note(self, text: str, level: str = "warn") -> None:
-        """Record a message for the user soon."""
+        """Have the loop record a message for the user; do not wait."""
         self.post(controller_events.Note(text=text, level=level))
 
     # --- the state
@@ -140,7 +140,7 @@ class ControlledRun(ThreadOwnedState):
         lacking = item.stamp.seq - node_state.seq - 1
         if lacking:
             self.note(f"{item.node}: its journal lacks {plural(lacking, 'event')} before number {item.stamp.seq}")
-        # First the state: an event that cannot be applied must not get into the journal, which every reader applies.
+        # Change the state first: an event that cannot be applied must not be written to the journal.
         state = apply_node_event(self.state, item.node, item.stamp, item.event)
         self.writer.append_node_event(item.node, item.record)
         self.state = state
@@ -158,7 +158,7 @@ class ControlledRun(ThreadOwnedState):
             raise FrameError(f"its event `{item.event.KIND}` is about rank {strange[0]}, which is not on it")
 
     def ranks_on(self, node: str, attempt: int) -> frozenset[int] | None:
-        """Return the ranks of a node in an attempt; `None` for an attempt that is not known yet."""
+        """Return the ranks of a node in an attempt; `None` for an attempt that has not been recorded yet."""
         return None if attempt > self.state.attempt else self._places.find_ranks(self.state.placements, attempt, node)
 
     def find_node(self, node: str) -> NodeState | None:
@@ -181,7 +181,7 @@ class ControlledRun(ThreadOwnedState):
         step: Progress | None = None,
         joined: Callable[[str, Session], None] = lambda _node, _session: None,
     ) -> tuple[dict[str, Session], dict[str, ClusterctlError]]:
-        """Open a session to every host, all at once; return the sessions and the errors. Not for the loop's thread.
+        """Open a session to every host, all at once; return the sessions and the errors. The loop must not call this.
 
         `joined` takes each session as soon as it is open, on the thread that opened it.
         """
@@ -198,20 +198,20 @@ class ControlledRun(ThreadOwnedState):
         return open_in_parallel(wanted, one, self.spec.ssh.parallel, ClusterctlError)
 
     def raise_epoch(self, known: int) -> None:
-        """Take an epoch above `known` and above all that this head has used; all sessions use it from now on."""
+        """Use an epoch above `known` and above all epochs of this head, also in the present sessions."""
         if self.epoch <= known:
             self.epoch = self.writer.raise_epoch(known)
             for session in self.links.sessions.values():
                 session.epoch = self.epoch
 
     def add_session(self, node: str, session: Session) -> bool:
-        """Add a session to the run, with this controller's epoch; return False if it broke."""
+        """Add a session to the run, with this controller's epoch; return False if the session has broken."""
         session.epoch = self.epoch
         return self.links.add_session(self.hosts[node], session)
 
     @property
     def grace(self) -> float:
-        """Seconds from SIGTERM to SIGKILL, now."""
+        """The present seconds from SIGTERM to SIGKILL."""
         return 0.0 if self.kill else self.limits.grace
 
     def end_attempt(self, reason: StopReason, message: str) -> None:
@@ -224,7 +224,7 @@ class ControlledRun(ThreadOwnedState):
         self.control.notify_watchers()
 
     def end_partly_started_attempt(self, error: ClusterctlError) -> None:
-        """End an attempt that could not be started everywhere."""
+        """End an attempt that could not be started on every node."""
         cancelled = self.cancelled.is_set()
         if not cancelled:
             self.record(build_start_failed(error))
@@ -232,13 +232,16 @@ class ControlledRun(ThreadOwnedState):
             self.end_attempt(StopReason.CANCELLED if cancelled else StopReason.START_FAILED, str(error))
 
     def stop_all_nodes(self, reason: str) -> None:
-        """Stop the attempt on every node where it has not ended."""
+        """Stop the attempt on every node on which it has not ended."""
         for node in self.state.nodes.values():
             if not node.swept:
                 self.stop_node(node.node, reason)
 
     def stop_node(self, node: str, reason: str) -> None:
-        """Stop the attempt on a node; repeat it to shorten the grace. A node without a session gets the stop later."""
+        """Stop the attempt on a node.
+
+        A second stop may shorten the grace. A node without a session gets the stop later.
+        """
         session = self.links.sessions.get(node)
         if session is None:
             return
@@ -253,7 +256,7 @@ class ControlledRun(ThreadOwnedState):
         self.executor.run_in_thread(send, on_failed=lambda _: self.links.redial(self.hosts[node], session))
 
     def send_finish(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
-        """Tell nodes that the run has ended; return the errors. For any thread."""
+        """Send the end of the run to nodes; return the errors. Any thread may call this."""
         timeout = _KILL_TIMEOUT_S if self.kill else None
         what: command_payload_types.FinishArguments = {
             "run": self.folder.run,
@@ -264,14 +267,14 @@ class ControlledRun(ThreadOwnedState):
         return call_all(sessions, lambda n, s: FINISH.call(s, {**what, "node": n}, timeout=timeout))[1]
 
     def cancel(self, *, kill: bool) -> None:
-        """Cancel the run: gracefully, or at once."""
+        """Cancel the run gracefully, or kill it."""
         self.cancelled.set()
         self.links.redial_all_now()
         if kill:
             self.executor.call_soon(self.kill_now)
 
     def kill_now(self) -> None:
-        """Set the grace to 0, also for stops that have begun."""
+        """Set the grace to 0, also for running stops."""
         if self.kill:
             return
         self.kill = True

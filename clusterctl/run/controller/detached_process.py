@@ -17,7 +17,7 @@ from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.run.record.rundir import RunDir
 
 DEFERRED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals of a user who wants to end a command; a controller takes its orders from its socket."""
+"""Signals with which a user ends a command. A controller takes commands only from its socket."""
 
 _READY = b"ready"
 
@@ -29,24 +29,24 @@ class ControllerEndedError(ClusterctlError):
 def defer_signals() -> None:
     """Block the signals that would end this process, until a handler for them is ready.
 
-    Unblock `DEFERRED_SIGNALS` afterwards. A process that is detached meanwhile does not inherit this.
+    Unblock `DEFERRED_SIGNALS` afterwards. A process that is detached meanwhile does not inherit the blocked signals.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
 
 
 def run_detached(run: RunDir, work: Callable[[], int]) -> None:
-    """Do `work` in a new process that outlives this one; return when it is ready.
+    """Do `work` in a new process that outlives this process; return when the new process is ready.
 
-    The process is forked without exec, so that secrets need not be passed on and modules stay imported. The caller must
-    not have started a thread.
+    The process is forked without exec, so that it keeps secrets and imported modules. The caller must not have started
+    a thread.
 
     Args:
         run: The run directory; its log takes stdout and stderr of `work`.
-        work: Returns an exit code. It calls `report_ready` once it holds the run directory.
+        work: Returns an exit code, and calls `report_ready` once it holds the lock of the run directory.
 
     Raises:
-        ControllerEndedError: The process ended before that; its log has the reason.
-        ClusterctlError: `work` raised it before that.
+        ControllerEndedError: The process ended before it was ready; its log has the reason.
+        ClusterctlError: `work` raised this error before it was ready.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -74,12 +74,12 @@ def _parse_failure(run: RunDir, report: bytes) -> ClusterctlError:
 
 
 def report_ready() -> None:
-    """Tell the parent that this process holds the run directory."""
+    """Tell the parent that this process holds the lock of the run directory."""
     _report(_READY)
 
 
 class _ReportPipe:
-    """The pipe to the process that detached this one; closed after the report."""
+    """The pipe to the parent of the detached process; closed after the report."""
 
     fd: int | None = None
 
@@ -93,7 +93,7 @@ def _report(words: bytes) -> None:
 
 
 def _second_fork(run: RunDir, work: Callable[[], int], writer: int) -> None:
-    """Become a child of init, in a session of our own, and never return."""
+    """Become a child of init in a new session, do the work and exit."""
     os.setsid()
     if os.fork() != 0:
         os._exit(0)
@@ -122,7 +122,7 @@ _GC_DEFAULTS = 700, 10, 10
 
 
 def _daemonize(run: RunDir, keep: int) -> None:
-    # Commands raise the thresholds because they end soon; this process may live for months.
+    # Short commands raise the thresholds of the garbage collector. This process may run for months.
     gc.set_threshold(*_GC_DEFAULTS)
     os.chdir("/")
     os.umask(0o077)

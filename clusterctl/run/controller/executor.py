@@ -1,4 +1,4 @@
-"""Moves work between the controller's loop and other threads.
+"""Passes calls and results between the controller's loop and other threads.
 
 The loop owns the state of the run. Other threads open connections and send requests; the loop takes their results.
 """
@@ -29,7 +29,7 @@ def _ignore(_result: object) -> None:
 
 
 class LoopExecutor:
-    """Starts threads for the loop, and brings calls of other threads to it.
+    """Starts threads for the loop, and passes calls of other threads to the loop.
 
     Thread: any.
 
@@ -41,13 +41,14 @@ class LoopExecutor:
         self._enqueue = enqueue
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Have the loop call this after everything that is queued; do not wait. An exception ends the loop."""
+        """Have the loop call this function after all queued items; do not wait. An exception ends the loop."""
         self._enqueue(LoopCall(call=call))
 
     def call_on_loop(self, call: Callable[[], T]) -> T:
-        """Have the loop call this after everything that is queued; return what it returned or raise what it raised.
+        """Have the loop call this function after all queued items; return its result or raise its exception.
 
-        Only for other threads. It never returns if the loop has ended; the thread then ends with the process.
+        The loop itself must not call this. If the loop has ended, this never returns, and the thread ends with the
+        process.
         """
         done: Future[T] = Future()
 

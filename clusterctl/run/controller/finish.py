@@ -1,4 +1,4 @@
-"""Ends a run: fetches the last output and the results, tells the nodes, closes the journal."""
+"""Ends a run: fetches the last output and the results, informs the nodes, records the end."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from clusterctl.run.rules import controller_events, next_action
 from clusterctl.session.node_session import Session
 
 _WITHOUT_PROGRESS = 15.0
-"""How long a connected node may take without sending missing output or the sizes of its files."""
+"""How long to wait for a connected node that sends neither missing output nor the sizes of its files."""
 _LEAST_PROGRESS = 4096
-"""Bytes that count as progress; a node that sends fewer could delay the end for ever."""
+"""Bytes that count as progress. A node that sends fewer bytes could delay the end of the run without limit."""
 _AFTER_KILL, _AFTER_CANCEL = 8.0, 600.0
-"""How long the output of a killed or cancelled run may take in all."""
+"""The total wait for the output of a killed run and of a cancelled run."""
 
 _Sizes = dict[str, int]
 
 
 class FinishSequence(ThreadOwnedState):
-    """Brings a run to its end, once `begin` was called.
+    """Ends a run, once `begin` was called.
 
     Thread: the loop; `_tell_nodes` runs in another.
     """
@@ -46,11 +46,11 @@ class FinishSequence(ThreadOwnedState):
 
     @property
     def has_begun(self) -> bool:
-        """The end of the run is decided."""
+        """Whether the end of the run has begun."""
         return self._finish is not None
 
     def begin(self, finish: next_action.Finish) -> None:
-        """Begin to ask the nodes for the sizes of their files, which do not grow any more."""
+        """Begin the end of the run: request the final sizes of the files on the nodes."""
         if finish.why_no_restart:
             self._run.note(f"no restart: {finish.why_no_restart}")
         self._finish, self._began = finish, time.monotonic()
@@ -62,11 +62,11 @@ class FinishSequence(ThreadOwnedState):
                 ]
                 self._files.setdefault(node, []).extend(files)
         self._progress = dict.fromkeys(self._files, (-1, self._began))
-        # If all nodes are silent now, the loop would not call `continue_finish` before its next tick.
+        # If all nodes are silent, the loop would call `continue_finish` only at its next tick.
         self.continue_finish()
 
     def continue_finish(self) -> None:
-        """Finish the run once all output has arrived, or no more is expected."""
+        """End the run once all output has arrived, or no more output is expected."""
         if self._finish is None or self._telling:
             return
         self._request_sizes()
@@ -82,9 +82,9 @@ class FinishSequence(ThreadOwnedState):
     # --- results
 
     def _has_results(self, finish: next_action.Finish) -> bool:
-        """Start the fetch of results if there are any; return whether it has ended.
+        """Start the fetch of results, if the cluster file names results; return whether the fetch has ended.
 
-        The nodes are told of the end only afterwards, because another run may then use the same workdir.
+        The nodes are informed of the end only after the fetch, because another run may then use the workdir.
         """
         run, wanted = self._run, downloads.choose_results_to_fetch(self._run.spec, self._run.state, finish.phase)
         if wanted is None or self._has_results_event:
@@ -117,7 +117,7 @@ class FinishSequence(ThreadOwnedState):
     # --- what is missing
 
     def _request_sizes(self) -> None:
-        """Ask each node for the sizes of its files, once per session."""
+        """Request the sizes of the files of each node, once per session."""
         for node, session in self._run.links.sessions.items():
             if node in self._files and node not in self._sizes and self._asked.get(node) is not session:
                 self._asked[node] = session
@@ -137,7 +137,7 @@ class FinishSequence(ThreadOwnedState):
         run.executor.run_in_thread(measure, lambda sizes: self._sizes.update({node: sizes}))
 
     def _list_missing(self, node: str) -> list[tuple[str, int]]:
-        """Return files with the number of missing bytes; all files if the node has not reported their sizes."""
+        """Return the incomplete files with their missing bytes; all files if the node has not reported sizes."""
         if node not in self._sizes:
             return [(file, 1) for file in self._files[node]]
         missing = []
@@ -165,7 +165,7 @@ class FinishSequence(ThreadOwnedState):
         state = run.find_node(node)
         if run.kill or state is None or state.link == "lost":
             return False
-        # If no node is connected, the link of the head is broken.
+        # If no node is connected, the network of the head is broken.
         ours = not any(other in run.links.sessions for other in self._files) and not run.cancelled.is_set()
         return ours or run.links.measure_silence_s(0.0).get(node, 0.0) < run.limits.node_lost_after
 
@@ -173,8 +173,8 @@ class FinishSequence(ThreadOwnedState):
         unasked = [node for node in missing if node not in self._sizes]
         if unasked:
             self._run.note(
-                f"{fold_hosts(unasked)} could not be asked for the rest of the output: the copy here may be incomplete;"
-                " the nodes still have it"
+                f"{fold_hosts(unasked)} did not report the sizes of the output: the copy on this head may be "
+                "incomplete; the nodes still have it"
             )
         files = [f"{node}: {file}" for node in missing if node not in unasked for file, _ in missing[node]]
         if files:
@@ -199,9 +199,9 @@ class FinishSequence(ThreadOwnedState):
         run.executor.run_in_thread(lambda: self._tell_nodes(sessions, ended), close, close)
 
     def _tell_nodes(self, sessions: dict[str, Session], ended: controller_events.RunEnded) -> None:
-        """Tell nodes that the run has ended. Runs in a thread.
+        """Send the end of the run to the nodes. Runs in a thread.
 
-        A node that was rebooted and reconnected at the last moment has no workers, but an attempt to end.
+        A node that rebooted and reconnected at the last moment has no workers, but its attempt has to be ended.
         """
         run = self._run
         errors = run.send_finish(sessions, ended.state, ended.exit_code)

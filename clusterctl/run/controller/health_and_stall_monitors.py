@@ -1,4 +1,4 @@
-"""Watches the health of the nodes and the progress of the ranks, by the samples that the nodes send."""
+"""Watches the health of the nodes and the progress of the ranks in the samples that the nodes send."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HealthMonitor(ThreadOwnedState):
         self._looked = 0.0
 
     def add_sample_lines(self, node: str, lines: Sequence[bytes]) -> None:
-        """Add lines of a node's samples; its replica has them already."""
+        """Add lines of a node's samples, which its replica already contains."""
         self._new.setdefault(node, []).extend(lines)
 
     def list_health_changes(self, state: RunState, now: float) -> list[controller_events.HealthChanged]:
@@ -67,12 +67,12 @@ class HealthMonitor(ThreadOwnedState):
         return changes + self._observer.find_silent_nodes(heard, now)
 
     def find_unhealthy(self, state: RunState) -> dict[str, str]:
-        """Return the nodes that a restart should exclude, with the reason: a failed check, or used GPU memory."""
+        """Return the nodes that a restart should exclude, each with the reason: a failed check, or used GPU memory."""
         held = {n.node: n.gpu_memory_held for n in state.nodes.values() if n.gpu_memory_held}
         return held | self._observer.find_unhealthy(state.nodes)
 
     def find_degraded(self, state: RunState) -> dict[str, str]:
-        """Return the nodes that a restart should avoid if it can, with the reason."""
+        """Return the nodes that a restart should avoid if possible, each with the reason."""
         return self._observer.find_degraded(state.nodes)
 
 
@@ -98,7 +98,7 @@ class StallMonitor(ThreadOwnedState):
         return self._observer
 
     def replay_samples(self) -> None:
-        """Feed the observer with earlier samples: how long steps take, and when the last one was."""
+        """Add the samples from before the start of this controller to the observer."""
         observer = self._watch()
         if observer is not None:
             samples = {
@@ -141,7 +141,7 @@ class StallMonitor(ThreadOwnedState):
         run.control.notify_watchers()
 
     def _collect_evidence(self, *, is_confirmed: bool) -> str:
-        """Collect and judge evidence of a stall in a thread; return its folder."""
+        """Collect and judge evidence of a stall in a thread; return the name of the evidence folder."""
         run, sessions = self._run, self._run.sessions()
         self._last_stall = number = self._last_stall + 1
         self._pending_evidence += 1
@@ -154,7 +154,7 @@ class StallMonitor(ThreadOwnedState):
         return f"stall-{number}"
 
     def _judge_evidence(self) -> list[str]:
-        """Judge the evidence of a stall; save the verdict and return it in lines. Runs in a thread."""
+        """Judge the evidence of a stall; save the verdict and return its lines. Runs in a thread."""
         folder = self._run.folder
         verdict = saved_verdict.judge_saved_run(folder, load_state(folder))
         saved_verdict.save_verdict(folder, verdict)
@@ -172,7 +172,7 @@ class StallMonitor(ThreadOwnedState):
 
     @property
     def is_evidence_pending(self) -> bool:
-        """The policy must wait: the stall is not confirmed, or its evidence is incomplete."""
+        """Whether the policy must wait: the stall is not confirmed, or its evidence is incomplete."""
         return self._pending_evidence > 0 or self._stall.phase is not StallPhase.CONFIRMED
 
     def end_if_stalled(self, *, kill: bool) -> dict[str, Any]:

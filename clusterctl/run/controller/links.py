@@ -1,4 +1,4 @@
-"""The sessions with the nodes, one per node and redialed if it breaks, and their subscriptions."""
+"""The sessions with the nodes, which are redialed if they break, and the subscriptions to their files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from clusterctl.session.node_session import Session
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 15.0
 _AFTER_AUTH_ERROR_S = 60.0
 _GOOD_AFTER_S = 30.0
-"""After a connection that lasted so long, the next one is dialed without a pause."""
+"""After a connection that lasted so long, the node is redialed without a pause."""
 
 
 class Links(ThreadOwned):
-    """One session per node, redialed if it breaks.
+    """The sessions with the nodes, one for each node. A broken session is redialed.
 
     Thread: the loop owns it; other threads dial. Any thread may read `sessions`.
 
@@ -34,8 +34,8 @@ class Links(ThreadOwned):
 
     Attributes:
         on_dialed: Takes node and session after a redial, on the loop.
-        sessions: The session of each connected node. The mapping is replaced and never changed, so that another thread
-            reads a consistent one.
+        sessions: The session of each connected node. The mapping is replaced and never changed, so that other threads
+            read it consistently.
     """
 
     def __init__(self, dial: Callable[[HostSpec], Session], executor: LoopExecutor) -> None:
@@ -71,7 +71,7 @@ class Links(ThreadOwned):
         return True
 
     def redial(self, host: HostSpec, session: Session | None = None) -> None:
-        """Drop the session of a host and dial until it answers; with `session`, only if that is the current one.
+        """Drop the session of a host, and dial until the host answers. With `session`, do so only if it is current.
 
         Repeated calls have no effect.
         """
@@ -88,8 +88,8 @@ class Links(ThreadOwned):
         if host.name in self._dialing:
             return
         self._dialing.add(host.name)
-        # After a good connection there is no pause. A node that accepts a login and then breaks off must not be dialed
-        # all the time, so the pause grows.
+        # After a long connection there is no pause. Otherwise the pause grows, so that a node that accepts logins and
+        # then breaks the connection is not dialed all the time.
         was_good = now - self._added_at.get(host.name, float("-inf")) >= _GOOD_AFTER_S
         pause = 0.0 if was_good or host.name not in self._pauses else _next_pause(self._pauses[host.name])
         self._pauses[host.name], hurries = pause, self._hurries
@@ -99,18 +99,18 @@ class Links(ThreadOwned):
         )
 
     def is_broken(self, node: str) -> bool:
-        """Return whether the connection of a node is broken: False if it has a new one, or never had one."""
+        """Return whether a node has lost its connection and has no new connection."""
         current = self.sessions.get(node)
         return node in self._broken_at if current is None else not current.alive
 
     def measure_silence_s(self, after: float) -> dict[str, float]:
-        """Return the nodes that have been silent for more than `after` seconds, with the seconds of silence."""
+        """Return the seconds of silence of each node that has been silent for more than `after` seconds."""
         now = time.monotonic()
         quiet = {node: s.silence_s for node, s in self.sessions.items() if s.silence_s > after}
         return quiet | {node: now - last for node, last in self._broken_at.items()}
 
     def measure_unreachable_s(self) -> dict[str, float]:
-        """Return the nodes without a connection, with the seconds since it was closed.
+        """Return the seconds since the connection was closed, for each node without a connection.
 
         The silence before the close does not count, because messages of the head may have arrived then.
         """
@@ -118,7 +118,7 @@ class Links(ThreadOwned):
         return {node: now - moment for node, moment in self._cut_at.items()}
 
     def redial_all_now(self) -> None:
-        """Dial every missing node now, without the rest of the pause, because the user is waiting."""
+        """Dial every node without a connection now, because the user is waiting."""
         with self._changed:
             self._hurries += 1
             self._changed.notify_all()
@@ -137,7 +137,7 @@ class Links(ThreadOwned):
             try:
                 session = self._dial(host)
             except AuthError:
-                # A server that refuses the key will refuse it again, and may block us after some tries.
+                # A server that refuses the key will refuse it again, and may block this head after some tries.
                 pause = _AFTER_AUTH_ERROR_S
             except Exception:
                 pause = _next_pause(pause)
@@ -148,7 +148,7 @@ class Links(ThreadOwned):
         return None
 
     def _wait(self, pause: float, hurries: int) -> bool:
-        """Wait for the pause, or until the user is waiting (`hurries` has changed); return False to stop dialing."""
+        """Wait for the pause, or until `redial_all_now` changes `hurries`; return False to stop dialing."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._hurries != hurries, pause)
             return not self._closed
@@ -159,26 +159,26 @@ def _next_pause(pause: float) -> float:
 
 
 _PIECES_PER_S = 4000.0
-"""Pieces of output per second that all nodes together may send; each costs the head 0.1 ms."""
+"""Pieces of output per second that all nodes together may send. Each piece costs the head 0.1 ms."""
 
 
 _MIN_PACE_S, _MAX_PACE_S = 0.02, 0.25
 
 
 def choose_output_delay_s(nodes: int) -> float:
-    """Return how long each of so many nodes may hold back output to send larger pieces, in seconds."""
+    """Return for how many seconds each node may hold back output to send larger pieces, in a run of so many nodes."""
     seconds = min(_MAX_PACE_S, nodes / _PIECES_PER_S)
     return seconds if seconds >= _MIN_PACE_S else 0.0
 
 
 class Subscriptions(ThreadOwned):
-    """The subscriptions of the head to journals and files of nodes, and the attempts that are replicated completely.
+    """The subscriptions of the head to journals and files of nodes, and the attempts that are completely replicated.
 
     Thread: the loop owns it; `subscribe_all` is for launch threads.
 
     Args:
         run: Id of the run.
-        nodes: Number of nodes.
+        nodes: Number of nodes of the run.
         links: The sessions.
         writer: The writer of the replicas.
         find_node: Returns the state of a node.
@@ -230,12 +230,12 @@ class Subscriptions(ThreadOwned):
         raise_first(errors)
 
     def mark_subscribed(self, sessions: Mapping[str, Session]) -> None:
-        """Record that these sessions are subscribed, for later attempts, too."""
+        """Record that these sessions are subscribed, so that later attempts do not subscribe again."""
         self.check_owner()
         self._subscribed.update(sessions)
 
     def mark_replicated(self, node: str, before: int) -> None:
-        """Record that all attempts of a node below `before` are replicated; 0 if that is not known."""
+        """Record that all attempts of a node before attempt `before` are replicated; 0 means that this is unknown."""
         self.check_owner()
         self._replicated_before[node] = before
         self._writer.close_earlier_attempts(node, before)

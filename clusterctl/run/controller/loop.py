@@ -1,4 +1,4 @@
-"""The loop of the controller: apply what arrived, decide, act. One thread owns the state.
+"""The loop of the controller: it handles queued items, decides and acts. One thread owns the state.
 
 The controller is a process of its own without a terminal. If it dies, the run goes on; a new controller rebuilds the
 state from the journals and continues from the cursors.
@@ -46,9 +46,9 @@ from clusterctl.validation.samples import SampleLineSplitter
 
 _TICK_S = 1.0
 _MAX_ITEMS = 512
-"""Number of items to handle before the run is evaluated again."""
+"""The most items to handle before the run is evaluated again."""
 _EVALUATE_EVERY_S = 0.25
-"""How often the run is evaluated while only frequent items arrive; an evaluation visits all nodes."""
+"""The interval of evaluations while only frequent items arrive. An evaluation visits all nodes."""
 _FREQUENT_ITEMS = (OutputReceived, AttemptsReplicated, ClockMeasured)
 
 
@@ -84,7 +84,7 @@ class Controller:
         self._next_look_at = 0.0
 
     def start(self, warnings: Sequence[str] = ()) -> int:
-        """Start the run and control it to its end; return its exit code. `warnings` are recorded first."""
+        """Start the run and control it to its end; return its exit code. Record `warnings` first."""
         run = self._run
         run.record(controller_events.RunCreated(run=run.folder.run, name=run.spec.name, path=run.spec.path))
         for text in warnings:
@@ -129,7 +129,7 @@ class Controller:
             run.close()
 
     def _should_evaluate(self) -> bool:
-        """Return whether to evaluate the run now: after an item that may change something, else now and then."""
+        """Return whether to evaluate the run now: after an item that may change the state, or after some time."""
         moment, run = time.monotonic(), self._run
         waits = run.state.phase is RunPhase.RESTARTING or self._finish.has_begun
         if not (self._is_dirty or waits or moment >= self._next_look_at):
@@ -140,7 +140,7 @@ class Controller:
     # --- what arrives
 
     def _receive(self) -> None:
-        """Handle the items in the queue; wait for the first one only."""
+        """Handle the queued items; wait only for the first item."""
         run = self._run
         wait = _TICK_S
         if run.state.phase is RunPhase.RESTARTING:
@@ -160,7 +160,7 @@ class Controller:
         """Handle an item. An invalid message of a node ends only the session with this node.
 
         Raises:
-            OSError: The head itself failed, for example its disk; the run goes on without a controller.
+            OSError: The head itself failed, for example its disk. The run continues without a controller.
         """
         self._is_dirty = self._is_dirty or not isinstance(item, _FREQUENT_ITEMS)
         try:
@@ -168,7 +168,7 @@ class Controller:
         except Exception as error:
             node = getattr(item, "node", None)
             if isinstance(item, ControlRequest):
-                item.reply({"error": f"this cannot be done: {error!r}"})
+                item.reply({"error": f"the request failed: {error!r}"})
             elif node is None or _is_head_failure(error):
                 raise
             else:
@@ -207,7 +207,7 @@ class Controller:
             self._start.cancel_start()
             return
         if not run.cancelled.is_set():
-            # Stalls and health do not matter any more for a cancelled run, and must not delay its end.
+            # A cancelled run ignores stalls and health, which must not delay its end.
             self._stalls.update_judgement()
             self._record_health()
         if self._restart.is_checkpoint_search_pending():
@@ -217,7 +217,7 @@ class Controller:
             action := next_action.decide_action(run.state, run.limits, observations, read_head_time()),
             next_action.GiveUpNode,
         ):
-            # Give up all nodes of a rack at once, not one at each evaluation.
+            # Give up all lost nodes at once, such as a rack, and not one node per evaluation.
             self._give_up_node(action)
             observations = self._observe()
         match action:
@@ -234,12 +234,12 @@ class Controller:
     def _give_up_node(self, action: next_action.GiveUpNode) -> None:
         run = self._run
         run.record(controller_events.LinkChanged(node=action.node, link="lost", why=action.why))
-        # Its fence counts from here: after this, only a new connection can reach the node.
+        # The fence of the node counts from this moment: only a new connection can reach the node now.
         run.links.redial(run.hosts[action.node])
         self._note_fence(action.node)
 
     def _note_fence(self, node: str) -> None:
-        """Record how long the run has to wait: the workers of an unreachable node may run until then."""
+        """Record how long the run has to wait until the workers of an unreachable node have stopped."""
         run = self._run
         if run.limits.fence is not None and not run.cancelled.is_set():
             left = max(0.0, run.limits.fence - run.links.measure_unreachable_s().get(node, 0.0))
@@ -256,7 +256,7 @@ class Controller:
             self._restart.start_when_due()
 
     def _feed(self, item: OutputReceived) -> None:
-        """Hand stored samples to the monitors."""
+        """Pass stored samples to the monitors."""
         if item.file == SAMPLES_FILE:
             lines = self._samples.split(item.node, item.payload)
             if not self._run.cancelled.is_set():
@@ -293,7 +293,7 @@ class Controller:
 
 
 def _is_head_failure(error: Exception) -> bool:
-    """Return whether the head itself failed. Only EFBIG is the fault of a node, which decides the length of a file."""
+    """Return whether the head itself failed. EFBIG is the fault of a node, which decides the size of a file."""
     return isinstance(error, OSError) and error.errno is not None and error.errno != errno.EFBIG
 
 

@@ -23,12 +23,12 @@ from clusterctl.session.controller_inbox import InboxItemQueue
 from clusterctl.session.node_session import Session
 
 _MIN_SWITCH_INTERVAL_S = 0.05
-"""Shortest switch interval of the interpreter. Each waiting thread requests the interpreter once per interval.
+"""The shortest switch interval of the interpreter. Each waiting thread requests the interpreter once per interval.
 
 With the default of 5 ms the thousands of threads of a large run used more CPU for these requests than for work.
 """
 _MAX_REQUESTS_PER_S = 4000
-"""Requests per second that all threads together may make if every node sends at once."""
+"""The most such requests per second of all threads together, if every node sends data."""
 
 
 def choose_switch_interval_s(nodes: int) -> float:
@@ -37,7 +37,7 @@ def choose_switch_interval_s(nodes: int) -> float:
 
 
 def build_dialer(spec: ClusterSpec) -> Callable[[InboxItemQueue], Dial]:
-    """Return a function that returns, for an inbox, the function that opens a session to a host."""
+    """Return a function that takes an inbox, and returns the function that opens a session to a host."""
     transports = Transports(spec.ssh)
 
     def for_inbox(inbox: InboxItemQueue) -> Dial:
@@ -50,7 +50,7 @@ def build_dialer(spec: ClusterSpec) -> Callable[[InboxItemQueue], Dial]:
 
 
 def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> int:
-    """Run a new run to its end; return its exit code."""
+    """Start a new run and control it to its end; return its exit code."""
     sys.setswitchinterval(choose_switch_interval_s(len(spec.hosts)))
     preflight = Preflight(run, spec, strict=strict) if health else None
     controller = Controller(run, spec, build_dialer(spec), preflight)
@@ -62,7 +62,7 @@ def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> 
 def _save_verdict(run: RunDir, code: int) -> int:
     """Save the verdict of a failed run; return its exit code."""
     if code != 0:
-        # An error here must not change the exit code of the run; `why` computes the verdict again.
+        # An error of the verdict must not change the exit code of the run. `why` computes the verdict again.
         try:
             saved_verdict.save_verdict(run, saved_verdict.judge_saved_run(run, load_state(run)))
         except Exception:

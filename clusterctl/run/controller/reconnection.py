@@ -1,4 +1,4 @@
-"""Handles the connections to the nodes: records their losses, and resumes nodes that are connected again."""
+"""Handles lost connections to nodes, and resumes nodes that are connected again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from clusterctl.session.node_session import Session
 SILENT_AFTER_S = 6.5
 _QUOTED = 300
 _AHEAD_STEP = 0.1
-"""Smallest change of a wall clock that is recorded, in seconds: times of output are no more exact."""
+"""The smallest recorded change of a wall clock, in seconds. The times of output are not more exact."""
 _SILENT = "no answer"
 
 
@@ -45,9 +45,9 @@ class _Resumption:
     """The result of resuming a node.
 
     Attributes:
-        has_files: The node has the files of the run, and is followed again.
-        status: Its status, if it is unknown whether its workers were started.
-        remaining: Without files: the processes of the run that could not be ended.
+        has_files: The node has the files of the run, and the head is subscribed to them again.
+        status: The status of the node, if it is unknown whether its workers were started.
+        remaining: On a node without files: the processes of the run that could not be ended.
     """
 
     has_files: bool
@@ -56,12 +56,12 @@ class _Resumption:
 
 
 class Reconnection(ThreadOwnedState):
-    """Records what becomes of the links of a run, and resumes nodes that are back.
+    """Records changes of the links of a run, and resumes nodes that are connected again.
 
     Thread: the loop; `_resume` works in a thread for each session.
 
     Attributes:
-        is_superseded: Another controller commands the run from elsewhere; this one must not act any more.
+        is_superseded: Another controller has adopted the run. This controller must not act any more.
     """
 
     def __init__(self, run: ControlledRun) -> None:
@@ -77,7 +77,7 @@ class Reconnection(ThreadOwnedState):
         if node is None:
             return
         offset = read_head_time() - time.monotonic() - item.mono_offset_s
-        # Relative to the clock of all events, which ignores changes of the head's wall clock.
+        # The offset is relative to `read_head_time`, which ignores changes of the head's wall clock.
         ahead = item.wall_offset_s + time.time() - read_head_time()
         if (
             node.clock is None
@@ -94,9 +94,9 @@ class Reconnection(ThreadOwnedState):
     # --- another controller
 
     def on_stale_epoch(self, node: str) -> None:
-        """End the session with a node that obeys a later controller; with no other session left, this controller ends.
+        """End the session with a node that has a newer controller. If no other session remains, this controller ends.
 
-        One node alone cannot end the control of the others: it may be wrong.
+        One node among several cannot end this controller, because its answer may be wrong.
         """
         run = self._run
         if node not in run.links.sessions:
@@ -105,19 +105,22 @@ class Reconnection(ThreadOwnedState):
         run_nodes = set(run.list_all_nodes()) or set(run.hosts)
         if run.links.sessions.keys() & run_nodes <= self._stale:
             self.is_superseded = True
-            run.note(f"another controller has taken over on {node}: this one has ended and the run goes on")
+            run.note(f"another controller has adopted the run on {node}: this controller ends, and the run continues")
         else:
-            text = "it says that another controller has taken over, and no other node knows of one"
+            text = "it reports another controller, which no other node reports"
             self.on_invalid_message(node, FrameError(text))
 
     # --- invalid messages
 
     def on_invalid_message(self, node: str, error: Exception) -> None:
-        """End the session of a node that sent an invalid message; after a few of them the node counts as lost."""
+        """End the session of a node that sent an invalid message.
+
+        After a few invalid messages the node counts as lost.
+        """
         host = self._run.hosts.get(node)
         if not isinstance(error, (FrameError, ClusterctlError)):
             traceback.print_exception(error)
-        # Later messages of an ended session do not count again.
+        # Further messages of an ended session do not count.
         if host is None or node not in self._run.links.sessions:
             return
         text = str(error) if isinstance(error, (FrameError, ClusterctlError)) else repr(error)
@@ -135,7 +138,7 @@ class Reconnection(ThreadOwnedState):
     # --- broken
 
     def on_session_lost(self, item: SessionLost) -> None:
-        """Record that a session ended, and dial again."""
+        """Record that a session ended, and redial the node."""
         host = self._run.hosts.get(item.node)
         if host is not None and self._run.links.is_broken(item.node):
             if isinstance(item.error, ProtocolError):
@@ -143,7 +146,7 @@ class Reconnection(ThreadOwnedState):
             self.mark_disconnected(host, item.error)
 
     def mark_disconnected(self, host: HostSpec, error: ClusterctlError, session: Session | None = None) -> None:
-        """Record that a node has no connection, and dial it again; with `session`, only if that is the current one."""
+        """Record that a node has no connection, and redial it. With `session`, do so only if it is current."""
         run = self._run
         if session is not None and run.links.sessions.get(host.name) is not session:
             return
@@ -156,11 +159,11 @@ class Reconnection(ThreadOwnedState):
     # --- back
 
     def require_replica_comparison(self, nodes: Iterable[str]) -> None:
-        """Compare all replicas of these nodes before they are followed, because another controller wrote them."""
+        """Compare all replicas of these nodes before the next subscription, because another controller wrote them."""
         self._uncompared.update(nodes)
 
     def on_reconnect(self, name: str, session: Session) -> None:
-        """Accept a session that was dialed again, and resume its node."""
+        """Add a redialed session, and resume its node."""
         run = self._run
         node = run.find_node(name)
         if not run.add_session(name, session) or node is None:
@@ -182,7 +185,7 @@ class Reconnection(ThreadOwnedState):
             self._run.record(controller_events.LinkChanged(node=node.node, link="connected"))
 
     def _resume(self, state: RunState, node: NodeState, session: Session) -> _Resumption:
-        """Follow a node from the cursors. Runs in a thread; the loop makes the changes of the state."""
+        """Subscribe to the files of a node after the cursors. Runs in a thread; only the loop changes the state."""
         run, name = self._run, node.node
         earlier = name in self._uncompared
         differing = replication.find_stale_replicas(run.folder, name, session, state.attempt, earlier=earlier)
@@ -190,7 +193,7 @@ class Reconnection(ThreadOwnedState):
         try:
             FOLLOW.call(session, follow)
         except NotFoundError:
-            # The files are lost, but workers may still run: end them.
+            # The node has lost the files of the run, but workers may still run. End them.
             remaining = run_cleanup.end_run_on_node(session, run.folder.run, name, run.grace)
             return _Resumption(has_files=False, remaining=remaining)
         pending = any(state.workers[r].phase is WorkerPhase.PENDING for r in node.ranks if r in state.workers)
@@ -198,7 +201,7 @@ class Reconnection(ThreadOwnedState):
         return _Resumption(has_files=True, status=status)
 
     def _build_follow(self, node: str, session: Session, differing: list[str]) -> run_requests.FollowArguments:
-        """Return the subscription request for a node; files that differ are sent from their start."""
+        """Return the subscription request for a node, which sends files that differ from their start."""
         if self._run.links.sessions.get(node) is not session:
             raise ConnectError(node, "the connection was lost")
         for file in differing:
@@ -209,7 +212,7 @@ class Reconnection(ThreadOwnedState):
         return self._run.subscriptions.build_request(node)
 
     def _on_resumed(self, node: str, session: Session, outcome: _Resumption) -> None:
-        """Repeat the stop request that a node may have missed."""
+        """Handle a resumed node; repeat a stop request that the node may have missed."""
         run, node_state = self._run, self._run.find_node(node)
         if outcome.has_files:
             run.subscriptions.mark_subscribed({node: session})
@@ -226,7 +229,7 @@ class Reconnection(ThreadOwnedState):
             self._end_unstarted_attempt(node, outcome.status)
 
     def _on_resume_failed(self, node: str, session: Session, error: Exception) -> None:
-        """Reconnect, unless the node obeys another controller now."""
+        """Redial the node, unless it has a newer controller."""
         if isinstance(error, StaleEpochError):
             if self._run.links.sessions.get(node) is session:
                 self.on_stale_epoch(node)
@@ -252,7 +255,7 @@ class Reconnection(ThreadOwnedState):
     # --- silent
 
     def record_silent_nodes(self) -> None:
-        """Record which nodes became silent, and which answer again."""
+        """Record the nodes that became silent, and the nodes that answer again."""
         run = self._run
         silent = run.links.measure_silence_s(SILENT_AFTER_S)
         for node in run.state.nodes.values():
@@ -267,7 +270,7 @@ class Reconnection(ThreadOwnedState):
                 run.control.notify_watchers()
 
     def _record_unreachable(self, node: str, why: str, seconds: float) -> None:
-        """Record that a node is silent, and when it will count as lost and when its workers will stop."""
+        """Record that a node is silent, and the times at which it will count as lost and its workers will stop."""
         run = self._run
         limits, alone = run.limits, len(run.state.nodes) == 1
         run.record(
@@ -276,7 +279,7 @@ class Reconnection(ThreadOwnedState):
                 link="unreachable",
                 why=why,
                 seconds=seconds,
-                # With a single node it could be the link of the head.
+                # A single node is never lost: the network of the head may be broken.
                 lost_in=None if alone else max(0.0, limits.node_lost_after - seconds),
                 stop_in=None if limits.stop_after is None else max(0.0, limits.stop_after - seconds),
             )

@@ -1,4 +1,4 @@
-"""Replication: bytes of the nodes' files go into the replicas, and acknowledgements go back to the nodes."""
+"""Writes bytes of the nodes' files into replicas, and sends acknowledgements to the nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ACKNOWLEDGE_EVERY = 2.0
 _ACKNOWLEDGE_BYTES = 4 * 1024 * 1024
 _RETRY = 2.0
 _ALL_SECONDS = 60.0
-"""How long a node may take to send the ends of all its files: megabytes, with many ranks."""
+"""How long a node may take to send the ends of all its files, which are megabytes with many ranks."""
 
 
 class Replication(ThreadOwnedState):
@@ -42,7 +42,7 @@ class Replication(ThreadOwnedState):
 
     Args:
         run: The run.
-        stored: Takes each stored item.
+        stored: Called with each stored item.
     """
 
     def __init__(self, run: ControlledRun, stored: Callable[[OutputReceived], None]) -> None:
@@ -55,14 +55,14 @@ class Replication(ThreadOwnedState):
 
     @property
     def is_paused(self) -> bool:
-        """The head's disk is full."""
+        """Whether replication waits, because the head's disk is full or no more files can be opened."""
         return self._intake.is_paused
 
     def store_output(self, item: OutputReceived) -> None:
-        """Write bytes of a file, or keep them until there is space again.
+        """Write bytes of a file, or queue them until there is space.
 
         Raises:
-            FrameError: The file is of another node, or exceeds the limit.
+            FrameError: The file belongs to another node, or exceeds the size limit.
         """
         self._validate_owner(item)
         self._intake.store_or_queue(item)
@@ -76,7 +76,10 @@ class Replication(ThreadOwnedState):
             raise FrameError(f"{item.file} has byte {item.offset}; the maximum is {MAX_FILE_BYTES}")
 
     def mark_attempts_replicated(self, item: AttemptsReplicated) -> None:
-        """End the subscription to complete attempts; if replication is paused, the node repeats the message later."""
+        """End the subscription to completely replicated attempts.
+
+        If replication is paused, the node repeats this message.
+        """
         if not self.is_paused:
             self._run.subscriptions.mark_replicated(item.node, item.before)
 
@@ -97,10 +100,10 @@ class Replication(ThreadOwnedState):
             session.grant_credit(count)
 
     def acknowledge_when_due(self) -> None:
-        """Give nodes credit, and from time to time acknowledge stored bytes, which nodes with a full disk may drop.
+        """Give nodes credit, and periodically acknowledge stored bytes, which nodes with a full disk may drop.
 
-        With many nodes, small credits wait for the acknowledgement; a node that sends much got most of its credit at
-        once. With few nodes all credits go now, which also detects a rebooted machine.
+        With many nodes, small credits wait for the acknowledgement, and large credits are sent at once. With few nodes
+        all credits are sent now, which also detects rebooted machines.
         """
         self._intake.retry_queued()
         if not self._run.subscriptions.pace_s:
@@ -131,14 +134,14 @@ _TOO_MANY = "the head cannot open more files (`ulimit -n`)", "the head can open 
 
 
 class ReplicaQueue:
-    """Writes received bytes to replicas; it keeps them in a queue while the disk is full or no file can be opened.
+    """Writes received bytes to replicas, or queues them while the disk is full or no more files can be opened.
 
     Thread: the loop.
 
     Args:
         writer: The writer of the run directory.
-        stored: Takes each stored item and the size of its replica.
-        notify_user: Takes messages for the user, and their level.
+        stored: Called with each stored item and the size of its replica.
+        notify_user: Called with messages for the user, and their level.
     """
 
     def __init__(
@@ -154,11 +157,11 @@ class ReplicaQueue:
 
     @property
     def is_paused(self) -> bool:
-        """Replication waits: the disk is full, or no more files can be opened."""
+        """Whether bytes are queued."""
         return bool(self._held)
 
     def store_or_queue(self, item: OutputReceived) -> None:
-        """Write bytes of a file, or queue them until there is space again."""
+        """Write bytes of a file, or queue them until this is possible."""
         if self._held:
             self._held.append(item)
         elif not self._store(item):
@@ -166,7 +169,7 @@ class ReplicaQueue:
             self._notify_user(f"{self._why}: replication waits, workers are not affected", "warn")
 
     def retry_queued(self) -> None:
-        """Write the queued bytes if there is space again; tries every two seconds."""
+        """Try to write the queued bytes, at most every two seconds."""
         if not self._held or time.monotonic() < self._retry_at:
             return
         while self._held and self._store(self._held[0]):
@@ -195,14 +198,14 @@ _COMPARED_OF_EARLIER = 4 * 1024
 def find_stale_replicas(run: RunDir, node: str, session: Session, attempt: int, *, earlier: bool) -> list[str]:
     """Return the files of a node whose replica does not match the node's file.
 
-    Only the last bytes of each replica are compared. A part that the node has dropped counts as equal.
+    Only the last bytes of each replica are compared. Bytes that the node has dropped count as equal.
 
     Args:
         run: The run directory, with the replicas.
         node: The node.
         session: A session with the node.
         attempt: The attempt whose files still grow.
-        earlier: Compare also the files of earlier attempts, which another controller may have written.
+        earlier: Compare the files of earlier attempts, too, which another controller may have written.
 
     Raises:
         ClusterctlError: The node did not answer.
@@ -220,9 +223,9 @@ def find_stale_replicas(run: RunDir, node: str, session: Session, attempt: int, 
 
 
 def _list_replica_ends(base: Path, growing: str, *, earlier: bool) -> dict[str, tuple[int, int]]:
-    """Return the replicas to compare: file to first byte and size.
+    """Return the replicas to compare, each with its first byte to compare and its size.
 
-    `growing` is the folder of the current attempt. Files outside the folders of attempts grow, too.
+    `growing` is the folder of the current attempt. Files outside of attempt folders grow, too.
     """
     ends: dict[str, tuple[int, int]] = {}
     for path in base.rglob("*") if base.is_dir() else ():

@@ -1,6 +1,6 @@
-"""The start of an attempt on its nodes: sync the code, choose a checkpoint, prepare, plan, start.
+"""Starts an attempt on its nodes: syncs the code, chooses a checkpoint, prepares, plans and starts.
 
-Each step runs on all nodes at once, in a launch thread; what happens is posted to the controller's loop, in order.
+Each step runs on all nodes at once, in a launch thread. Events are posted to the controller's loop in order.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from clusterctl.session.node_requests import PREPARE, START
 from clusterctl.session.node_session import Session
 
 _IMPORT_TIMEOUT_S = 150.0
-"""How long a node may take for imports: after 120 s it gives up and starts every worker as a new process."""
+"""How long a node may take for the imports of its forkserver; after 120 s it starts every worker as a new process."""
 _VERIFIED_FILES_PER_S = 500
-"""Files per second that a node verifies at least."""
+"""The least number of files that a node verifies per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class StartFailure:
 
     Attributes:
         error: The reason.
-        prepared: Nodes that have to undo something.
+        prepared: Nodes that have to undo their preparation.
         remaining: Processes that could not be ended, as in `RunState.remaining`.
     """
 
@@ -69,7 +69,7 @@ class AttemptLauncher:
 
     Attributes:
         prepared: Nodes that this start has prepared.
-        secrets: Values for the nodes; empty if the nodes kept them from the previous attempt, as for an adopted run.
+        secrets: The secrets for the nodes; empty in an adopted run, because the nodes have kept them.
         needs_no_cleanup: The run is new and no node has to undo anything.
     """
 
@@ -90,7 +90,7 @@ class AttemptLauncher:
         self._picker = CheckpointPicker(run, spec, sessions, post, cancelled)
 
     def can_end_without_cleanup(self) -> bool:
-        """Return whether a cancelled start has touched no node yet; it will not touch any from now on."""
+        """Return whether a cancelled start has prepared no node. After this call it prepares none."""
         with self._gate:
             return self.needs_no_cleanup
 
@@ -117,7 +117,7 @@ class AttemptLauncher:
         names = [host.name for host in hosts]
         answers = {host.name: build_node_facts(host, self._sessions_of(names)[host.name].hello) for host in hosts}
         entries = layout.assign_ranks(hosts, {n: a.gpus for n, a in answers.items()})
-        # Before anything is prepared: a copy of a checkpoint may take long, and prepared nodes hold ports and GPUs.
+        # This comes first: a copy of a checkpoint may take long, and prepared nodes hold ports and GPUs.
         resume_from, newest = self._picker.choose_resume_checkpoint(number, names, dropped_nodes or {})
         self._raise_if_cancelled()
         ports = self._prepare(number, entries, answers)
@@ -164,7 +164,7 @@ class AttemptLauncher:
     # --- code
 
     def sync_code(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
-        """Send the code to the remote nodes: the present folder on the first attempt, the same files on later ones."""
+        """Send the code to the remote nodes: first the present folder, and the same files on later attempts."""
         sync, remote = self.spec.sync, [h.name for h in hosts if h.transport is not TransportKind.LOCAL]
         if sync is None or not remote:
             return
@@ -196,7 +196,7 @@ class AttemptLauncher:
         self._raise_if_cancelled()
 
     def _build_manifest(self, sync: SyncSpec, store: code_manifest.ContentStore) -> code_manifest.CodeManifest:
-        """Return the manifest of the present folder, kept with the run; post warnings about it."""
+        """Build and save the manifest of the present folder; post warnings about the files."""
         manifest = code_manifest.build_manifest(sync, store)
         code_exclusions.refuse_missing_script(self.spec, manifest.files, manifest.excluded)
         code_manifest.save_manifest(self._run, manifest)
@@ -274,7 +274,8 @@ class AttemptLauncher:
 
         sessions = self._sessions_of(by_name)
         first = {plan.nodes[0].node: sessions.pop(plan.nodes[0].node)}
-        # Rank 0 listens for the others. A rank that connects earlier is refused, and torch retries only after 0.5 s.
+        # Rank 0 starts first and listens for the other ranks. A rank that connects too early waits 0.5 s before it
+        # retries.
         _, errors = call_all(first, start)
         if not errors:
             _, errors = call_all(sessions, start)

@@ -1,7 +1,7 @@
-"""The checkpoint from which an attempt resumes: the newest complete one of the run, copied to nodes that lack it.
+"""Chooses the checkpoint from which an attempt resumes, the newest complete one, and copies it to nodes that lack it.
 
-Files that existed when the run began belong to other runs. They are recognized by modification time and size, whatever
-their path is now. Clocks of different machines are never compared.
+Files that existed when the run began belong to other runs. They are recognized by modification time and size, even if
+they were renamed. Clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from clusterctl.session.node_requests import CHECKPOINTS
 from clusterctl.session.node_session import Session
 
 CheckpointsByNode = dict[str, dict[str, Version]]
-"""By node: its complete checkpoints by path; the version is that of the newest file."""
+"""The complete checkpoints of each node by path, with the version of their newest file."""
 
 _FILE = "checkpoints.json"
 _SHARED_DELAY_S = 5.0
 """How long a shared file system may take to show a new file on other machines."""
 _POLL_S = 0.5
 _MAX_TRIED = 20
-"""Number of checkpoints to try. A job that keeps more of them writes them often."""
+"""Number of checkpoints to try. A job that keeps more checkpoints writes them often."""
 _HASH_TIMEOUT_S = 3600.0
 
 
@@ -74,7 +74,7 @@ class Checkpoint:
 
     @property
     def label(self) -> str:
-        """A text that identifies the checkpoint, also among later ones with the same path."""
+        """A text that identifies the checkpoint, also among later checkpoints with the same path."""
         return f"{self.path} {self.version[0]!r} {self.version[1]}"
 
 
@@ -88,8 +88,8 @@ def exclude_earlier_checkpoints(
 
     Args:
         present: The checkpoints of each node now.
-        before: The versions of all files of each node at the start of the run. For a node without an entry, such as a
-            spare that was reached later, only those checkpoints count that a node with an entry has too.
+        before: The versions of all files of each node at the start of the run. From a node without an entry, such as a
+            spare that connected later, only checkpoints count that a node with an entry has, too.
     """
     old = {version for versions in before.values() for version in versions}
     fresh = {node: {p: v for p, v in checkpoints.items() if v not in old} for node, checkpoints in present.items()}
@@ -103,9 +103,10 @@ def exclude_earlier_checkpoints(
 def list_checkpoints_newest_first(
     order: Sequence[str], present: Mapping[str, Mapping[str, Version]], copies: Sequence[CopiedFile]
 ) -> list[Checkpoint]:
-    """Return the checkpoints of the first node that writes any, the newest first. Times of nodes are not compared.
+    """Return the checkpoints of the first node that writes checkpoints, the newest first.
 
-    If no node has written one, they are those of the first node that received a copy.
+    If no node writes checkpoints, return the checkpoints of the first node that received copies. Times of different
+    nodes are not compared.
     """
     copied = {(copy.node, copy.version) for copy in copies}
     writers = [node for node in order if any((node, version) not in copied for version in present[node].values())]
@@ -167,7 +168,7 @@ class CheckpointCopy:
     def run(
         self, spool: Path, post: Callable[[controller_events.ControllerEvent], None], cancelled: threading.Event
     ) -> None:
-        """Copy the files; each appears at once and whole, after its hash was verified.
+        """Copy the files. Each file appears on a node only when it is complete and its hash is verified.
 
         Args:
             spool: Folder on the head for temporary files.
@@ -363,7 +364,7 @@ class CheckpointPicker:
     def _was_requeued(self, nodes: Sequence[str]) -> bool:
         """Return whether Slurm has requeued the job of this run, so that it continues an earlier run.
 
-        Files that are older than the first of these runs belong to neither of them.
+        Files that existed before the first of these runs belong to none of them.
         """
         if self._checkpoint.resume is not ResumePolicy.THIS_RUN:
             return False
@@ -372,7 +373,7 @@ class CheckpointPicker:
         if earlier is None:
             return False
         answers = self._ask(nodes)
-        # On a shared disk another node has the same files; on a disk of its own it has none of this job.
+        # On a shared disk, a new node has the same files. On a local disk, it has no files of this job.
         everything = set().union(*earlier.before.values())
         for node in (node for node in nodes if node not in earlier.before):
             if self._checkpoint.shared or answers[node].get("network", False):
@@ -382,7 +383,7 @@ class CheckpointPicker:
         return True
 
     def _pick_usable(self, snapshot: _Snapshot) -> str:
-        """Return the newest checkpoint from which the nodes can resume, once all of them have it."""
+        """Return the newest checkpoint from which the nodes can resume; copy it to nodes that lack files of it."""
         reasons: list[str] = []
         for checkpoint in snapshot.checkpoints[:_MAX_TRIED]:
             try:
@@ -401,10 +402,10 @@ class CheckpointPicker:
     def _find_needed(
         self, path: str, snapshot: _Snapshot
     ) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, Version]]]:
-        """Return the files of a checkpoint that each node lacks with a node that has them, and the files of each node.
+        """Return the missing files of each node with a node that has them, and the present files of each node.
 
         Raises:
-            _UnusableError: The nodes cannot resume from it.
+            _UnusableError: The nodes cannot resume from this checkpoint.
         """
         files = self._list_files(path, snapshot)
         own = find_conflicting_paths(files)
@@ -423,7 +424,7 @@ class CheckpointPicker:
         return needed, files
 
     def _refuse_own_checkpoints(self, path: str, node: str, snapshot: _Snapshot) -> None:
-        """Refuse to copy a checkpoint to a node that writes its own: it may hold the part of other ranks."""
+        """Refuse to copy a checkpoint to a node that writes its own: each may hold the part of other ranks."""
         copied = {copy.version for copy in self._stored.copies if copy.node == node}
         written = {p: version for p, version in snapshot.seen[node].items() if version not in copied}
         if not written:
@@ -450,12 +451,12 @@ class CheckpointPicker:
         return bool(find_conflicting_paths(hashes))
 
     def _list_files(self, path: str, snapshot: _Snapshot) -> dict[str, dict[str, Version]]:
-        """Return the files of a checkpoint on each node by path, without older ones."""
+        """Return the files of a checkpoint on each node by path, without files from before the run."""
         answers = self._ask(snapshot.order, path, required=snapshot.nodes)
         files = {node: _parse_files(path, answer) for node, answer in answers.items()}
         old = {version for versions in self._stored.before.values() for version in versions}
         for node, present in files.items():
-            # In a new and complete checkpoint a file may be a copy of an older one, with its time.
+            # A new and complete checkpoint may contain the copy of an older file, with the time of the older file.
             if path not in snapshot.seen[node] and self._checkpoint.resume is not ResumePolicy.ANY:
                 files[node] = {p: version for p, version in present.items() if version not in old}
         return resolve_copy_versions(files, self._stored.copies)
@@ -485,20 +486,21 @@ class CheckpointPicker:
         self._note(f"{path} copied {copy.route}, {format_size(copy.size_bytes)}")
 
     def _refuse_lost_checkpoints(self, snapshot: _Snapshot) -> None:
-        """Refuse to start from scratch if the only checkpoints may be on a node that is gone.
+        """Refuse to start from scratch if an unreachable node may have the only checkpoints.
 
         Raises:
-            RefusedError: Rank 0 ran on a node that cannot be asked, and no other machine may see its files.
+            RefusedError: Rank 0 ran on an unreachable node, and no other machine can see its files.
         """
         gone = [node for node, ranks in snapshot.unreachable.items() if 0 in ranks]
         if gone and _has_only_local_disks(self._ask(snapshot.nodes), self._here, least=1):
             lost = fold_hosts(gone)
-            text = f"no checkpoint of this run is on {fold_hosts(snapshot.nodes)}, and {lost} may have some and is gone"
+            where = fold_hosts(snapshot.nodes)
+            text = f"no checkpoint of this run is on {where}, and {lost}, which cannot be reached, may have some"
             hint = f"start again with {lost} and `job.checkpoint.resume: any`, or from scratch with `clusterctl up`"
             raise RefusedError(text, hint=hint)
 
     def _record_existing(self, nodes: Sequence[str]) -> None:
-        """Record the files that exist before the run has written any, on its spares too."""
+        """Record the files that exist before the run writes files, also on spares."""
         pattern = self._checkpoint.pattern
         in_slurm = (begun := run_origin.read_origin(self._run)) is not None and begun.slurm_job
         if pattern is None or not (self._restarts or in_slurm):
@@ -531,7 +533,7 @@ class CheckpointPicker:
                 self._note(f"`{pattern}` is on disks of the nodes' own: {text}")
 
     def _take_snapshot(self, nodes: Sequence[str], dropped_nodes: Mapping[str, Sequence[int]]) -> _Snapshot:
-        """Return the checkpoints that count, on the nodes of an attempt and on former ones."""
+        """Return the checkpoints of this run on the nodes of an attempt and on dropped nodes."""
         sessions = self._sessions()
         order = list(dict.fromkeys([nodes[0], *(node for node in dropped_nodes if node in sessions), *nodes[1:]]))
         unreachable = {node: tuple(ranks) for node, ranks in dropped_nodes.items() if node not in sessions}
@@ -549,7 +551,7 @@ class CheckpointPicker:
         unknown = [node for node in order if node not in self._stored.before] if excludes_older else []
         answers = self._ask(order, required=nodes, versions=bool(unknown))
         if unknown:
-            # A file that only a node has which was not asked at the start is older than the node's part in the run.
+            # A node that was not asked at the start joins now. Files that no other node has existed there before.
             known = {v for n in order if n not in unknown for v in _parse_versions(answers[n]["versions"])}
             for node in unknown:
                 self._stored.before[node] = _parse_versions(answers[node]["versions"]) - known
@@ -574,7 +576,7 @@ class CheckpointPicker:
         Args:
             nodes: The nodes to ask.
             path: The checkpoint; `None` for all.
-            required: The nodes that have to answer, by default all; another one may be lost and has no files then.
+            required: The nodes that have to answer, by default all. Any other node without an answer counts as empty.
             versions: Without a path: ask also for the versions of all files.
             hashes: With a path: ask also for the hashes of its files.
 
@@ -604,9 +606,10 @@ class _Snapshot:
 
     Attributes:
         nodes: The nodes of the attempt, in order of node rank.
-        order: These and the former nodes with a session; the first that writes checkpoints decides which is newest.
-        unreachable: The former nodes without a session, and their ranks.
-        seen: The checkpoints of each node that count.
+        order: These nodes and the dropped nodes with a session. The first of them that writes checkpoints decides which
+            checkpoint is the newest.
+        unreachable: The dropped nodes without a session, and their ranks.
+        seen: The checkpoints of each node that belong to this run.
         checkpoints: The newest first.
     """
 
@@ -619,7 +622,7 @@ class _Snapshot:
 
 @dataclass(slots=True)
 class _StoredVersions:
-    """What the run directory keeps about checkpoints.
+    """The versions of checkpoint files that the run directory stores.
 
     Attributes:
         before: The versions of all files of each node when the run began, or when the node joined.

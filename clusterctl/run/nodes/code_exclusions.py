@@ -35,7 +35,7 @@ _DATA = re.compile(
 
 
 def list_sync_warnings(manifest: CodeManifest, store: ContentStore) -> Iterator[str]:
-    """Yield a sentence for each doubt about the files to send: excluded links, secrets, pointers of Git LFS."""
+    """Yield warnings about the files to send: excluded links, files that look like secrets, pointers of Git LFS."""
 
     def read_start(path: str) -> bytes:
         with store.path(manifest.files[path][2]).open("rb") as file:
@@ -47,7 +47,7 @@ def list_sync_warnings(manifest: CodeManifest, store: ContentStore) -> Iterator[
     files = [(path, size) for path, (size, mode, _) in manifest.files.items() if mode not in (LINK_MODE, FOLDER_MODE)]
     pointers = [p for p, size in files if size in _POINTER_BYTES and read_start(p).startswith(_LFS)]
     if pointers:
-        yield f"{_join_paths(pointers)}: pointers of Git LFS, without the content: `git lfs pull` gets it"
+        yield f"{_join_paths(pointers)}: pointers of Git LFS, without the content: `git lfs pull` fetches the content"
     secret = describe_secret_files(files, read_start)
     if secret:
         yield secret
@@ -76,7 +76,10 @@ def describe_user_exclusions(excluded: Iterable[ExcludedPath]) -> str | None:
 
 
 def _order_of(one: ExcludedPath) -> tuple[int, int]:
-    """Return a sort key, the paths first that a job may need: packages, folders, data, others; large ones first."""
+    """Return a sort key.
+
+    Paths that a job may need come first (packages, folders, data), and large files before small ones.
+    """
     if _PACKAGE.search(one.path):
         return 0, -one.size_bytes
     if one.path.endswith("/"):
@@ -90,7 +93,7 @@ _FOR_OUTPUT = re.compile(
 )
 """Options that name an output of the program."""
 _WRITES = re.compile(r"(?:[\d&]*>{1,2}|tee|-a|mkdir|-p|rm|-[rf]+|touch|\S*--?(?:out|log)\S*)$")
-"""Words of a shell before the name of a file that need not exist."""
+"""Shell words after which the name of a file need not exist."""
 
 
 def list_unsent_arguments(spec: ClusterSpec, excluded: Iterable[ExcludedPath] | None = None) -> list[str]:
@@ -121,7 +124,7 @@ def list_unsent_arguments(spec: ClusterSpec, excluded: Iterable[ExcludedPath] | 
         remedy = ""
         if not has_secret_name(one.path):
             remedy = (
-                f": {one.include_setting} sends {one.path}" if one.include_setting else ": take that out to send it"
+                f": {one.include_setting} sends {one.path}" if one.include_setting else ": remove this rule to send it"
             )
         sentences.append(f"{place} names `{path}`, which is not sent to nodes, left out by {one.rule}{remedy}")
     return sentences
@@ -183,7 +186,7 @@ def refuse_missing_script(spec: ClusterSpec, sent: Iterable[str], excluded: Iter
         return
     one = _find_exclusion(script, excluded)
     rule = "a rule" if one is None else one.rule
-    hint = f"`sync: {{exclude: ['!{script}']}}` sends it, and so does git once it tracks it"
+    hint = f"`sync: {{exclude: ['!{script}']}}` sends it; files that git tracks are sent, too"
     raise RefusedError(f"job.script: `{spec.job.script}` is not sent to nodes, left out by {rule}", hint=hint)
 
 
@@ -247,7 +250,7 @@ def find_workdir_conflicts(spec: ClusterSpec, root: Path | None = None) -> Itera
         if shared := [node for node, place in mine.items() if place in theirs.values()]:
             chosen = any(rename_default_workdir(host.workdir, spec.name, "") == host.workdir for host in spec.hosts)
             other = "another `workdir`" if chosen else "`--name OTHER`"
-            yield f"{run.run} works in the same folder on {fold_hosts(shared)}; {other} gives this run one of its own"
+            yield f"{run.run} works in the same folder on {fold_hosts(shared)}; {other} gives this run its own folder"
 
 
 def _list_workdirs(spec: ClusterSpec) -> dict[str, tuple[str, str | None]]:
@@ -268,7 +271,7 @@ _MISSING_FILE = re.compile(r"(?:No such file or directory:|can't open file) '([^
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeFolder:
-    """The code folder of the head, and the part of it that a run got.
+    """The code folder of the head, and the part of it that a run sent to its nodes.
 
     Attributes:
         source: The folder.
@@ -283,11 +286,11 @@ class CodeFolder:
     pythonpath: str = ""
 
     def has_path(self, path: str) -> bool:
-        """Return whether the folder has a path now."""
+        """Return whether a path exists in the folder now."""
         return os.path.lexists(os.path.join(self.source, path))
 
     def list_folder_names(self, path: str) -> list[str]:
-        """Return names in a folder below it, at most 10,000."""
+        """Return the names in a subfolder, at most 10,000."""
         try:
             with os.scandir(os.path.join(self.source, path)) as entries:
                 return [entry.name for entry in itertools.islice(entries, _MAX_NAMES_OF_A_FOLDER)]
@@ -314,7 +317,7 @@ def scan_code_folder(sync: SyncSpec, sent: Collection[str] | None, pythonpath: s
 
     Args:
         sync: The sync settings of the cluster file.
-        sent: The files that the run got; `None` if nothing was copied.
+        sent: The files that the run sent to its nodes; `None` if nothing was copied.
         pythonpath: `PYTHONPATH` of the cluster file.
     """
     excluded: list[ExcludedPath] = []
@@ -333,7 +336,7 @@ def explain_missing_file(message: str, folder: CodeFolder, workdirs: Iterable[st
     Args:
         message: The error message of the rank.
         folder: The code folder.
-        workdirs: The workdirs of the nodes; `~` is the home there.
+        workdirs: The workdirs of the nodes; `~` is the home on the node.
     """
     module, file = _MISSING_MODULE.search(message), _MISSING_FILE.search(message)
     if module is not None:

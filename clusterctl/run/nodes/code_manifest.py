@@ -1,7 +1,7 @@
 """The code of a run: the manifest of its folder, and a store of the content.
 
-The head stores each content once, by its hash, for all runs. So every attempt of a run gets the files of the first one,
-although the folder may have changed.
+The head stores each content once, by its hash, for all runs. So every attempt of a run gets the files of the first
+attempt, although the folder may have changed.
 """
 
 from __future__ import annotations

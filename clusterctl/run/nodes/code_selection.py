@@ -84,7 +84,7 @@ class ExclusionRule(NamedTuple):
 
 _IGNORE = ".gitignore"
 _OUTSIDE = "a link out of the folder"
-_WITHOUT_TARGET = "a link to what is not sent"
+_WITHOUT_TARGET = "a link whose target is not sent"
 EMPTY_SUBMODULE = "an empty submodule"
 _VENV = "a virtual environment"
 
@@ -110,7 +110,7 @@ def select_files(
     yield from walk.folder("", [], None)
     for path, written, target in walk.links:
         if target not in walk.sent:
-            on_excluded(ExcludedPath(path, _WITHOUT_TARGET, written, "`sync.exclude` with `!` before it sends that"))
+            on_excluded(ExcludedPath(path, _WITHOUT_TARGET, written, "`!TARGET` in `sync.exclude` sends the target"))
 
 
 class _GitIndex:
@@ -204,7 +204,7 @@ class _FolderWalk:
     ) -> Iterator[SelectedFile]:
         """Yield the files of a folder to send, or the folder itself if it has none.
 
-        The folder itself is not sent if another rule than one of a `.gitignore` above it excludes a file.
+        The folder itself is not sent if a rule other than a `.gitignore` above it excludes a file in it.
         """
         is_empty, before = True, self._other_exclusions
         for found in self.folder(path, rules, ignored):
@@ -258,12 +258,12 @@ class _FolderWalk:
             yield SelectedFile(path, status, self._as_written(path, written, real))
 
     def _leave(self, path: str, rule: ExclusionRule, size_bytes: int = 0) -> None:
-        """Report a path that a rule excludes; once also if git could not be asked whether it tracks the path."""
+        """Report a path that a rule excludes. If git failed, the first report for a `.gitignore` says so."""
         words, remedy = rule.description, ""
         if self._tracked.failures and not self._is_git_doubted and rule.rule_source.endswith(_IGNORE):
             self._is_git_doubted = True
             words += f", and git cannot say whether it tracks this ({next(iter(self._tracked.failures.values()))})"
-            remedy = "files that git tracks are sent only if it can say so"
+            remedy = "files that git tracks are sent only if git works"
         self._report(ExcludedPath(path, words, remedy=remedy, rule_source=rule.rule_source, size_bytes=size_bytes))
 
     def _note(self, path: str) -> None:
@@ -273,7 +273,7 @@ class _FolderWalk:
             path = path.rpartition("/")[0]
 
     def _as_written(self, path: str, written: str, real: str) -> str:
-        """Return the target of a link that is valid in the folder of the nodes."""
+        """Return the target of a link in a form that is valid on the nodes."""
         parent = os.path.dirname(path)
         if not os.path.isabs(written) and not f"{os.path.normpath(os.path.join(parent, written))}/".startswith("../"):
             return written
@@ -330,7 +330,7 @@ def _find_last_match(path: str, rules: _Rules) -> tuple[str, Any] | None:
 
 
 def _matches(pattern: Any, path: str) -> bool:
-    """Return whether a pattern matches the path itself, not only a folder above it, which was decided before.
+    """Return whether a pattern matches the path itself. Folders above the path were decided before.
 
     `GitIgnoreSpec.check_file` does not distinguish the two: after `*`, the pattern `!*/` would include no folder.
     """

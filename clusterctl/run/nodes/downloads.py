@@ -1,4 +1,4 @@
-"""Fetches files from nodes: those that match a pattern, and the results of a run that the cluster file names."""
+"""Fetches files from nodes: files that match a pattern, and the results of a run."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _POLL_S = 0.5
 
 
 MAX_BYTES = 10 << 30
-"""Default limit for the files of one node."""
+"""Default limit for the files of one node, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ def pull_files(
 ) -> tuple[list[str], int]:
     """Fetch the files of a node that match a pattern; return their names relative to `target`, and their total bytes.
 
-    Existing files are replaced, each at once and whole.
+    Existing files are replaced atomically.
 
     Args:
         session: The session with the node.
@@ -159,7 +159,7 @@ def fetch_to_spool(
         if failed:
             return
         if data.offset != spool.tell():
-            raise FrameError(f"byte {data.offset} of the files comes where {spool.tell()} is due")
+            raise FrameError(f"byte {data.offset} of the files arrives instead of byte {spool.tell()}")
         if data.offset + len(data.payload) > options.max_bytes:
             text = f"{session.node}: what matches `{pattern}` has over {options.max_bytes} bytes"
             failed.append(RefusedError(text, hint=f"`{options.limit_name}` allows more"))
@@ -249,7 +249,7 @@ def _write_file(path: Path, spool: BinaryIO, size: int, mode: int) -> None:
 
 
 _STUCK_AFTER_S = 120.0
-"""The fetch of results ends after so long without data from any node, because the run holds its GPUs until then."""
+"""The fetch of results ends after this time without data from any node, because the run holds its GPUs meanwhile."""
 
 
 def choose_results_to_fetch(spec: ClusterSpec, state: RunState, phase: RunPhase) -> ResultsSpec | None:
@@ -313,7 +313,7 @@ class ResultsFetch:
 
     def _fetch(self, node: str, session: Session) -> None:
         sizes: dict[str, tuple[int, int]] = {}
-        # Files of an earlier run in the workdir are no results of this one.
+        # Files of an earlier run in the workdir are no results of this run.
         own_run: RunArguments = {"run": self._run, "node": node}
         try:
             for pattern in self._results.patterns:

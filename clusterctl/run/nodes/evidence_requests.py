@@ -37,7 +37,7 @@ def request_evidence(
 
     Args:
         run: The id of the run.
-        name: Folder on the nodes in which they save the evidence, too.
+        name: Name of the folder in which each node saves its evidence, too.
         sessions: The sessions by node.
         ranks: The ranks; all by default.
     """
@@ -52,7 +52,7 @@ def request_evidence(
     known: dict[str, types.RankEvidence] = {}
     for node, answer in found.items():
         for rank, evidence in answer["ranks"].items():
-            # A launcher such as torchrun has the number of a rank, which may be on another node.
+            # A launcher such as torchrun has the number of a rank, but the rank itself may be on another node.
             if rank not in known or not known[rank].get("inside"):
                 known[rank] = {**evidence, "node": node}
     return CollectedEvidence(
@@ -64,8 +64,8 @@ def request_evidence(
 def save_evidence(run: RunDir, name: str, found: CollectedEvidence) -> None:
     """Write evidence into a folder of the run.
 
-    It has `rank-R.txt` (to read), `.json` and `.stacks` (as dumped) for each rank, `stacks.txt` with the folded stacks
-    of all ranks, and `NODE.error` for a node that sent nothing.
+    The folder gets `rank-R.txt` (to read), `.json` and `.stacks` (as dumped) for each rank, `stacks.txt` with the
+    folded stacks of all ranks, and `NODE.error` for a node without evidence.
     """
     folder = run.path / name
     folder.mkdir(exist_ok=True)

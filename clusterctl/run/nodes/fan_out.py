@@ -1,4 +1,4 @@
-"""Calls on many nodes at once: their answers, their errors as one, and the progress on the screen."""
+"""Calls many nodes at once, collects their answers and errors, and posts the progress of a step."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_file_pieces(
 ) -> tuple[dict[K, ReadAnswer], dict[K, ClusterctlError]]:
     """Read pieces of files of one node, all requests at once; return the answers and the errors by key.
 
-    `timeout` is in seconds for all together; `None` means the timeout of one request.
+    `timeout` is in seconds for all requests together; `None` means the timeout of one request.
     """
     timeout = READ.timeout_s if timeout is None else timeout
     deadline = time.monotonic() + timeout
@@ -84,7 +84,7 @@ def read_file_pieces(
 
 
 def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
-    """Raise one error for the errors of several nodes: the only one, or one for all connection errors.
+    """Raise one error for the errors of several nodes: the first that is no `NodeError`, else all of them as one.
 
     Raises:
         ClusterctlError: There is at least one error.
@@ -135,7 +135,7 @@ class Progress:
             self._report()
 
     def add_bytes(self, direction: str, count: int, total: int) -> None:
-        """Count bytes that moved `direction`; report the sum at most once a second, as a copy may take an hour."""
+        """Count bytes of a copy, such as `from NODE`; report the sum at most once a second."""
         with self._guard:
             self._moved[direction] += count
             self.detail = f"{direction}: {format_size(self._moved[direction])} of {format_size(total)}"

@@ -67,8 +67,8 @@ def resolve_rendezvous(
 ) -> rendezvous.Rendezvous:
     """Return the address at which the workers of each node meet.
 
-    All nodes report their routes at once: node 0 those to the others, the others that to the guessed address of node 0.
-    If the routes of node 0 give it another address, the others report again, for that one.
+    All nodes report routes at once: node 0 to all other nodes, and each other node to the guessed address of node 0. If
+    the routes of node 0 show another address, the other nodes report their route to that address.
 
     Raises:
         RefusedError: A node could not reach the others, or lacks the interface that the file names.
@@ -101,10 +101,10 @@ def _choose_master(
     own: Mapping[str, str | None],
     routes: Mapping[str, rendezvous.Route | None],
 ) -> str:
-    """Return the address of the first host on its routes to the others, which share no loopback with it.
+    """Return the address of the first host on its routes to the other nodes.
 
     Raises:
-        RefusedError: It has no address that they could reach.
+        RefusedError: The first host has no address that the other nodes could reach.
     """
     master = own[first.name]
     if first.internal_ip or not spec.network.interface:
@@ -204,7 +204,7 @@ def probe_rendezvous_port(spec: ClusterSpec, sessions: Mapping[str, Session]) ->
     answers, errors = call_all(
         others, lambda _node, session: _connect(session, address, port, nonce, timeout_s=_PORT_TIMEOUT_S)
     )
-    # The next user of the port has to find it free.
+    # This frees the port for its next user.
     with contextlib.suppress(ClusterctlError):
         UNLISTEN.call(sessions[first.name], {"nonce": nonce})
     shared = {"address": address, "port": port}
@@ -288,7 +288,7 @@ def probe_links(
 
 
 def _list_addresses(spec: ClusterSpec, rendezvous: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the address of each node, as the plan will have it."""
+    """Return the address that the plan will choose for each node."""
     given = {host.name: host.internal_ip for host in spec.hosts}
     own = {n: seen["address"] if seen.get("role") == "listen" else seen.get("source") for n, seen in rendezvous.items()}
     usable = {node: given.get(node) or own[node] for node, seen in rendezvous.items() if seen["ok"]}

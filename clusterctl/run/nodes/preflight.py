@@ -146,7 +146,7 @@ def probe_nodes(
         spec: The spec of the cluster file.
         sessions: The sessions by node.
         step: Takes the progress.
-        own_run: The run that asks.
+        own_run: The run for which the nodes are probed.
         code: Compare the code that is on the nodes now, too.
     """
     with ThreadPoolExecutor(2) as pool:
@@ -202,7 +202,7 @@ def _probe(
 
     def probe(node: str, session: Session) -> Facts:
         step.set_waiting(node, "checking")
-        # The answer comes before the facts, from an idle agent, so the error of the clock is small.
+        # An idle agent answers a heartbeat at once, so the error of the clock offset is small.
         session.send_heartbeat()
         host = hosts[node]
         ports = [spec.network.master_port] if spec.network.master_port and node == first else []
@@ -249,7 +249,7 @@ def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str |
 def _find_runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
     """Return which runs with processes on a node are running, and which are unknown.
 
-    A node without such processes is not asked. It may report a run as running that this head has ended.
+    A node without processes of runs is not asked. A node may report a run as running although this head has ended it.
     """
     try:
         processes = (facts["groups"].get("procs") or {}).get("data") or {}

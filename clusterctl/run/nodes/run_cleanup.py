@@ -1,4 +1,4 @@
-"""Ends a run without a controller: stop it on each node, wait until its processes have ended, finish it."""
+"""Ends a run that has no controller: stops it on each node, waits until its processes have ended, finishes it."""
 
 from __future__ import annotations
 

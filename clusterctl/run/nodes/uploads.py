@@ -33,7 +33,7 @@ Answer = TypeVar("Answer", bound="Mapping[str, Any]")
 
 @dataclass(slots=True)
 class Upload:
-    """Files to send to any number of nodes; the listing for them is encoded once.
+    """Files to send to any number of nodes.
 
     Attributes:
         entries: Name on the node, size, permission bits and SHA-256 of each file.
@@ -165,7 +165,7 @@ def sync_files(
 
 
 def describe_replaced_files(sent: Mapping[str, tuple[int, int, tuple[str, ...]]]) -> str | None:
-    """Return a warning about files that a job on the nodes had written, and that syncs have replaced; else `None`."""
+    """Return a warning about changed files on nodes that syncs have replaced, or `None`."""
     names = sorted({name for *_, edited in sent.values() for name in edited})
     if not names:
         return None
@@ -180,7 +180,7 @@ class SyncPreview:
     Attributes:
         files_to_send: Path and size of each file to send.
         removal_count: Number of files to remove.
-        removed_paths: The first of them.
+        removed_paths: Paths of the first files to remove.
         active_run: A live run that uses the workdir, so that the sync would be refused; `None` if there is none.
     """
 
@@ -213,7 +213,7 @@ _CHUNK = 1 << 20
 
 
 def build_file_upload(sources: Sequence[str], max_bytes: int) -> Upload:
-    """Return the files at these paths, folders with all files in them; each name begins with the name of its source.
+    """Return the upload of these files and folders. The name of each file begins with the name of its source.
 
     Raises:
         NotFoundError: A path does not exist, or there is no file.
@@ -284,7 +284,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class UploadResult:
-    """The number of files and bytes sent to a node, and the folder or file that has them."""
+    """The number of files and bytes sent to a node, and the path that received them."""
 
     files: int
     bytes: int
@@ -292,7 +292,7 @@ class UploadResult:
 
 
 def copy_files(session: Session, place: Destination, files: Upload, on_bytes: Callable[[int], None]) -> UploadResult:
-    """Copy files to a node; each appears at once and whole. Files that the node has are not sent.
+    """Copy files to a node, each atomically. Files that the node already has are not sent.
 
     Args:
         session: The session with the node.

@@ -337,7 +337,7 @@ def test_links_to_elsewhere_are_named_with_where_they_lead(source: Path, tmp_pat
         "folder -> /tmp": "a link out of the folder",
         "ignored": "`ignored` of .gitignore",
         "out.py -> ../outside/b.py": "a link out of the folder",
-        "csv -> data/x.csv": "a link to what is not sent",
+        "csv -> data/x.csv": "a link whose target is not sent",
     }
 
 
@@ -430,7 +430,7 @@ def test_pointers_of_git_lfs_are_named_as_what_they_are(source: Path, content: P
     manifest = code_manifest.build_manifest(SyncSpec(source=str(source)), store)
     told = list(code_exclusions.list_sync_warnings(manifest, store))
 
-    assert told == ["`m.bin`: pointers of Git LFS, without the content: `git lfs pull` gets it"]
+    assert told == ["`m.bin`: pointers of Git LFS, without the content: `git lfs pull` fetches the content"]
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,9 @@ def test_a_home_is_no_code_and_is_refused(
 
 PT = "names `ckpt/last.pt`, which is not sent to nodes, left out by `*.pt` of .gitignore"
 PT += ": `sync: {exclude: ['!ckpt/last.pt']}` sends ckpt/last.pt"
-DATA = "names `data/a.csv`, which is not sent to nodes, left out by `data/` of `sync.exclude`: take that out to send it"
+DATA = (
+    "names `data/a.csv`, which is not sent to nodes, left out by `data/` of `sync.exclude`: remove this rule to send it"
+)
 
 
 @pytest.mark.parametrize(

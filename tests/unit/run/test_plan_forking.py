@@ -44,7 +44,7 @@ def encoded(env: dict[str, str]) -> dict[bytes, bytes]:
     ("change", "reason"),
     [
         ({"script": None, "command": "./run.sh"}, "any program"),
-        ({"prologue": "module load cuda"}, "come too late"),
+        ({"prologue": "module load cuda"}, "run it too late"),
         ({"framework": Framework.JAX}, "jax is not known"),
         ({"framework": Framework.TENSORFLOW}, "tensorflow is not known"),
     ],
