@@ -116,7 +116,7 @@ def test_a_node_that_tells_of_other_sizes_than_it_sent_is_not_believed(tmp_path:
 
 
 def test_bytes_of_files_that_come_out_of_order_are_no_frame_of_ours(tmp_path: Path) -> None:
-    with pytest.raises(FrameError, match="where 0 is due"):
+    with pytest.raises(FrameError, match="instead of byte 0"):
         pull_files(Node(("ckpt/1.pt", 1, 0o644), offset=1 << 62), "work", "ckpt/**", tmp_path / "gpu01")  # type: ignore[arg-type]
 
 
