@@ -1,4 +1,4 @@
-"""The default folder of the code on nodes. Two checkouts of one cluster file never share it."""
+"""The default workdir on nodes: two checkouts of a cluster file get two folders."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import zlib
 _WORKDIR_ROOT = "~/.local/share/clusterctl/work"
 
 
-def build_default_workdir(name: str, folder: str) -> str:
-    """Return the default folder of the code on other machines.
+def build_default_workdir(cluster_name: str, cluster_folder: str) -> str:
+    """Return the folder of the code on a node for a cluster file without `workdir`.
 
     Args:
-        name: Name of the cluster file. Two checkouts may share it, as it defaults to the name of their folder.
-        folder: Absolute path of the cluster file's folder, which distinguishes such checkouts.
+        cluster_name: `name` of the cluster file. Two checkouts may have the same name.
+        cluster_folder: Absolute path of the cluster file's folder. Its hash distinguishes the checkouts.
     """
-    return f"{_WORKDIR_ROOT}/{name}-{zlib.crc32(os.fsencode(folder)):08x}"
+    return f"{_WORKDIR_ROOT}/{cluster_name}-{zlib.crc32(os.fsencode(cluster_folder)):08x}"
 
 
 def rename_default_workdir(workdir: str | None, old: str, new: str) -> str | None:
-    """Return the default workdir of cluster `old` for a cluster named `new`; a workdir that a person chose stays."""
-    ours = f"{_WORKDIR_ROOT}/{old}-"
+    """Replace the cluster name `old` in a default workdir by `new`; return any other workdir unchanged."""
+    prefix = f"{_WORKDIR_ROOT}/{old}-"
     return (
-        workdir if workdir is None or not workdir.startswith(ours) else f"{_WORKDIR_ROOT}/{new}-{workdir[len(ours) :]}"
+        workdir
+        if workdir is None or not workdir.startswith(prefix)
+        else f"{_WORKDIR_ROOT}/{new}-{workdir[len(prefix) :]}"
     )

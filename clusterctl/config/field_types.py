@@ -1,6 +1,6 @@
-"""Types of the values in a cluster file: how each one is parsed, written back and described.
+"""Types of the values in a cluster file: each type knows how to parse, write and document a value.
 
-`clusterctl.config.spec` assigns a type to each key. This module does not need pydantic, so the spec is cheap to import.
+`clusterctl.config.spec` assigns a type to each key. This module does not import pydantic, so the spec loads fast.
 """
 
 from __future__ import annotations
@@ -11,32 +11,42 @@ from enum import Enum
 from typing import Annotated, Any
 
 from clusterctl.config import value_parsers
-from clusterctl.config.value_parsers import COMMAND_HINT, InvalidValueError, describe_value
+from clusterctl.config.value_parsers import (
+    COMMAND_HINT,
+    DURATION_PATTERN,
+    SIZE_PATTERN,
+    InvalidValueError,
+    describe_value,
+    format_exact_duration,
+    format_exact_size,
+    parse_duration,
+    parse_size,
+)
 
 Converter = Callable[[object], Any]
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FieldType:
-    """How values of a type are written in a cluster file.
+    """A type of values, and the conversion of its values between cluster file and spec.
 
     Attributes:
-        syntax: What people write, for the tables of keys; empty if the type says it.
-        parse: Makes a value from what was written, in place of a check of the type.
-        before_validation: Checks or converts what was written, before the check of the type.
-        after_validation: Converts a value of the right type.
-        unparse: Returns what a cluster file would contain for a value.
-        schema: JSON Schema for editors; `None` for the one of the type.
-        limits: The smallest and the largest number.
-        choices: The accepted words.
-        none_word: The word that a file has in place of a section, for `None`.
-        scalars_as_text: Whether scalars stay text: `1e-3` stays `1e-3`, `yes` stays `yes`.
+        syntax: The accepted values in words, for the tables of keys; empty if the Python type determines them.
+        parse: Converts the value of the file to the value of the spec, in place of pydantic's check of the type.
+        before_check: Checks or converts the value of the file before pydantic checks its type.
+        after_check: Converts the value after pydantic has checked its type.
+        unparse: Converts a value of the spec back to the value of a file.
+        schema: JSON Schema for editors; with `None`, pydantic makes it from the Python type.
+        limits: The smallest and the largest accepted number.
+        choices: The accepted words; empty for any text.
+        none_word: A word that a file may have in place of a section; it means `None`.
+        scalars_as_text: Whether scalars become text as written: the number `1e-3` becomes the text `1e-3`.
     """
 
     syntax: str = ""
     parse: Converter | None = None
-    before_validation: Converter | None = None
-    after_validation: Converter | None = None
+    before_check: Converter | None = None
+    after_check: Converter | None = None
     unparse: Callable[[Any], Any] | None = None
     schema: dict[str, Any] | None = None
     limits: tuple[int, int] | None = None
@@ -62,7 +72,7 @@ class StallAction(str, Enum):
 
 
 class ResumePolicy(str, Enum):
-    """Which checkpoints an attempt may resume from."""
+    """The checkpoints from which an attempt may resume."""
 
     NEVER = "never"
     THIS_RUN = "this run"
@@ -77,11 +87,11 @@ class ResultsFetchCondition(str, Enum):
 
 
 class KeyDocs:
-    """Documentation of a key, besides its sentence in the docstring of its class.
+    """Documentation of a key that the docstring of its class does not contain.
 
     Attributes:
-        examples: Values as a person may write them.
-        unset_text: What holds without the key, if the default does not say it.
+        examples: Valid values.
+        unset_text: The effect of a missing key in words, if the default value does not show it.
     """
 
     __slots__ = ("examples", "unset_text")
@@ -90,14 +100,14 @@ class KeyDocs:
         self.examples, self.unset_text = examples, unset_text
 
 
-def _parse(field_type: FieldType, value: object) -> Any:
+def _parse_value(field_type: FieldType, value: object) -> Any:
     assert field_type.parse is not None
     return field_type.parse(value)
 
 
 def _require_positive(field_type: FieldType) -> FieldType:
     def parse(value: object) -> Any:
-        number = _parse(field_type, value)
+        number = _parse_value(field_type, value)
         if number <= 0:
             raise InvalidValueError("must be more than 0")
         return number
@@ -106,12 +116,12 @@ def _require_positive(field_type: FieldType) -> FieldType:
 
 
 def _accept_word(field_type: FieldType, word: str) -> FieldType:
-    """Accept a word in place of `None`."""
+    """Return a type that also accepts a word, which means `None`."""
     form = field_type.schema or {}
     return replace(
         field_type,
         syntax=f"{field_type.syntax}{',' if ',' in field_type.syntax else ''} or `{word}`",
-        parse=lambda value: None if value == word else _parse(field_type, value),
+        parse=lambda value: None if value == word else _parse_value(field_type, value),
         unparse=lambda value: word if value is None else field_type.unparse(value) if field_type.unparse else value,
         schema={"anyOf": [*form.get("anyOf", [form]), {"const": word}]},
     )
@@ -133,39 +143,39 @@ def _parse_gpus(value: object) -> int | tuple[int, ...]:
         return _parse_count(value, "a count, a list of indices, or `auto`", 0)
     indices = tuple(_parse_count(item, "a list of device indices", 0) for item in value)
     if not indices:
-        raise InvalidValueError("an empty list of devices", "write `gpus: 0` for none")
+        raise InvalidValueError("an empty list of devices", "write `gpus: 0` for no GPU")
     if len(set(indices)) < len(indices):
-        raise InvalidValueError("lists a device twice")
+        raise InvalidValueError("contains a device twice")
     return indices
 
 
 def _parse_command(value: object) -> str | tuple[str, ...]:
     if isinstance(value, str) and "\r" in value:
-        raise InvalidValueError("has the line ends of Windows, at which bash fails", "take the `\\r` out of the text")
+        raise InvalidValueError("has Windows line ends, which bash does not accept", "remove each `\\r` from the text")
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, list) and None in value:
-        # The interpolation has already reported it.
+        # Interpolation has already reported an error of this item.
         return ()
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return tuple(value)
-    raise InvalidValueError("must be a shell command, or a list of program and arguments")
+    raise InvalidValueError("must be a shell command as text, or a list of program and arguments")
 
 
 def _check_interpreter(value: object) -> object:
-    """Refuse folders, and commands that only a shell could run."""
+    """Refuse a folder, and a command line in place of one program."""
     words = value.split() if isinstance(value, str) else []
     if any("/" not in word for word in words[1:]) or words[:1] in (["source"], ["."]):
-        hint = "name its interpreter, such as `.venv/bin/python`; `job.command` runs a command"
+        hint = "write the path of a Python, such as `.venv/bin/python`; a command line belongs in `job.command`"
         raise InvalidValueError(f"{describe_value(value)} is a command, not the path of one program", hint)
     if isinstance(value, str) and value.endswith("/"):
-        hint = f"name the interpreter in it: `{value}bin/python`"
+        hint = f"write the path of its interpreter: `{value}bin/python`"
         raise InvalidValueError(f"{describe_value(value)} is a folder", hint)
     return value
 
 
 def build_transport_type(enum: type[Enum]) -> FieldType:
-    """Return the type of a transport: a word of the enum, or a command as a list of words."""
+    """Return the type of a transport: a word of `enum`, or a mapping whose `command` is a list of words."""
     by_word = {word.value: word for word in enum}
 
     def parse(value: object) -> Any:
@@ -177,7 +187,7 @@ def build_transport_type(enum: type[Enum]) -> FieldType:
             f"must be {', '.join(f'`{word}`' for word in by_word)} or a mapping with the key `command`", COMMAND_HINT
         )
 
-    argv = {"type": "array", "minItems": 1, "items": {"type": "string"}}
+    argv = {"type": "array", "minItems": 1, "items": _TEXT_SCHEMA}
     keyed = {"type": "object", "properties": {"command": argv}, "required": ["command"], "additionalProperties": False}
     return FieldType(
         syntax=", ".join(f"`{word}`" for word in by_word) + " or `command:` with a list",
@@ -195,6 +205,7 @@ def _convert_tuple_to_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+_TEXT_SCHEMA: dict[str, Any] = {"type": "string"}
 _COUNT_SCHEMA: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": _MAX_DEVICES}
 _SCALAR_SCHEMA: dict[str, Any] = {"type": ["string", "number", "boolean"]}
 _CAUSES = ("crash", "stall", "node_lost", "unhealthy")
@@ -205,23 +216,13 @@ def _item_or_list_schema(item: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [item, {"type": "array", "items": item}]}
 
 
-def _build_quantity_type(
-    noun: str, json_type: str, pattern: str, parse: Converter, unparse: Callable[[Any], str]
-) -> FieldType:
+def _build_quantity_type(noun: str, json_type: str, pattern: str, parse: Converter, unparse: Any) -> FieldType:
     forms = [{"type": json_type, "minimum": 0}, {"type": "string", "pattern": pattern}]
     return FieldType(syntax=f"{noun} or 0", parse=parse, unparse=unparse, schema={"anyOf": forms})
 
 
-_DURATION = _build_quantity_type(
-    "duration",
-    "number",
-    value_parsers.DURATION_PATTERN,
-    value_parsers.parse_duration,
-    value_parsers.format_exact_duration,
-)
-_SIZE = _build_quantity_type(
-    "size", "integer", value_parsers.SIZE_PATTERN, value_parsers.parse_size, value_parsers.format_exact_size
-)
+_DURATION = _build_quantity_type("duration", "number", DURATION_PATTERN, parse_duration, format_exact_duration)
+_SIZE = _build_quantity_type("size", "integer", SIZE_PATTERN, parse_size, format_exact_size)
 _INDICES_SCHEMA: dict[str, Any] = {"type": "array", "minItems": 1, "uniqueItems": True, "items": _COUNT_SCHEMA}
 _GPUS = FieldType(
     syntax="count, list of indices",
@@ -234,6 +235,9 @@ _WORKERS = FieldType(
     parse=lambda value: _parse_count(value, "a count or `auto`", 1),
     schema=_COUNT_SCHEMA | {"minimum": 1},
 )
+_PORT = FieldType(
+    syntax="port", parse=lambda value: _parse_count(value, "a port or `auto`", 1, 65535), schema=_PORT_SCHEMA
+)
 
 Duration = Annotated[float, _DURATION]
 PositiveDuration = Annotated[float, _require_positive(_DURATION)]
@@ -243,33 +247,21 @@ Size = Annotated[int, _require_positive(_SIZE)]
 SizeOrZero = Annotated[int, _SIZE]
 SizeOrNone = Annotated[int | None, _accept_word(_require_positive(_SIZE), "none")]
 Port = Annotated[int, FieldType(limits=(1, 65535))]
-PortOrAuto = Annotated[
-    int | None,
-    _accept_word(
-        FieldType(
-            syntax="port", parse=lambda value: _parse_count(value, "a port or `auto`", 1, 65535), schema=_PORT_SCHEMA
-        ),
-        "auto",
-    ),
-]
+PortOrAuto = Annotated[int | None, _accept_word(_PORT, "auto")]
 Gpus = Annotated[int | tuple[int, ...] | None, _accept_word(_GPUS, "auto")]
 Workers = Annotated[int | None, _accept_word(_WORKERS, "auto")]
-Interface = Annotated[
-    str | None,
-    FieldType(
-        syntax="name or `auto`",
-        after_validation=lambda name: None if name == "auto" else name,
-        unparse=lambda name: name or "auto",
-    ),
-]
+_INTERFACE = FieldType(
+    syntax="name or `auto`",
+    after_check=lambda name: None if name == "auto" else name,
+    unparse=lambda name: name or "auto",
+)
+Interface = Annotated[str | None, _INTERFACE]
 ConnectionCount = Annotated[int, FieldType(limits=(1, 1024))]
 RestartCount = Annotated[int, FieldType(limits=(0, 1000))]
 ExitCodes = tuple[Annotated[int, FieldType(limits=(0, 255))], ...]
 Texts = Annotated[
     tuple[str, ...],
-    FieldType(
-        syntax="text or list of texts", before_validation=_wrap_in_list, schema=_item_or_list_schema({"type": "string"})
-    ),
+    FieldType(syntax="text or list of texts", before_check=_wrap_in_list, schema=_item_or_list_schema(_TEXT_SCHEMA)),
 ]
 Args = Annotated[
     tuple[str, ...], FieldType(syntax="list", schema={"type": "array", "items": _SCALAR_SCHEMA}, scalars_as_text=True)
@@ -286,24 +278,22 @@ Command = Annotated[
         syntax="text or list",
         parse=_parse_command,
         unparse=_convert_tuple_to_list,
-        schema={"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _SCALAR_SCHEMA}]},
+        schema={"anyOf": [_TEXT_SCHEMA, {"type": "array", "minItems": 1, "items": _SCALAR_SCHEMA}]},
         scalars_as_text=True,
     ),
 ]
 RestartCauses = Annotated[
     tuple[Annotated[str, FieldType(choices=_CAUSES)], ...],
-    FieldType(before_validation=_wrap_in_list, schema=_item_or_list_schema({"enum": [*_CAUSES]})),
+    FieldType(before_check=_wrap_in_list, schema=_item_or_list_schema({"enum": [*_CAUSES]})),
 ]
 StopSignal = Annotated[str, FieldType(choices=("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"))]
 Severities = dict[str, Annotated[str, FieldType(choices=("fail", "warn", "ignore"))]]
-Interpreter = Annotated[str, FieldType(before_validation=_check_interpreter)]
-SshWord = Annotated[str, FieldType(before_validation=value_parsers.check_ssh_argument)]
-SshUser = Annotated[str, FieldType(before_validation=value_parsers.check_user_name)]
-SshHops = Annotated[str, FieldType(syntax="hosts, with `,` between", before_validation=value_parsers.check_proxy_jump)]
-SshFile = Annotated[str, FieldType(syntax="file", before_validation=value_parsers.check_ssh_path)]
+Interpreter = Annotated[str, FieldType(before_check=_check_interpreter)]
+SshWord = Annotated[str, FieldType(before_check=value_parsers.check_ssh_argument)]
+SshUser = Annotated[str, FieldType(before_check=value_parsers.check_user_name)]
+SshHops = Annotated[str, FieldType(syntax="hosts separated by commas", before_check=value_parsers.check_proxy_jump)]
+SshFile = Annotated[str, FieldType(syntax="file", before_check=value_parsers.check_ssh_path)]
 SshFiles = Annotated[
     tuple[SshFile, ...],
-    FieldType(
-        syntax="file or list of files", before_validation=_wrap_in_list, schema=_item_or_list_schema({"type": "string"})
-    ),
+    FieldType(syntax="file or list of files", before_check=_wrap_in_list, schema=_item_or_list_schema(_TEXT_SCHEMA)),
 ]

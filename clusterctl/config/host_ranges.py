@@ -1,4 +1,4 @@
-"""Host ranges such as `gpu[01-04,07],rack[1-2]-n[0-3]`: expand, fold and select."""
+"""Host ranges such as `gpu[01-04,07],rack[1-2]-n[0-3]`: expansion to names, folding of names, selection of nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusterctl.suggestion import find_similar
 V = TypeVar("V")
 
 MAX_HOSTS = 10_000
-"""Maximum of hosts in one expression, so that a typing error cannot fill the memory."""
+"""Largest number of hosts in an expression: a typing error must not exhaust the memory."""
 
 _MAX_DIGITS = 18
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -57,7 +57,7 @@ class _Span:
 
 
 def expand_hosts(expression: str, *, limit: int = MAX_HOSTS) -> list[str]:
-    """Return all names of an expression, in the order written; duplicates stay.
+    """Return all host names of an expression in its order, with duplicates.
 
     Raises:
         HostRangeError: The expression is empty, unbalanced, descending or has more than `limit` names.
@@ -67,19 +67,19 @@ def expand_hosts(expression: str, *, limit: int = MAX_HOSTS) -> list[str]:
         parts = _parse_parts(item, offset)
         count = math.prod(sum(map(len, part)) for part in parts if not isinstance(part, str))
         if len(names) + count > limit:
-            raise HostRangeError(f"stands for more than {limit} hosts", offset, len(item))
+            raise HostRangeError(f"means more than {limit} hosts", offset, len(item))
         choices = [[p] if isinstance(p, str) else [t for span in p for t in span.texts()] for p in parts]
         names.extend("".join(choice) for choice in itertools.product(*choices))
     return names
 
 
 def _split_items(expression: str) -> Iterator[tuple[int, str]]:
-    """Split at commas outside of brackets; return each item, stripped, with its offset."""
+    """Split an expression at commas outside of brackets; yield the offset of each item and its stripped text."""
     start, opened = 0, -1
     for index, character in enumerate(expression + ","):
         if character == "[":
             if opened >= 0:
-                raise HostRangeError("`[` inside of `[`", index)
+                raise HostRangeError("`[` inside another `[`", index)
             opened = index
         elif character == "]":
             if opened < 0:
@@ -101,7 +101,7 @@ def _strip_item(expression: str, start: int, end: int) -> tuple[int, str]:
     blank = next((i for i, c in enumerate(stripped) if c.isspace()), None)
     if blank is not None:
         hint = "separate hosts with commas"
-        raise HostRangeError("a host name cannot hold blanks", offset + blank, 1, hint)
+        raise HostRangeError("a host name cannot contain blanks", offset + blank, 1, hint)
     return offset, stripped
 
 
@@ -146,16 +146,16 @@ def make_natural_sort_key(name: str) -> tuple[object, ...]:
 
 
 def group_names_by_value(values: Mapping[str, V]) -> dict[V, list[str]]:
-    """Return the names with equal values, in the order of their first names."""
+    """Return the names that share each value. The values have the order of their first names."""
     return group_pairs((value, name) for name, value in values.items())
 
 
 def fold_hosts(names: Iterable[str]) -> str:
     """Return names as ranges: `["gpu01", "gpu02", "gpu07"]` gives `gpu[01-02,07]`.
 
-    The names are sorted naturally and appear once; only neighbours in that order are folded. So `expand_hosts` returns
-    the same names in the same order, unless one contains a bracket, a comma or a blank. A user may paste the result
-    into a cluster file, where the order decides the ranks.
+    Duplicates are removed, the names are sorted naturally, and only neighbours in this order are folded. So
+    `expand_hosts` returns the same names in the same order, unless a name contains a bracket, a comma or a blank. The
+    order matters: users paste the result into cluster files, in which the order of the hosts determines the ranks.
     """
     items = [(name, "") for name in sorted(set(names), key=make_natural_sort_key)]
     while any(_LAST_NUMBER.fullmatch(head) for head, _ in items):
@@ -164,7 +164,7 @@ def fold_hosts(names: Iterable[str]) -> str:
 
 
 def _fold_last_number(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Fold the last number of each head: the text before it stays the head, and the ranges join the tail."""
+    """Fold the last number of each head: the text before the number becomes the head, the ranges go to the tail."""
     folded = []
     for (prefix, rest, is_counted), group in itertools.groupby(map(_split_at_number, items), key=lambda part: part[:3]):
         numbers = [number for *_, number in group]
@@ -176,7 +176,7 @@ def _fold_last_number(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _split_at_number(item: tuple[str, str]) -> tuple[str, str, bool, str]:
-    """Return the text before and after the last number of a head, whether it can be folded, and the number."""
+    """Return the text before and after the last number of a head, whether the number can be folded, and the number."""
     head, tail = item
     match = _LAST_NUMBER.fullmatch(head)
     if match is None:
@@ -189,7 +189,7 @@ def _format_ranges(digits: list[str]) -> str:
         return digits[0]
     runs: list[list[str]] = []
     for text in digits:
-        # The range writes its next number with the padding of its first.
+        # A range pads every number to the width of its first number.
         width = len(runs[-1][0]) if runs and _is_padded(runs[-1][0]) else 0
         if runs and str(int(runs[-1][-1]) + 1).zfill(width) == text:
             runs[-1].append(text)
@@ -201,8 +201,8 @@ def _format_ranges(digits: list[str]) -> str:
 def select_hosts(names: Sequence[str], include: str | None = None, exclude: str | None = None) -> list[str]:
     """Select nodes by expressions, in the order of `names`.
 
-    Both expressions may contain ranges, `*` and `?`. A name selects its numbered copies too: `localhost` selects
-    `localhost.0` and `localhost.1`.
+    Both expressions may contain ranges, `*` and `?`. A name also selects the numbered copies of a host: `localhost`
+    selects `localhost.0` and `localhost.1`.
 
     Raises:
         HostRangeError: An expression is not valid.
@@ -212,7 +212,7 @@ def select_hosts(names: Sequence[str], include: str | None = None, exclude: str 
     unwanted = set() if exclude is None else _match_names(names, exclude)
     chosen = [name for name in names if name in wanted and name not in unwanted]
     if not chosen:
-        raise NotFoundError("no node is left to act on", hint=f"there are: {fold_hosts(names)}" if names else None)
+        raise NotFoundError("no node is selected", hint=f"the nodes are {fold_hosts(names)}" if names else None)
     return chosen
 
 
@@ -223,7 +223,7 @@ def _match_names(names: Sequence[str], expression: str) -> set[str]:
         hits = {n for n in names if n == pattern or copy.fullmatch(n) or fnmatch.fnmatchcase(n, pattern)}
         if not hits:
             close = find_similar(pattern, names)
-            hint = f"did you mean `{close}`?" if close else f"there are: {fold_hosts(names)}"
+            hint = f"did you mean `{close}`?" if close else f"the nodes are {fold_hosts(names)}"
             raise NotFoundError(f"no node `{pattern}`", hint=hint)
         matching |= hits
     return matching

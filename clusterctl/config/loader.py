@@ -1,7 +1,7 @@
-"""Loader: from cluster files to a spec.
+"""Loader of cluster files: it returns their spec, with warnings.
 
-`load_cluster_file` reads the cluster files. `parse_cluster_file` does the same as a pure function of texts, environment
-and the Python that runs it; it reads all other files by `DiskFiles`, which a test replaces.
+`load_cluster_file` reads the cluster files. `parse_cluster_file` gets their texts, and reads other files only through
+`DiskFiles`, which tests replace. Otherwise its result depends only on the environment and the running Python.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from clusterctl.suggestion import suggest_similar_file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFileText:
-    """A text to parse.
+    """The text of a cluster file.
 
     Attributes:
         path: The path as the user wrote it, for messages.
-        absolute_path: The absolute path; relative paths start at the folder of the first file.
-        content: The content, decoded or not.
+        absolute_path: The absolute path. Relative paths in a cluster file start at the folder of the first file.
+        content: The text, or its bytes in UTF-8.
     """
 
     path: str
@@ -61,9 +61,9 @@ class LoadedClusterFile:
 
     @cached_property
     def origins(self) -> dict[str, str]:
-        """The origin of each value: `cluster.yaml:12:3`, `default`, `--set`, `--script`.
+        """The origin of each value of the resolved file, by its path such as `hosts[0].gpus`.
 
-        The keys are paths of the resolved file, such as `hosts[0].gpus`.
+        Origins are `cluster.yaml:12:3`, `default`, `--set`, `--script` and the like.
         """
         from clusterctl.config.resolved_file import list_value_origins
 
@@ -91,17 +91,17 @@ def load_cluster_file(
     overrides: Overrides | None = None,
     **options: Unpack[BuildOptions],
 ) -> LoadedClusterFile:
-    """Read cluster files; later ones are merged over earlier ones.
+    """Read cluster files, merge each one over the files before it, and return the spec.
 
     Args:
         paths: Paths as the user wrote them; at least one.
-        sets: `key=value` of each `--set`.
-        overrides: Options of `up` about the job.
+        sets: The values of `--set`, in the form `key=value`.
+        overrides: The options of `up` that change the job.
         options: See `BuildOptions`.
 
     Raises:
-        ConfigError: Something is wrong; it contains all problems.
-        RefusedError: A command was not run.
+        ConfigError: A file is not valid or cannot be read; the error contains all problems.
+        RefusedError: The user has not accepted the command of `hosts: {from: {command: ...}}`.
     """
     disk = DiskFiles()
     sources = [_read_file(disk, os.fspath(path)) for path in paths]
@@ -111,8 +111,8 @@ def load_cluster_file(
 def _read_file(disk: DiskFiles, name: str) -> ClusterFileText:
     if name.endswith((".py", ".sh")):
         option = f"--script {name}" if name.endswith(".py") else f"--command 'bash {name}'"
-        hint = f"`clusterctl up {option}` runs it on the hosts of ./cluster.yaml"
-        raise ConfigError([Problem(name, 0, 0, "is a script, and no cluster file", hint)])
+        hint = f"`clusterctl up {option}` runs the script on the hosts of ./cluster.yaml"
+        raise ConfigError([Problem(name, 0, 0, "is a script, not a cluster file", hint)])
     try:
         content = disk.read_trusted(name)
     except UnsafePermissionsError as error:
@@ -125,7 +125,7 @@ def _read_file(disk: DiskFiles, name: str) -> ClusterFileText:
 def _describe_read_error(name: str, error: OSError) -> Problem:
     if isinstance(error, FileNotFoundError):
         return Problem(
-            name, 0, 0, "no such file", suggest_similar_file(name) or "`clusterctl init` writes one to start from"
+            name, 0, 0, "no such file", suggest_similar_file(name) or "`clusterctl init` writes a cluster file"
         )
     if isinstance(error, IsADirectoryError):
         return Problem(name, 0, 0, "is a folder", f"did you mean `{os.path.join(name, 'cluster.yaml')}`?")
@@ -140,10 +140,10 @@ def parse_cluster_file(
     overrides: Overrides | None = None,
     **options: Unpack[BuildOptions],
 ) -> LoadedClusterFile:
-    """Turn texts into a spec (see `load_cluster_file` for the arguments).
+    """Parse texts to a spec (`load_cluster_file` explains the arguments).
 
     Raises:
-        ConfigError: Something is wrong; it contains all problems.
+        ConfigError: A text is not valid; the error contains all problems.
     """
     report = Problems()
     trees = [tree for source in sources if (tree := _parse_tree(source, report)) is not None]
@@ -161,35 +161,31 @@ def parse_cluster_file(
     built = spec_builder.build_spec(root, context)
     if report.problems or built is None:
         raise ConfigError(report.sort_problems(source.path for source in sources))
-    _warn_of_active_environment(built.spec, environ, root, report)
+    _warn_of_active_venv(built.spec, environ, root, report)
     if any(host.transport is not TransportKind.LOCAL for host in built.spec.hosts):
         for mark, path, name in interpolation.search_path_uses:
-            # The other nodes have their programs elsewhere.
-            hint = f"`job.prologue` extends a node's own: `export {name}=/opt/x/bin:${name}`"
-            report.warn(mark, f"{format_path(path)}: `{name}` of this machine goes to every node", hint)
+            # Programs may lie in other folders on other nodes.
+            hint = f"extend the node's own `{name}` in `job.prologue`: `export {name}=/opt/x/bin:${name}`"
+            report.warn(mark, f"{format_path(path)}: every node gets the `{name}` of this machine", hint)
         _warn_of_shell_settings(built.spec, environ, files, root, report)
     return LoadedClusterFile(built.spec, tuple(report.warnings), built)
 
 
-def _warn_of_active_environment(
-    spec: ClusterSpec, environ: Mapping[str, str], root: TreeNode, report: Problems
-) -> None:
-    """Warn of an active virtualenv or conda environment whose Python does not run the ranks."""
+def _warn_of_active_venv(spec: ClusterSpec, environ: Mapping[str, str], root: TreeNode, report: Problems) -> None:
+    """Warn if a virtualenv or conda environment is active, but its Python does not run the ranks."""
     prefix = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
     is_base = "VIRTUAL_ENV" not in environ and environ.get("CONDA_DEFAULT_ENV") == "base"
     if not prefix or is_base or os.path.normpath(prefix) == os.path.normpath(sys.prefix):
         return
     if spec.job is not None and not spec.job.prologue and not all(host.python for host in spec.hosts):
-        what = (
-            f"python: the active environment {prefix} does not run the ranks; {sys.executable} does, if a node has it"
-        )
-        report.warn(root.mark, what, f"`defaults: {{python: {prefix}/bin/python}}` chooses the active one")
+        what = f"python: ranks do not use the active environment {prefix}, but {sys.executable} if a node has it"
+        report.warn(root.mark, what, f"`defaults: {{python: {prefix}/bin/python}}` chooses its Python")
 
 
 def _warn_of_shell_settings(
     spec: ClusterSpec, environ: Mapping[str, str], files: DiskFiles, root: TreeNode, report: Problems
 ) -> None:
-    """Warn of variables of this shell that matter to a job and that remote nodes do not get."""
+    """Warn of variables of this shell that affect a job but are not sent to remote nodes."""
     job = spec.job
     if job is None:
         return
@@ -208,7 +204,7 @@ def _warn_of_shell_settings(
     if names:
         many = len(names) > 1
         listing = ", ".join(f"`{name}`" for name in names)
-        what = f"{listing} of this shell {'do' if many else 'does'} not go to remote nodes"
+        what = f"{listing} of this shell {'are' if many else 'is'} not sent to remote nodes"
         secret = ", ".join(f"{name}: {{env: {name}}}" for name in names if is_secret_name(name))
         others = ", ".join(f"{name}: '${{env:{name}}}'" for name in names if not is_secret_name(name))
         ways = [f"`env: {{{others}}}`" if others else "", f"`secrets: {{{secret}}}`" if secret else ""]
@@ -222,10 +218,10 @@ _MAX_PROGRAM_FILES = 100
 
 
 def _list_variables_read(spec: ClusterSpec, files: DiskFiles) -> set[str]:
-    """Return the variables that the program's own files read by name and that no script of a shell sets.
+    """Return the variables that the files of the program read by name and that its shell scripts do not set.
 
-    Its files are those that the job names and what they import from their folders. Variables that every login or
-    launcher sets are left out.
+    The files of the program are the files that the job names, and the files that they import from their folders. The
+    result contains no variables that every login or launcher sets.
     """
     job = spec.job
     if job is None or spec.sync is None:
@@ -256,17 +252,17 @@ def _list_variables_read(spec: ClusterSpec, files: DiskFiles) -> set[str]:
 
 
 def _parse_tree(source: ClusterFileText, report: Problems) -> TreeNode | None:
-    """Parse one text; return `None` if it is not a cluster file."""
+    """Parse one text; report a problem and return `None` if it is not a cluster file."""
     if _is_hostfile(source.content):
         place = _mark_start(source.path, source.content)
-        hint = f"`clusterctl init --from {source.path}` makes a cluster file of it"
+        hint = f"`clusterctl init --from {source.path}` converts it to a cluster file"
         report.add(place, "this is a hostfile, not a cluster file", hint)
         return None
     before = len(report.problems)
     node = parse_yaml_content(source.path, source.content, report)
     if node is None:
         if len(report.problems) == before:
-            hint = "`clusterctl init` writes one to start from"
+            hint = "`clusterctl init` writes a cluster file"
             report.add(_mark_start(source.path, source.content), "the file is empty", hint)
         return None
     return node if _is_cluster_file(node, report) else None
@@ -277,7 +273,7 @@ _HOSTFILE_LINE = re.compile(r"[\w.@:-]+(?:[ \t]+max[_-]slots[ \t]*=[ \t]*\d+)?[ 
 
 
 def _is_hostfile(content: bytes | str) -> bool:
-    """Return whether the first line is a host with slots."""
+    """Return whether the first line has a host with slots."""
     text = content[:4096].decode("utf-8", "replace") if isinstance(content, bytes) else content[:4096]
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     first = next((line for line in lines if line), "")
@@ -290,13 +286,13 @@ def _mark_start(path: str, content: bytes | str) -> Mark:
 
 
 def _is_cluster_file(node: TreeNode, report: Problems) -> bool:
-    """Return whether this may be a cluster file; if not, add its format to the report."""
+    """Return whether a tree may be a cluster file; if not, report its likely format."""
     if not isinstance(node.value, dict):
         hint = "a cluster file has `version:`, `hosts:` and `job:` at the left margin"
-        report.add(node.mark, f"a cluster file is a mapping, and this is {describe_value(node.value)}", hint)
+        report.add(node.mark, f"a cluster file must be a mapping, not {describe_value(node.value)}", hint)
         return False
     if "hosts" in node.value or not {"apiVersion", "available_node_types", "provider"} & node.value.keys():
         return True
-    hint = "`clusterctl init` writes a file to start from: list the machines under `hosts`"
-    report.add(node.mark, "this is a file of Ray or Kubernetes, and no cluster file", hint)
+    hint = "`clusterctl init` writes a cluster file: list the machines under `hosts`"
+    report.add(node.mark, "this is a file of Ray or Kubernetes, not a cluster file", hint)
     return False

@@ -1,4 +1,4 @@
-"""Static analysis of a job's program: launchers of other projects, Python files, activated environments. Pure."""
+"""Static analysis of a job's program: other launchers in a command, Python syntax, activated environments. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class SingleNodeLauncher(NamedTuple):
-    """A launcher in a command, and the option about other nodes that it lacks."""
+    """A launcher in a command that starts workers on one node only, and the reason, such as a missing option."""
 
     launcher: str
     reason: str
@@ -48,7 +48,7 @@ _SEPARATORS = re.compile(r"[;&|()]+")
 
 
 def find_single_node_launcher(command: str | Sequence[str]) -> SingleNodeLauncher | None:
-    """Return the first launcher of a command that does not know the other nodes, or `None`."""
+    """Return the first launcher of a command that starts workers on one node only, or `None`."""
     for words in split_shell_commands(command):
         found = _find_launcher(words)
         if found is None or any(word in _NON_RUNNERS for word in words[:4]):
@@ -62,7 +62,7 @@ def find_single_node_launcher(command: str | Sequence[str]) -> SingleNodeLaunche
 
 
 def split_shell_commands(command: str | Sequence[str]) -> Iterator[list[str]]:
-    """Return the words of each simple command of a shell text, roughly; a list is one such command."""
+    """Yield the words of each simple command of a shell text, without a full parser; a list is one command."""
     if not isinstance(command, str):
         yield list(command)
         if len(command) > 2 and os.path.basename(command[0]) in ("bash", "sh"):
@@ -85,12 +85,12 @@ def _split_line(line: str) -> list[str]:
     try:
         return list(lexer)
     except ValueError:
-        # A quotation continues in the next line.
+        # The quoted text continues in the next line.
         return line.split()
 
 
 def _find_launcher(words: list[str]) -> tuple[str, tuple[str, ...], list[str]] | None:
-    """Return a launcher among the words, its options about other nodes, and the words behind it."""
+    """Return the first launcher among the words, its options for several nodes, and the words after it."""
     for index, word in enumerate(words):
         for name in (os.path.basename(word), " ".join((os.path.basename(word), *words[index + 1 : index + 2]))):
             if name in _LAUNCHER_PROGRAMS:
@@ -110,24 +110,24 @@ def _find_option_value(words: list[str], option: str) -> str | None:
 
 
 _ARCHIVE_SUFFIXES = (".pyc", ".pyz", ".zip", ".egg", ".whl")
-"""Binary files that Python runs nevertheless."""
+"""Suffixes of binary files that Python can run."""
 _DATA_SUFFIXES = tuple(
     ".json .jsonl .yaml .yml .toml .ini .cfg .conf .csv .tsv .xml .html .md .txt .env .lock .log .rst".split()  # noqa: SIM905
 )
 _SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".csh", ".slurm", ".sbatch", ".pbs")
 _PYTHON_RUNNERS = ("uv", "uvx", "pixi", "pdm", "hatch", "poetry", "rye", "conda", "mamba", "micromamba", "sage")
-"""Programs other than Python that the shebang of a Python file may name."""
+"""Programs that the shebang of a Python file may name in place of Python."""
 
 
 class NonPythonFile(NamedTuple):
-    """The type of a file that is not Python, and the key that would run it."""
+    """A description of a file that is not Python, and a hint that names the key to run it with."""
 
     description: str
     hint: str
 
 
 def find_python_problem(name: str, data: bytes) -> NonPythonFile | str | None:
-    """Return the type of a file that is not Python, or the syntax error of one that is; `None` if Python can run it."""
+    """Return why Python cannot run a file: it is not Python, or it has a syntax error; `None` if Python can run it."""
     suffix = os.path.splitext(name)[1].lower()
     if suffix in _ARCHIVE_SUFFIXES or data.startswith(b"PK\3\4"):
         return None
@@ -137,20 +137,20 @@ def find_python_problem(name: str, data: bytes) -> NonPythonFile | str | None:
     if not is_python:
         return NonPythonFile(f"is run by `{interpreter}`, not by Python", f"`command: {path}` runs it")
     if b"\0" in data:
-        return NonPythonFile("is a binary file, no Python", f"`command: {path}` runs it, if it is a program")
+        return NonPythonFile("is a binary file, not Python", f"`command: {path}` runs it, if it is a program")
     if suffix == ".ipynb" or (data.lstrip().startswith(b"{") and b'"cells"' in data and b'"nbformat"' in data):
-        hint = f"`command: jupyter nbconvert --to notebook --execute {name}` runs it; `--to script` makes Python of it"
-        return NonPythonFile("is a notebook, no Python", hint)
+        hint = f"`command: jupyter nbconvert --to notebook --execute {name}` runs it; `--to script` converts it"
+        return NonPythonFile("is a notebook, not Python", hint)
     if suffix in _SHELL_SUFFIXES:
-        return NonPythonFile("is a shell script, no Python", f"`command: bash {name}` runs it")
+        return NonPythonFile("is a shell script, not Python", f"`command: bash {name}` runs it")
     if suffix in _DATA_SUFFIXES:
-        hint = f"name the program as `script`, and this file in `args: [{name}]`"
-        return NonPythonFile("is data, no Python", hint)
+        hint = f"set `script` to the program, and pass this file in `args: [{name}]`"
+        return NonPythonFile("is a data file, not Python", hint)
     return _check_syntax(name, data, suffix)
 
 
 def _find_interpreter(data: bytes) -> str | None:
-    """Return the name of the program in a shebang, or `None` without one."""
+    """Return the name of the program in the shebang, or `None` if the file has no shebang."""
     if not data.startswith(b"#!"):
         return None
     words = data[2:512].partition(b"\n")[0].decode("utf-8", "replace").split()
@@ -167,20 +167,18 @@ def _check_syntax(name: str, data: bytes, suffix: str) -> NonPythonFile | str | 
     except SyntaxError as error:
         if suffix.startswith(".py"):
             return f"line {error.lineno}: {error.msg}"
-        return NonPythonFile(
-            f"is no Python: line {error.lineno}: {error.msg}", f"`command: bash {name}` runs a shell script"
-        )
+        return NonPythonFile(f"is not Python: line {error.lineno}: {error.msg}", f"`command: bash {name}` runs it")
     except (ValueError, RecursionError, MemoryError):
         return None
     return None
 
 
 class EnvironmentActivation(NamedTuple):
-    """A command that puts a Python first on PATH.
+    """A shell command that puts the Python of an environment first on PATH.
 
     Attributes:
         command: The command as written.
-        environment: Folder or name of the environment; empty if the command does not name it.
+        environment: Folder or name of the environment; empty if the command contains neither.
     """
 
     command: str
@@ -195,11 +193,11 @@ _PYTHON_MODULE = re.compile(
 _OTHER_TOOLS = re.compile(
     r"(?i)[/_.-](?:cuda|rocm|nccl|rccl|(?:open)?mpi|mpich|hpcx|ucx|nsight|nvidia|libfabric|efa|slurm|gcc|llvm|sbin)"
 )
-"""Folders of PATH that contain no Python."""
+"""Folders of PATH that belong to other tools and contain no Python."""
 
 
 def find_last_environment_activation(shell_text: str) -> EnvironmentActivation | None:
-    """Return the last command of a text that activates an environment, as the last one decides; or `None`."""
+    """Return the last command of a shell text that activates an environment, or `None`."""
     found = None
     for line in split_shell_commands(shell_text):
         words = [*itertools.dropwhile(_KEYWORDS.__contains__, line)]
@@ -229,7 +227,7 @@ def _find_environment(words: Sequence[str]) -> str | None:
 
 
 def is_python_in_environment(python: str, environment: str) -> bool:
-    """Return whether the path of a Python lies in an environment, as far as the texts show."""
+    """Return whether the path of a Python seems to lie in an environment; only the two texts are compared."""
     own = os.path.dirname(os.path.dirname(_expand_home(python)))
     other = _expand_home(environment).rstrip("/")
     if own.startswith("/") and other.startswith("/"):

@@ -1,4 +1,4 @@
-"""The resolved cluster file: a spec as a cluster file with all defaults, and the origin of each value."""
+"""The resolved cluster file: the spec written as a cluster file with all defaults, and the origin of each value."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from typing_extensions import override
 
+from clusterctl.config.secret_redaction import REDACTED
 from clusterctl.config.sections.section_fields import CLUSTER_FILE, HOST
 from clusterctl.config.sections.spec_builder import BuiltSpec
 from clusterctl.config.spec import ClusterSpec
@@ -15,12 +16,9 @@ from clusterctl.config.text.interpolation import escape_variables, is_shell_text
 from clusterctl.config.text.tree import KeyPath, format_path
 from clusterctl.config.text.yaml_parser import parse_scalar
 
-REDACTED = "***"
-"""Replaces the value of a secret."""
-
 
 def build_resolved_document(spec: ClusterSpec) -> dict[str, Any]:
-    """Return a cluster file with all defaults; parsed again it gives the same spec, except for the secrets."""
+    """Return a cluster file with all defaults, as dicts. Parsing it gives the same spec, except for the secrets."""
     document: dict[str, Any] = {"version": 1}
     for name, key in CLUSTER_FILE.keys.items():
         if hasattr(spec, name):
@@ -31,11 +29,11 @@ def build_resolved_document(spec: ClusterSpec) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that YAML 1.2 would read as another type."""
+    """A YAML writer that quotes texts which YAML 1.2 would read as another type."""
 
     @override
     def ignore_aliases(self, data: Any) -> bool:
-        """Repeat equal values instead of an alias."""
+        """Write equal values again instead of as aliases."""
         return True
 
 
@@ -48,7 +46,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def render_yaml(document: Mapping[str, Any]) -> str:
-    """Return a resolved document as YAML, which is a valid cluster file."""
+    """Return the YAML of a resolved document; it is a valid cluster file."""
     text: str = yaml.dump(
         _escape_variables(document),
         Dumper=_Dumper,
@@ -61,7 +59,7 @@ def render_yaml(document: Mapping[str, Any]) -> str:
 
 
 def _escape_variables(value: Any, path: KeyPath = ()) -> Any:
-    """Escape all texts, so that no variable is interpolated a second time."""
+    """Escape `$` in all texts: the values are already interpolated, and the loader will interpolate them again."""
     if isinstance(value, str):
         return escape_variables(value, is_shell=is_shell_text_key(path))
     if isinstance(value, list):
@@ -74,7 +72,7 @@ def _escape_variables(value: Any, path: KeyPath = ()) -> Any:
 
 
 def iterate_leaves(document: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield path and value of each leaf; a list is a leaf, except for `hosts`."""
+    """Yield path and value of each leaf of a document; a list is a leaf, except for `hosts`."""
     if isinstance(document, dict) and document:
         for key, value in document.items():
             yield from iterate_leaves(value, (*path, key))

@@ -1,8 +1,7 @@
 """The JSON Schema of cluster files for editors, and the tables of keys in docs/cluster-file.md.
 
-The schema is draft-07, because yaml-language-server reads no newer one. A variable may fill in each value, so it
-allows `${env:NAME}` too for each value that is not text. `python -m clusterctl.config.schema docs/cluster-file.md`
-writes the tables.
+The schema is draft-07, because yaml-language-server reads no newer version. A number, word or boolean may also be
+`${env:NAME}`. `python -m clusterctl.config.schema docs/cluster-file.md` updates the tables.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ _EXTENSION: dict[str, Any] = {"^x-": {}}
 
 
 def build_schema() -> dict[str, Any]:
-    """Return the schema as JSON data."""
+    """Return the JSON Schema as a dict."""
     made: dict[str, Any]
     _, made = TypeAdapter.json_schemas(
         [(section.title, "validation", build_validator(section)) for section in (CLUSTER_FILE, HOST)]
     )
     definitions = {name: _convert_to_draft7(part) for name, part in made["$defs"].items()}
     root: dict[str, Any] = definitions.pop("ClusterFile")
-    _describe(root["properties"], "hosts", _hosts_schema())
+    _replace_schema(root["properties"], "hosts", _build_hosts_schema())
     patterns = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
-    _describe(root["properties"], "results", {"anyOf": [*patterns, _ref("ResultsModel")]})
+    _replace_schema(root["properties"], "results", {"anyOf": [*patterns, _ref("ResultsModel")]})
     head: dict[str, Any] = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "clusterctl cluster file"}
     return head | root | {"definitions": dict(sorted(definitions.items()))}
 
@@ -58,32 +57,36 @@ def _ref(name: str) -> dict[str, Any]:
     return {"$ref": f"#/definitions/{name}"}
 
 
-def _hosts_schema() -> dict[str, Any]:
+def _build_hosts_schema() -> dict[str, Any]:
     gpus = _ref("DefaultsModel/properties/gpus")
     keyed = {"anyOf": [gpus, _ref("DefaultsModel"), {"type": "null"}]}
     item = {"anyOf": [{"type": "string"}, _ref("HostModel")]}
     argv = {"type": "array", "minItems": 1, "items": {"type": "string"}}
-    sources = [{"const": "slurm"}, _single_key_schema("file", {"type": "string"}), _single_key_schema("command", argv)]
+    sources = [
+        {"const": "slurm"},
+        _build_single_key_schema("file", {"type": "string"}),
+        _build_single_key_schema("command", argv),
+    ]
     return {
         "anyOf": [
-            {"type": "string", "title": "hosts and ranges, separated by commas"},
-            _single_key_schema("from", {"anyOf": sources}) | {"title": "hosts from elsewhere"},
+            {"type": "string", "title": "hosts and ranges separated by commas"},
+            _build_single_key_schema("from", {"anyOf": sources}) | {"title": "hosts from Slurm, a file or a command"},
             {"type": "object", "title": "host or range: GPUs", "minProperties": 1, "additionalProperties": keyed},
             {"type": "array", "title": "list of hosts", "minItems": 1, "items": item},
         ]
     }
 
 
-def _single_key_schema(key: str, shape: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": {key: shape}, "required": [key], "additionalProperties": False}
+def _build_single_key_schema(key: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {key: schema}, "required": [key], "additionalProperties": False}
 
 
-def _describe(properties: dict[str, Any], key: str, shape: dict[str, Any]) -> None:
-    properties[key] = {**shape, **{k: v for k, v in properties[key].items() if k in ("description", "examples")}}
+def _replace_schema(properties: dict[str, Any], key: str, schema: dict[str, Any]) -> None:
+    properties[key] = {**schema, **{k: v for k, v in properties[key].items() if k in ("description", "examples")}}
 
 
 def _convert_to_draft7(part: Any) -> Any:
-    """Convert a part of a 2020-12 schema to draft-07."""
+    """Convert a part of a JSON Schema from version 2020-12 to draft-07."""
     if isinstance(part, list):
         return [_convert_to_draft7(item) for item in part]
     if not isinstance(part, dict):
@@ -105,63 +108,63 @@ def _convert_to_draft7(part: Any) -> Any:
 
 
 def _convert_member(key: str, value: Any) -> Any:
-    """Convert a member: names of properties are not keywords, and their values may be empty or a variable."""
+    """Convert a member of a schema. The members of `properties` are no keywords; their values may be variables."""
     if key != "properties" or not isinstance(value, dict):
         return _convert_to_draft7(value)
     return {name: _allow_variables(_convert_to_draft7(child)) for name, child in value.items()}
 
 
 def _wrap_reference(result: dict[str, Any], reference: str) -> dict[str, Any]:
-    """Wrap a `$ref` into an `allOf`: in draft-07 it would hide the members beside it."""
+    """Wrap a `$ref` into an `allOf`, because draft-07 ignores all members beside a `$ref`."""
     del result["$ref"]
     target = {"$ref": reference.replace("#/$defs/", "#/definitions/")}
     return {"allOf": [target], **result} if result else target
 
 
-def _allow_empty(shape: dict[str, Any]) -> dict[str, Any]:
-    """Allow a key without a value, which equals a missing key."""
-    words, choices = _split_choices(shape)
+def _allow_empty(schema: dict[str, Any]) -> dict[str, Any]:
+    """Let a schema also allow an empty value, which has the same meaning as a missing key."""
+    words, choices = _split_choices(schema)
     if len(choices) == 1 and set(choices[0]) == {"type"} and isinstance(choices[0]["type"], str):
         return {"type": [choices[0]["type"], "null"], **words}
-    return {"anyOf": [*choices, {"type": "null"}], **words} if choices != [{}] else shape
+    return {"anyOf": [*choices, {"type": "null"}], **words} if choices != [{}] else schema
 
 
-def _split_choices(shape: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Split a shape into its documentation and the forms that it allows."""
-    words = {key: value for key, value in shape.items() if key in ("description", "examples")}
-    rest = {key: value for key, value in shape.items() if key not in words}
+def _split_choices(schema: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Split a schema into its documentation and its list of alternatives."""
+    words = {key: value for key, value in schema.items() if key in ("description", "examples")}
+    rest = {key: value for key, value in schema.items() if key not in words}
     return words, rest["anyOf"] if set(rest) == {"anyOf"} else rest["allOf"] if set(rest) == {"allOf"} else [rest]
 
 
-def _allow_variables(shape: dict[str, Any]) -> dict[str, Any]:
-    """Allow `${env:NAME}` for numbers, words and booleans."""
-    words, choices = _split_choices(shape)
+def _allow_variables(schema: dict[str, Any]) -> dict[str, Any]:
+    """Let the schema of a number, a word or a boolean also allow `${env:NAME}`."""
+    words, choices = _split_choices(schema)
     scalars = {"integer", "number", "boolean"}
-    wanting = any(choice.get("type") in scalars or "enum" in choice or "const" in choice for choice in choices)
-    if wanting:
+    takes_variables = any(choice.get("type") in scalars or "enum" in choice or "const" in choice for choice in choices)
+    if takes_variables:
         return {"anyOf": [*choices, _VARIABLE], **words}
-    return shape
+    return schema
 
 
 _TABLE = re.compile(r"(<!-- keys: (.*?) -->\n)(?:\|.*\n)*")
 _HEAD = "| key | value | default | |\n|---|---|---|---|\n"
 
 
-def fill_key_tables(text: str) -> str:
-    """Return the page with new tables."""
+def fill_key_tables(page: str) -> str:
+    """Return the text of docs/cluster-file.md with its tables of keys written anew."""
     keys = dict(list_keys())
 
-    def made(found: re.Match[str]) -> str:
+    def render_table(mark: re.Match[str]) -> str:
         rows = [
-            _format_row(path, key) for one in found[2].split() for path, key in keys.items() if fnmatchcase(path, one)
+            _format_row(path, key) for glob in mark[2].split() for path, key in keys.items() if fnmatchcase(path, glob)
         ]
-        return found[1] + _HEAD + "".join(rows)
+        return mark[1] + _HEAD + "".join(rows)
 
-    return _TABLE.sub(made, text)
+    return _TABLE.sub(render_table, page)
 
 
 def list_keys() -> Iterator[tuple[str, SectionField]]:
-    """Yield path and field of each key, without the sections that consist of keys."""
+    """Yield path and field of each key that is not itself a section."""
     yield from ((name, key) for name, key in CLUSTER_FILE.keys.items() if name == "defaults" or name not in MAPPINGS)
     for path, section in ({"hosts[]": HOST} | SECTIONS).items():
         if path != "defaults":
@@ -183,7 +186,7 @@ def _format_row(path: str, key: SectionField) -> str:
 
 
 def _describe_values(annotation: Any, field_type: FieldType) -> str:
-    """Return what a user may write for a type."""
+    """Return the accepted values of a type in words."""
     if field_type.none_word:
         return f"mapping or `{field_type.none_word}`"
     is_enum = isinstance(annotation, type) and issubclass(annotation, Enum)

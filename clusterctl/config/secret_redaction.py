@@ -1,4 +1,4 @@
-"""Detection and redaction of secrets in variables and command lines, which clusterctl stores and shows."""
+"""Detection and redaction of secrets in variables and command lines before clusterctl stores or shows them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _TRAINING_NAME = re.compile(
     r"(^|_)(PAD|EOS|BOS|UNK|SEP|CLS|MASK|STOP|IMAGE|SPECIAL)_TOKEN|TOKEN_(ID|TYPE)|"
     r"(^|_)(SORT|PRIMARY|FOREIGN|INPUT|TARGET|LABEL|IMAGE|TEXT|DATA|CACHE|DICT|COLUMN)_KEY"
 )
-"""Names that look like secrets but have another meaning in a training."""
+"""Names that look like secrets but have another meaning in training scripts, such as PAD_TOKEN."""
 _TOKEN = re.compile(
     r"(hf_|ghp_|gho_|github_pat_|glpat-|xox[abp]-|sk-|AKIA)[A-Za-z0-9_-]{12,}|eyJ[\w-]{10,}\.[\w.-]{10,}"
 )
-"""Prefixes of the tokens of well-known services."""
+"""Tokens of well-known services, recognised by their prefixes."""
 _ASSIGNMENT = re.compile(r"(-*[\w.-]+)=(.+)", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 
@@ -27,7 +27,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def find_secret_words(words: Sequence[str]) -> dict[int, str]:
-    """Return the words of a command line that look like a secret: index to redacted word."""
+    """Return the words of a command line that look like secrets, in redacted form by their index."""
     found = {}
     for index, word in enumerate(words):
         assigned = _ASSIGNMENT.fullmatch(word)
@@ -42,13 +42,13 @@ def find_secret_words(words: Sequence[str]) -> dict[int, str]:
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with secrets redacted."""
+    """Return the words of a command line with secrets replaced by `***`."""
     found = find_secret_words(words)
     return [found.get(index, word) for index, word in enumerate(words)]
 
 
 def redact_text(text: str) -> str:
-    """Return a shell text with secrets redacted; blanks stay as they are."""
+    """Return a shell text with secrets replaced by `***` and blanks unchanged."""
     pieces = re.split(r"(\s+)", text)
     return "".join(piece + blank for piece, blank in zip(redact_words(pieces[::2]), [*pieces[1::2], ""], strict=True))
 

@@ -1,10 +1,9 @@
-"""The spec: a parsed cluster file, with every default that needs no node filled in, and every range expanded.
+"""The spec: a parsed cluster file with expanded ranges, and with all defaults that do not depend on a node.
 
-Each key of a section is declared here and nowhere else: its type, its default and its examples as an annotation, its
-sentence in the docstring of the class. The validation of files (`clusterctl.config.sections`), `clusterctl config`, the
-JSON Schema and the tables of docs/cluster-file.md are made from these declarations, so the annotations are evaluated. A
-field without a `KeyDocs` is not a key of the file. Durations are in seconds, sizes in bytes. `dump_spec` returns the
-JSON that is stored with the run, for an adopting controller.
+Each key of a section is declared only here. Its field has the type, the default and the examples; the docstring of the
+class has its description. `clusterctl.config.sections`, `clusterctl config`, the JSON Schema and the tables of
+docs/cluster-file.md use these declarations at run time. A field without `KeyDocs` is not a key of the file. Durations
+are in seconds, sizes in bytes. `dump_spec` returns the JSON that each run stores for a controller that adopts it.
 """
 
 import json
@@ -56,21 +55,21 @@ if TYPE_CHECKING:
 
 
 class Role(str, Enum):
-    """The role of a host."""
+    """What a host does in a run: work, or wait to replace another host."""
 
     WORKER = "worker"
     SPARE = "spare"
 
 
 class TransportKind(str, Enum):
-    """How a host is reached."""
+    """How clusterctl reaches a host."""
 
     SSH = "ssh"
     LOCAL = "local"
 
 
 class Framework(str, Enum):
-    """Whose conventions a worker's environment follows."""
+    """The framework that determines which environment variables workers get."""
 
     AUTO = "auto"
     TORCH = "torch"
@@ -80,47 +79,45 @@ class Framework(str, Enum):
     NONE = "none"
 
 
-_SSH_DEFAULT = "what `ssh -G host` says"
+_SSH_DEFAULT = "value of `ssh -G host`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSpec:
-    """A host, or a range of hosts that are alike.
+    """A host, or a range of equal hosts.
 
-    Here ranges are expanded and defaults are merged. `None` stands for what is found when the host is reached.
+    In the spec, ranges are expanded and `defaults` are merged. `None` means that the node determines the value.
 
     Attributes:
-        name: The node's name: the host, or `host.N` if a local host is listed more than once.
-        host: Host, ssh alias or range.
-        address: Address that SSH connects to.
-        internal_ip: Address that workers meet on.
-        user: User to log in as.
+        name: Name of the node: `host`, or `host.N` if the file lists a local host more than once.
+        host: Host name, ssh alias or range.
+        address: Address for SSH connections.
+        internal_ip: Address for the network between workers.
+        user: User for the login.
         port: Port of sshd.
         identity_file: Private key.
-        proxy_jump: Hosts to connect through, as for ssh's ProxyJump.
-        gpus: GPUs: a count, a list of indices, or `auto` for all (default).
-        workers: Training processes.
+        proxy_jump: Jump hosts, as in ProxyJump of ssh.
+        gpus: GPUs to use: a count, a list of indices, or `auto` for all (default).
+        workers: Number of training processes.
         python: Python that runs the workers.
         workdir: Folder of the code on the node.
-        env: Environment of this host's workers, merged over `env`.
-        role: `spare` waits to replace a lost node.
-        transport: `local` starts processes on the head, without SSH; `command` opens a shell on the host.
+        env: Environment variables of this host's workers; they win over `env` of the file.
+        role: `worker` runs workers; `spare` waits to replace a lost node.
+        transport: `ssh`; `local` starts processes on the head; `command` is a command that opens a shell on the host.
     """
 
     name: str
     host: Annotated[str, KeyDocs("gpu01", "gpu[01-04,07]")]
     address: Annotated[SshWord | None, KeyDocs("203.0.113.9", unset_text="`host`, as ssh resolves it")] = None
-    internal_ip: Annotated[SshWord | None, KeyDocs("10.0.0.9", unset_text="found by route")] = None
+    internal_ip: Annotated[SshWord | None, KeyDocs("10.0.0.9", unset_text="found by the route between nodes")] = None
     user: Annotated[SshUser | None, KeyDocs("ubuntu", unset_text=_SSH_DEFAULT)] = None
     port: Annotated[Port | None, KeyDocs(22, 2222, unset_text=_SSH_DEFAULT)] = None
     identity_file: Annotated[SshFile | None, KeyDocs("~/.ssh/id_ed25519", unset_text=_SSH_DEFAULT)] = None
     proxy_jump: Annotated[SshHops | None, KeyDocs("bastion.example.com")] = None
     gpus: Annotated[Gpus, KeyDocs(8, [0, 2], "auto")] = None
-    workers: Annotated[Workers, KeyDocs(2, unset_text="one a GPU, or 1 without any")] = None
-    python: Annotated[
-        Interpreter | None, KeyDocs(".venv/bin/python", unset_text="found on the node, shown in the plan")
-    ] = None
-    workdir: Annotated[str | None, KeyDocs("~/work/llm", unset_text="one of clusterctl's own")] = None
+    workers: Annotated[Workers, KeyDocs(2, unset_text="one for each GPU, 1 without GPUs")] = None
+    python: Annotated[Interpreter | None, KeyDocs(".venv/bin/python", unset_text="chosen on the node")] = None
+    workdir: Annotated[str | None, KeyDocs("~/work/llm", unset_text="chosen by clusterctl")] = None
     env: Annotated[Env, KeyDocs({"NCCL_IB_HCA": "mlx5_0"})] = field(default_factory=dict)
     role: Annotated[Role, KeyDocs("spare")] = Role.WORKER
     transport: Annotated[
@@ -132,14 +129,14 @@ class HostSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshSpec:
-    """How connections are opened.
+    """How clusterctl opens SSH connections.
 
     Attributes:
-        client: SSH client: `openssh` is your own `ssh`; `auto` uses it if the built-in client cannot log in.
-        host_keys: Whether unknown host keys are refused or accepted.
-        known_hosts: Files of known host keys, read beside the user's own.
-        connect_timeout: Longest wait for a connection.
-        parallel: Connections opened at once.
+        client: SSH client: `openssh` is your `ssh` program; `auto` uses `openssh` if the built-in client cannot log in.
+        host_keys: Unknown host keys: `strict` refuses them, `accept-new` accepts and stores them.
+        known_hosts: Files with known host keys, in addition to those of ssh_config.
+        connect_timeout: Time limit for opening a connection.
+        parallel: Largest number of connections that are opened at the same time.
     """
 
     client: Annotated[Literal["auto", "builtin", "openssh"], KeyDocs("openssh")] = "auto"
@@ -151,12 +148,12 @@ class SshSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
-    """How workers meet.
+    """The network between workers.
 
     Attributes:
-        interface: Network interface on every node, or `auto` (default): the one that routes.
-        master_port: Port of rank 0, or `auto` (default): fresh for each attempt.
-        node_lost_after: Silence after which a node counts as lost.
+        interface: Network interface on every node; `auto` (default) is the interface of the route between nodes.
+        master_port: Port on rank 0 at which workers meet; `auto` (default) takes a free port for each attempt.
+        node_lost_after: A node counts as lost if the controller hears nothing from it for this time.
     """
 
     interface: Annotated[Interface, KeyDocs("auto", "eth1")] = None
@@ -166,30 +163,30 @@ class NetworkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSpec:
-    """Which code goes to the nodes.
+    """The code that is copied to the nodes.
 
-    `None` in its place is `sync: none`. Here `source` is absolute.
+    `sync: none` is `None` in the spec. `source` is an absolute path in the spec.
 
     Attributes:
-        source: Folder to send, relative to the cluster file.
-        exclude: Patterns to leave out, as in .gitignore; they win over every .gitignore.
-        max_size: Largest size to send; a larger folder is refused.
+        source: Folder to copy, relative to the cluster file.
+        exclude: Patterns of files not to copy, as in .gitignore; they win over every .gitignore.
+        max_size: `up` refuses to copy more than this size.
     """
 
-    source: Annotated[str, KeyDocs(".", "src", unset_text="the file's own")]
+    source: Annotated[str, KeyDocs(".", "src", unset_text="folder of the cluster file")]
     exclude: Annotated[Texts, KeyDocs(["data/", "*.ckpt"])] = ()
     max_size: Annotated[Size, KeyDocs("500MiB")] = 500 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    """Where checkpoints appear.
+    """The job's checkpoints.
 
     Attributes:
-        pattern: Glob of checkpoints, relative to the workdir.
-        shared: Whether all nodes see the same files.
-        resume: Which checkpoints an attempt resumes from: those of `this run` (default), `any`, also in the first
-            attempt, or `never`.
+        pattern: Glob pattern of checkpoints, relative to the workdir.
+        shared: Whether the checkpoints lie on storage that all nodes share.
+        resume: Checkpoints to resume from: `this run` (default): only checkpoints of this run; `any`: also older ones,
+            already in the first attempt; `never`: none.
     """
 
     pattern: Annotated[str | None, KeyDocs("ckpt/step-*")] = None
@@ -199,23 +196,23 @@ class CheckpointSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What each worker runs: exactly one of `script`, `module`, `command`.
+    """The program of the workers: exactly one of `script`, `module`, `command`.
 
     Attributes:
-        script: Python file, relative to the synced folder; an absolute path names a file of the nodes.
-        module: Python module, as for `python -m`.
-        command: A text for bash, which ends if one of its commands fails; or program and arguments (list).
-        args: Arguments; those after `--` of `up` are appended.
-        prologue: Text for bash that runs before each worker; the worker ends if a command of the text fails.
-        framework: Framework whose environment variables workers get.
-        start_method: `spawn` starts each worker afresh; `fork` and `auto` fork the workers from one process per node.
-        preload: Installed libraries that a node imports once if it forks its workers; never your own code.
-        inject: Whether clusterctl observes progress from inside the workers.
-        grace: Time between the stop signal and SIGKILL.
+        script: Python file, relative to `sync.source`; an absolute path is a path on the nodes.
+        module: Python module to run as with `python -m`.
+        command: Text for bash that ends at the first failing command, or a list: program and arguments.
+        args: Arguments of the program; `up` appends its arguments after `--`.
+        prologue: Text for bash that runs before each worker; if one of its commands fails, the worker fails.
+        framework: Framework whose environment variables the workers get.
+        start_method: `spawn` starts a Python for each worker; `fork` and `auto` fork a node's workers from one process.
+        preload: Installed libraries to import once before workers are forked; your own code is not allowed.
+        inject: Whether clusterctl observes progress inside the worker processes.
+        grace: Time between stop signal and SIGKILL.
         stop_signal: Signal that asks workers to end; `SIGINT` raises KeyboardInterrupt in Python.
-        finish_grace: Longest wait without activity once some ranks have ended.
-        max_duration: Longest duration of the run.
-        checkpoint: Where checkpoints appear.
+        finish_grace: Time limit without activity after some ranks have ended.
+        max_duration: Time limit of the run.
+        checkpoint: The job's checkpoints.
     """
 
     script: Annotated[str | None, KeyDocs("train.py")] = None
@@ -225,7 +222,7 @@ class JobSpec:
     prologue: Annotated[str | None, KeyDocs("module load cuda")] = None
     framework: Annotated[Framework, KeyDocs("torch")] = Framework.AUTO
     start_method: Annotated[StartMethod, KeyDocs("fork")] = StartMethod.SPAWN
-    preload: Annotated[Texts | None, KeyDocs(["torch", "keras"], unset_text="those of `job.framework`")] = None
+    preload: Annotated[Texts | None, KeyDocs(["torch", "keras"], unset_text="the libraries of `job.framework`")] = None
     inject: Annotated[bool, KeyDocs(False)] = True
     grace: Annotated[Duration, KeyDocs("10s")] = 10.0
     stop_signal: Annotated[StopSignal, KeyDocs("SIGINT")] = "SIGTERM"
@@ -241,11 +238,11 @@ class RestartSpec:
     """When clusterctl starts a new attempt of a run.
 
     Attributes:
-        max_restarts: Attempts after the first.
+        max_restarts: Largest number of attempts after the first one.
         on: Failures that cause a new attempt.
-        backoff: Pause before the first restart, doubled up to 5m.
-        window: Period in which restarts count.
-        never_codes: Exit codes that end the run at once.
+        backoff: Pause before the first restart; the pause doubles with each restart up to 5m.
+        window: Only restarts within this last period count towards `max_restarts`.
+        never_codes: Exit codes after which the run ends without a restart.
     """
 
     max_restarts: Annotated[RestartCount, KeyDocs(3)] = 0
@@ -256,28 +253,28 @@ class RestartSpec:
     )
     backoff: Annotated[Duration, KeyDocs("10s", 0)] = 10.0
     backoff_max: float = 300.0
-    window: Annotated[DurationOrNone, KeyDocs("6h", "none", unset_text="`none`, all of them")] = None
+    window: Annotated[DurationOrNone, KeyDocs("6h", "none", unset_text="`none`: all restarts count")] = None
     never_codes: Annotated[ExitCodes, KeyDocs([2, 78])] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallSpec:
-    """When a run counts as stalled, and what happens then.
+    """When a run counts as stalled, and how clusterctl reacts.
 
     Attributes:
-        timeout: Time without activity after which a run is stalled.
-        startup_timeout: The same, before the first step.
-        busy_timeout: Time without progress after which a run is stalled although some ranks print or compute, if
-            others wait for them in a collective.
-        action: Reaction to a stalled run.
-        watch: Globs of files whose growth is activity, relative to the workdir.
+        timeout: A run is stalled after this time without activity.
+        startup_timeout: A run is stalled after this time without activity before the first training step.
+        busy_timeout: A run in which some ranks wait for others in a collective is stalled after this time without
+            progress, even if the others print or compute.
+        action: Reaction to a stall.
+        watch: Glob patterns of files relative to the workdir; a growing file counts as activity.
     """
 
-    timeout: Annotated[DurationOrAuto, KeyDocs("15m", "auto", unset_text="`auto`, 8m with NCCL and 25m else")] = None
+    timeout: Annotated[DurationOrAuto, KeyDocs("15m", "auto", unset_text="`auto`: 8m with NCCL, otherwise 25m")] = None
     startup_timeout: Annotated[PositiveDuration, KeyDocs("40m")] = 1500.0
     busy_timeout: Annotated[
         DurationOrAuto,
-        KeyDocs("1h", "auto", unset_text="`auto`, 3 × `timeout`, at most its default or `timeout` itself"),
+        KeyDocs("1h", "auto", unset_text="`auto`: 3 × `timeout`, but not above 8m (NCCL) or 25m unless `timeout` is"),
     ] = None
     action: Annotated[StallAction, KeyDocs("restart")] = StallAction.REPORT
     watch: Annotated[Texts, KeyDocs(["ckpt/**"])] = ()
@@ -288,14 +285,14 @@ SAMPLING_INTERVAL_KEY = "during.interval"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSpec:
-    """The severity of findings; docs/health.md lists the checks.
+    """Settings of health checks; docs/health.md lists the checks.
 
     Attributes:
-        expect: Properties that nodes must have.
-        ignore: Checks to ignore, everywhere or `check@node`.
-        severity: Severity of a check's findings, in place of its own.
-        required: Checks whose UNKNOWN counts as FAIL.
-        thresholds: Limits of a check, in place of its own.
+        expect: Required properties of the nodes, such as the GPU model.
+        ignore: Checks to ignore on all nodes, or on one node as `check@node`.
+        severity: Severity of the findings of a check, in place of its default.
+        required: Checks for which the result UNKNOWN counts as FAIL.
+        thresholds: Limits of a check, in place of its defaults.
     """
 
     expect: Annotated[dict[str, Any], KeyDocs({"gpu_model": "NVIDIA H100*", "driver": "570.*"})] = field(
@@ -308,17 +305,17 @@ class HealthSpec:
 
     @property
     def sampling_interval(self) -> float:
-        """Seconds between two samples of GPUs and machine during a run; 0 for none."""
+        """Seconds between two samples of GPUs and machine during a run; 0 if no samples are taken."""
         return float(self.thresholds.get(SAMPLING_INTERVAL_KEY, 15.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsSpec:
-    """Bounds of workers' output files on the nodes.
+    """Size limits of the workers' output files on the nodes.
 
     Attributes:
-        max_size: Longest output file; older replicated bytes go first.
-        reserve: Disk space reserved for output.
+        max_size: Largest size of an output file; beyond it, the oldest bytes that the head already has are dropped.
+        reserve: Disk space that each output file reserves in advance.
     """
 
     max_size: Annotated[SizeOrNone, KeyDocs("10GiB", "none")] = None
@@ -327,28 +324,28 @@ class LogsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultsSpec:
-    """Files that the controller fetches from the nodes at the end of a run. Here `to` is absolute.
+    """Files that the controller fetches from the nodes at the end of a run. `to` is an absolute path in the spec.
 
     Attributes:
-        patterns: Files and folders, relative to the workdir.
-        to: Folder with a subfolder for each run, relative to the cluster file.
-        when: Ends of a run after which files are fetched.
-        max_size: Largest size that a node may send.
+        patterns: Glob patterns of files and folders, relative to the workdir.
+        to: Local target folder, relative to the cluster file; each run gets a subfolder.
+        when: `success` fetches after a successful run only, `always` after every run.
+        max_size: Largest total size of the files of one node.
     """
 
     patterns: Annotated[Texts, KeyDocs(["ckpt/best*", "metrics.json"])]
-    to: Annotated[str, KeyDocs("~/results", unset_text="`results`, beside the file")]
+    to: Annotated[str, KeyDocs("~/results", unset_text="`results`")]
     when: Annotated[ResultsFetchCondition, KeyDocs("always")] = ResultsFetchCondition.SUCCESS
     max_size: Annotated[Size, KeyDocs("10GiB")] = 10 * 1024**3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretSpec:
-    """The source of a secret's value: exactly one of the two.
+    """The source of a secret's value: exactly one of `env` and `file`.
 
     Attributes:
         env: Environment variable of the head.
-        file: File on the head with the value.
+        file: File on the head that contains the value.
     """
 
     env: Annotated[str | None, KeyDocs("HF_TOKEN")] = None
@@ -357,10 +354,10 @@ class SecretSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerLossSpec:
-    """What nodes do without a controller.
+    """What nodes do if they lose the controller.
 
     Attributes:
-        stop_after: Stop the run after this silence.
+        stop_after: A node that hears nothing from a controller for this time stops its workers.
     """
 
     stop_after: Annotated[PositiveDuration, KeyDocs("10m")]
@@ -368,30 +365,30 @@ class ControllerLossSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """A clusterctl cluster file: machines, and what to run on them.
+    """A clusterctl cluster file: machines and the job to run on them.
 
-    Here `hosts` has all hosts in order of node rank, with the spares. `secrets` has their values, which are never
-    written to disk by the head and never shown. `path` is the absolute path of the (first) cluster file. `min_nodes` is
-    the number of workers with which a run may begin (`up --min-nodes`); `None` stands for all.
+    In the spec, `hosts` also contains the spares. `secrets` maps names to values; the head never shows the values nor
+    writes them to disk. `path` is the absolute path of the (first) cluster file. `min_nodes` is the number of nodes
+    that suffices to start a run (`up --min-nodes`); `None` means all.
 
     Attributes:
-        name: Name of the runs.
-        hosts: Machines, in order of node rank: text, a mapping of host to GPUs, or a list.
-        ssh: How connections are opened.
-        network: How workers meet.
-        sync: Which code goes to the nodes, or `none`.
-        env: Environment of all workers.
-        secrets: Values that clusterctl never shows or stores.
-        job: What each worker runs.
+        name: Name of the runs of this file.
+        hosts: Machines in order of node rank: a text, a mapping from host to GPUs, or a list.
+        ssh: How clusterctl opens SSH connections.
+        network: The network between workers.
+        sync: Code to copy to the nodes, or `none`.
+        env: Environment variables of all workers.
+        secrets: Environment variables whose values clusterctl never shows or stores.
+        job: The program of the workers.
         results: Files to fetch from the nodes at the end of a run.
         restart: When clusterctl starts a new attempt of a run.
-        on_controller_loss: `keep` the run (default), or stop it after a time.
+        on_controller_loss: What nodes do without a controller: `keep` the run (default), or stop it after `stop_after`.
         stall: When a run counts as stalled.
-        health: The severity of findings.
-        logs: Bounds of output files.
+        health: Settings of health checks.
+        logs: Size limits of output files.
     """
 
-    name: Annotated[str, KeyDocs("llm-pretrain", unset_text="the file's folder")]
+    name: Annotated[str, KeyDocs("llm-pretrain", unset_text="name of the file's folder")]
     path: str
     hosts: Annotated[
         tuple[HostSpec, ...],
@@ -403,7 +400,7 @@ class ClusterSpec:
     sync: Annotated[
         SyncSpec | None,
         FieldType(none_word="none"),
-        KeyDocs({"exclude": ["data/"]}, "none", unset_text="the file's folder"),
+        KeyDocs({"exclude": ["data/"]}, "none", unset_text="folder of the cluster file"),
     ] = None
     env: Annotated[Env, KeyDocs({"HF_HOME": "/scratch/hf"})] = field(default_factory=dict)
     secrets: Annotated[dict[str, str], KeyDocs({"HF_TOKEN": {"env": "HF_TOKEN"}, "KEY": {"file": "~/.key"}})] = field(
@@ -411,9 +408,7 @@ class ClusterSpec:
     )
     job: Annotated[
         JobSpec | None,
-        KeyDocs(
-            {"script": "train.py", "args": ["--epochs", 3]}, unset_text="what `--script` and the like of `up` name"
-        ),
+        KeyDocs({"script": "train.py", "args": ["--epochs", 3]}, unset_text="options of `up`, such as `--script`"),
     ]
     results: Annotated[
         ResultsSpec | None,
@@ -431,12 +426,12 @@ class ClusterSpec:
 
     @property
     def stop_after_controller_loss(self) -> float | None:
-        """Seconds without a controller after which nodes stop the run; `None` keeps it."""
+        """Seconds without a controller after which nodes stop the run; `None` means never."""
         return None if self.on_controller_loss is None else self.on_controller_loss.stop_after
 
     @property
     def worker_hosts(self) -> tuple[HostSpec, ...]:
-        """Hosts that take part from the start, in order of node rank."""
+        """Hosts that run workers from the start, in order of node rank."""
         return tuple(h for h in self.hosts if h.role is Role.WORKER)
 
     @property
@@ -447,11 +442,11 @@ class ClusterSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileOnlySpec:
-    """Keys of a cluster file that the spec does not hold.
+    """Keys of a cluster file that are not part of `ClusterSpec`.
 
     Attributes:
-        version: Version of the format.
-        env_file: Files of NAME=value lines; `env` wins over them.
+        version: Version of the file format.
+        env_file: Files with lines NAME=value; `env` wins over them.
     """
 
     version: Annotated[Literal[1], KeyDocs(1)]
@@ -459,22 +454,22 @@ class FileOnlySpec:
 
 
 def dump_spec(spec: ClusterSpec) -> str:
-    """Return a spec as one line of JSON; it keeps the names of secrets, with empty values."""
+    """Return a spec as one line of JSON. It contains the names of secrets, but empty values."""
     public = replace(spec, secrets=dict.fromkeys(spec.secrets, ""))
     return json.dumps(asdict(public), separators=(",", ":"))
 
 
 def load_spec(text: str) -> ClusterSpec:
-    """Return the spec that this or an earlier version dumped; missing keys have their defaults.
+    """Parse the JSON of `dump_spec`; missing keys get their defaults.
 
     Raises:
-        ValueError: The text is not a stored spec.
+        ValueError: The text is not the JSON of a spec.
     """
-    return _adapter().validate_json(text)
+    return _build_type_adapter().validate_json(text)
 
 
 @cache
-def _adapter() -> "TypeAdapter[ClusterSpec]":
+def _build_type_adapter() -> "TypeAdapter[ClusterSpec]":
     from pydantic import TypeAdapter
 
     return TypeAdapter(ClusterSpec)

@@ -1,4 +1,4 @@
-"""Starter cluster files: with placeholders, or with the hosts of another tool's list."""
+"""The cluster files that `clusterctl init` writes: with placeholders, or with the hosts of another tool's list."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from clusterctl.config.sections.hostfiles_and_slurm import ListedHost
 
 
 def set_gpus_if_unknown(host: ListedHost, gpus: int | None) -> ListedHost:
-    """Return a host with this number of GPUs, unless its list already has a number."""
+    """Return the host with this number of GPUs, or unchanged if its list already has GPUs."""
     return host if host.gpus is not None else replace(host, gpus=gpus)
 
 
 def render_template_for_hosts(template: str, machines: Sequence[ListedHost]) -> str:
-    """Return the cluster file of a template for these machines, in place of the local one.
+    """Return the cluster file of a template with these hosts in place of its local hosts.
 
-    With GPUs, `env` and `args` of the template go, as they are for its CPU workers.
+    If a host has GPUs, `env` and `args` are removed, because they are meant for the CPU workers of the template.
 
     Raises:
         ValueError: The template is for one machine only.
@@ -33,7 +33,7 @@ def render_template_for_hosts(template: str, machines: Sequence[ListedHost]) -> 
     entries = lines[first + 1 : after]
     alone = len(entries) == 1
     if alone and len(machines) > 1:
-        raise ValueError(f"this template runs on one machine, and {len(machines)} are named")
+        raise ValueError(f"this template runs on one machine, not on {len(machines)}")
     hosts = (
         [f"  {_format_scalar(machines[0].host)}: {_format_host(machines[0], workers=1)}"]
         if alone
@@ -43,7 +43,7 @@ def render_template_for_hosts(template: str, machines: Sequence[ListedHost]) -> 
     if any(machine.gpus != 0 for machine in machines):
         own = [line for line in own if not line.startswith(("env:", "  args:"))]
     comments = next((at for at, line in enumerate(own) if line.startswith("#")), len(own))
-    # The file keeps other comments about real machines, but the hosts are no longer an example.
+    # Comments that show other keys stay; comments that only show hosts go, because the file now has real hosts.
     kept = own if any(line.startswith("# job:") for line in own[comments:]) else own[:comments]
     return "\n".join(kept).rstrip() + "\n"
 
@@ -56,14 +56,14 @@ def render_starter_file(
     name: str | None = None,
     schema: str | None = None,
 ) -> str:
-    """Return a commented cluster file.
+    """Return a new cluster file with explaining comments.
 
     Args:
-        machines: The hosts in order of node rank; without any, the file has two placeholders.
+        machines: The hosts in order of node rank; if empty, the file gets two placeholder hosts.
         script: The script of the job.
-        python: The Python on the nodes; without it each node finds one.
-        name: The name of runs; without it the name of the folder.
-        schema: Path or URL of the JSON Schema for the modeline of editors; without it there is no modeline.
+        python: The Python on the nodes; with `None` each node chooses one.
+        name: The name of the runs; with `None` the name of the folder.
+        schema: Path or URL of the JSON Schema for a line that editors read; with `None` the line is left out.
     """
     modeline = f"# yaml-language-server: $schema={schema}\n" if schema else ""
     hosts = _format_hosts(machines or [ListedHost("gpu01", 8), ListedHost("gpu02", 8)])
@@ -82,7 +82,7 @@ def render_starter_file(
 
 
 def _format_hosts(machines: Sequence[ListedHost]) -> list[str]:
-    """Fold equal neighbours. The order decides the node ranks, so no host is moved."""
+    """Fold neighbouring hosts with equal keys. The order determines the node ranks, so no host is moved."""
     groups: list[tuple[ListedHost, list[str]]] = []
     for machine in machines:
         if groups and replace(groups[-1][0], host=machine.host) == machine and _can_fold(groups[-1][1], machine.host):

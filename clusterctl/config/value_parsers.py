@@ -1,6 +1,7 @@
-"""Parsers and checks of single values: durations, sizes, names of hosts and users, and arguments of `ssh`.
+"""Parsers and checks of single values: durations, sizes, host names, user names and arguments of `ssh`.
 
-A value reaches `ssh`, and through its configuration a shell, so the checks accept only harmless texts.
+Some values become arguments of `ssh`, and through ssh_config part of a shell command. So the checks accept only
+characters without a meaning for a shell.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 
 class InvalidValueError(ValueError):
-    """A value is not valid; `hint` names a remedy, or is `None`."""
+    """A value is not valid; `hint` is a remedy or `None`."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -21,7 +22,7 @@ class InvalidValueError(ValueError):
 
 
 def describe_value(value: object) -> str:
-    """Return a value as messages name it."""
+    """Return the description of a value for error messages."""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, str):
@@ -58,9 +59,9 @@ def parse_duration(value: object) -> float:
     if seconds is None or not math.isfinite(seconds):
         raise InvalidValueError(f"{_describe_bare(value)} is not a duration", "write seconds, or `90s`, `10m`, `1h30m`")
     if seconds < 0:
-        raise InvalidValueError("a duration cannot be negative")
+        raise InvalidValueError("a duration must not be negative")
     if seconds > _MAX_DURATION_S:
-        raise InvalidValueError("longer than ten years", "leave it out for no limit, where that is the default")
+        raise InvalidValueError("must not be longer than ten years", "if there should be no limit, leave the key out")
     return seconds
 
 
@@ -85,9 +86,9 @@ def parse_size(value: object) -> int:
     """
     count = _parse_bytes(value)
     if count < 0:
-        raise InvalidValueError("a size cannot be negative")
+        raise InvalidValueError("a size must not be negative")
     if count >= _MAX_SIZE_BYTES:
-        raise InvalidValueError("larger than any disk")
+        raise InvalidValueError("must be less than 2**60 bytes")
     return count
 
 
@@ -103,7 +104,7 @@ def _parse_bytes(value: object) -> int:
     number, unit = match[1], match[2].lower()
     if unit in {"k", "m", "g", "t", "p"}:
         hint = f"write `{number}{unit.upper()}B` (powers of 1000) or `{number}{unit.upper()}iB` (powers of 1024)"
-        raise InvalidValueError(f"`{value}` does not say which unit it is", hint)
+        raise InvalidValueError(f"`{value}` has an ambiguous unit", hint)
     if unit not in _BYTES:
         raise wrong
     return int(float(number) * _BYTES[unit]) if "." in number else int(number) * _BYTES[unit]
@@ -114,7 +115,7 @@ def _describe_bare(value: object) -> str:
 
 
 def format_exact_duration(seconds: float) -> str:
-    """Return seconds as text that `parse_duration` reads exactly: `90.0` gives `1m30s`, `0.25` gives `250ms`."""
+    """Return seconds as text that `parse_duration` parses exactly: `90.0` gives `1m30s`, `0.25` gives `250ms`."""
     if seconds != int(seconds):
         milli = round(seconds * 1000, 3)
         return f"{int(milli)}ms" if milli == int(milli) and seconds < 60 else f"{seconds:.3f}".rstrip("0") + "s"
@@ -126,7 +127,7 @@ def format_exact_duration(seconds: float) -> str:
 
 
 def format_exact_size(count: int) -> str:
-    """Return bytes in the largest unit with a whole number: `524288000` gives `500MiB`."""
+    """Return bytes in the largest unit that gives a whole number: `524288000` gives `500MiB`."""
     for unit in ("PiB", "PB", "TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "kB"):
         if count and count % _BYTES[unit.lower()] == 0:
             return f"{count // _BYTES[unit.lower()]}{unit}"
@@ -135,21 +136,21 @@ def format_exact_size(count: int) -> str:
 
 _HOST = re.compile(r"\w[\w.-]{0,252}")
 _SCOPE = re.compile(r"[\w.-]{1,64}")
-# winbind names people `DOMAIN\user`.
+# winbind writes user names as `DOMAIN\user`.
 _USER = re.compile(r"[\w.+][\w.@+-]{0,127}(\\[\w.@+-]{1,127})?")
 _FORBIDDEN_IN_PATH = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029`$;&|<>\"'\\\\]")
 
 HOST_HINT = "letters, digits, `.`, `_` and `-`, or an IP address"
 _USER_HINT = "letters, digits, `.`, `_`, `-`, `+` and `@`"
-_PATH_HINT = "leave out quotes, `$`, `` ` ``, `;`, `&`, `|`, `<`, `>`, `\\` and line breaks; `~` is the home"
+_PATH_HINT = "leave out quotes, `$`, `` ` ``, `;`, `&`, `|`, `<`, `>`, `\\` and line breaks; `~` is the home directory"
 
-COMMAND_HINT = 'write `command: [docker, exec, -i, "{host}", /bin/sh]`; there are `{host}`, `{user}` and `{port}`'
+COMMAND_HINT = 'write `command: [docker, exec, -i, "{host}", /bin/sh]`; it may contain `{host}`, `{user}` and `{port}`'
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def is_ipv6(text: str) -> bool:
     """Return whether `text` is an IPv6 address, with or without a scope (`fe80::1%eth0`)."""
-    # Saves the import for most files, which contain only names.
+    # Imported here because most cluster files contain only names and need no ipaddress.
     import ipaddress
 
     address, percent, scope = text.partition("%")
@@ -165,25 +166,25 @@ def is_host_name(text: str) -> bool:
 
 
 def is_known_hosts_name(text: str) -> bool:
-    """Return whether known_hosts may have a key under `text`: a host, or `[host]:port`."""
+    """Return whether `text` can be a host in known_hosts: `host` or `[host]:port`."""
     bracketed = re.fullmatch(r"\[([^\]]+)\]:[0-9]{1,5}", text)
     return is_host_name(bracketed[1] if bracketed else text)
 
 
 def is_user_name(text: str) -> bool:
-    """Return whether `text` is a valid name of a user."""
+    """Return whether `text` is a valid user name."""
     return bool(_USER.fullmatch(text))
 
 
 def is_ssh_path(text: str) -> bool:
-    """Return whether `text` is a path without characters that are special in a shell or in a list of lines."""
+    """Return whether `text` is a path without shell metacharacters and line breaks."""
     return bool(text.strip()) and not text.startswith("-") and not _FORBIDDEN_IN_PATH.search(text)
 
 
 def split_proxy_hop(text: str) -> tuple[str, str, int | None]:
-    """Return user (or nothing), host and port of a hop of ProxyJump: `[ssh://][user@]host[:port]`.
+    """Return user (may be empty), host and port of a hop of ProxyJump: `[ssh://][user@]host[:port]`.
 
-    An IPv6 address needs brackets before a port. The parts are not checked.
+    An IPv6 address with a port needs brackets. The function does not check the three parts.
     """
     rest = text.strip().removeprefix("ssh://").rstrip("/")
     user, _, place = rest.rpartition("@")
@@ -203,68 +204,62 @@ def is_proxy_hop(text: str) -> bool:
 
 
 def check_ssh_argument(value: object) -> object:
-    """Check a word for the command line of `ssh`; pydantic refuses a value that is not text.
+    """Check a word for the command line of `ssh`; return the value unchanged. A value that is not text passes.
 
     Raises:
-        InvalidValueError: The word is empty, contains a blank, or begins like an option.
+        InvalidValueError: The word is empty, contains a blank, or begins with `-`.
     """
     if isinstance(value, str) and (value.startswith("-") or not value.strip() or any(c.isspace() for c in value)):
-        raise InvalidValueError(
-            f"{describe_value(value)} cannot be used: it is empty, holds a blank, or begins with `-`"
-        )
+        raise InvalidValueError(f"{describe_value(value)} must not be empty, contain a blank or begin with `-`")
     return value
 
 
 def check_user_name(value: object) -> object:
-    """Check the name of a user (see `check_ssh_argument`)."""
+    """Check a user name like `check_ssh_argument`, and its characters."""
     if isinstance(check_ssh_argument(value), str) and not is_user_name(str(value)):
-        raise InvalidValueError(f"{describe_value(value)} is not the name of a user", _USER_HINT)
+        raise InvalidValueError(f"{describe_value(value)} is not a user name", _USER_HINT)
     return value
 
 
 def check_proxy_jump(value: object) -> object:
-    """Check the hops of a ProxyJump (see `check_ssh_argument`)."""
+    """Check a ProxyJump like `check_ssh_argument`, and each of its hops."""
     if isinstance(check_ssh_argument(value), str):
         wrong = next((hop for hop in str(value).split(",") if not is_proxy_hop(hop)), None)
         if wrong is not None:
-            raise InvalidValueError(
-                f"{describe_value(wrong)} is not a host to connect through", "write `[user@]host[:port]`"
-            )
+            raise InvalidValueError(f"{describe_value(wrong)} is not a jump host", "write `[user@]host[:port]`")
     return value
 
 
 def check_ssh_path(value: object) -> object:
     """Check the path of a key file, which may contain blanks."""
     if isinstance(value, str) and not is_ssh_path(value):
-        raise InvalidValueError(f"{describe_value(value)} cannot be the path of a file of keys", _PATH_HINT)
+        raise InvalidValueError(f"{describe_value(value)} is not allowed as the path of a key file", _PATH_HINT)
     return value
 
 
 def parse_transport_command(value: object) -> tuple[str, ...]:
-    """Check a command that opens a shell on a host; return its words.
+    """Check the command of a transport, which opens a shell on a host; return its words.
 
     Raises:
-        InvalidValueError: The value is not a list of texts, its program depends on the folder, or it names no host.
+        InvalidValueError: The value is not a list of texts, its program is a relative path, or it lacks `{host}`.
     """
     if isinstance(value, list) and None in value:
-        # The interpolation has already reported it.
+        # Interpolation has already reported an error of this item.
         return ()
     if not isinstance(value, list) or not value or not all(isinstance(word, str) for word in value):
         raise InvalidValueError("the command must be a list of texts", COMMAND_HINT)
     if any(not word.isprintable() for word in value):
-        raise InvalidValueError("the command holds a line break or a control character", COMMAND_HINT)
+        raise InvalidValueError("the command contains a line break or a control character", COMMAND_HINT)
     program = value[0]
     if not program or program.startswith("-") or ("/" in program and not program.startswith("/")) or "{" in program:
-        hint = "name it as on the command line (`docker`), or by its whole path"
-        raise InvalidValueError(f"{describe_value(program)} cannot be the program of the command", hint)
+        hint = "write a name on PATH, such as `docker`, or an absolute path"
+        raise InvalidValueError(f"{describe_value(program)} is not allowed as the program of the command", hint)
     named = {name for word in value for name in find_placeholders(word)}
     strange = sorted(named - {"host", "user", "port"})
     if strange:
-        raise InvalidValueError(f"the command names `{{{strange[0]}}}`, which nothing fills in", COMMAND_HINT)
+        raise InvalidValueError(f"the command contains `{{{strange[0]}}}`, which is not a placeholder", COMMAND_HINT)
     if "host" not in named:
-        raise InvalidValueError(
-            "the command does not name `{host}`: it would lead every host to one place", COMMAND_HINT
-        )
+        raise InvalidValueError("the command does not contain `{host}`, so all hosts would be the same", COMMAND_HINT)
     return tuple(value)
 
 
@@ -274,12 +269,12 @@ def find_placeholders(word: str) -> list[str]:
 
 
 def fill_placeholders(word: str, values: dict[str, str]) -> str:
-    """Fill the placeholders of a word; placeholders inside a value stay."""
+    """Replace the placeholders of a word by values; placeholders inside a value are not replaced."""
     return _PLACEHOLDER.sub(lambda found: values[found[1]], word)
 
 
 def find_ssh_home() -> str:
-    """Return what `~` means for ssh: the home in the password database, not $HOME."""
+    """Return the home directory that ssh uses for `~`: from the password database, not from $HOME."""
     try:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:

@@ -1,11 +1,11 @@
-"""Variables for the rank and the network of workers: clusterctl's own, and those of other launchers. Pure."""
+"""Environment variables about the rank and the network of workers, of clusterctl and of other launchers. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-# torchrun's names (torch 2.13, elastic/agent/server/local_elastic_agent.py), Composer's NODE_RANK, and our own.
+# Names of torchrun (torch 2.13, elastic/agent/server/local_elastic_agent.py) and NODE_RANK of Composer.
 RESERVED_NAMES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
@@ -20,14 +20,14 @@ RESERVED_NAME_HINTS = {
     "LOCAL_WORLD_SIZE": "set `hosts[].workers`",
     "TORCHELASTIC_MAX_RESTARTS": "set `restart.max_restarts`",
 }
-"""Which key of the cluster file decides over an owned variable."""
+"""How to change the value of a reserved variable by a key of the cluster file."""
 
 
 class ForeignLauncher(NamedTuple):
     """Another launcher or scheduler.
 
     Attributes:
-        name: What people call it.
+        name: The usual name of the launcher.
         variable_prefixes: First characters of the names of its variables.
         job_variables: Variables that only a job of the launcher has; if empty, any variable with a prefix shows a job.
     """
@@ -72,11 +72,11 @@ _SUBSTITUTES = {
     "CLUSTERCTL_ATTEMPT": "SLURM_RESTART_COUNT",
     "CLUSTERCTL_NODE": "SLURMD_NODENAME",
 }
-"""Variable of clusterctl to those of other launchers for which a script can take it."""
+"""For each variable of clusterctl, the variables of other launchers that it can replace in a script."""
 _BY_FOREIGN_NAME = {foreign: own for own, names in _SUBSTITUTES.items() for foreign in names.split()}
 
-# Where code, libraries, models and data come from, where results go, and which devices are used. Those that only tune
-# are left out: a shell has many of them.
+# These variables determine the sources of code, libraries, models and data, the targets of results, and the devices.
+# Variables that only tune performance are left out, because a shell has many of them.
 _JOB_RELATED_VARIABLES = frozenset(
     {
         *("PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
@@ -91,12 +91,12 @@ _JOB_RELATED_VARIABLES = frozenset(
 
 
 def list_job_related_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables of a shell that decide how a job runs, in order; `transport: local` alone passes them on."""
+    """Return the variables of a shell that affect what a job reads and writes, and which devices it uses."""
     return sorted(name for name in _JOB_RELATED_VARIABLES if environ.get(name))
 
 
 def is_reserved_variable(name: str) -> bool:
-    """Return whether clusterctl sets this variable, so that no key of the cluster file may."""
+    """Return whether clusterctl sets a variable itself, so that the cluster file must not set it."""
     return name in RESERVED_NAMES or name.startswith(_RESERVED_PREFIXES)
 
 
@@ -106,25 +106,27 @@ def find_launcher_of_variable(name: str) -> ForeignLauncher | None:
 
 
 def is_inside_launcher_job(launcher: ForeignLauncher, variable_names: Collection[str]) -> bool:
-    """Return whether the variables of a process are those of a job of this launcher."""
+    """Return whether a process with these variables is part of a job of the launcher."""
     if launcher.job_variables:
         return any(name in variable_names for name in launcher.job_variables)
     return any(name.startswith(launcher.variable_prefixes) for name in variable_names)
 
 
 def find_clusterctl_equivalent(name: str) -> str | None:
-    """Return the variable of clusterctl to use in place of one that another launcher sets."""
+    """Return the variable of clusterctl to use in place of a variable of another launcher, or `None`."""
     return _BY_FOREIGN_NAME.get(name)
 
 
 VIRTUAL_INTERFACE_PREFIXES = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "tunl", "kube", "vnet")
-"""Prefixes of virtual interfaces (containers, virtual machines), which do not connect nodes."""
+"""Name prefixes of virtual network interfaces of containers and virtual machines; these do not connect nodes."""
 
 
 def select_interfaces(variable: str, value: str, interfaces: Sequence[str]) -> list[str]:
-    """Return the interfaces of a node that a variable selects, in the order of its value, or of the node for `^`.
+    """Return the interfaces of a node that a variable such as NCCL_SOCKET_IFNAME selects.
 
-    NCCL accepts variable_prefixes, `=` with exact names, or `^` with names to exclude; the others accept exact names.
+    The result has the order of the value, or with `^` the order of the node.
+
+    NCCL accepts prefixes, `=` with exact names, or `^` with names to exclude; other libraries accept exact names.
     """
     wanted = [word.partition(":")[0].strip() for word in value.lstrip("^=").split(",")]
     is_whole = not variable.startswith("NCCL") or value.lstrip("^").startswith("=")

@@ -84,7 +84,7 @@ def test_a_run_outlives_the_steps_that_lead_to_it(slurm: Slurm) -> None:
 def test_a_step_is_refused(slurm: Slurm) -> None:
     write(slurm, "true")
     _, said = slurm.wait(slurm.submit("srun -n1 -N1 clusterctl exec -- true; echo code $?", "-N2"))
-    assert "this is inside a step of Slurm" in said
+    assert "clusterctl runs in a step of Slurm" in said
     assert "code 3" in said
 
 

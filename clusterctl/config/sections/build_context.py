@@ -1,4 +1,4 @@
-"""Context of a build: everything that the builder of a spec needs besides the tree."""
+"""The context in which a spec is built: options, access to files, and the list of problems."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from clusterctl.config.text.yaml_parser import MAX_BYTES
 
 
 class DiskFiles:
-    """The other files of a cluster file: `env_file`, secrets, the script and the synced folder."""
+    """Access to the files that a cluster file names: `env_file`, secrets, the script and the synced folder."""
 
     def read(self, path: str) -> bytes:
-        """Read a file, at most 1 MiB and one byte of it.
+        """Read a file, but at most 1 MiB and one byte, so that the caller can detect a longer file.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
         with open(path, "rb") as file:
             return file.read(MAX_BYTES + 1)
 
     def read_trusted(self, path: str) -> bytes:
-        """Read a file that decides what is executed (see `read`).
+        """Read a file that contains commands, in the way of `read`.
 
         Raises:
-            UnsafePermissionsError: Another user owns it or can write it.
-            OSError: It cannot be read.
+            UnsafePermissionsError: Another user owns the file or can write to it.
+            OSError: The file cannot be read.
         """
         with open(path, "rb") as file:
             path_safety.check_only_user_can_write(path, os.fstat(file.fileno()))
@@ -51,11 +51,11 @@ class DiskFiles:
         return os.path.realpath(path)
 
     def find_upload_obstacle(self, path: str) -> str | None:
-        """Return why a folder, such as a home, must not be sent to nodes (the text follows its name), or `None`."""
+        """Return why a folder must not be sent to nodes, such as "is a home directory", or `None`."""
         return path_safety.find_upload_obstacle(path)
 
     def list_names(self, path: str) -> Sequence[str]:
-        """Return the names in a folder, for suggestions; empty if it cannot be listed."""
+        """Return the names in a folder for suggestions, or an empty list if the folder cannot be read."""
         try:
             return sorted(os.listdir(path))
         except OSError:
@@ -63,24 +63,25 @@ class DiskFiles:
 
 
 HealthNameCheck = Callable[[HealthSpec], "Sequence[tuple[str, str, str | None]]"]
-"""Finds unknown names in a `health:` section: (key, name, similar known name). The caller of the loader
-passes it, because this package does not know the checks."""
+"""Finds unknown names in a `health` section and returns (key, name, similar known name) for each.
+
+The caller of the loader passes this function, because `clusterctl.config` must not import the health checks."""
 
 
 HostCommandRunner = Callable[[tuple[str, ...]], str]
-"""Runs the command of `hosts: {from: {command: ...}}` and returns its output, or raises `RefusedError` if the user
-has not accepted the command."""
+"""Runs the command of `hosts: {from: {command: ...}}` and returns its output. Raises `RefusedError` if the user has not
+accepted the command."""
 
 
 class BuildOptions(TypedDict):
-    """How cluster files are read.
+    """Options of the loader for cluster files.
 
     Attributes:
-        environ: Variables for `${env:NAME}`, `secrets` and `~`.
-        require_job: Whether a file without a complete job is an error, as for `up`.
-        with_secrets: Whether to read the secrets, as `up` does; else their values are empty.
-        find_health_mistakes: Finds unknown names in `health:`; without it they are accepted.
-        run_host_command: Runs the command of `hosts: {from: {command: ...}}`; without it such a file is an error.
+        environ: Environment variables for `${env:NAME}`, `secrets` and `~`.
+        require_job: Whether a file without a complete job is an error, as in `up`.
+        with_secrets: Whether to read the values of secrets, as in `up`; without it the values are empty.
+        find_health_mistakes: Finds unknown names in `health`; with `None` all names are accepted.
+        run_host_command: Runs the command of `hosts: {from: {command: ...}}`; with `None` such a file is an error.
     """
 
     environ: Mapping[str, str]
@@ -92,7 +93,7 @@ class BuildOptions(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """Everything besides the tree that the spec builder needs; see `BuildOptions`."""
+    """The inputs of the spec builder in addition to the tree; `BuildOptions` explains the options."""
 
     path: str
     environ: Mapping[str, str]
@@ -106,15 +107,15 @@ class BuildContext:
 
     @property
     def folder(self) -> str:
-        """The folder at which relative paths start."""
+        """The folder of the cluster file, at which relative paths start."""
         return os.path.dirname(self.path)
 
     def resolve(self, path: str) -> str:
-        """Make a path of the cluster file absolute."""
+        """Return a path of the cluster file as an absolute path."""
         if path == "~" or path.startswith("~/"):
             path = self.environ.get("HOME", "~") + path[1:]
         return os.path.normpath(os.path.join(self.folder, path))
 
     def resolve_for_ssh(self, path: str) -> str:
-        """Make a relative path of the cluster file absolute; leave what ssh itself expands (`~`, `%d`, `none`)."""
+        """Return a relative path as an absolute path, but leave `~`, `%d` and `none`, which ssh itself expands."""
         return path if path[:1] in ("/", "~", "%") or path.lower() == "none" else self.resolve(path)

@@ -1,4 +1,4 @@
-"""Checks that compare several keys, and warnings for keys that have no effect."""
+"""Checks that compare several sections of a cluster file, and warnings of keys without effect."""
 
 from __future__ import annotations
 
@@ -18,42 +18,40 @@ from clusterctl.config.text.tree import KeyPath, Mark, Problems, TreeNode, forma
 
 
 def check_values_across_sections(
-    root: TreeNode, machines: Sequence[DeclaredHost], sections: Mapping[str, Values], context: BuildContext
+    root: TreeNode, hosts: Sequence[DeclaredHost], sections: Mapping[str, Values], context: BuildContext
 ) -> None:
-    """Check values that depend on several sections."""
+    """Check variable names, and restarts and spares against the other sections."""
     for path, node in list_env_mappings(root):
         check_variable_names(node, path, context.report)
     _check_restarts(root, sections.get("restart", {}), sections.get("stall", {}), context.report)
-    spares = [machine for machine in machines if machine.spec.role is Role.SPARE]
+    spares = [host for host in hosts if host.spec.role is Role.SPARE]
     if spares and sections.get("restart", {}).get("max_restarts"):
         _check_spares(root, spares, sections, context.report)
 
 
-def check_health_rules(
-    root: TreeNode, health: HealthSpec, machines: Sequence[DeclaredHost], context: BuildContext
-) -> None:
-    """Report rules for unknown checks, and warn of rules for unknown hosts: they would have no effect."""
+def check_health_keys(root: TreeNode, health: HealthSpec, hosts: Sequence[DeclaredHost], context: BuildContext) -> None:
+    """Report rules of `health` for unknown checks, and warn of rules for unknown hosts."""
     section = root.child("health")
     if section is None:
         return
     mistakes = context.find_health_mistakes(health) if context.find_health_mistakes is not None else ()
     for key, name, meant in mistakes:
-        hint = f"did you mean `{meant}`?" if meant else "`clusterctl health --list` shows all"
-        what = {"expect": "nothing that can be expected", "thresholds": "no threshold"}.get(key, "no check")
-        for mark in _find_name_nodes(section.child(key), name):
+        hint = f"did you mean `{meant}`?" if meant else "`clusterctl health --list` shows all names"
+        what = {"expect": "not a known property", "thresholds": "not a threshold"}.get(key, "not a check")
+        for mark in _find_name_marks(section.child(key), name):
             context.report.add(mark, f"health.{key}: `{name}` is {what}", hint)
-    hosts = [machine.spec.name for machine in machines]
+    names = [host.spec.name for host in hosts]
     for rule in health.ignore:
         where = rule.partition("@")[2]
-        if where and hosts and not any(fnmatchcase(host, where) for host in hosts):
-            for mark in _find_name_nodes(section.child("ignore"), rule.partition("@")[0]):
+        if where and names and not any(fnmatchcase(name, where) for name in names):
+            for mark in _find_name_marks(section.child("ignore"), rule.partition("@")[0]):
                 context.report.warn(
-                    mark, f"health.ignore: `{where}` is no host of this file", suggest_similar_word(where, hosts)
+                    mark, f"health.ignore: `{where}` is not a host of this file", suggest_similar_word(where, names)
                 )
 
 
-def _find_name_nodes(node: TreeNode | None, name: str) -> Iterator[Mark]:
-    """Yield each position of a name: a key of a mapping, or an item of a list, which `@node` may follow."""
+def _find_name_marks(node: TreeNode | None, name: str) -> Iterator[Mark]:
+    """Yield each position of a check name: as a key of a mapping, or as a list item `name` or `name@node`."""
     if node is None:
         return
     if isinstance(node.value, dict):
@@ -66,7 +64,7 @@ def _find_name_nodes(node: TreeNode | None, name: str) -> Iterator[Mark]:
 
 def _check_restarts(root: TreeNode, restart: Values, stall: Values, report: Problems) -> None:
     if stall.get("action") is StallAction.RESTART and not restart.get("max_restarts"):
-        text = "stall.action: `restart` without a budget acts as `stop`"
+        text = "stall.action: without `restart.max_restarts`, `restart` only stops the run"
         report.warn(root.find_mark("stall", "action"), text, _SET_RESTARTS)
     if "node_lost" in restart.get("on", ()) and restart.get("max_restarts"):
         loss = root.child("on_controller_loss")
@@ -77,100 +75,96 @@ def _check_restarts(root: TreeNode, restart: Values, stall: Values, report: Prob
 def _check_spares(
     root: TreeNode, spares: Sequence[DeclaredHost], sections: Mapping[str, Values], report: Problems
 ) -> None:
-    """Warn of spares that would not take over, or would take over without the checkpoints of the lost node."""
+    """Warn if a spare cannot replace a lost node, or would miss the checkpoints of the lost node."""
     on = sections["restart"].get("on")
     loss = root.child("on_controller_loss")
     if on is None and (loss is None or not isinstance(loss.value, dict)):
-        text = "hosts: no spare takes the place of a lost node, which may still be at work"
+        text = "hosts: a spare cannot replace a lost node, because that node may still run its workers"
         report.warn(spares[0].mark, text, _SET_STOP_AFTER)
     checkpoint: CheckpointSpec = sections.get("job", {}).get("checkpoint") or CheckpointSpec()
     copied = checkpoint.pattern is not None and not checkpoint.shared and checkpoint.resume is not ResumePolicy.NEVER
-    if copied and any(machine.spec.transport is not TransportKind.LOCAL for machine in spares):
-        text = "job.checkpoint: what only a lost node has is lost with it, and a spare cannot go on from it"
-        hint = "write to a folder that all nodes share, and set `job.checkpoint.shared: true`"
+    if copied and any(host.spec.transport is not TransportKind.LOCAL for host in spares):
+        text = "job.checkpoint: a spare cannot resume from checkpoints that only the lost node has"
+        hint = "write checkpoints to a folder that all nodes share, and set `job.checkpoint.shared: true`"
         report.warn(root.find_mark("job", "checkpoint"), text, hint)
 
 
-def warn_of_overridden_activation(
-    root: TreeNode, machines: Sequence[DeclaredHost], job: JobSpec, report: Problems
-) -> None:
+def warn_of_unused_activation(root: TreeNode, hosts: Sequence[DeclaredHost], job: JobSpec, report: Problems) -> None:
     """Warn if the prologue activates an environment, but `python:` runs the script with another Python."""
     found = find_last_environment_activation(job.prologue or "") if job.command is None else None
     if found is None:
         return
-    for machine in machines:
-        python = machine.spec.python
+    for host in hosts:
+        python = host.spec.python
         if python is None or "/" not in python or is_python_in_environment(python, found.environment):
             continue
-        own = machine.entry.node.child("python")
-        where = format_path(machine.entry.path) if own is not None else "defaults"
+        own = host.entry.node.child("python")
+        where = format_path(host.entry.path) if own is not None else "defaults"
         mark = own.mark if own is not None else root.find_mark("defaults", "python")
-        text = f"{where}.python: `{python}` runs the job, not the Python of `{found.command}` in `job.prologue`"
-        report.warn(mark, text, f"leave `{where}.python` out to run the one that the prologue puts first on PATH")
+        text = f"{where}.python: the job runs with `{python}`, not with the Python of `{found.command}` in the prologue"
+        report.warn(mark, text, f"remove `{where}.python` to run the Python that the prologue puts first on PATH")
 
 
-def check_identity_files(root: TreeNode, machines: Sequence[DeclaredHost], context: BuildContext) -> None:
-    """Warn of private keys that do not exist: ssh skips them and tries other keys."""
-    for machine in machines:
-        path = machine.spec.identity_file
-        if path is None or machine.spec.transport is not TransportKind.SSH or not _is_literal_path(path):
+def check_identity_files(root: TreeNode, hosts: Sequence[DeclaredHost], context: BuildContext) -> None:
+    """Warn of identity files that do not exist. It is no error, because ssh skips them and tries other keys."""
+    for host in hosts:
+        path = host.spec.identity_file
+        if path is None or host.spec.transport is not TransportKind.SSH or not _is_literal_path(path):
             continue
         path = value_parsers.find_ssh_home() + path[1:] if path.startswith("~") else path
         if context.files.is_file(path) or context.files.is_file(f"{path}.pub"):
             continue
-        own = machine.entry.node.child("identity_file")
+        own = host.entry.node.child("identity_file")
         mark = own.mark if own is not None else root.find_mark("defaults", "identity_file")
-        where = format_path(machine.entry.path) if own is not None else "defaults"
-        hint = "logins try other keys instead, as ssh does"
-        context.report.warn(mark, f"{where}.identity_file: there is no file `{path}`", hint)
+        where = format_path(host.entry.path) if own is not None else "defaults"
+        hint = "clusterctl tries other keys instead, as ssh does"
+        context.report.warn(mark, f"{where}.identity_file: no such file: `{path}`", hint)
 
 
 def _is_literal_path(path: str) -> bool:
-    """Return whether a path is literal: ssh fills in tokens and variables."""
+    """Return whether ssh would use a path unchanged: it has no tokens and variables of ssh."""
     return path.lower() != "none" and path.startswith(("/", "~/")) and "%" not in path and "${" not in path
 
 
 def check_sync_source(
-    root: TreeNode, sync: SyncSpec | None, machines: Sequence[DeclaredHost], context: BuildContext
+    root: TreeNode, sync: SyncSpec | None, hosts: Sequence[DeclaredHost], context: BuildContext
 ) -> None:
-    """Report a home folder that would be sent to nodes because the cluster file is in it."""
-    remote = any(machine.spec.transport is not TransportKind.LOCAL for machine in machines)
+    """Report a sync source that must not be sent to nodes, such as a home directory."""
+    remote = any(host.spec.transport is not TransportKind.LOCAL for host in hosts)
     reason = context.files.find_upload_obstacle(sync.source) if sync is not None and remote else None
     if sync is not None and reason is not None:
-        text = f"sync.source: `{sync.source}` {reason}, which is not sent to nodes"
+        text = f"sync.source: `{sync.source}` {reason} and is not sent to nodes"
         context.report.add(root.find_mark("sync", "source"), text, UPLOAD_HINT)
 
 
 Values = Mapping[str, Any]
 IneffectiveKey = tuple[KeyPath, str, str]
 
-_NO_RESTARTS = "without `restart.max_restarts` there is no second attempt"
+_NO_RESTARTS = "without `restart.max_restarts` there are no restarts"
 _SET_RESTARTS = "set `restart: {max_restarts: 3}`"
-_SET_STOP_AFTER = "set `on_controller_loss: {stop_after: 10m}`, so that a lost node is known to have stopped"
-_NO_SSH = "no host is reached by SSH"
-_LEAVE_OUT = "leave it out"
-_OF_SSH = ("user", "port", "identity_file", "proxy_jump")
+_SET_STOP_AFTER = "set `on_controller_loss: {stop_after: 10m}`, so that a lost node stops its workers itself"
+_NO_SSH_HOSTS = "no host uses SSH"
+_REMOVE_KEY = "remove the key"
+_SSH_KEYS = ("user", "port", "identity_file", "proxy_jump")
 
 
 def warn_of_ineffective_keys(
-    root: TreeNode, machines: Sequence[DeclaredHost], sections: Mapping[str, Values], report: Problems
+    root: TreeNode, hosts: Sequence[DeclaredHost], sections: Mapping[str, Values], report: Problems
 ) -> None:
-    """Warn of keys without effect, each at its position."""
+    """Warn of each key that has no effect, at its position."""
     restarts = bool(sections.get("restart", {}).get("max_restarts"))
     for path, why, hint in (
         *_list_ineffective_restart_keys(sections),
         *_list_ineffective_job_keys(sections.get("job", {})),
-        *_list_ineffective_ssh_keys(machines),
+        *_list_ineffective_ssh_keys(hosts),
     ):
         _warn_of_key(root, path, (), why, hint, report)
-    for machine in machines:
-        of_host = () if machine.spec.transport is TransportKind.SSH else _OF_SSH
-        for key in of_host:
-            _warn_of_key(
-                machine.entry.node, (key,), machine.entry.path, "this host is not reached by SSH", _LEAVE_OUT, report
-            )
-        if machine.spec.role is Role.SPARE and not restarts:
-            _warn_of_key(machine.entry.node, ("role",), machine.entry.path, _NO_RESTARTS, _SET_RESTARTS, report)
+    for host in hosts:
+        ineffective = () if host.spec.transport is TransportKind.SSH else _SSH_KEYS
+        for key in ineffective:
+            _warn_of_key(host.entry.node, (key,), host.entry.path, "this host does not use SSH", _REMOVE_KEY, report)
+        if host.spec.role is Role.SPARE and not restarts:
+            _warn_of_key(host.entry.node, ("role",), host.entry.path, _NO_RESTARTS, _SET_RESTARTS, report)
 
 
 def _warn_of_key(root: TreeNode, path: KeyPath, above: KeyPath, why: str, hint: str, report: Problems) -> None:
@@ -187,26 +181,26 @@ def _list_ineffective_restart_keys(sections: Mapping[str, Values]) -> Iterator[I
     elif sections.get("stall", {}).get("action") is StallAction.RESTART and "stall" not in restart.get(
         "on", ("stall",)
     ):
-        why = "`restart.on` does not name `stall`, so a stalled run is only stopped"
+        why = "`restart.on` does not contain `stall`, so a stalled run is only stopped"
         yield ("stall", "action"), why, "add `stall` to `restart.on`"
 
 
 def _list_ineffective_job_keys(job: Values) -> Iterator[IneffectiveKey]:
     checkpoint, default = job.get("checkpoint") or CheckpointSpec(), CheckpointSpec()
     if checkpoint.pattern is None:
-        why = "without `job.checkpoint.pattern` no checkpoint is looked for"
+        why = "without `job.checkpoint.pattern` clusterctl finds no checkpoints"
         for key in ("shared", "resume"):
             if getattr(checkpoint, key) != getattr(default, key):
-                yield ("job", "checkpoint", key), why, "add `pattern`, as in `ckpt/step-*`"
+                yield ("job", "checkpoint", key), why, "add `pattern`, such as `ckpt/step-*`"
     if job.get("start_method", StartMethod.SPAWN) is StartMethod.SPAWN:
-        yield ("job", "preload"), "workers are not forked", "set `job.start_method: fork`"
+        yield ("job", "preload"), "`job.start_method: spawn` does not fork workers", "set `job.start_method: fork`"
 
 
-def _list_ineffective_ssh_keys(machines: Sequence[DeclaredHost]) -> Iterator[IneffectiveKey]:
-    kinds = {machine.spec.transport for machine in machines}
+def _list_ineffective_ssh_keys(hosts: Sequence[DeclaredHost]) -> Iterator[IneffectiveKey]:
+    kinds = {host.spec.transport for host in hosts}
     if kinds == {TransportKind.LOCAL}:
         for key in ("exclude", "max_size"):
-            yield ("sync", key), "local nodes use the folder itself, and nothing is sent", _LEAVE_OUT
+            yield ("sync", key), "all nodes are local and use the folder itself, so nothing is copied", _REMOVE_KEY
     if kinds and TransportKind.SSH not in kinds:
-        yield from ((("ssh", key), _NO_SSH, _LEAVE_OUT) for key in ("client", "host_keys", "known_hosts"))
-        yield from ((("defaults", key), _NO_SSH, _LEAVE_OUT) for key in _OF_SSH)
+        yield from ((("ssh", key), _NO_SSH_HOSTS, _REMOVE_KEY) for key in ("client", "host_keys", "known_hosts"))
+        yield from ((("defaults", key), _NO_SSH_HOSTS, _REMOVE_KEY) for key in _SSH_KEYS)

@@ -1,4 +1,4 @@
-"""`env`, `env_file` and `secrets`: the environment of all workers, and the names that clusterctl reserves."""
+"""The keys `env`, `env_file` and `secrets`: the environment variables of all workers, and checks of their names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,13 @@ _QUOTED = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class DeclaredEnvironment:
-    """The variables of `env`, `env_file` and `secrets`; `env_node` has the positions of `env`."""
+    """The variables that a cluster file declares.
+
+    Attributes:
+        env: Variables of `env` and `env_file`.
+        secrets: Variables of `secrets`.
+        env_node: The variables of `env` as a tree with positions.
+    """
 
     env: dict[str, str]
     secrets: dict[str, str]
@@ -38,7 +44,7 @@ class DeclaredEnvironment:
 
 
 def build_environment(root: TreeNode, context: BuildContext) -> DeclaredEnvironment:
-    """Return the variables of all three; problems go to the report."""
+    """Read `env`, `env_file` and `secrets`; return their variables, and report problems."""
     entries: dict[str, TreeNode] = {}
     keys: dict[str, Mark] = {}
     for node in (*_read_env_files(root, context), _read_env(root, context.report)):
@@ -47,47 +53,47 @@ def build_environment(root: TreeNode, context: BuildContext) -> DeclaredEnvironm
             keys |= node.keys
     secrets = _read_secrets(root, context)
     for name in secrets.keys() & entries.keys():
-        place = f"as {keys[name].place} sets it too"
+        place = keys[name].place
         node = root.child("secrets") or root
-        context.report.add(node.key_mark(name), f"secrets.{name}: cannot be a secret, {place}")
-    _warn_of_secrets(root, keys, context.report)
+        context.report.add(node.key_mark(name), f"secrets.{name}: cannot be a secret, because {place} sets it too")
+    _warn_of_secret_names(root, keys, context.report)
     _warn_of_secret_arguments(root, context.report)
     env = {name: str(node.value) for name, node in entries.items()}
     return DeclaredEnvironment(env, secrets, TreeNode(entries, root.mark, keys=keys))
 
 
-def _warn_of_secrets(root: TreeNode, keys: dict[str, Mark], report: Problems) -> None:
-    """Warn once of names in `env` that look like a secret, because `env` is stored and shown."""
+def _warn_of_secret_names(root: TreeNode, keys: dict[str, Mark], report: Problems) -> None:
+    """Give one warning of names in `env` that look like secrets, because clusterctl stores and shows `env`."""
     unique = dict(keys)
     for _, env in list_env_mappings(root):
         unique |= {name: env.key_mark(name) for name in env.value}
     names = [name for name in unique if is_secret_name(name)]
     if names:
-        text = f"env: {', '.join(f'`{name}`' for name in names[:3])} looks like a secret: `env` is stored and shown"
+        text = f"env: {', '.join(f'`{name}`' for name in names[:3])} looks like a secret, but `env` is stored and shown"
         report.warn(unique[names[0]], text, f"write `secrets: {{{names[0]}: {{env: {names[0]}}}}}`")
 
 
 def _warn_of_secret_arguments(root: TreeNode, report: Problems) -> None:
-    """Warn once of job arguments that look like a secret, because all users of a node can see them."""
+    """Give one warning of job arguments that look like secrets, because all users of a node can see arguments."""
     args = root.find("job", "args")
     nodes: list[TreeNode] = args.value if args is not None and isinstance(args.value, list) else []
     words = [str(node.value) for node in nodes]
     for index, hidden in list(find_secret_words(words).items())[:1]:
         name = words[index - 1] if hidden == REDACTED and index else hidden
-        text = f"job.args: `{name}` looks like a secret: arguments are stored and shown"
-        hint = "write `secrets: {TOKEN: {env: TOKEN}}`, and have the job read the variable TOKEN"
+        text = f"job.args: `{name}` looks like a secret, but arguments are stored and shown"
+        hint = "write `secrets: {TOKEN: {env: TOKEN}}`, and let the job read the variable TOKEN"
         report.warn(nodes[index].mark, text, hint)
 
 
 def check_variable_names(node: TreeNode, path: KeyPath, report: Problems) -> None:
-    """Report keys that are names of clusterctl's own variables, or that no environment can contain."""
+    """Report names that clusterctl reserves, and names that no environment variable can have."""
     for name in node.value:
         where = format_path((*path, name))
         if is_reserved_variable(name):
-            text = f"{where}: `{name}` is set by clusterctl for each worker"
+            text = f"{where}: clusterctl itself sets `{name}` for each worker"
             report.add(node.key_mark(name), text, RESERVED_NAME_HINTS.get(name))
         elif not name or "=" in name or any(c.isspace() for c in name):
-            report.add(node.key_mark(name), f"{where}: no variable can have this name")
+            report.add(node.key_mark(name), f"{where}: not a valid name of a variable")
 
 
 def _read_env(root: TreeNode, report: Problems) -> TreeNode | None:
@@ -113,9 +119,7 @@ def _read_env_files(root: TreeNode, context: BuildContext) -> Iterator[TreeNode]
         return
     for item in node.value if isinstance(node.value, list) else [node]:
         if not isinstance(item.value, str):
-            context.report.add(
-                item.mark, f"env_file: must be a file or a list of files, not {describe_value(item.value)}"
-            )
+            context.report.add(item.mark, f"env_file: must be a file or a list, not {describe_value(item.value)}")
             continue
         text = _read_text(item, "env_file", context, context.files.read_trusted)
         if text is not None:
@@ -129,15 +133,15 @@ def _read_text(node: TreeNode, where: str, context: BuildContext, read: Callable
     except UnsafePermissionsError as error:
         context.report.add(node.mark, f"{where}: `{path}`: {error}", error.hint)
     except OSError as error:
-        reason = "there is no file" if isinstance(error, FileNotFoundError) else f"{error.strerror or error}:"
+        reason = "no such file:" if isinstance(error, FileNotFoundError) else f"{error.strerror or error}:"
         context.report.add(node.mark, f"{where}: {reason} `{path}`")
     except ValueError:
-        context.report.add(node.mark, f"{where}: `{path}` is not UTF-8 text")
+        context.report.add(node.mark, f"{where}: `{path}` is not text in UTF-8")
     return None
 
 
 def _parse_env_file(document: Document, context: BuildContext) -> TreeNode:
-    """Parse `NAME=value` lines as dotenv does: comments, `export`, quotes; single quotes keep the text as it is."""
+    """Parse lines `NAME=value` as dotenv does, with comments, `export` and quotes. Text in single quotes is literal."""
     report = context.report
     entries: dict[str, TreeNode] = {}
     keys: dict[str, Mark] = {}
@@ -149,13 +153,13 @@ def _parse_env_file(document: Document, context: BuildContext) -> TreeNode:
         mark = Mark(document, number, column, len(text))
         match = _LINE.fullmatch(text)
         if match is None or "\0" in text:
-            report.add(mark, "this line is not `NAME=value`", "begin comments with `#`")
+            report.add(mark, "this line is not `NAME=value`", "begin a comment with `#`")
             continue
         value = _unquote(match[2], mark, report)
         entry = TreeNode(value, mark, raw=value, quoted=True)
-        name, is_kept = match[1], match[2].lstrip().startswith("'")
+        name, is_literal = match[1], match[2].lstrip().startswith("'")
         entries[name], keys[name] = (
-            entry if is_kept else context.interpolation.interpolate_tree(entry, ("env_file", name)),
+            entry if is_literal else context.interpolation.interpolate_tree(entry, ("env_file", name)),
             mark,
         )
     node = TreeNode(entries, Mark(document, 1, 1), keys=keys)
@@ -169,15 +173,15 @@ def _unquote(text: str, mark: Mark, report: Problems) -> str:
         for what, hint in find_literal_mistakes(value, is_argument=False):
             report.warn(mark, f"env_file: {what}", hint)
         if re.search(r"[\s;](?:export\s+)?[A-Z_][A-Z0-9_]*=", value):
-            report.warn(mark, "env_file: the value holds another assignment", "write one variable a line")
+            report.warn(mark, "env_file: the value contains another assignment", "write one variable in each line")
         return value
     text = text.lstrip()
     match = _QUOTED.match(text)
     if match is None:
-        report.add(mark, "this quote is not closed", "a value is one line")
+        report.add(mark, "this quote is not closed", "close the quote in the same line")
         return ""
     if not re.fullmatch(r"\s*(?:#.*)?", text[match.end() :]):
-        report.add(mark, "something follows the closing quote", "write one variable a line, in one pair of quotes")
+        report.add(mark, "there is text after the closing quote", "write one variable in each line")
     return match[1] if match[2] is None else re.sub(r"\\([\"\\])", r"\1", match[2])
 
 
@@ -196,8 +200,8 @@ def _read_secrets(root: TreeNode, context: BuildContext) -> dict[str, str]:
 def _read_secret(name: str, child: TreeNode, secrets: TreeNode, context: BuildContext) -> str:
     path = ("secrets", name)
     if not isinstance(child.value, dict):
-        hint = f"write `{name}: {{env: {name}}}` or `{name}: {{file: PATH}}`; a secret does not belong in this file"
-        context.report.add(child.mark, f"{format_path(path)}: must be a mapping, not a value", hint)
+        hint = f"write `{name}: {{env: {name}}}` or `{name}: {{file: PATH}}`; a cluster file must not contain secrets"
+        context.report.add(child.mark, f"{format_path(path)}: must be a mapping, not the value itself", hint)
         return ""
     source = validate_section(SECRET, child, path, context.report)
     if source is None:
@@ -213,7 +217,7 @@ def _read_secret_value(child: TreeNode, where: str, context: BuildContext) -> st
     if source is not None and source.value is not None:
         if source.value not in context.environ:
             hint = f"export {source.value}=..."
-            context.report.add(source.mark, f"{where}: `{source.value}` is not set here", hint)
+            context.report.add(source.mark, f"{where}: the variable `{source.value}` is not set", hint)
         return context.environ.get(source.value, "")
     file = child.child("file")
     text = _read_text(file, f"{where}.file", context, context.files.read) if file is not None else None

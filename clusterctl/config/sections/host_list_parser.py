@@ -1,6 +1,7 @@
-"""Host lists of other tools, recognised by content: Ansible inventories, ssh_config, hostfiles, node lists. Pure.
+"""Parser of host lists of other tools: Ansible inventories, ssh_config, hostfiles, Slurm node lists. Pure.
 
-`ansible-inventory --list --yaml` resolves what is not read here: templates, `group_vars` and plugins.
+The content shows the format. The parser does not resolve templates, `group_vars` and plugins of Ansible; the command
+`ansible-inventory --list --yaml` does.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ IncludeReader = Callable[[str], Iterable[str]]
 
 _SSH_HOST = re.compile(r"^\s*Host\s*[\s=](?!.*(?:slots|gpus)\s*=)", re.IGNORECASE | re.MULTILINE)
 _CODE_FORGES = ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "ssh.dev.azure.com")
-"""Hosts in the ssh_config of many people that are not machines for training."""
+"""Hosts of code repositories, which ssh_config files often contain, and which cannot run training."""
 
 
 def parse_host_list(text: str, read_include: IncludeReader = lambda _: ()) -> list[ListedHost]:
     """Return the hosts of another tool's list: an ssh_config, an Ansible inventory, a hostfile or a Slurm node list.
 
     Args:
-        text: The content of the file; it shows the kind.
-        read_include: Returns the texts of the files that an `Include` of an ssh_config names.
+        text: The content of the file.
+        read_include: Returns the texts of the files that match the pattern of an `Include` in an ssh_config.
 
     Raises:
-        HostListError: The text is not valid, has no host, or needs something that a cluster file cannot express.
+        HostListError: The text is not valid, has no host, or has a setting that a cluster file cannot express.
     """
     text = text.removeprefix("\ufeff")
     if is_ansible_inventory(text):
@@ -51,7 +52,7 @@ def is_ssh_config(text: str) -> bool:
 
 
 def _list_ssh_hosts(text: str, read_include: IncludeReader, depth: int) -> Iterator[str]:
-    # ssh stops at 16 levels of Include, too.
+    # ssh also stops at 16 levels of Include.
     for line in text.splitlines() if depth < 16 else ():
         words = line.replace("=", " ", 1).split()
         if len(words) < 2 or words[0].startswith("#"):
@@ -84,28 +85,28 @@ _IGNORED_OPTIONS = frozenset(
         *("-C", "-q", "-T", "-x", "-n", "-t"),
     }
 )
-"""Options that change neither where a login leads nor who logs in."""
+"""Options that affect neither the target nor the user of a login."""
 
 
 def convert_ssh_arguments_to_keys(text: str) -> dict[str, str]:
-    """Return the keys of a host with the meaning of these arguments of `ssh`.
+    """Convert arguments of `ssh` to keys of a host with the same meaning.
 
     Raises:
-        ValueError: An argument has no such key, or is unknown.
+        ValueError: An argument is unknown, or no key has its meaning.
     """
     found, words = _parse_options(text)
     if words or "forward" in found:
-        raise ValueError(f"`{next(iter(words), '-W')[:60]}` is no option of ssh that a host can have")
+        raise ValueError(f"`{next(iter(words), '-W')[:60]}` is not an option of ssh that a cluster file can express")
     command = found.pop("command", None)
     return found if command is None else {**found, "proxy_jump": _parse_jump_host(command)}
 
 
 def _parse_options(text: str) -> tuple[dict[str, str], list[str]]:
-    """Return the options of a command line of `ssh` by key, and its other words."""
+    """Split a command line of `ssh` into options, by the key of the cluster file, and other words."""
     try:
         pairs, words = getopt.gnu_getopt(shlex.split(text), "J:p:l:i:W:o:CqTxnt")
     except getopt.GetoptError as error:
-        raise ValueError(f"`-{error.opt[:60]}` is an option of ssh") from error
+        raise ValueError(f"`-{error.opt[:60]}` is an unsupported option of ssh") from error
     options: dict[str, str] = {}
     for flag, argument in pairs:
         name, value, option = flag, argument, flag
@@ -115,7 +116,7 @@ def _parse_options(text: str) -> tuple[dict[str, str], list[str]]:
         if name in _OPTION_KEYS:
             options[_OPTION_KEYS[name]] = value
         elif name not in _IGNORED_OPTIONS:
-            raise ValueError(f"`-o {option[:60]}` is an option of ssh")
+            raise ValueError(f"`-o {option[:60]}` is an unsupported option of ssh")
     return options, words
 
 
@@ -125,11 +126,11 @@ def _parse_jump_host(command: str) -> str:
     names = [os.path.basename(word) for word in words]
     is_jump = len(words) == 2 if options.pop("forward", "") == "%h:%p" else names[2:] in _NETCAT
     if names[:1] != ["ssh"] or not is_jump:
-        raise ValueError(f"`ProxyCommand={command[:60]}` is no jump through another host")
+        raise ValueError(f"`ProxyCommand={command[:60]}` does not connect through a jump host")
     user, _, host = words[1].rpartition("@")
     user, port = options.pop("user", user), options.pop("port", "")
     if options:
-        raise ValueError(f"`{min(options)}` of `ProxyCommand={command[:60]}` has no key")
+        raise ValueError(f"`{min(options)}` of `ProxyCommand={command[:60]}` is not supported")
     return f"{user}@{host}".removeprefix("@") + (f":{port}" if port else "")
 
 
@@ -152,7 +153,7 @@ _IGNORED_VALUES = {
 }
 _PASSWORDS = ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password", "ansible_become_password")
 _MAX_DEPTH = 32
-_HINT = "give a list of hosts, one a line; `ansible-inventory --list --yaml` writes a plain inventory"
+_HINT = "list one host in each line, or use the output of `ansible-inventory --list --yaml`"
 
 
 @dataclass
@@ -162,16 +163,16 @@ class _Group:
     children: dict[str, None] = field(default_factory=dict)
 
     def add(self, pattern: str, values: Mapping[str, Any]) -> None:
-        """Add the hosts of a pattern, in which Ansible writes `01:04` for our `01-04`."""
-        ported = _HOST_AND_PORT.fullmatch(pattern)
-        if ported is not None:
-            pattern, values = ported[1], {"ansible_port": ported[2], **values}
+        """Add the hosts of a pattern. Ansible writes the range `01-04` as `01:04`."""
+        with_port = _HOST_AND_PORT.fullmatch(pattern)
+        if with_port is not None:
+            pattern, values = with_port[1], {"ansible_port": with_port[2], **values}
         for name in ranges.expand_hosts(_RANGE.sub(r"[\1-\2]", pattern)):
             self.hosts.setdefault(name, {}).update(values)
 
 
 def is_ansible_inventory(text: str) -> bool:
-    """Return whether a text looks like an inventory: it has sections in brackets, or groups with `hosts:`."""
+    """Return whether a text looks like an Ansible inventory: it has sections in brackets, or groups with `hosts:`."""
     if any(_SECTION.match(line) for line in text.splitlines()):
         return True
     return bool(
@@ -180,10 +181,10 @@ def is_ansible_inventory(text: str) -> bool:
 
 
 def parse_ansible_inventory(text: str) -> list[ListedHost]:
-    """Return the hosts of an Ansible inventory, each once, in its order.
+    """Return the hosts of an Ansible inventory in its order, without duplicates.
 
     Raises:
-        HostListError: The text is not valid, has no host, or needs something that a cluster file cannot express.
+        HostListError: The text is not valid, has no host, or has a setting that a cluster file cannot express.
     """
     groups: dict[str, _Group] = {"all": _Group()}
     try:
@@ -198,12 +199,12 @@ def parse_ansible_inventory(text: str) -> list[ListedHost]:
         reason = next(iter(str(error).splitlines()), "")
         raise HostListError(f"this inventory cannot be read: {reason}", _HINT) from error
     if not hosts:
-        raise HostListError("no host in this inventory", _HINT)
+        raise HostListError("this inventory contains no hosts", _HINT)
     return [_convert_host(name, values, text) for name, values in hosts.items()]
 
 
 def _resolve_variables(groups: dict[str, _Group]) -> dict[str, dict[str, Any]]:
-    """Return the variables of each host: those of `all`, of its groups from the outermost inwards, then its own."""
+    """Return the variables of each host. Its own win over those of its groups, and inner groups win over outer ones."""
     depths = dict.fromkeys(groups, 0)
     parents: dict[str, list[str]] = {name: [] for name in groups}
     for _ in range(_MAX_DEPTH):
@@ -215,7 +216,7 @@ def _resolve_variables(groups: dict[str, _Group]) -> dict[str, dict[str, Any]]:
         if depths == before:
             break
     else:
-        raise ValueError(f"its groups contain each other, or they are nested {_MAX_DEPTH} deep or deeper")
+        raise ValueError(f"the groups contain each other, or are nested in {_MAX_DEPTH} or more levels")
     result: dict[str, dict[str, Any]] = {}
     for host in dict.fromkeys(host for group in groups.values() for host in group.hosts):
         own = [name for name, group in groups.items() if host in group.hosts]
@@ -249,7 +250,7 @@ def _parse_host_line(plain: str, number: int, group: _Group) -> None:
         name, *words = shlex.split(plain)
         bare = next((word for word in words if "=" not in word), None)
         if bare is not None:
-            raise HostListError(f"line {number}: `{bare[:60]}` cannot be read", "a line is `HOST KEY=VALUE`", number)
+            raise HostListError(f"line {number}: `{bare[:60]}` is not valid", "write `HOST KEY=VALUE`", number)
         group.add(name, dict(word.split("=", 1) for word in words))
     except ranges.HostRangeError as error:
         raise HostListError(f"line {number}: {error}", _HINT, number) from error
@@ -257,16 +258,16 @@ def _parse_host_line(plain: str, number: int, group: _Group) -> None:
 
 def _parse_yaml(tree: object, groups: dict[str, _Group], depth: int) -> None:
     if not isinstance(tree, dict) or depth > _MAX_DEPTH:
-        raise ValueError("groups with `hosts:` were expected")
+        raise ValueError("it must be a mapping of groups with `hosts:`")
     for name, members in tree.items():
         group = groups.setdefault(str(name), _Group())
         if members is None:
             continue
         if not isinstance(members, dict):
-            raise ValueError(f"`{name}` is no group")
+            raise ValueError(f"`{name}` is not a group")
         unknown = next((key for key in members if key not in ("vars", "hosts", "children")), None)
         if unknown is not None:
-            raise ValueError(f"`{unknown}` of the group `{name}` is none of `vars`, `hosts` and `children`")
+            raise ValueError(f"`{unknown}` is not allowed in the group `{name}`, only `vars`, `hosts` and `children`")
         variables, hosts, children = (members.get(key) or {} for key in ("vars", "hosts", "children"))
         group.variables.update(variables if isinstance(variables, dict) else {})
         if not isinstance(hosts, dict):
@@ -284,39 +285,39 @@ def _convert_host(name: str, values: Mapping[str, Any], text: str) -> ListedHost
     }
     keys: dict[str, Any] = {}
     for key, value in variables.items():
-        _refuse_unknown(name, key, value, text)
+        _refuse_unsupported_variable(name, key, value, text)
         try:
             keys.update(convert_ssh_arguments_to_keys(value) if key in _ARGUMENTS else {})
         except ValueError as error:
-            message = f"{error}, which no cluster file can express"
-            raise _variable_error(name, key, message, text, "write it into `~/.ssh/config` instead") from error
+            message = f"{error}, which a cluster file cannot express"
+            raise _build_variable_error(name, key, message, text, "write it into `~/.ssh/config` instead") from error
     for key, names in _TEXTS.items():
         for variable in reversed(names):
             if variables.get(variable, "auto").lower() not in _IGNORED_VALUES.get(variable, ("auto",)):
                 keys[key] = variables[variable]
     port = keys.pop("port", None)
     if port is not None and not (re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536):
-        raise _variable_error(name, "ansible_port", f"`{port[:60]}` is no port", text)
+        raise _build_variable_error(name, "ansible_port", f"`{port[:60]}` is not a port", text)
     if keys.get("address") == name:
         del keys["address"]
     return ListedHost(name, port=None if port is None else int(port), **keys)
 
 
-def _refuse_unknown(name: str, key: str, value: str, text: str) -> None:
-    """Raise an error for a variable of Ansible that no cluster file can express."""
+def _refuse_unsupported_variable(name: str, key: str, value: str, text: str) -> None:
+    """Raise an error for a variable of Ansible that a cluster file cannot express."""
     if "{{" in value:
         hint = "`ansible-inventory --list --yaml` writes an inventory without templates"
-        raise _variable_error(name, key, f"`{value[:60]}` is a template", text, hint)
+        raise _build_variable_error(name, key, f"`{value[:60]}` is a template", text, hint)
     if key in _PASSWORDS:
-        hint = "`clusterctl trust --login` asks for it"
-        raise _variable_error(name, key, "passwords do not belong in a cluster file", text, hint)
+        hint = "`clusterctl trust --login` asks for the password"
+        raise _build_variable_error(name, key, "passwords do not belong in a cluster file", text, hint)
     is_known = key in _ARGUMENTS or any(key in names for names in _TEXTS.values())
     if not is_known and value.lower() not in _IGNORED_VALUES.get(key, ()):
-        hint = "delete it, if it does not matter here"
-        raise _variable_error(name, key, "no cluster file can express this", text, hint)
+        hint = "delete the variable if clusterctl does not need it"
+        raise _build_variable_error(name, key, "a cluster file cannot express this variable", text, hint)
 
 
-def _variable_error(name: str, key: str, message: str, text: str, hint: str | None = None) -> HostListError:
+def _build_variable_error(name: str, key: str, message: str, text: str, hint: str | None = None) -> HostListError:
     line = next((number for number, line in enumerate(text.splitlines(), 1) if key in line), 0)
     place = f"line {line}: " if line else ""
     return HostListError(f"{place}`{key}` of `{name}`: {message}", hint, line)

@@ -1,4 +1,4 @@
-"""The `hosts` section: external lists (`from`), expanded ranges, merged defaults, unique names."""
+"""The `hosts` section: it loads hosts from other sources, expands ranges, merges defaults and gives unique names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from clusterctl.suggestion import find_similar
 
 @dataclass(frozen=True)
 class HostEntry:
-    """One entry of `hosts`: a mapping with the key `host`, and its position."""
+    """An entry of `hosts` as a mapping with the key `host`; `path` and `mark` are its place in the file."""
 
     path: KeyPath
     node: TreeNode
@@ -33,7 +33,7 @@ class HostEntry:
 
 
 def convert_hosts_to_entries(hosts: TreeNode, report: Problems) -> list[HostEntry]:
-    """Convert each form of `hosts` to entries."""
+    """Convert `hosts` from any form (text, mapping or list) to a list of entries."""
     if isinstance(hosts.value, str):
         return [HostEntry(("hosts",), _build_entry_node(hosts), hosts.mark)]
     if isinstance(hosts.value, dict):
@@ -46,7 +46,7 @@ def convert_hosts_to_entries(hosts: TreeNode, report: Problems) -> list[HostEntr
     return []
 
 
-_HOSTS_HINT = "write `gpu[01-02]: 8` below it"
+_HOSTS_HINT = "write `gpu[01-02]: 8` below `hosts`"
 
 
 def _build_entry_node(host: TreeNode, rest: TreeNode | None = None) -> TreeNode:
@@ -64,7 +64,7 @@ def _parse_mapping_entry(hosts: TreeNode, key: str, child: TreeNode, report: Pro
         gpus = TreeNode({"gpus": child}, child.mark, keys={"gpus": child.mark})
         return HostEntry(path, _build_entry_node(host, gpus), mark)
     if "host" in child.value:
-        report.add(child.key_mark("host"), f"{format_path(path)}.host: the host is named by the key above already")
+        report.add(child.key_mark("host"), f"{format_path(path)}.host: the key above already names the host")
         return None
     return HostEntry(path, _build_entry_node(host, child), mark)
 
@@ -79,14 +79,14 @@ def _parse_list_entry(path: KeyPath, child: TreeNode, report: Problems) -> HostE
         key = next(iter(child.value))
         gpus = child.value[key].raw or "..."
         host = f'"{key}"' if "[" in key else key
-        hint = f"write `- {{host: {host}, gpus: {gpus}}}`, or the entry without `- `"
-        report.add(child.key_mark(key), f"{format_path(path)}: a list item cannot be `host: GPUs`", hint)
+        hint = f"write `- {{host: {host}, gpus: {gpus}}}`, or a mapping without `- `"
+        report.add(child.key_mark(key), f"{format_path(path)}: a list item must not be `host: GPUs`", hint)
         return None
     return HostEntry(path, child, child.mark)
 
 
 def _is_short_form(item: TreeNode) -> bool:
-    """Return whether a list item looks like `gpu01: 8`: one unknown key, and GPUs."""
+    """Return whether a list item looks like `gpu01: 8`: one unknown key with GPUs as its value."""
     key, value = next(iter(item.value.items()))
     looks_like_gpus = isinstance(value.value, (int, list)) or value.value == "auto"
     return key not in HOST.keys and looks_like_gpus and any(c.isdigit() for c in key)
@@ -94,7 +94,7 @@ def _is_short_form(item: TreeNode) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredHost:
-    """A host and the entry that lists it."""
+    """A host, the entry of the cluster file that lists it, and the position of its name."""
 
     spec: HostSpec
     entry: HostEntry
@@ -102,14 +102,14 @@ class DeclaredHost:
 
 
 def build_hosts(root: TreeNode, defaults: Mapping[str, Any], context: BuildContext) -> list[DeclaredHost]:
-    """Return the hosts in order of node rank."""
+    """Validate the `hosts` section; return its hosts in order of node rank."""
     report = context.report
     node = root.child("hosts")
     if node is None:
         return []
     if node.value is None or node.value in ("", {}, []):
         mark = node.mark if node.value is not None else root.key_mark("hosts")
-        report.add(mark, "hosts: there is none", "write `gpu01: 8` below it: host and GPUs")
+        report.add(mark, "hosts: the list is empty", "write `gpu01: 8` below `hosts`: the host and its GPUs")
         return []
     machines: list[DeclaredHost] = []
     for entry in convert_hosts_to_entries(node, report):
@@ -125,7 +125,7 @@ def build_hosts(root: TreeNode, defaults: Mapping[str, Any], context: BuildConte
             return []
     if machines and all(machine.spec.role is Role.SPARE for machine in machines) and not report.problems:
         mark = root.key_mark("hosts") if "hosts" in root.keys else node.mark
-        report.add(mark, "hosts: every host is a spare", "at least one must have `role: worker`")
+        report.add(mark, "hosts: every host is a spare", "at least one host must have `role: worker`")
     return _name_copies(machines, report)
 
 
@@ -143,7 +143,7 @@ def _expand_entry(values: dict[str, Any], entry: HostEntry, report: Problems) ->
 
 
 def _expand_names(node: TreeNode, where: str, report: Problems) -> list[str]:
-    # An IPv6 address is written as it is; brackets always mean a range.
+    # An IPv6 address has no brackets, because brackets always mean a range.
     try:
         return ranges.expand_hosts(node.value)
     except ranges.HostRangeError as error:
@@ -152,7 +152,7 @@ def _expand_names(node: TreeNode, where: str, report: Problems) -> list[str]:
 
 
 def _assign_addresses(text: str | None, count: int, key: str, entry: HostEntry, report: Problems) -> list[str | None]:
-    """Return one address per host; a range of hosts needs a range of as many addresses."""
+    """Return one address for each host; a range of hosts needs a range of as many addresses."""
     if text is None:
         return [None] * count
     node = entry.node.child(key)
@@ -169,25 +169,23 @@ def _assign_addresses(text: str | None, count: int, key: str, entry: HostEntry, 
         return [None] * count
     wrong = next((address for address in addresses if not value_parsers.is_host_name(address)), None)
     if wrong is not None:
-        report.add(
-            mark, f"{where}: {describe_value(wrong)} is not the name or the address of a host", value_parsers.HOST_HINT
-        )
+        report.add(mark, f"{where}: {describe_value(wrong)} is not a host name or an address", value_parsers.HOST_HINT)
         return [None] * count
     return [*addresses[:count]]
 
 
 def _check_host_name(name: str, node: TreeNode, where: str, report: Problems) -> bool:
-    """Return whether a name is safe for ssh and as a folder name."""
+    """Return whether a name is safe as an argument of ssh and as a folder name; report a name that is not."""
     text, hint = None, None
     user, at, host = name.rpartition("@")
     if at and user and host:
-        text, hint = f"`{name}` holds a user", f"write `host: {host}` and `user: {user}`"
+        text, hint = f"`{name}` contains a user", f"write `host: {host}` and `user: {user}`"
     elif name.startswith("-"):
-        text = f"a host cannot begin with `-`: `{name}`"
+        text = f"a host name must not begin with `-`: `{name}`"
     elif name.count(":") == 1:
         host, _, port = name.partition(":")
-        hint = f"write `host: {host}` and `port: {port}`" if port.isdigit() else "a blank must follow a colon"
-        text = f"`{name}` holds a port" if port.isdigit() else f"`{name}` is not a host name"
+        hint = f"write `host: {host}` and `port: {port}`" if port.isdigit() else "write a blank after the colon"
+        text = f"`{name}` contains a port" if port.isdigit() else f"`{name}` is not a host name"
     elif not value_parsers.is_host_name(name):
         text = f"`{name[:60]}` is not a host name"
     if text is not None:
@@ -196,9 +194,9 @@ def _check_host_name(name: str, node: TreeNode, where: str, report: Problems) ->
 
 
 def _name_copies(machines: list[DeclaredHost], report: Problems) -> list[DeclaredHost]:
-    """Number the copies of local hosts, and refuse every other repetition."""
+    """Give the copies of a local host numbered names; report any other host that is listed twice."""
     copies = Counter(m.spec.host for m in machines)
-    _check_repeated(machines, copies, report)
+    _check_repeated_hosts(machines, copies, report)
     numbers: Counter[str] = Counter()
     named = []
     for machine in machines:
@@ -211,11 +209,11 @@ def _name_copies(machines: list[DeclaredHost], report: Problems) -> list[Declare
     names = Counter(machine.spec.name for machine in named)
     for machine in named:
         if names[machine.spec.name] > 1 and machine.spec.name != machine.spec.host:
-            report.add(machine.mark, f"`{machine.spec.name}` names two nodes", "rename the host that is called so")
+            report.add(machine.mark, f"two nodes have the name `{machine.spec.name}`", "rename the host with this name")
     return named
 
 
-def _check_repeated(machines: list[DeclaredHost], copies: Counter[str], report: Problems) -> None:
+def _check_repeated_hosts(machines: list[DeclaredHost], copies: Counter[str], report: Problems) -> None:
     first_by_host: dict[str, DeclaredHost] = {}
     by_address: dict[tuple[str, int | None], DeclaredHost] = {}
     for machine in machines:
@@ -223,18 +221,18 @@ def _check_repeated(machines: list[DeclaredHost], copies: Counter[str], report: 
         first = first_by_host.setdefault(spec.host, machine)
         local = spec.transport is first.spec.transport is TransportKind.LOCAL
         if first is not machine and not local:
-            hint = f"first at {first.mark.place}; only hosts with `transport: local` may repeat"
+            hint = f"first listed at {first.mark.place}; only hosts with `transport: local` may repeat"
             report.add(machine.mark, f"{format_path(machine.entry.path)}: `{spec.host}` is listed twice", hint)
         elif spec.transport is not TransportKind.LOCAL and copies[spec.host] == 1:
             other = by_address.setdefault((spec.address or spec.host, spec.port), machine)
             if other is not machine:
                 at = machine.entry.node.child("address") or machine.entry.node
-                text = f"{format_path(machine.entry.path)}: `{spec.host}` and `{other.spec.host}` have one address"
-                report.add(at.mark, text, f"`{spec.address or spec.host}` is taken at {other.mark.place}")
+                text = f"{format_path(machine.entry.path)}: `{spec.host}` and `{other.spec.host}` have the same address"
+                report.add(at.mark, text, f"`{spec.address or spec.host}` is also at {other.mark.place}")
 
 
 def suggest_similar_word(word: str, words: list[str]) -> str | None:
-    """Return a hint that names the closest word."""
+    """Return a hint with the most similar word, or `None`."""
     close = find_similar(word, words)
     return f"did you mean `{close}`?" if close else None
 
@@ -243,26 +241,26 @@ _FROM_HINT = "write `{from: slurm}`, `{from: {file: PATH}}` or `{from: {command:
 
 
 def load_external_hosts_into_tree(root: TreeNode, context: BuildContext) -> TreeNode:
-    """Return the tree with the hosts of `from`; the report has the reason if they cannot be read."""
+    """Replace `from` in `hosts` by the hosts that it describes; report a problem if they cannot be read."""
     hosts = root.child("hosts")
-    if hosts is None or not isinstance(hosts.value, dict) or not _is_source(hosts.child("from")):
+    if hosts is None or not isinstance(hosts.value, dict) or not _is_host_source(hosts.child("from")):
         return root
     source = hosts.value["from"]
     if len(hosts.value) > 1:
         other = next(key for key in hosts.value if key != "from")
-        context.report.add(hosts.key_mark(other), "hosts: `from` excludes other keys", "put it below `defaults`")
+        context.report.add(hosts.key_mark(other), "hosts: `from` must be the only key", "move it to `defaults`")
         return _replace_hosts(root, [], hosts)
     try:
-        listed = _load_hosts(source, context)
+        listed = _load_listed_hosts(source, context)
     except HostListError as error:
         context.report.add(source.mark, f"hosts.from: {error}", error.hint)
         listed = []
     has_transport = root.find("defaults", "transport") is not None
-    return _replace_hosts(root, [_build_host_node(one, source, has_transport=has_transport) for one in listed], hosts)
+    return _replace_hosts(root, [_build_host_node(host, source, has_transport=has_transport) for host in listed], hosts)
 
 
-def _is_source(node: TreeNode | None) -> bool:
-    """Distinguish `from: slurm` from a host of that name (`from: 8`, `from: {gpus: 8}`)."""
+def _is_host_source(node: TreeNode | None) -> bool:
+    """Return whether a key `from` names a source of hosts, not a host called "from" (`from: 8`, `from: {gpus: 8}`)."""
     if node is None:
         return False
     return (isinstance(node.value, str) and node.value != "auto") or (
@@ -270,7 +268,7 @@ def _is_source(node: TreeNode | None) -> bool:
     )
 
 
-def _load_hosts(source: TreeNode, context: BuildContext) -> list[ListedHost]:
+def _load_listed_hosts(source: TreeNode, context: BuildContext) -> list[ListedHost]:
     if source.value == "slurm":
         return hostfiles_and_slurm.list_slurm_hosts(context.environ)
     if not isinstance(source.value, dict) or len(source.value) > 1:
@@ -280,14 +278,14 @@ def _load_hosts(source: TreeNode, context: BuildContext) -> list[ListedHost]:
         return parse_host_list(_read_host_list(node.to_plain_value(), context))
     argv = node.to_plain_value()
     if isinstance(argv, list) and None in argv:
-        # The interpolation has already reported it.
+        # Interpolation has already reported an error of this item.
         return []
     if not isinstance(argv, list) or not argv or not all(isinstance(w, str) and w.isprintable() for w in argv):
         raise HostListError("the command must be a list of texts", _FROM_HINT)
     if "/" in argv[0] and not argv[0].startswith("/"):
-        raise HostListError("its program must be named as on the command line, or by its whole path", _FROM_HINT)
+        raise HostListError("the program must be a name on PATH or an absolute path", _FROM_HINT)
     if context.run_host_command is None:
-        raise HostListError("its command is not run here")
+        raise HostListError("this subcommand does not run the command")
     return parse_host_list(context.run_host_command(tuple(argv)))
 
 
@@ -302,14 +300,14 @@ def _read_host_list(path: object, context: BuildContext) -> str:
         raise HostListError(f"{os.path.basename(path)} cannot be read: {error.strerror or error}") from error
 
 
-_HOST_KEYS = ("gpus", "workers", "address", "user", "port", "identity_file", "proxy_jump", "python")
+_LISTED_KEYS = ("gpus", "workers", "address", "user", "port", "identity_file", "proxy_jump", "python")
 
 
 def _build_host_node(listed: ListedHost, source: TreeNode, *, has_transport: bool) -> TreeNode:
     def node(value: Any) -> TreeNode:
         return TreeNode(value, source.mark, raw=str(value), quoted=True)
 
-    values = {key: getattr(listed, key) for key in ("host", *_HOST_KEYS)}
+    values = {key: getattr(listed, key) for key in ("host", *_LISTED_KEYS)}
     entries = {key: node(value) for key, value in values.items() if value is not None}
     if listed.transport is not None and not has_transport:
         words = TreeNode([node(word) for word in listed.transport], source.mark)
@@ -320,6 +318,6 @@ def _build_host_node(listed: ListedHost, source: TreeNode, *, has_transport: boo
 def _replace_hosts(root: TreeNode, entries: list[TreeNode], hosts: TreeNode) -> TreeNode:
     value = {**root.value, "hosts": TreeNode(entries, hosts.mark)}
     if not entries:
-        # The problem has been reported; an empty section would be reported a second time.
+        # A problem is already reported; without `hosts`, the empty section is not reported as well.
         del value["hosts"]
     return root.replace_entries(value)

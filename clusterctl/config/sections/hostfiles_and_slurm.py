@@ -1,4 +1,4 @@
-"""Host lists of launchers: hostfiles, and the nodes of a Slurm allocation with their `srun` command."""
+"""Hosts from hostfiles and from Slurm: the nodes of an allocation and the `srun` command that reaches each node."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from clusterctl.config import host_ranges as ranges
 _NUMBERED = re.compile(r"([^:]+):([0-9]+)")
 _MAX_WORKERS = 1024
 _SSH_PORT = 22
-_LINE_HINT = "a line is `HOST slots=N gpus=N`, `HOST:N` or `USER@HOST slots=N`"
+_LINE_HINT = "write each line as `HOST slots=N gpus=N`, `HOST:N` or `USER@HOST slots=N`"
 
 
 class HostListError(ValueError):
-    """A list of hosts is missing or not valid.
+    """A host list is missing or not valid.
 
     Attributes:
         hint: A remedy, or `None`.
-        line: The line, from 1; 0 if the error concerns the whole list.
+        line: Number of the line, from 1; 0 if the error concerns the whole list.
     """
 
     def __init__(self, message: str, hint: str | None = None, line: int = 0) -> None:
@@ -30,12 +30,12 @@ class HostListError(ValueError):
 
 @dataclass(frozen=True)
 class ListedHost:
-    """A host of another tool's list; a key that the list does not have is `None`.
+    """A host from the list of another tool. A field is `None` if the list does not contain its value.
 
     Attributes:
-        host: Its name.
-        gpus: A count, or indices.
-        address, user, port, identity_file, proxy_jump: How to reach it.
+        host: Name of the host.
+        gpus: Number of GPUs, or their indices.
+        address, user, port, identity_file, proxy_jump: Keys for the connection, as in a cluster file.
         python, workers, transport: As in a cluster file.
     """
 
@@ -52,7 +52,7 @@ class ListedHost:
 
 
 def parse_hosts_with_users(text: str) -> list[ListedHost]:
-    """Parse hosts as a person writes them: `gpu[01-08]`, `a,b`, `ubuntu@gpu01`.
+    """Parse hosts on a command line: ranges `gpu[01-08]`, lists `a,b`, hosts with a user `ubuntu@gpu01`.
 
     Raises:
         HostRangeError: The text is not valid.
@@ -65,13 +65,13 @@ def parse_hosts_with_users(text: str) -> list[ListedHost]:
 
 
 def parse_hostfile(text: str) -> list[ListedHost]:
-    """Parse a hostfile, which has one host on each line; see `parse_hostfile_line` for the forms.
+    """Parse a hostfile, which has one host or range on each line; `parse_hostfile_line` has the forms of a line.
 
-    A range may stand for a host, and `#` begins a comment. Slots are workers, and so are lines that name a host again,
-    as PBS writes them.
+    `#` begins a comment. The number of workers of a host is its number of slots. As PBS writes one line for each slot,
+    a repeated line adds a worker.
 
     Raises:
-        HostListError: A line cannot be read, or there is none.
+        HostListError: A line is not valid, or the file has no host.
     """
     by_host: dict[str, ListedHost] = {}
     lines: dict[str, int] = {}
@@ -81,30 +81,31 @@ def parse_hostfile(text: str) -> list[ListedHost]:
             lines[one.host] = lines.get(one.host, 0) + (one.workers or 1)
             by_host[one.host] = replace(earlier, gpus=earlier.gpus if one.gpus is None else one.gpus)
             if (one.user, one.port) != (earlier.user, earlier.port):
-                raise HostListError(f"line {number}: `{one.host}` is reached in another way than before", line=number)
+                raise HostListError(f"line {number}: `{one.host}` had another user or port before", line=number)
         if len(by_host) > ranges.MAX_HOSTS:
-            raise HostListError(f"it has more than {ranges.MAX_HOSTS} hosts")
+            raise HostListError(f"the file has more than {ranges.MAX_HOSTS} hosts")
     if not by_host:
-        raise HostListError("it names no host", "it must have a host a line")
-    crowded = next((host for host, count in lines.items() if count > _MAX_WORKERS), None)
-    if crowded is not None:
-        raise HostListError(f"it gives `{crowded}` more than {_MAX_WORKERS} workers")
+        raise HostListError("the file contains no hosts", "write one host in each line")
+    overfull = next((host for host, count in lines.items() if count > _MAX_WORKERS), None)
+    if overfull is not None:
+        raise HostListError(f"`{overfull}` has more than {_MAX_WORKERS} workers")
     return [
         replace(one, workers=lines[host]) if one.workers or lines[host] > 1 else one for host, one in by_host.items()
     ]
 
 
 def parse_hostfile_line(line: str, number: int) -> list[ListedHost]:
-    """Parse one line of a hostfile: `[USER@]HOST[:N] [slots=N] [gpus=N]`; return no host for a comment.
+    """Parse a line of a hostfile, `[USER@]HOST[:N] [slots=N] [gpus=N]`; an empty line or a comment has no hosts.
 
-    `HOST:N` is a count of slots, as for MPICH; with `slots=` beside it, or where no machine has as many, a port.
+    In `HOST:N`, N is the number of slots, as in MPICH. N is a port if the line also has `slots=`, if N is 22, or if N
+    is more than 1024.
 
     Args:
-        line: The text.
-        number: Of the line, for messages.
+        line: The text of the line.
+        number: The number of the line, for error messages.
 
     Raises:
-        HostListError: It cannot be read, or says what no cluster file can.
+        HostListError: The line is not valid, or has a setting that a cluster file cannot express.
     """
     words = re.sub(r"\s+=\s+", "=", line.partition("#")[0]).split()
     if not words:
@@ -120,10 +121,10 @@ def parse_hostfile_line(line: str, number: int) -> list[ListedHost]:
         else:
             values["slots"] = count
     if values.get("slots") == 0:
-        hint = "leave the line out"
-        raise HostListError(f"line {number}: no slots are no workers on `{name[:60]}`", hint, number)
+        hint = "remove the line"
+        raise HostListError(f"line {number}: with `slots=0`, `{name[:60]}` has no workers", hint, number)
     if port is not None and not 0 < port < 65536:
-        raise HostListError(f"line {number}: {port} is no port", line=number)
+        raise HostListError(f"line {number}: {port} is not a port", line=number)
     try:
         names = ranges.expand_hosts(name)
     except ranges.HostRangeError as error:
@@ -138,74 +139,64 @@ def _parse_values(words: list[str], number: int) -> dict[str, int]:
         key, _, value = word.partition("=")
         key = key.lower().replace("-", "_")
         if key not in ("slots", "max_slots", "gpus") or not re.fullmatch("[0-9]{1,4}", value) or key in values:
-            raise HostListError(f"line {number}: `{word[:60]}` cannot be read", _LINE_HINT, number)
+            raise HostListError(f"line {number}: `{word[:60]}` is not valid", _LINE_HINT, number)
         values[key] = int(value)
     return values
 
 
-_INTERACTIVE_STEP = "4294967290"
+_INTERACTIVE_STEP_ID = "4294967290"
 _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
 _GPUS = re.compile(r"(?:[\w.-]+:)*([0-9]{1,4})")
 
 _STEP_SCRIPT = (
-    # A step ends with its task, and takes with it what left its session: supervisor and workers. scancel asks every
-    # process to end at once; what is ours stays to end the run in order, until Slurm's KillWait is over.
-    # The stream goes on as long as the step: a frame tells that nobody is at its end any more. Not before what was
-    # said on the way, which has a stream of its own; and by a process of its own, as nobody may be at the other end.
+    # A step ends with its task, and then Slurm kills all processes of the step, also supervisor and workers. So the
+    # task waits until no other process is left in the cgroup of the step. It ignores SIGTERM of scancel, so that the
+    # supervisor can end the run in order until KillWait of Slurm is over.
+    # The output stream of srun stays open as long as the step. So a last frame `{"ended":true}` tells the head that
+    # the agent has ended. The frame waits a second, because stderr has its own stream and must arrive first. A
+    # subshell writes the frame, because the write fails if the head has closed the stream.
     """trap '' TERM; /bin/sh; sleep 1; (printf '\\000\\000\\000\\016\\000{"ended":true}'); """
     "me=$(cat /proc/self/cgroup); others() { for c in /proc/[0-9]*/cgroup; do p=${c%/cgroup}; "
     'if [ "$p" != /proc/$$ ] && [ "$(cat "$c" 2>/dev/null)" = "$me" ] && '
     '[ "$(cat "$p/comm" 2>/dev/null)" != slurmstepd ]; then return 0; fi; done; return 1; }; '
     "case $me in *step_*) while others; do sleep 2; done ;; esac"
 )
-"""Shell text of a step: a shell, then nothing until nobody else is left in the step's cgroup."""
+"""Shell text of a step: it runs a shell, then waits until no other process is left in the cgroup of the step."""
 
 
 def build_srun_command(cpus: int) -> tuple[str, ...]:
-    """Return the command that leads to a shell on a node of the allocation, with all that the job has there.
+    """Return the `srun` command that opens a shell on a node, with all resources of the Slurm job on this node.
 
     Args:
-        cpus: CPUs of the job on the node.
+        cpus: Number of CPUs that the Slurm job has on the node.
     """
-    return (
-        *(
-            "srun",
-            "--overlap",
-            "--unbuffered",
-            "--quiet",
-            "--nodes=1",
-            "--ntasks=1",
-            f"--cpus-per-task={cpus}",
-            "--cpu-bind=none",
-            "--mem=0",
-        ),
-        *("--nodelist={host}", "/bin/sh", "-c", _STEP_SCRIPT),
-    )
+    step = f"srun --overlap --unbuffered --quiet --nodes=1 --ntasks=1 --cpus-per-task={cpus} --cpu-bind=none --mem=0"
+    return (*step.split(), "--nodelist={host}", "/bin/sh", "-c", _STEP_SCRIPT)
 
 
 def is_srun_command(argv: tuple[str, ...]) -> bool:
-    """Return whether a command is the one of `build_srun_command`."""
+    """Return whether `build_srun_command` made a command."""
     match = next((re.fullmatch(r"--cpus-per-task=([0-9]{1,6})", word) for word in argv if "cpus" in word), None)
     return match is not None and argv == build_srun_command(int(match[1]))
 
 
 def list_slurm_hosts(environ: Mapping[str, str]) -> list[ListedHost]:
-    """Return the nodes of the allocation that this process is in, in the order of Slurm.
+    """Return the nodes of the Slurm allocation in which this process runs, in the order of Slurm.
 
     Raises:
-        HostListError: There is none, or none that can be used.
+        HostListError: The process does not run in an allocation, or clusterctl cannot use the allocation.
     """
     if not environ.get("SLURM_JOB_ID"):
-        raise HostListError("there is no Slurm allocation here", "start it inside `salloc` or a script of `sbatch`")
+        raise HostListError("there is no Slurm allocation", "start clusterctl inside `salloc` or an `sbatch` script")
     if environ.get("SLURM_HET_SIZE", "1") not in ("", "0", "1"):
-        raise HostListError("heterogeneous jobs of Slurm are not supported", "ask for nodes that are alike")
-    if environ.get("SLURM_STEP_ID", _INTERACTIVE_STEP) != _INTERACTIVE_STEP:
-        hint = "start clusterctl once, from the batch script itself and not by `srun`"
-        raise HostListError("this is inside a step of Slurm, which has a part of the job alone", hint)
+        raise HostListError("heterogeneous jobs of Slurm are not supported", "request nodes of one kind")
+    if environ.get("SLURM_STEP_ID", _INTERACTIVE_STEP_ID) != _INTERACTIVE_STEP_ID:
+        hint = "start clusterctl once in the batch script, without `srun`"
+        raise HostListError("clusterctl runs in a step of Slurm, which has only a part of the job's resources", hint)
     try:
         names = ranges.expand_hosts(environ.get("SLURM_JOB_NODELIST", ""))
     except ranges.HostRangeError as error:
-        raise HostListError(f"SLURM_JOB_NODELIST cannot be read: {error}") from error
+        raise HostListError(f"SLURM_JOB_NODELIST is not valid: {error}") from error
     cpus = list(_parse_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "")))
     cpus += [1] * (len(names) - len(cpus))
     gpus, workers = _parse_gpus(environ), environ.get("SLURM_NTASKS_PER_NODE", "")
@@ -221,21 +212,21 @@ def list_slurm_hosts(environ: Mapping[str, str]) -> list[ListedHost]:
 
 
 def _parse_counts(text: str) -> Iterable[int]:
-    """Read what Slurm writes for all nodes in turn: `24(x2),16`."""
+    """Yield a number for each node from the form of Slurm: `24(x2),16` gives 24, 24, 16."""
     for part in text.split(","):
         if match := _COUNT.fullmatch(part.strip()):
             yield from [int(match[1])] * min(int(match[2] or 1), ranges.MAX_HOSTS)
 
 
 def _parse_gpus(environ: Mapping[str, str]) -> int | None:
-    """Return the GPUs of each node, `None` for those that a step turns out to have."""
+    """Return the number of GPUs of each node; `None` means all GPUs that the step gets on its node."""
     match = _GPUS.fullmatch(environ.get("SLURM_GPUS_PER_NODE", ""))
     if match:
         return int(match[1])
     if environ.get("SLURM_GPUS"):
-        # Of all nodes together; Slurm alone knows which has how many.
+        # SLURM_GPUS is the sum over all nodes; only Slurm knows the number of each node.
         return None
     if environ.get("SLURM_GPUS_ON_NODE", "").isdecimal():
         return int(environ["SLURM_GPUS_ON_NODE"])
-    # On a node its variables are all there are; where `salloc` was typed they are few.
+    # On a node all variables of Slurm are set, so none about GPUs means no GPUs. The shell of `salloc` has only few.
     return 0 if "SLURMD_NODENAME" in environ and not environ.get("SLURM_JOB_GPUS") else None

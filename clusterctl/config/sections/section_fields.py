@@ -1,6 +1,6 @@
-"""Sections of a cluster file and their fields, built from the annotations of `clusterctl.config.spec`.
+"""The sections of a cluster file and their keys, built from the annotations in `clusterctl.config.spec`.
 
-Validation, the resolved file, the JSON Schema and the tables of keys use them.
+The validation, the resolved file, the JSON Schema and the tables of keys use these sections.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clusterctl.config.field_types import FieldType, KeyDocs
 
 _PLAIN_TYPE = FieldType()
 _DESCRIBED_KEY = re.compile(r"\n {8}(\w+): (.*(?:\n {12}.*)*)")
-"""An entry of the section `Attributes` of a docstring."""
+"""An entry below `Attributes:` in a docstring."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -26,9 +26,9 @@ class SectionField:
     """A key of a section.
 
     Attributes:
-        summary: A sentence. With `(default)` it names the default itself; else the default is appended.
-        type: What the spec holds, without `None`; a `Section` for a mapping with keys of its own.
-        default: What the spec holds without the key, `None` for nothing; `MISSING` where only the file can say it.
+        summary: A sentence about the key. If it contains `(default)`, `description` does not append the default.
+        type: Type of the value in the spec, without `None`; a `Section` if the value is a mapping with declared keys.
+        default: Value in the spec if the key is missing; `MISSING` if the spec has no default.
     """
 
     name: str
@@ -40,12 +40,12 @@ class SectionField:
 
     @property
     def required(self) -> bool:
-        """Whether a file must have it."""
+        """Whether a cluster file must contain the key."""
         return self.default is MISSING and not self.docs.unset_text
 
     @property
     def default_text(self) -> str:
-        """The effect of a missing key in words; empty for none."""
+        """The effect of a missing key in words; empty if a missing key has no effect."""
         if self.docs.unset_text or self.default is MISSING:
             return self.docs.unset_text
         written = self.format_value(self.default)
@@ -57,12 +57,12 @@ class SectionField:
 
     @property
     def description(self) -> str:
-        """The summary of the key, with its default."""
+        """The summary of the key and its default."""
         text = self.default_text
         return f"{self.summary} Default: {text}." if text and "(default)" not in self.summary else self.summary
 
     def format_value(self, value: Any) -> Any:
-        """Return a value of the spec in the form of a cluster file; `None` for a missing key."""
+        """Convert a value of the spec to its form in a cluster file; `None` means that the key is left out."""
         if self.field_type.unparse is not None:
             return self.field_type.unparse(value)
         if isinstance(self.type, Section):
@@ -74,11 +74,11 @@ class SectionField:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Section:
-    """A mapping of a cluster file.
+    """A mapping in a cluster file with declared keys.
 
     Attributes:
-        title: What the JSON Schema calls it.
-        spec: The class that is made of the values, unless each value is used separately.
+        title: Name of the section in the JSON Schema.
+        spec: Class of the section in the spec; `dict` if the section has none.
     """
 
     title: str
@@ -87,26 +87,26 @@ class Section:
     spec: Any = dict
 
     def format_value(self, spec: Any) -> dict[str, Any]:
-        """Return a part of the spec in the form of a cluster file."""
+        """Convert an object of the spec to the mapping of a cluster file."""
         values = {name: key.format_value(getattr(spec, name)) for name, key in self.keys.items()}
         return {name: value for name, value in values.items() if value is not None}
 
 
 def split_annotation(hint: Any) -> tuple[Any, FieldType]:
-    """Split an annotation into its type, without `None`, and its `FieldType`."""
+    """Return the type of an annotation, without `None`, and its `FieldType`."""
     if get_origin(hint) is Annotated:
         annotation, below = split_annotation(hint.__origin__)
         return annotation, next((part for part in hint.__metadata__ if isinstance(part, FieldType)), below)
     if get_origin(hint) in (Union, UnionType):
-        some = [part for part in get_args(hint) if part is not NoneType]
-        return split_annotation(some[0]) if len(some) == 1 else (hint, _PLAIN_TYPE)
+        members = [part for part in get_args(hint) if part is not NoneType]
+        return split_annotation(members[0]) if len(members) == 1 else (hint, _PLAIN_TYPE)
     has_keys: bool = isinstance(hint, type) and dataclasses.is_dataclass(hint)
     return build_section(hint) if has_keys else hint, _PLAIN_TYPE
 
 
 @cache
 def build_section(annotation: Any) -> Section:
-    """Return the section of a class of the spec; the docstring of the class describes the section and its keys."""
+    """Build the section of a spec class. The docstring of the class describes the section and its keys."""
     doc = annotation.__doc__ or ""
     summaries = {name: " ".join(text.split()) for name, text in _DESCRIBED_KEY.findall(doc)}
     keys = {}
@@ -122,7 +122,7 @@ def build_section(annotation: Any) -> Section:
 HOST = build_section(spec.HostSpec)
 DEFAULTS = Section(
     "DefaultsModel",
-    "Keys that a host may have, for all hosts; a host's own win.",
+    "Keys for all hosts; a key of a host itself wins.",
     {name: key for name, key in HOST.keys.items() if name != "host"},
 )
 SECRET = build_section(spec.SecretSpec)
@@ -131,7 +131,7 @@ SECRET = build_section(spec.SecretSpec)
 def _build_cluster_file() -> Section:
     file, keys = build_section(spec.ClusterSpec), build_section(spec.FileOnlySpec).keys
     example = KeyDocs({"user": "ubuntu", "gpus": 8})
-    defaults = SectionField("defaults", "Keys for all hosts.", DEFAULTS, _PLAIN_TYPE, example)
+    defaults = SectionField("defaults", "Keys that apply to all hosts.", DEFAULTS, _PLAIN_TYPE, example)
     secrets = dataclasses.replace(file.keys["secrets"], type=dict[str, SECRET])  # type: ignore[valid-type]
     return Section("ClusterFile", file.summary, {**keys, **file.keys, "defaults": defaults, "secrets": secrets})
 
@@ -140,6 +140,6 @@ CLUSTER_FILE = _build_cluster_file()
 SECTIONS: dict[str, Section] = {
     name: key.type for name, key in CLUSTER_FILE.keys.items() if isinstance(key.type, Section)
 }
-"""All keys of a cluster file that are a mapping with keys of its own."""
+"""All top-level keys whose value is a mapping with declared keys, by name."""
 MAPPINGS = {name: section for name, section in SECTIONS.items() if CLUSTER_FILE.keys[name].field_type is _PLAIN_TYPE}
-"""Sections that are a mapping and nothing else."""
+"""The sections that cannot be a word such as `none` or a list."""

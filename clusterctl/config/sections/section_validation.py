@@ -1,7 +1,7 @@
-"""Validation of one section with pydantic; each error becomes a message with its position in the file.
+"""Validation of a section with pydantic; each error is reported at its position in the file.
 
-The models have no defaults: a missing key keeps the default of the spec. Sections are normalized first, so that one
-mistake gives one message.
+The pydantic types have no defaults: a missing key keeps the default of the spec. Sections are normalized first, so that
+one mistake gives one error.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from clusterctl.config.text.tree import KeyPath, Problems, TreeNode, format_path
 from clusterctl.config.value_parsers import describe_value
 from clusterctl.suggestion import find_similar
 
-# Unknown keys are mistakes, and `"8"` is not a number.
+# Unknown keys are errors, and the text `"8"` is not accepted as a number.
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 @cache
 def build_validator(section: Section) -> TypeAdapter[dict[str, Any]]:
-    """Return the validator of a section, built at first use because that takes half of the start-up time."""
+    """Return the validator of a section. It is built at first use, because that takes half of the start-up time."""
     return TypeAdapter(_build_typed_dict(section))
 
 
 @cache
 def _build_typed_dict(section: Section) -> Any:
-    # Mypy knows mappings alone that stand in the source.
+    # `Any` hides the call from mypy, which accepts only literal dicts in it.
     typed_dict: Any = TypedDict
-    made = typed_dict(section.title, {name: _build_entry(key) for name, key in section.keys.items()})
+    made = typed_dict(section.title, {name: _build_field_annotation(key) for name, key in section.keys.items()})
     made.__doc__, made.__pydantic_config__ = section.summary, _STRICT
     return made
 
 
-def _build_entry(key: SectionField) -> Any:
+def _build_field_annotation(key: SectionField) -> Any:
     field_info = Field(description=key.description, examples=list(key.docs.examples))
     checked: Any = Annotated[_annotate_converters(key.type, key.field_type), field_info]
     return checked if key.required else NotRequired[checked]
@@ -69,15 +69,15 @@ def _annotate_converters(annotation: Any, field_type: FieldType) -> Any:
         if field_type.parse is None
         else Annotated[Any, PlainValidator(field_type.parse)]
     )
-    if field_type.before_validation is not None:
-        checked = Annotated[checked, BeforeValidator(field_type.before_validation)]
-    if field_type.after_validation is not None:
-        checked = Annotated[checked, AfterValidator(field_type.after_validation)]
+    if field_type.before_check is not None:
+        checked = Annotated[checked, BeforeValidator(field_type.before_check)]
+    if field_type.after_check is not None:
+        checked = Annotated[checked, AfterValidator(field_type.after_check)]
     return checked if field_type.schema is None else Annotated[checked, WithJsonSchema(field_type.schema)]
 
 
 def _convert_annotation(annotation: Any, field_type: FieldType) -> Any:
-    """Convert a type of the spec to the pydantic type of its form in a file."""
+    """Convert a type of the spec to the pydantic type of the value in the file."""
     if isinstance(annotation, Section):
         typed_dict = _build_typed_dict(annotation)
         section: Any = Annotated[typed_dict, AfterValidator(lambda values: annotation.spec(**values))]
@@ -98,12 +98,12 @@ def _convert_annotation(annotation: Any, field_type: FieldType) -> Any:
 
 
 def _convert_to_tuple(items: list[Any]) -> tuple[Any, ...]:
-    # Pydantic looks at the signature of what it calls: that of `tuple` itself costs 5 ms.
+    # Pydantic inspects the signature of a validator; for the class `tuple` that takes 5 ms.
     return tuple(items)
 
 
 def normalize_section(node: TreeNode, section: Section) -> TreeNode:
-    """Drop known keys without a value, and keep environment and arguments as written."""
+    """Remove known keys without a value, and convert scalars to text in keys that need it, such as `env`."""
     if not isinstance(node.value, dict):
         return node
     entries: dict[str, TreeNode] = {}
@@ -118,21 +118,21 @@ def normalize_section(node: TreeNode, section: Section) -> TreeNode:
 
 
 def keep_scalars_as_text(node: TreeNode) -> TreeNode:
-    """Return a mapping or list with its scalars as text: `1e-3` stays `1e-3`, `yes` stays `yes`."""
+    """Return a mapping or list with its scalars as text: the number `1e-3` becomes the text `1e-3`."""
     if isinstance(node.value, dict):
-        return node.replace_entries({key: _keep_text(child) for key, child in node.value.items()})
+        return node.replace_entries({key: _keep_scalar_as_text(child) for key, child in node.value.items()})
     if isinstance(node.value, list):
-        return TreeNode([_keep_text(child) for child in node.value], node.mark)
+        return TreeNode([_keep_scalar_as_text(child) for child in node.value], node.mark)
     return node
 
 
-def _keep_text(node: TreeNode) -> TreeNode:
+def _keep_scalar_as_text(node: TreeNode) -> TreeNode:
     if node.raw is None or node.value is None:
         return node
     return TreeNode(node.raw, node.mark, raw=node.raw, quoted=node.quoted)
 
 
-# Names of keys in the files of other tools.
+# Key names of other tools, and the keys with the same meaning.
 _ALIASES = {
     "cmd": "command",
     "command_args": "args",
@@ -161,7 +161,7 @@ _ALIASES = {
 
 
 def validate_section(section: Section, node: TreeNode, path: KeyPath, report: Problems) -> dict[str, Any] | None:
-    """Return the values of a section as the spec has them, or `None` if problems went to `report`."""
+    """Return the values of a section for the spec; on errors, report them and return `None`."""
     shaped = normalize_section(node, section)
     try:
         return build_validator(section).validate_python(shaped.to_plain_value())
@@ -175,7 +175,7 @@ def validate_section(section: Section, node: TreeNode, path: KeyPath, report: Pr
 
 
 def _list_intended_keys(details: Iterable[ErrorDetails], section: Section) -> set[tuple[KeyPath, int | str]]:
-    """Return keys that were misspelt, so that they are not reported as missing as well."""
+    """Return the known keys that the file contains misspelt: an unknown key is reported once, not also as missing."""
     unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
     return {
         (loc[:-1], near)
@@ -196,19 +196,19 @@ def _report_error(detail: ErrorDetails, root: TreeNode, path: KeyPath, section: 
         at = parent.key_mark(loc[-2]) if len(loc) > 1 else node.mark
         report.add(at, f"{format_path((*path, *loc[:-1]))}: the key `{loc[-1]}` is missing")
     elif node.value is not None or node.raw is not None:
-        # A node without value and text has been reported already, by the filling in of variables.
+        # For a node without value and text, interpolation has already reported an error.
         text, hint = _describe_error(detail, node, str(loc[-1]) if loc else "")
         report.add(node.mark, f"{format_path((*path, *inner))}: {text}", hint)
 
 
 def _find_node(root: TreeNode, loc: tuple[int | str, ...]) -> tuple[TreeNode, TreeNode, KeyPath]:
-    """Return parent, node and path of an error; `loc` may name a missing part."""
+    """Return parent, node and path of a pydantic error; the node at `loc` may be missing."""
     parent = node = root
     inner: list[int | str] = []
     for part in loc:
         below = node.child(part)
         if below is None:
-            # An unknown or missing key belongs to the mapping reached so far.
+            # A missing key belongs to the mapping at this point.
             return node, node, tuple(inner)
         parent, node = node, below
         inner.append(part)
@@ -224,7 +224,7 @@ def _list_fields_at(section: Section, loc: tuple[int | str, ...]) -> Iterable[st
 
 
 def suggest_key(key: str, fields: Iterable[str]) -> str | None:
-    """Return a hint for an unknown key."""
+    """Return a hint for an unknown key: a similar key, or the section of the key."""
     names = list(fields)
     meant = find_similar_key(key, names)
     if meant is not None:
@@ -232,28 +232,28 @@ def suggest_key(key: str, fields: Iterable[str]) -> str | None:
     sections = {"job": SECTIONS["job"], "hosts[]": HOST} | SECTIONS
     homes = [name for name, home in sections.items() if key in home.keys]
     if homes:
-        return f"`{key}` belongs to {' or '.join(f'`{home}`' for home in homes[:2])}"
+        return f"`{key}` is a key of {' or '.join(f'`{home}`' for home in homes[:2])}"
     if key in CLUSTER_FILE.keys:
-        return f"`{key}` belongs to the top level, without indentation"
-    return f"there are: {', '.join(names)}" if len(names) <= 16 else None
+        return f"`{key}` is a key of the top level, without indentation"
+    return f"known keys: {', '.join(names)}" if len(names) <= 16 else None
 
 
 def find_similar_key(key: str, fields: Iterable[str]) -> str | None:
-    """Return the known key that is most similar to an unknown one."""
+    """Return the known key that is most similar to an unknown key, or `None`."""
     names, word = list(fields), key.lower().replace("-", "_")
     alias = _ALIASES.get(word)
     if alias in names:
         return alias
-    begun = [name for name in names if len(word) >= 3 and name.startswith(word)]
-    if len(begun) == 1:
-        return begun[0]
+    completions = [name for name in names if len(word) >= 3 and name.startswith(word)]
+    if len(completions) == 1:
+        return completions[0]
     return find_similar(word, names, 0.65)
 
 
 def _describe_error(detail: ErrorDetails, node: TreeNode, key: str) -> tuple[str, str | None]:
     kind = detail["type"]
     if node.value is None and kind in _TYPES:
-        return "has no value", _type_hint(kind, node, key)
+        return "has no value", _suggest_type_fix(kind, node, key)
     context: Mapping[str, Any] = detail.get("ctx", {})
     if kind == "value_error":
         error = context["error"]
@@ -263,7 +263,7 @@ def _describe_error(detail: ErrorDetails, node: TreeNode, key: str) -> tuple[str
     if kind in _LIMITS:
         return f"must be {_LIMITS[kind]} {next(iter(context.values()))}, not {describe_value(node.value)}", None
     if kind in _TYPES:
-        return f"must be {_TYPES[kind]}, not {describe_value(node.value)}", _type_hint(kind, node, key)
+        return f"must be {_TYPES[kind]}, not {describe_value(node.value)}", _suggest_type_fix(kind, node, key)
     return str(detail["msg"]), None
 
 
@@ -287,14 +287,14 @@ def _describe_choices(expected: str, node: TreeNode) -> tuple[str, str | None]:
     return f"must be {shown_words}, not {describe_value(node.value)}", f"did you mean `{close}`?" if close else None
 
 
-def _type_hint(kind: str, node: TreeNode, key: str) -> str | None:
+def _suggest_type_fix(kind: str, node: TreeNode, key: str) -> str | None:
     raw = node.raw or ""
     if kind == "string_type":
         if node.value is None:
             return 'write `""` for empty text'
         return f'put it in quotes: "{raw}"' if node.raw is not None else None
     if kind in ("int_type", "float_type") and node.quoted and raw.strip().isdigit():
-        return "leave the quotes out"
+        return "remove the quotes"
     if kind == "bool_type" and raw.lower() in ("yes", "on", "no", "off"):
         return f"write `{'true' if raw.lower() in ('yes', 'on') else 'false'}`"
     if kind == "list_type" and isinstance(node.value, str):

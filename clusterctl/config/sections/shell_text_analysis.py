@@ -1,7 +1,7 @@
-"""The variables of a text for bash, and its special characters that mean something else than its author thinks.
+"""Analysis of shell texts: the variables of a text, and characters that bash reads differently from what users expect.
 
-Bash reads a text of `job.command` and `job.prologue`. No program reads `args`, the items of a command and the values of
-`env`: they reach the job as they are.
+Bash reads `job.prologue`, and `job.command` if it is text. No shell reads `job.args`, the items of a list in
+`job.command` and the values of `env`, so the job gets them unchanged.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from enum import Enum, auto
 from clusterctl.config.program_analysis import split_shell_commands
 from clusterctl.config.worker_variables import RESERVED_NAMES, find_launcher_of_variable, is_reserved_variable
 
-_LONGEST_TEXT = 1 << 16
+_MAX_CHARS = 1 << 16
 _HERE_DOCUMENT = re.compile(r"<<-?\s*\\?['\"]?(\w+)['\"]?[^\n]*\n")
 _PYTHONS = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|uv|poetry|conda)")
-_INNER_TEXT = re.compile(
+_BEFORE_INNER_PROGRAM = re.compile(
     r"(?:\s-\w*[ce]|eval|trap)\s*$|\b(?:ssh|g?awk|sed|perl|xargs|parallel|envsubst|jq)\b[^\n;|&]*$"
 )
-"""What stands before a quoted text that another program reads as a program."""
-_HYDRA = "put it into single quotes: `'${…}'` reaches the program as it is, and each rank fills it in for itself"
+"""The end of the text before a quoted text that another program, such as awk, interprets."""
+_SINGLE_QUOTES_HINT = "write `'${…}'` in single quotes, so that each rank replaces it itself"
 _TEMPLATE = r"\$?\{\{-?\s*\.?[A-Za-z_][^{}\n]{,200}\}\}"
 _TYPESET = "[\u2012-\u2015\u2212](?=[\u2012-\u2015\u2212\\w-])"
-"""A dash as word processors write it, before an option."""
+"""A dash of a word processor at the beginning of an option."""
 _INVISIBLE = "[\u00a0\u00ad\u200b-\u200d\u2060\u3000\ufeff]"
 _NESTED_QUOTES = re.compile(r"\"[^\"]*\$\([^)\"]*\"[^)]*\Z")
 _OPTION_LINE = re.compile(r"(?m)^[ \t]*(--?[A-Za-z][\w-]*)(?:[ \t=][^\n|)]*)?$")
 
 
 class Quoting(Enum):
-    """How bash reads one character of a text."""
+    """The context in which bash reads a character of a text."""
 
     PLAIN = auto()
     SINGLE = auto()
@@ -43,13 +43,13 @@ class Quoting(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ShellMistake:
-    """A part of a shell text that bash probably reads differently from what is meant.
+    """A part of a shell text that bash probably reads differently from what its author expects.
 
     Attributes:
-        offset: Where it begins, in characters.
-        length: Its length.
-        text: What happens to it.
-        hint: What to write instead.
+        offset: Index of the first character.
+        length: Number of characters.
+        text: What bash does with this part.
+        hint: A remedy.
     """
 
     offset: int
@@ -64,99 +64,99 @@ _SHELL_RULES: tuple[tuple[re.Pattern[str], tuple[Quoting, ...], str, str], ...] 
     (
         re.compile(r"(?<!\\)\\\n[ \t]*(?=#)"),
         (Quoting.PLAIN,),
-        "a comment ends the command that the line above it continues",
-        "leave comments out between the lines of one command",
+        "a comment ends the command of the line above, although the backslash should continue it",
+        "remove comments between the lines of one command",
     ),
     (
         re.compile(r"(?<!\S)\\[ \t]+|\\[ \t]+(?=\n|\Z)"),
         _PLAIN,
-        "a backslash before a blank continues no line: it makes the blank a part of the next word",
-        "a text of several lines is written with `|` (`>` joins lines), and nothing follows the backslash of a line",
+        "a backslash before a blank does not continue a line, but makes the blank a part of the next word",
+        "write a text of several lines with `|` (`>` joins lines), and no blank after a backslash at the end of a line",
     ),
     (
         re.compile(r"(?<=[^\s&|<>;])&(?=[^\s&|<>;)])"),
         _PLAIN,
-        "bash ends the command at `&` and leaves it in the background",
-        "quote the word that has it",
+        "bash ends the command at `&` and runs it in the background",
+        "quote the word",
     ),
     (
         re.compile(r"(?<!\S)[^\s=\"']{0,200}[^\s=\w\"'+][^\s=\"']{0,200}=~/"),
         _PLAIN,
-        "bash expands `~` at the beginning of a word alone, the program gets it as it is",
-        "write `$HOME/`, which is the home on the node",
+        "bash replaces `~` only at the beginning of a word, so the program gets it unchanged",
+        "write `$HOME/`, the home directory on the node",
     ),
     (
         re.compile(r"(?<![\\\w]):?\$\{[A-Za-z_]\w*\.[^}\n]{,200}\}"),
         _FILLED_IN,
-        "bash has no variables with a dot, and ends with `bad substitution`",
-        _HYDRA,
+        "bash has no variables with a dot, so the command fails with `bad substitution`",
+        _SINGLE_QUOTES_HINT,
     ),
     (
         re.compile(r"(?<!\\)\$\{[A-Za-z_]\w*:(?![-=+?\s\d$(]|[A-Za-z_]\w*(?:[%:+*}-]|\Z))[^}\n]{,200}\}"),
         _FILLED_IN,
-        "bash takes this for a part of a variable, and leaves an empty text",
-        _HYDRA,
+        "bash reads this as a substring of a variable, so the result is probably empty",
+        _SINGLE_QUOTES_HINT,
     ),
     (
         re.compile(_TEMPLATE),
         _FILLED_IN,
-        "nothing fills in a template, the program gets it as it is",
-        "`${env:NAME}` is a variable of this machine, `$NAME` one of the node",
+        "bash does not replace a template, so the program gets it unchanged",
+        "write `${env:NAME}` for a variable of this machine, `$NAME` for a variable of the node",
     ),
     (
         re.compile(r"(?<!\\)\\(?=[A-Za-z0-9])"),
         _PLAIN,
-        "bash takes the backslash away",
-        "quote the word that has it",
+        "bash removes the backslash",
+        "quote the word",
     ),
     (
         re.compile(r"(?<![\w%])%[A-Z][A-Z0-9_]{2,}%|(?i:\$env:[a-z_]\w*)"),
         _FILLED_IN,
-        "bash does not fill in `%NAME%` or `$env:NAME`, as Windows does",
+        "bash does not replace `%NAME%` and `$env:NAME`, which are variables of Windows",
         "write `$NAME`",
     ),
     (
         re.compile(r"(?<!\S)--[\w-]{0,30}(?:rank|node|host|addr)[\w-]{0,30}[= ]%[A-Za-z](?![\w%])"),
         _FILLED_IN,
-        "nothing fills in `%`",
-        "write `$RANK`, `$LOCAL_RANK`, `$GROUP_RANK` (the number of the node), `$MASTER_ADDR` and the like",
+        "`%` is not replaced",
+        "write `$RANK`, `$LOCAL_RANK`, `$GROUP_RANK` (the node's number) or `$MASTER_ADDR`",
     ),
     (
         re.compile(r"(?<![\\$])\$\$(?:[A-Za-z]\w+|\{[A-Za-z]\w*\})"),
         _FILLED_IN,
-        "bash takes `$$` for the number of its process",
-        "write one `$` for a variable, which only bash fills in here, and single quotes for a `$` that is meant",
+        "bash replaces `$$` by its process number",
+        "write one `$` for a variable of the node, or put a literal `$` in single quotes",
     ),
     (
         re.compile(rf"(?<!\S){_TYPESET}|[\u2018-\u201f]|{_INVISIBLE}"),
         _PLAIN,
-        "this is a sign of a word processor or a web page, and not the dash, quote or blank that bash knows",
-        "type it anew",
+        "bash does not recognise this typographic dash, quote or blank",
+        "replace it by a plain dash, quote or blank",
     ),
     (
         re.compile(r"\{\s*\"[\w. -]+\"\s*:"),
         _FILLED_IN,
-        "bash takes the quotes of JSON away",
-        "put the whole text into single quotes",
+        "bash removes the quotes of JSON",
+        "put the JSON text in single quotes",
     ),
     (
         re.compile(r"(?<!\S)--?[A-Za-z][\w-]*(?=[ \t]+#[^\s#!]\S*(?:[ \t]+-|[ \t]*(?:\n|\Z)))"),
         _PLAIN,
-        "bash takes what follows `#` for a comment",
+        "bash reads the text after `#` as a comment",
         "quote the value",
     ),
     (
         re.compile(r"(?m)(?:^|[;&|])[ \t]*set[ \t]+[A-Za-z_]\w*=\S"),
         _PLAIN,
-        "`set` sets no variable in bash",
+        "`set` does not set a variable in bash",
         "write `export NAME=value`",
     ),
 )
 
 
 def find_shell_mistakes(text: str) -> list[ShellMistake]:
-    """Return the parts of a text that bash probably reads differently from what is meant: the first of each kind."""
-    if len(text) > _LONGEST_TEXT:
+    """Return the likely mistakes of a shell text: for each kind of mistake, the first one."""
+    if len(text) > _MAX_CHARS:
         return []
     quoting = classify_quoting(text)
     found = [
@@ -164,7 +164,7 @@ def find_shell_mistakes(text: str) -> list[ShellMistake]:
         for pattern, where, what, hint in _SHELL_RULES
         for match in pattern.finditer(text)
         if quoting[match.start()] in where and quoting[match.end() - 1] in where
-        # The quotes of a `"$(… "…" …)"` are not paired here.
+        # `classify_quoting` cannot pair the quotes of `"$(… "…" …)"`.
         if not _NESTED_QUOTES.search(text[text.rfind("\n", 0, match.start()) + 1 : match.start()])
     ]
     found += _find_quoted_expansions(text, quoting)
@@ -178,7 +178,7 @@ def find_shell_mistakes(text: str) -> list[ShellMistake]:
 
 
 def classify_quoting(text: str) -> list[Quoting]:
-    """Return how bash reads each character of a text; here-documents are like comments, nothing is judged in them."""
+    """Return the quoting context of each character of a text. Here-documents count as comments."""
     result: list[Quoting] = []
     state, is_escaped = Quoting.PLAIN, False
     for index, character in enumerate(text):
@@ -200,7 +200,7 @@ def classify_quoting(text: str) -> list[Quoting]:
     begin = _HERE_DOCUMENT.search(text)
     while begin is not None:
         last = re.compile(rf"^[ \t]*{begin[1]}[ \t]*$", re.MULTILINE).search(text, begin.end())
-        # Bash reads a here-document without its last line to the end of the text.
+        # A here-document without its last line extends to the end of the text.
         end = len(text) if last is None else last.end()
         result[begin.start() : end] = [Quoting.COMMENT] * (end - begin.start())
         begin = _HERE_DOCUMENT.search(text, end)
@@ -208,33 +208,33 @@ def classify_quoting(text: str) -> list[Quoting]:
 
 
 def _find_quoted_expansions(text: str, quoting: list[Quoting]) -> Iterator[ShellMistake]:
-    """Give a home in quotes, and variables of a rank in single quotes, unless another program reads the quoted text."""
+    """Yield `~/` in quotes, and variables in single quotes, unless another program interprets the quoted text."""
     for match in re.finditer(r"'([^'\n]{1,2000})'|\"([^\"\n]{1,2000})\"", text):
         is_single = match[1] is not None
         if quoting[match.start()] is not (Quoting.SINGLE if is_single else Quoting.DOUBLE):
             continue
         inner, before = match[1] or match[2] or "", text[max(0, match.start() - 60) : match.start()]
-        if _INNER_TEXT.search(before):
+        if _BEFORE_INNER_PROGRAM.search(before):
             continue
         if re.match(r"(?:[\w.-]+=)?~/", inner):
-            hint = "write `$HOME/` in double quotes, which is the home on the node"
-            yield ShellMistake(match.start(), len(match[0]), "bash does not expand `~` in quotes", hint)
+            hint = "write `$HOME/` in double quotes, the home directory on the node"
+            yield ShellMistake(match.start(), len(match[0]), "bash does not replace `~` in quotes", hint)
         name = re.search(r"\$\{?([A-Z_]+)\b", inner) if is_single and not re.search(r"[\s;|]", inner) else None
         if name is not None and (is_reserved_variable(name[1]) or _SHELL_VARIABLES.fullmatch(name[1])):
-            what = f"bash fills in nothing in single quotes, the program gets `${name[1]}` as it is"
+            what = f"bash does not replace `${name[1]}` in single quotes, so the program gets it unchanged"
             yield ShellMistake(match.start(), len(match[0]), what, "use double quotes")
 
 
 def _find_escaped_variables(text: str, quoting: list[Quoting]) -> Iterator[ShellMistake]:
-    """Give variables of a rank behind a backslash, as they are written for an inner shell."""
+    """Yield variables of a rank after a backslash, which only an inner shell needs."""
     for match in re.finditer(r"(?<!\\)\\\$\{?([A-Z_]+)\b", text):
         if quoting[match.start()] is Quoting.PLAIN and is_reserved_variable(match[1]):
-            what = f"the backslash keeps bash from filling in `${match[1]}`"
-            yield ShellMistake(match.start(), len(match[0]), what, "leave the backslash out")
+            what = f"bash does not replace `${match[1]}` because of the backslash"
+            yield ShellMistake(match.start(), len(match[0]), what, "remove the backslash")
 
 
 def _find_brace_ranges(text: str, quoting: list[Quoting]) -> Iterator[ShellMistake]:
-    """Give a range in braces that is an argument of a training program: bash makes many words of it."""
+    """Yield ranges in braces in the arguments of a Python program, because bash expands a range to many words."""
     for words in split_shell_commands(text):
         if not any(_PYTHONS.fullmatch(word) for word in words[:6]):
             continue
@@ -242,43 +242,43 @@ def _find_brace_ranges(text: str, quoting: list[Quoting]) -> Iterator[ShellMista
             match = re.search(r"\{\w+\.\.\w+\}", word)
             offset = text.find(word) if match is not None else -1
             if match is not None and offset >= 0 and quoting[offset + match.start()] is Quoting.PLAIN:
-                what = f"bash makes many words of `{match[0]}`"
-                yield ShellMistake(offset + match.start(), len(match[0]), what, "quote the word to hand it on as it is")
+                what = f"bash expands `{match[0]}` to many words"
+                yield ShellMistake(offset + match.start(), len(match[0]), what, "quote the word")
 
 
 def _find_separated_options(text: str, quoting: list[Quoting]) -> Iterator[ShellMistake]:
-    """Give lines that begin with an option and continue no command."""
+    """Yield lines that begin with an option but do not continue the command above."""
     for match in _OPTION_LINE.finditer(text):
         before = re.sub(r"[ \t]+\Z", "", text[: match.start()].removesuffix("\n"))
         is_continued = before.endswith(("\\", "|", "&&"))
         opened = 0
         for character, how in zip(before, quoting, strict=False):
             if how is Quoting.PLAIN and character in "()":
-                # A pattern of `case` ends with a parenthesis that nothing opens.
+                # A pattern of `case` ends with a closing parenthesis without an opening one.
                 opened = max(0, opened + (1 if character == "(" else -1))
         if quoting[match.start(1)] is Quoting.PLAIN and not is_continued and not opened and before.strip():
-            what = "an option that begins a line of its own is no argument of the command above it"
-            hint = "end each line of a command but its last with a backslash, in a text that is written with `|`"
+            what = "the option at the beginning of this line does not belong to the command above"
+            hint = "end each line of a command except the last with a backslash, and write the text with `|`"
             yield ShellMistake(match.start(1), len(match[1]), what, hint)
 
 
 def _find_first_items(text: str, quoting: list[Quoting]) -> Iterator[ShellMistake]:
-    """Give each use of an array where bash uses only the first item."""
+    """Yield each use of an array of which bash takes only the first item."""
     for name in dict.fromkeys(re.findall(r"(?m)(?:^|(?<=[\s;]))([A-Za-z_]\w*)\+?=\([^)]*\s", text)):
         if re.search(rf"(?m)(?:^|[\s;]){name}=[^(]", text):
             continue
         for match in re.finditer(rf"(?<!\\)\$(?:{name}\b|\{{{name}\}})", text):
             if quoting[match.start()] in _FILLED_IN:
-                what = f"`{match[0]}` is the first item of the array alone"
+                what = f"`{match[0]}` is only the first item of the array"
                 yield ShellMistake(match.start(), len(match[0]), what, f'write `"${{{name}[@]}}"`')
 
 
 def find_dropped_argument(command: str | Sequence[str], args: Sequence[str]) -> str | None:
-    """Return the first argument that a command gives to a shell whose text does not use it.
+    """Return the first argument that a command passes to a shell text that uses no arguments, or `None`.
 
     Args:
-        command: The text, or the words of the command.
-        args: The further arguments of the job.
+        command: The shell text, or the words of the command.
+        args: `job.args`, which are appended to the command.
     """
     if isinstance(command, str):
         if args and not _PARAMETERS.search(command):
@@ -297,70 +297,68 @@ def find_dropped_argument(command: str | Sequence[str], args: Sequence[str]) -> 
 
 
 _PARAMETERS = re.compile(r"\$\{?[@*#0-9]|\bshift\b|\bgetopts\b|[\\\"'`$]\Z")
-"""Places at which a shell text uses its arguments, or the sign at which a text was split wrongly."""
+"""Uses of arguments in a shell text, or a last character that shows that the text was split at a wrong place."""
 _OPERATOR = re.compile(r"\|\|?|&&?|;|\d?>>?|<|\d?>&\d|&>>?")
 _IN_QUOTES = re.compile(r"(?s)\"[^\"]*\"|'[^']*'")
 _OF_A_DATE = r".*%[-#]?[YymdHMSIpBb(]"
 _LITERAL_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"`[^`\n]+`"), "nothing runs the command in backticks, the text stays as it is"),
-    (re.compile(rf"(?s)(?!.*\{{%){_TEMPLATE}"), "nothing fills in a template"),
-    (re.compile(r"%[A-Z][A-Z0-9_]{2,}%"), "nothing fills in `%NAME%`"),
+    (re.compile(r"`[^`\n]+`"), "no shell runs the command in backticks, so the text stays unchanged"),
+    (re.compile(rf"(?s)(?!.*\{{%){_TEMPLATE}"), "templates are not replaced"),
+    (re.compile(r"%[A-Z][A-Z0-9_]{2,}%"), "`%NAME%` is not replaced"),
     (
         re.compile(
             r"(?:\A|=)(?:<(?i:your|my|path|insert|enter)\b[^<>]*>|<(?i:[^<>]*(?:path|dir|folder|bucket|api.?key))>)\Z"
             r"|(?:\A|=|//)<(?i:(?:[^<>]{1,20}[_ -])?(?:rank|nodes?|hosts?|hostname|ip|port|gpus|world.size))>(?=:|\Z)"
             r"|(?:\A|=)YOUR[_-][A-Z_-]+\Z|\^array_index\^"
         ),
-        "nothing fills in a placeholder",
+        "a placeholder is left in the value",
     ),
     (
         re.compile(
             rf"(?!{_OF_A_DATE})(?:(?<![\w%+])%[JjAaNt](?![\w%])|(?<=[\w/-])%[JjA](?![\w%]))"
             r"|(?:\A|(?<!ormat)=)%[hnu](?:@%h)?\Z"
         ),
-        "nothing fills in `%`",
+        "`%` is not replaced",
     ),
     (
         re.compile(r"(?:\A|[=,])(?:gpu|node|host|compute|worker|dgx)[\w-]*\[\d+[-,][\d,-]+\](?=[,:]|\Z)"),
-        "nothing expands a list of hosts",
+        "a list of hosts is not expanded",
     ),
     (
         re.compile(r"(?<!%q)\{(?i:(?:local_|node_|machine_|group_)?rank|world_size|hostname|master_addr|job_id)\}"),
-        "nothing fills in braces",
+        "names in braces are not replaced",
     ),
 )
 _TYPESET_ITEM = re.compile(
     rf"\A{_TYPESET}|\A[\u2018-\u201f].*[\u2018-\u201f]\Z|(?!\u00a0){_INVISIBLE}|\A\u00a0|\u00a0\Z"
 )
-_SHELL_REMEDY = (
-    "a text of `job.command` is read by bash on the node, where each worker has `$RANK`, `$LOCAL_RANK`, `$GROUP_RANK` "
-    "(the number of its node), `$MASTER_ADDR` and the like"
+_SHELL_TEXT_HINT = (
+    "write `job.command` as text: bash on the node reads it, with `$RANK`, `$GROUP_RANK` (node rank) and the like"
 )
 
 
 def find_literal_mistakes(value: str, *, is_argument: bool) -> list[tuple[str, str]]:
-    """Return texts and hints about a value that no shell reads.
+    """Return the likely mistakes of a value that no shell reads, each as message and hint.
 
     Args:
         value: An argument, or the value of a variable.
-        is_argument: It is an argument: operators of a shell stand alone there.
+        is_argument: Whether the value is an argument. Only an argument can be a shell operator such as `|`.
     """
     if is_argument and _OPERATOR.fullmatch(value):
-        return [(f"no shell reads `{value}`, the program gets it as an argument", _SHELL_REMEDY)]
+        return [(f"no shell reads `{value}`, so the program gets it as an argument", _SHELL_TEXT_HINT)]
     if _TYPESET_ITEM.search(value):
-        what = f"`{value[:60]}` holds a dash, quote or blank of a word processor or a web page"
-        return [(what, "type it anew")]
+        what = f"`{value[:60]}` contains a typographic dash, quote or blank"
+        return [(what, "replace it by a plain dash, quote or blank")]
     if _IN_QUOTES.fullmatch(value) and len(value) > 2 and not value[1:-1].startswith(("{", "[")):
-        return [(f"the quotes of `{value[:60]}` are a part of the value", "leave the inner quotes out")]
+        return [(f"the quotes of `{value[:60]}` are a part of the value", "remove the inner quotes")]
     found = [(match, what) for rule, what in _LITERAL_RULES if len(value) < 2000 and (match := rule.search(value))]
-    return [(f"{what}: `{match[0].removeprefix('=')[:60]}`", _SHELL_REMEDY) for match, what in found[:1]]
+    return [(f"{what}: `{match[0].removeprefix('=')[:60]}`", _SHELL_TEXT_HINT) for match, what in found[:1]]
 
 
 # --- variables
 
-_MAX_CHARS = 1 << 16
 _COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
-_SETS_NAMES = re.compile(r"(?:\bfor|\bread|\bmapfile|\breadarray|\bgetopts|-v|\(\()[^\n;]{0,200}")
+_SETTING_COMMANDS = re.compile(r"(?:\bfor|\bread|\bmapfile|\breadarray|\bgetopts|-v|\(\()[^\n;]{0,200}")
 _SETS_UNKNOWN_NAMES = re.compile(r"(?m)(?:^|[\s;&|(])(?:source|\.|eval|module|ml|conda|mamba|function)\s|\(\)\s*\{")
 _READS_UNKNOWN_NAMES = re.compile(
     r"(?m)(?:^|[\s;&|(])(?:source|\.)[ \t]+(?!\S*activate)|\beval\b|\bset[ \t]+-\w*a|allexport|\$\{!|\benvsubst\b"
@@ -371,7 +369,7 @@ _SHELL_VARIABLES = re.compile(
     "PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|CONDA_PREFIX|XDG_RUNTIME_DIR|XDG_CACHE_HOME|SSH_CONNECTION|SSH_AUTH_SOCK|BASH.*|"
     "CLUSTERCTL_.*"
 )
-"""Names that bash or most logins set, or that may well be unset."""
+"""Variables that bash or most logins set, and variables that are often unset on purpose."""
 _READ = re.compile(r"(?<!\\)\$(?:\{(\w+)(?::?[-=+?]|[^}\n]{,200}\})|(\w+))")
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):?[-=+?]")
 _TEST = re.compile(
@@ -380,28 +378,26 @@ _TEST = re.compile(
 _NAME = re.compile(r"[A-Z][A-Z0-9_]+")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=")
 _VALUE = r"(?:\"[^\"\n]{,1000}\"|'[^'\n]{,1000}'|\$\(\([^\n]{,1000}?\)\)|\$\([^\n]{,1000}?\)|[^\s;&|])*"
-_WORDS_BEFORE_ASSIGNMENTS = re.compile(
-    r"then|do|else|[{!]|export|declare|typeset|readonly|local|env|exec|time|command|set|-\w*"
-)
+_PREFIX_WORDS = re.compile(r"then|do|else|[{!]|export|declare|typeset|readonly|local|env|exec|time|command|set|-\w*")
 _SHELL_PROGRAMS = ("bash", "sh", "dash", "zsh")
 _OTHER_LAUNCHERS = frozenset(
     "srun sbatch salloc mpirun mpiexec mpiexec.hydra orterun prun ibrun jsrun aprun flux qsub bsub kubectl".split()  # noqa: SIM905
 )
-"""Commands that start processes with variables of their own."""
+"""Programs that start processes with other environment variables."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShellVariables:
-    """What a text for bash does with variables.
+    """The variables that a shell text sets and reads.
 
     Attributes:
-        assigned: Names that it sets, in order.
-        overwritten: Those among them that clusterctl owns, and whose value it does not build on.
-        read_of_launchers: Names of other launchers that it reads, without a default and without a test.
-        inherited: Other names that it reads so and does not set: they come from the environment, if from anywhere.
-        inherited_arrays: Those among them that it reads as arrays, which no environment holds.
-        unexported: Names that it sets, neither reads nor exports, so that programs do not get them.
-        expanded_too_early: Names that a command reads which are set for that command alone.
+        assigned: Variables that the text sets, in order.
+        overwritten: Reserved variables that the text sets to a value without their old value.
+        read_of_launchers: Variables of other launchers that the text reads without a default and without a test.
+        inherited: Other variables that the text reads without default and test but does not set.
+        inherited_arrays: Those of `inherited` that the text reads as arrays; the environment cannot contain arrays.
+        unexported: Variables that the text sets but neither reads nor exports.
+        expanded_too_early: Variables in a command such as `A=1 x $A`: bash replaces `$A` before it sets A.
     """
 
     assigned: tuple[str, ...] = ()
@@ -414,7 +410,7 @@ class ShellVariables:
 
 
 def analyze_shell_variables(text: str) -> ShellVariables:
-    """Return which variables a text for bash sets and reads; nothing if it is very long or runs another launcher."""
+    """Return the variables that a shell text sets and reads; all empty if it is very long or runs another launcher."""
     if len(text) > _MAX_CHARS:
         return ShellVariables()
     commands = list(_list_commands(text))
@@ -451,7 +447,7 @@ def analyze_shell_variables(text: str) -> ShellVariables:
 
 
 def _list_unexported_names(text: str, commands: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Give names in capitals that a text only sets and never uses."""
+    """Yield names in capitals that a text sets but does not use."""
     if _READS_UNKNOWN_NAMES.search(text):
         return
     bare = [
@@ -484,11 +480,11 @@ def _list_expanded_too_early(text: str, commands: Sequence[Sequence[str]]) -> It
 
 
 def _list_inherited_names(text: str, others: Collection[str]) -> tuple[str, ...]:
-    """Return names in capitals that a text reads and nothing in it can set, except `others`."""
+    """Return names in capitals that a text reads but cannot set, except `others`."""
     if _SETS_UNKNOWN_NAMES.search(text):
         return ()
     quoting = classify_quoting(text)
-    set_by_commands = {name for match in _SETS_NAMES.finditer(text) for name in _NAME.findall(match[0])}
+    set_by_commands = {name for match in _SETTING_COMMANDS.finditer(text) for name in _NAME.findall(match[0])}
     names = dict.fromkeys(
         match[1] or match[2]
         for match in _READ.finditer(text)
@@ -505,14 +501,14 @@ def _list_inherited_names(text: str, others: Collection[str]) -> tuple[str, ...]
 
 
 def is_commonly_set_variable(name: str) -> bool:
-    """Return whether a shell, most logins, clusterctl or another launcher sets a variable."""
+    """Return whether a variable is set by a shell, by most logins, by clusterctl or by another launcher."""
     return (
         bool(_SHELL_VARIABLES.fullmatch(name)) or name in RESERVED_NAMES or find_launcher_of_variable(name) is not None
     )
 
 
 def _list_commands(text: str) -> Iterator[list[str]]:
-    """Give the words of each simple command, also of those in the text of `bash -c`."""
+    """Yield the words of each simple command of a text, including commands in the text after `bash -c`."""
     for words in split_shell_commands(text):
         yield words
         for before, flag, inner in zip(words, words[1:], words[2:], strict=False):
@@ -521,12 +517,12 @@ def _list_commands(text: str) -> Iterator[list[str]]:
 
 
 def _find_program(words: Sequence[str]) -> str:
-    programs = (word for word in words if not _WORDS_BEFORE_ASSIGNMENTS.fullmatch(word) and not ASSIGNMENT.match(word))
+    programs = (word for word in words if not _PREFIX_WORDS.fullmatch(word) and not ASSIGNMENT.match(word))
     return next(programs, "")
 
 
 def _list_assigned_names(words: Sequence[str]) -> Iterator[str]:
-    for word in itertools.dropwhile(_WORDS_BEFORE_ASSIGNMENTS.fullmatch, words):
+    for word in itertools.dropwhile(_PREFIX_WORDS.fullmatch, words):
         match = ASSIGNMENT.match(word)
         if match is None:
             return
@@ -534,6 +530,6 @@ def _list_assigned_names(words: Sequence[str]) -> Iterator[str]:
 
 
 def _extends_itself(name: str, text: str) -> bool:
-    """Return whether each value that a text gives to a variable is made of the variable itself."""
+    """Return whether every value that a text assigns to a variable contains the variable itself, as in `A=$A:x`."""
     values = re.findall(rf"(?<![\w$]){name}\+?=({_VALUE})", text)
     return bool(values) and all(re.search(rf"(?<!\w){name}(?!\w)", value) for value in values)

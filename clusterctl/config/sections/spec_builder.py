@@ -1,4 +1,4 @@
-"""Builder of the spec: it validates each section, then runs the checks that compare several."""
+"""Builder of the spec: it validates each section, then runs the checks that compare several sections."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from clusterctl.config.spec import (
 from clusterctl.config.text.tree import Problems, TreeNode
 from clusterctl.config.value_parsers import describe_value
 
-_TARGETS = ("script", "module", "command")
+_PROGRAM_KEYS = ("script", "module", "command")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltSpec:
-    """A spec, and the trees that it came from."""
+    """A spec, and the trees from which it was built; they have the position of each value."""
 
     spec: ClusterSpec
     root: TreeNode
@@ -41,9 +41,9 @@ class BuiltSpec:
 
 
 def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
-    """Return the spec, or `None` if the report has problems."""
+    """Return the spec, or `None` if the file has problems, which are in the context's report."""
     report = context.report
-    _check_top(root, report)
+    _check_top_level_keys(root, report)
     root = host_section.load_external_hosts_into_tree(root, context)
     sections = _validate_sections(root, report)
     hosts = host_section.build_hosts(root, sections.get("defaults", {}), context)
@@ -54,15 +54,14 @@ def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
     cross_checks.check_identity_files(root, hosts, context)
     cross_checks.warn_of_ineffective_keys(root, hosts, sections, report)
     if "health" in sections:
-        cross_checks.check_health_rules(root, HealthSpec(**sections["health"]), hosts, context)
+        cross_checks.check_health_keys(root, HealthSpec(**sections["health"]), hosts, context)
     if job is not None:
         job = job_checks.check_job_program(root, job, sync, hosts, environ.env, context)
         cross_checks.check_sync_source(root, sync, hosts, context)
-        cross_checks.warn_of_overridden_activation(root, hosts, job, report)
-        given = {*environ.env, *environ.secrets, *(name for host in hosts for name in host.spec.env)}
-        job_checks.warn_of_shell_mistakes(
-            root, job, job_checks.read_shell_scripts(job, sync, context), given, hosts, context
-        )
+        cross_checks.warn_of_unused_activation(root, hosts, job, report)
+        declared = {*environ.env, *environ.secrets, *(name for host in hosts for name in host.spec.env)}
+        scripts = job_checks.read_shell_scripts(job, sync, context)
+        job_checks.warn_of_shell_mistakes(root, job, scripts, declared, hosts, context)
     loss_node = root.child("on_controller_loss")
     loss = None if loss_node is None else _validate_section_or_word("on_controller_loss", loss_node, report)
     results = _build_results(root, context)
@@ -84,19 +83,19 @@ def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
         secrets=environ.secrets,
         on_controller_loss=None if loss is None else ControllerLossSpec(**loss),
         results=results,
-        **_build_parts(sections, context),
+        **_build_mapping_sections(sections, context),
     )
     return BuiltSpec(spec, root, hosts, environ.env_node)
 
 
 def _list_intended_top_keys(root: TreeNode) -> set[str | None]:
-    """Return keys that are present after all, but misspelt or outside of their section."""
+    """Return the top-level keys that the file contains in a misspelt form, or whose content is at the top level."""
     unknown = [key for key in root.value if key not in CLUSTER_FILE.keys]
     meant = {find_similar_key(key, CLUSTER_FILE.keys) for key in unknown}
-    return meant | ({"job"} if any(key in _TARGETS for key in unknown) else set())
+    return meant | ({"job"} if any(key in _PROGRAM_KEYS for key in unknown) else set())
 
 
-def _check_top(root: TreeNode, report: Problems) -> None:
+def _check_top_level_keys(root: TreeNode, report: Problems) -> None:
     for key in root.value:
         if key not in CLUSTER_FILE.keys:
             hint = suggest_key(key, CLUSTER_FILE.keys)
@@ -108,15 +107,15 @@ def _check_top(root: TreeNode, report: Problems) -> None:
             report.add(root.mark.shift(0, 1), "the key `version` is missing", "add `version: 1` at the top")
     elif version.value != 1 or not isinstance(version.value, int) or isinstance(version.value, bool):
         quotes = version.raw is not None and version.raw.strip() == "1"
-        known = "this clusterctl reads version 1" if isinstance(version.value, int) else None
+        known = "this clusterctl reads only version 1" if isinstance(version.value, int) else None
         text = f"version: must be `1`, not {describe_value(version.value)}"
-        report.add(version.mark, text, "leave the quotes out" if quotes else known)
+        report.add(version.mark, text, "remove the quotes" if quotes else known)
     if root.child("hosts") is None and "hosts" not in meant:
         report.add(root.mark.shift(0, 1), "the key `hosts` is missing", "add `hosts: {gpu01: 8}`: host and GPUs")
 
 
 def _validate_sections(root: TreeNode, report: Problems) -> dict[str, dict[str, Any]]:
-    """Return the values of the valid sections."""
+    """Validate each section that is a mapping; return the values of the valid ones by section name."""
     sections = {}
     for name, section in MAPPINGS.items():
         node = root.child(name)
@@ -127,7 +126,7 @@ def _validate_sections(root: TreeNode, report: Problems) -> dict[str, dict[str, 
 
 
 def _validate_section_or_word(name: str, node: TreeNode, report: Problems) -> dict[str, Any] | None:
-    """Return the values of a section; `None` if the file has its word, or after a problem."""
+    """Validate a section that may be a word such as `none`; return its values, or `None` for the word or an error."""
     section, word = SECTIONS[name], CLUSTER_FILE.keys[name].field_type.none_word
     if node.value is None or node.value == word:
         return None
@@ -139,7 +138,7 @@ def _validate_section_or_word(name: str, node: TreeNode, report: Problems) -> di
     return validate_section(section, node, (name,), report)
 
 
-def _build_parts(sections: Mapping[str, Mapping[str, Any]], context: BuildContext) -> dict[str, Any]:
+def _build_mapping_sections(sections: Mapping[str, Mapping[str, Any]], context: BuildContext) -> dict[str, Any]:
     parts = {
         name: MAPPINGS[name].spec(**values) for name, values in sections.items() if name not in ("defaults", "job")
     }
@@ -160,7 +159,7 @@ def _build_name(root: TreeNode, context: BuildContext) -> str:
         )
     elif not _NAME.fullmatch(node.value):
         hint = "letters, digits, `.`, `_` and `-`, at most 63, beginning with a letter or digit"
-        context.report.add(node.mark, f"name: {describe_value(node.value)} cannot name a run", hint)
+        context.report.add(node.mark, f"name: {describe_value(node.value)} is not a valid name of a run", hint)
     return str(node.value)
 
 
@@ -174,7 +173,7 @@ def _build_sync(root: TreeNode, context: BuildContext) -> SyncSpec | None:
     source = context.resolve(values.get("source", "."))
     place = node.child("source")
     if place is not None and not context.files.is_dir(source):
-        context.report.add(place.mark, f"sync.source: there is no folder `{source}`")
+        context.report.add(place.mark, f"sync.source: no such folder: `{source}`")
         return None
     return SyncSpec(**{**values, "source": source})
 
@@ -190,8 +189,8 @@ def _build_results(root: TreeNode, context: BuildContext) -> ResultsSpec | None:
         return None
     for pattern in values["patterns"]:
         if not pattern or pattern.startswith(("/", "~")) or ".." in pattern.split("/"):
-            text = f"results: `{pattern}` does not lie in the workdir"
-            context.report.add(node.mark, text, "patterns are relative to it, as in `ckpt/best*`")
+            text = f"results: `{pattern}` is outside of the workdir"
+            context.report.add(node.mark, text, "patterns are relative to the workdir, as in `ckpt/best*`")
     return ResultsSpec(**{**values, "to": context.resolve(values.get("to", "results"))})
 
 
@@ -201,17 +200,17 @@ def _build_job(root: TreeNode, values: Mapping[str, Any] | None, context: BuildC
         if context.require_job and "job" not in _list_intended_top_keys(root):
             mark = root.key_mark("job") if "job" in root.keys else root.mark.shift(0, 1)
             hint = "add `job: {script: train.py}`, or pass `--script`, `--module` or `--command`"
-            context.report.add(mark, "there is no `job`: nothing to run", hint)
+            context.report.add(mark, "the key `job` is missing, so there is nothing to run", hint)
         return None
     if values is None:
         return None
-    targets = [key for key in _TARGETS if key in values]
-    if len(targets) > 1:
-        first, second = sorted(targets, key=list(node.value).index)[:2]
-        hint = "a job runs exactly one of `script`, `module`, `command`"
+    programs = [key for key in _PROGRAM_KEYS if key in values]
+    if len(programs) > 1:
+        first, second = sorted(programs, key=list(node.value).index)[:2]
+        hint = "a job has exactly one of `script`, `module`, `command`"
         context.report.add(node.key_mark(second), f"job: `{first}` and `{second}` exclude each other", hint)
         return None
-    if not targets and context.require_job:
+    if not programs and context.require_job:
         hint = "add `script: train.py`, `module: NAME` or `command: TEXT`"
         context.report.add(root.key_mark("job"), "job: one of `script`, `module`, `command` is missing", hint)
-    return JobSpec(**values) if targets else None
+    return JobSpec(**values) if programs else None

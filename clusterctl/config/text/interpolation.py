@@ -1,6 +1,6 @@
-"""Interpolator of `${env:NAME}` after parsing, so that a value cannot become YAML.
+"""Interpolation of `${env:NAME}` in the values of a parsed file, so that a variable cannot insert YAML.
 
-Nothing else is interpolated. A text that looks like another expansion is refused, unless a shell reads it.
+No other form is interpolated. A text that looks like another expansion is an error, except in text for a shell.
 """
 
 from __future__ import annotations
@@ -16,51 +16,49 @@ from clusterctl.config.text.yaml_parser import parse_scalar
 from clusterctl.config.worker_variables import find_clusterctl_equivalent, is_reserved_variable
 
 _IN_SHELL_TEXT = re.compile(r"\$\$(?=\{env:)|\$\{env:([^{}]{,1000})(\}?)|(?<![\\$])\$\([A-Z][A-Z0-9_]+\)")
-"""What is looked at where a shell reads the text."""
+"""Expansions that are interpolated or reported in a text for a shell."""
 _IN_OTHER_TEXT = re.compile(
     r"\$\$(?=[{A-Za-z_]|\([A-Z][A-Z0-9_]+\))|\$\{env:([^{}]{,1000})(\}?)"
     r"|\$(?:\{(?:[^{}]{,1000}\})?|\([A-Z][A-Z0-9_]+\)|\(|[A-Za-z_]\w*)"
 )
-"""What is looked at elsewhere."""
+"""Expansions that are interpolated or reported in all other texts."""
 _IN_LITERAL_KEY = re.compile(r"\$\{env:([^{}]{,1000})(\}?)|\$\{(?:[^{}]{,1000}\})?")
-"""Matches what is replaced in the name of a host and the like; any other `$` there is refused anyway."""
+"""Expansions that are reported in literal keys such as `host`; the check of the value refuses any other `$`."""
 _BODY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-|:\?)(.*))?", re.DOTALL)
 _NAMED = re.compile(r"\$\{?(?:oc\.env:)?([A-Za-z_]\w*)(?![\w\s])")
 _RESOLVER = re.compile(r"\$\{(?!oc\.env:)[A-Za-z_]\w*(?:\.|:(?![-?=+\d\s]))")
-"""Hydra or OmegaConf fills this in: a key of the configuration, or the call of a resolver."""
+"""An expansion of Hydra or OmegaConf: a key of the configuration, or the call of a resolver."""
 _OF_KUBERNETES = re.compile(r"\$\(([A-Z][A-Z0-9_]+)\)")
 _WHOLLY_FILLED_IN = re.compile(r"\$\{env:[^{}]*\}")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*")
 _OPTION_AND_MORE = re.compile(r"--[A-Za-z][\w-]*\s+\S|-(?![^=]*=[\"'-]).*\s--?[A-Za-z]", re.DOTALL)
-"""An argument that holds an option and what should follow it; not one whose value is itself of options."""
+"""An argument that contains an option and another argument, but not an option whose value contains options."""
 _TAKES_SHELL_TEXT = re.compile(r"-[a-z]{0,4}c[a-z]{0,2}")
 _PATH_VARIABLE = re.compile(r"[A-Z_]*PATH")
 _HOME_PATH = re.compile(r"(?:^|[:=,])~/|^~[A-Za-z_][\w.-]*/")
 _USER_HOME = re.compile(r"~[^/]")
 
 _LITERAL_HOST_KEYS = {"host", "address", "user", "proxy_jump", "identity_file", "transport"}
-"""Keys of a host that say where a connection leads: what a variable holds would go to name servers and to strangers."""
+"""Keys of a host that determine a connection. A variable in them could leak a secret to name servers and hosts."""
 
 _USER_VARIABLES = {"USER", "LOGNAME"}
-"""What every server is told anyway, so that `user:` may name it."""
+"""Variables that `user` may contain, because ssh sends their value to every server anyway."""
 
 _MAX_SHOWN_CHARACTERS = 60
 _MAX_MISTAKES = 20
-"""Mistakes told of one value; a megabyte of `${` is one mistake, not a hundred thousand."""
+"""Largest number of mistakes that are reported for one value."""
 
-_FORMS = (
-    "there are `${env:NAME}`, `${env:NAME:-default}`, `${env:NAME:?message}`; a second `$` before it keeps the text"
-)
+_FORMS = "write `${env:NAME}`, `${env:NAME:-default}` or `${env:NAME:?message}`; `$$` stands for a literal `$`"
 
 
 @dataclass
 class Interpolator:
-    """Fills `${env:NAME}` in the values of a cluster file.
+    """Replaces `${env:NAME}` in the values of a cluster file.
 
     Attributes:
-        environ: The variables of this machine.
-        report: Takes problems.
-        search_path_uses: Where a search path of this machine was filled in, and its name.
+        environ: The environment variables of this machine.
+        report: Receives errors and warnings.
+        search_path_uses: Each use of a search path variable such as PATH: its position, its key and its name.
     """
 
     environ: Mapping[str, str]
@@ -68,27 +66,25 @@ class Interpolator:
     search_path_uses: list[tuple[Mark, KeyPath, str]] = field(default_factory=list)
 
     def interpolate_tree(self, node: TreeNode, path: KeyPath = ()) -> TreeNode:
-        """Drop `x-*` keys and interpolate the values below `node`; keys are not interpolated."""
+        """Return the tree without `x-*` keys and with all values interpolated; keys are not interpolated."""
         if isinstance(node.value, dict):
             entries: dict[str, TreeNode] = {}
             for key, child in node.value.items():
                 if not key.startswith("x-"):
                     entries[key] = self.interpolate_tree(child, (*path, key))
                 elif path == ("hosts",):
-                    text = f"host `{key}` is ignored, as every key that begins with `x-`"
-                    self.report.warn(node.key_mark(key), text, "list hosts as `- x-1`")
+                    text = f"host `{key}` is ignored like every key that begins with `x-`"
+                    self.report.warn(node.key_mark(key), text, "write hosts as a list: `- x-1`")
             return node.replace_entries(entries)
         if isinstance(node.value, list):
             shell = list_shell_text_indices(path, [item.value for item in node.value])
-            items = [
-                self._interpolate_item(child, (*path, i), is_shell=i in shell) for i, child in enumerate(node.value)
-            ]
+            items = [self._interpolate(child, (*path, i), is_shell=i in shell) for i, child in enumerate(node.value)]
             if path in (("job", "args"), ("job", "command")):
                 _warn_of_blanks(node.value, items, shell, path, self.report)
             return TreeNode(items, node.mark)
-        return self._interpolate_item(node, path, is_shell=is_shell_text_key(path))
+        return self._interpolate(node, path, is_shell=is_shell_text_key(path))
 
-    def _interpolate_item(self, node: TreeNode, path: KeyPath, *, is_shell: bool) -> TreeNode:
+    def _interpolate(self, node: TreeNode, path: KeyPath, *, is_shell: bool) -> TreeNode:
         if node.raw is None:
             return self.interpolate_tree(node, path) if isinstance(node.value, (dict, list)) else node
         if "~" in node.raw and not is_shell and not _check_tilde(node, path, self.report):
@@ -100,8 +96,8 @@ class Interpolator:
 
         Args:
             node: The value.
-            path: Its key.
-            is_shell: A shell reads it, to which every other `$` is left.
+            path: The path of its key.
+            is_shell: Whether a shell reads the value; then any other `$` stays for the shell.
         """
         raw, used, before = node.raw or "", False, len(self.report.problems)
         reported = before + len(self.report.warnings)
@@ -123,14 +119,14 @@ class Interpolator:
             mark = node.mark_substring(match.start(), len(match[0]))
             if is_shell and match[0].startswith("$("):
                 name = match[0][2:-1]
-                text = f"{format_path(path)}: bash runs a command `{name}` for `{match[0]}`, a variable of Kubernetes"
+                text = f"{format_path(path)}: bash runs a command `{name}` for `{match[0]}`, unlike Kubernetes"
                 self.report.warn(mark, text, f"write `${find_clusterctl_equivalent(name) or name}`")
                 pieces.append(match[0])
                 continue
             used = True
             if match[0] == "$(":
-                hint = "`job.prologue` and a text of `job.command` are read by bash on the node"
-                text = f"{format_path(path)}: nothing runs the command of `$(`, the text stays as it is"
+                hint = "bash on the node reads `job.prologue` and a `job.command` that is text"
+                text = f"{format_path(path)}: no shell runs the command in `$(`, so the text stays unchanged"
                 self.report.warn(mark, text, hint)
             pieces.append(match[0] if match[0] == "$(" else self._expand(match, mark, path))
             if len(self.report.problems) + len(self.report.warnings) - reported > _MAX_MISTAKES:
@@ -138,7 +134,7 @@ class Interpolator:
         if len(self.report.problems) > before:
             return TreeNode(None, node.mark)
         text = "".join([*pieces, raw[position:]])
-        # Unquoted, `port: ${env:PORT}` means a number; quoted, it is text.
+        # `port: ${env:PORT}` becomes a number; `port: "${env:PORT}"` stays text.
         value: Any = parse_scalar(text) if used and not node.quoted else text
         return TreeNode(value, node.mark, raw=text, quoted=node.quoted)
 
@@ -160,43 +156,41 @@ class Interpolator:
             text = f"{format_path(path)}: `{name}` is not set{': ' + rest if rest else ''}"
             self.report.add(mark, text, f"export {name}=...")
         elif not operator and name not in self.environ:
-            hint = f"write `${{env:{name}:-}}` if meant"
-            self.report.warn(mark, f"{format_path(path)}: `{name}` is not set and taken as empty", hint)
+            hint = f"write `${{env:{name}:-}}` if this is intended"
+            self.report.warn(mark, f"{format_path(path)}: `{name}` is not set, so its value is empty", hint)
         return value
 
     def _report_unfilled(self, match: re.Match[str], mark: Mark, path: KeyPath) -> None:
         token = match[0]
         of_kubernetes = _OF_KUBERNETES.fullmatch(token)
         if of_kubernetes is not None:
-            text = f"{format_path(path)}: nothing fills in `{token}`, as Kubernetes would"
+            text = f"{format_path(path)}: `{token}` is not replaced; only Kubernetes has this form"
             self.report.add(mark, text, _suggest_remedy(of_kubernetes[1], token, path))
             return
         named = None if match[1] is not None else _NAMED.match(token)
         if _is_literal_key(path) and token.startswith("${"):
             self._refuse_in_literal_key(token, mark, path)
         elif named is None:
-            self.report.add(mark, f"{format_path(path)}: `{token}` cannot be filled in", _FORMS)
+            self.report.add(mark, f"{format_path(path)}: `{token}` is not a valid variable", _FORMS)
         else:
             self.report.add(
-                mark, f"{format_path(path)}: nothing fills in `{token}`", _suggest_remedy(named[1], token, path)
+                mark, f"{format_path(path)}: `{token}` is not replaced", _suggest_remedy(named[1], token, path)
             )
 
     def _refuse_in_literal_key(self, token: str, mark: Mark, path: KeyPath) -> None:
         is_file = "identity_file" in path or "known_hosts" in path
-        hint = (
-            "`~` is the home" if is_file else f"write the value itself, or give it as `--set {format_path(path)}=VALUE`"
-        )
-        text = f"{format_path(path)}: `{token}` is not filled in here: it would be shown to whoever is asked"
+        hint = "`~` is the home directory" if is_file else f"write the value, or pass `--set {format_path(path)}=VALUE`"
+        text = f"{format_path(path)}: `{token}` is not allowed here: its value would be sent to name servers and hosts"
         self.report.add(mark, text, hint)
 
 
 def is_shell_text_key(path: KeyPath) -> bool:
-    """Return whether a text of this key is read by a shell on the node."""
+    """Return whether a shell on the node reads the value of a key if it is text."""
     return path in (("job", "command"), ("job", "prologue"))
 
 
 def list_shell_text_indices(path: KeyPath, items: Collection[object]) -> set[int]:
-    """Return the items of a list that a shell reads: in a command, those after `-c`."""
+    """Return the indices of the list items that a shell reads: in a command, the items after `-c`."""
     if path[-1:] != ("command",):
         return set()
     texts = [item if isinstance(item, str) else "" for item in items]
@@ -204,69 +198,67 @@ def list_shell_text_indices(path: KeyPath, items: Collection[object]) -> set[int
 
 
 def escape_variables(text: str, *, is_shell: bool = False) -> str:
-    """Escape a text so that interpolation returns the same text."""
+    """Escape `$` in a text, so that interpolation of the result returns the text."""
     return re.sub(r"\$(?=\{env:)" if is_shell else r"\$(?=[{A-Za-z_]|\([A-Z][A-Z0-9_]+\))", "$$", text)
 
 
 def _suggest_remedy(name: str, token: str, path: KeyPath) -> str:
     own = name if is_reserved_variable(name) else find_clusterctl_equivalent(name)
-    here, text = f"`${{env:{name}}}` is its value on this machine", f"`${token}` keeps the text"
+    here, text = f"`${{env:{name}}}` is the value on this machine", f"`${token}` is the literal text"
     if path[-1] in ("workdir", "python") or path == ("job", "checkpoint", "pattern"):
-        return f"`~/` is the home on the node; {here}; {text}"
+        return f"`~/` is the home directory on the node; {here}; {text}"
     if own is not None and (_is_variable_value(path) or path[:2] in (("job", "args"), ("job", "command"))):
-        # On this machine there is no such variable, and each worker has it.
+        # Every worker has the variable, but this machine does not.
         way = (
-            f"`job.prologue` may export it, made of `${own}`"
+            f"`job.prologue` can export it from `${own}`"
             if _is_variable_value(path)
-            else f"a text of `job.command` is read by bash on the node: write `${own}` there"
+            else f"bash on the node reads a `job.command` that is text: write `${own}` there"
         )
-        return f"{way}; each worker has `{own}` in its environment already; {text}"
+        return f"{way}; every worker has `{own}` in its environment; {text}"
     if _RESOLVER.match(token):
-        one = "; `${env:RUN_STAMP}` is one time for all, with `RUN_STAMP=$(date +%F_%H-%M-%S) clusterctl up`"
-        return f"{text}, which each rank fills in for itself{one if token.startswith('${now:') else ''}"
+        one = "; `${env:RUN_STAMP}` is one time for all ranks: `RUN_STAMP=$(date +%F_%H-%M-%S) clusterctl up`"
+        return f"{text}, which each rank replaces itself{one if token.startswith('${now:') else ''}"
     if _is_variable_value(path):
-        return f"`job.prologue` may export it with the node's value; {here}; {text}"
+        return f"`job.prologue` can export the value on the node; {here}; {text}"
     if path[:2] == ("job", "args"):
         there = f": write `${name}` there" if token.startswith("$(") else ""
-        return f"a text of `job.command` is read by bash on the node{there}; {here}; {text}"
+        return f"bash on the node reads a `job.command` that is text{there}; {here}; {text}"
     return f"{here}; {text}"
 
 
 def _warn_of_blanks(
     written: Sequence[TreeNode], items: Sequence[TreeNode], shell: set[int], path: KeyPath, report: Problems
 ) -> None:
-    """Warn of single arguments that look like several."""
-    hint = "write each argument as an item, or use a text of `job.command`, which bash splits at blanks"
+    """Warn of an item that contains several arguments."""
+    hint = "write each argument as an item, or write `job.command` as text, which bash splits at blanks"
     for i, (before, item) in enumerate(zip(written, items, strict=True)):
         value = item.value if isinstance(item.value, str) else ""
         follows = i > 0 and _OPTION.fullmatch(str(items[i - 1].value)) is not None
         is_filled_in = before.raw is not None and _WHOLLY_FILLED_IN.fullmatch(before.raw.strip()) is not None
         is_several_words = is_filled_in and not follows and len(value.split()) > 1
         if i not in shell and (_OPTION_AND_MORE.match(value) or is_several_words):
-            # As it is written: what the variable holds may be a secret.
+            # The text as written, because the value of the variable may be a secret.
             shown = textwrap.shorten(before.raw or value, _MAX_SHOWN_CHARACTERS, placeholder="…")
-            text = f"{format_path((*path, i))}: `{shown}` is one argument with blanks"
+            text = f"{format_path((*path, i))}: `{shown}` is one argument that contains blanks"
             report.warn(item.mark, text, hint)
 
 
 def _check_tilde(node: TreeNode, path: KeyPath, report: Problems) -> bool:
-    """Report a `~` that nothing expands; return whether the value is usable."""
+    """Report a `~` that is not replaced by a home directory; return whether the value is usable."""
     raw = node.raw or ""
     if _is_variable_value(path) or path[:2] in (("job", "args"), ("job", "command")):
         if _HOME_PATH.search(raw):
-            hint = "`${env:HOME}` is the home on this machine; `job.prologue` may export the one on the node"
-            report.warn(node.mark, f"{format_path(path)}: nothing expands `~` here, the program gets it as it is", hint)
+            hint = "`${env:HOME}` is the home directory on this machine; `job.prologue` can export that on the node"
+            report.warn(node.mark, f"{format_path(path)}: `~` is not replaced, the program gets it unchanged", hint)
     elif _is_file_path_key(path) and _USER_HOME.match(raw):
         user = raw.partition("/")[0]
-        report.add(
-            node.mark, f"{format_path(path)}: `{user}` is not looked up", "write the whole path; `~/` is the home"
-        )
+        report.add(node.mark, f"{format_path(path)}: `{user}` is not replaced", "write the absolute path")
         return False
     return True
 
 
 def _is_variable_value(path: KeyPath) -> bool:
-    """Return whether a value is that of a variable: of `env`, of a host's, or in an `env_file` (by its name)."""
+    """Return whether the value belongs to an environment variable: in an `env` or an `env_file`."""
     of_env = path[-2:-1] == ("env",) and path[0] != "secrets"
     return of_env or (path[0] == "env_file" and isinstance(path[-1], str) and len(path) == 2)
 
@@ -279,7 +271,7 @@ def _is_file_path_key(path: KeyPath) -> bool:
 
 
 def _is_literal_key(path: KeyPath) -> bool:
-    """Return whether the value at `path` is literal, without interpolation."""
+    """Return whether the value of a key must not contain variables."""
     if path[:2] == ("ssh", "known_hosts"):
         return True
     if path[:1] == ("defaults",):
@@ -288,7 +280,7 @@ def _is_literal_key(path: KeyPath) -> bool:
         return False
     if path[:2] == ("hosts", "from"):
         return path[2:3] == ("command",)
-    # An item that is text is a host; the text of `host: GPUS` is not a host.
+    # A text in the list of hosts is a host name; a text in the mapping of hosts is not.
     return (
         len(path) == 1
         or (len(path) == 2 and isinstance(path[1], int))

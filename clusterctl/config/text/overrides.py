@@ -1,4 +1,4 @@
-"""Overrides of a cluster file: further files, `--set`, and options of `up` about the job."""
+"""Overrides of a cluster file: further files, `--set`, and the options of `up` for the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INDEX = re.compile(r"\[([0-9]{1,6})\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """Options of `up`. A target replaces whatever target the file has; `args` are appended to `job.args`."""
+    """Options of `up`. A script, module or command replaces that of the file; `args` are appended to `job.args`."""
 
     name: str | None = None
     script: str | None = None
@@ -25,7 +25,7 @@ class Overrides:
 
 
 def merge_trees(trees: Sequence[TreeNode]) -> TreeNode:
-    """Merge later trees into earlier ones: mappings merge, everything else is replaced."""
+    """Merge each tree over the trees before it: mappings are merged, any other value is replaced."""
     result = trees[0]
     for tree in trees[1:]:
         result = _merge_nodes(result, tree)
@@ -42,13 +42,13 @@ def _merge_nodes(base: TreeNode, top: TreeNode) -> TreeNode:
 
 
 def apply_set_options(root: TreeNode, sets: Sequence[str], report: Problems) -> TreeNode:
-    """Apply each `key=value`; the key is a path such as `job.args` or `hosts[0].gpus`, the value is a YAML value."""
+    """Apply the `key=value` of each `--set`. The key is a path such as `hosts[0].gpus`, the value is YAML."""
     for setting in sets:
-        mark = _option_mark("--set", setting)
+        mark = _build_option_mark("--set", setting)
         key, equals, text = setting.partition("=")
         parts = _split_path(key)
         if not equals or not parts:
-            report.add(mark, f"`{setting}` does not set anything", "write `--set job.grace=30s`")
+            report.add(mark, f"`{setting}` is not `key=value`", "write `--set job.grace=30s`")
             continue
         value = _parse_value(text, mark, report)
         if value is not None:
@@ -57,19 +57,19 @@ def apply_set_options(root: TreeNode, sets: Sequence[str], report: Problems) -> 
 
 
 def _split_path(key: str) -> list[str]:
-    """Split a path; names of checks hold dots themselves, so below them nothing is split."""
+    """Split a path at dots, but not the names of health checks, which contain dots."""
     parts = [part for part in _INDEX.sub(r".\1", key.strip()).split(".") if part]
     if len(parts) > 2 and parts[0] == "health" and parts[1] in ("severity", "thresholds"):
         return [*parts[:2], ".".join(parts[2:])]
     return parts
 
 
-def _option_mark(name: str, text: str) -> Mark:
-    return Mark(Document(name, text, has_places=False), 1, 1)
+def _build_option_mark(option: str, text: str) -> Mark:
+    return Mark(Document(option, text, has_places=False), 1, 1)
 
 
 def _parse_value(text: str, mark: Mark, report: Problems) -> TreeNode | None:
-    """A list, a mapping or a quoted text is YAML; anything else is one scalar, whatever it holds."""
+    """Parse a list, a mapping or a quoted text as YAML, and any other text as one scalar."""
     if text[:1] not in ("[", "{", '"', "'"):
         value = parse_scalar(text) if text else ""
         return TreeNode(value, mark, raw=text, quoted=not text)
@@ -87,7 +87,7 @@ def _set_value(node: TreeNode, parts: list[str], value: TreeNode, mark: Mark, re
     if isinstance(node.value, list):
         return _set_item(node, part, rest, value, mark, report)
     if not isinstance(node.value, dict) and node.value is not None:
-        report.add(mark, f"`{mark.document.text}`: there is no `{part}` in a value that is no mapping")
+        report.add(mark, f"`{mark.document.text}`: `{part}` cannot be set in a value that is not a mapping")
         return node
     entries = dict(node.value or {})
     below = entries.get(part, TreeNode(None, mark))
@@ -99,22 +99,22 @@ def _set_value(node: TreeNode, parts: list[str], value: TreeNode, mark: Mark, re
 def _set_item(node: TreeNode, part: str, rest: list[str], value: TreeNode, mark: Mark, report: Problems) -> TreeNode:
     items = list(node.value)
     if not part.isdecimal() or int(part) >= len(items):
-        report.add(mark, f"`{mark.document.text}`: the list has no item `{part}`", f"it has {len(items)} items, from 0")
+        report.add(mark, f"`{mark.document.text}`: the list has no item `{part}`", f"the last item is {len(items) - 1}")
         return node
     items[int(part)] = _set_value(items[int(part)], rest, value, mark, report)
     return TreeNode(items, node.mark)
 
 
 def apply_overrides(root: TreeNode, overrides: Overrides) -> TreeNode:
-    """Apply the options of `up` to the file, and append the arguments after `--` to `job.args`."""
+    """Apply the options of `up` to a tree; append the arguments after `--` to `job.args`."""
     if overrides.name is not None:
-        root = _set_child(root, "name", _text_node("--name", overrides.name))
+        root = _set_child(root, "name", _build_text_node("--name", overrides.name))
     job = root.child("job")
     if job is None or not isinstance(job.value, dict):
         if job is not None and job.value is not None:
             return root
         job = TreeNode({}, root.mark)
-    changed = _append_arguments(_set_target(job, overrides), overrides.args)
+    changed = _append_arguments(_replace_program(job, overrides), overrides.args)
     return root if changed is job else _set_child(root, "job", changed)
 
 
@@ -123,17 +123,17 @@ def _set_child(node: TreeNode, key: str, child: TreeNode) -> TreeNode:
     return node.replace_entries({**node.value, key: child}, keys)
 
 
-def _text_node(option: str, text: str) -> TreeNode:
-    return TreeNode(text, _option_mark(option, text), raw=text, quoted=True)
+def _build_text_node(option: str, text: str) -> TreeNode:
+    return TreeNode(text, _build_option_mark(option, text), raw=text, quoted=True)
 
 
-def _set_target(job: TreeNode, overrides: Overrides) -> TreeNode:
-    chosen = {name: text for name in _TARGETS if (text := getattr(overrides, name)) is not None}
-    if not chosen:
+def _replace_program(job: TreeNode, overrides: Overrides) -> TreeNode:
+    programs = {name: text for name in _TARGETS if (text := getattr(overrides, name)) is not None}
+    if not programs:
         return job
     job = job.replace_entries({key: child for key, child in job.value.items() if key not in _TARGETS})
-    for name, text in chosen.items():
-        node = _text_node(f"--{name}", text)
+    for name, text in programs.items():
+        node = _build_text_node(f"--{name}", text)
         job = TreeNode({**job.value, name: node}, job.mark, keys={**job.keys, name: node.mark})
     return job
 
@@ -142,8 +142,10 @@ def _append_arguments(job: TreeNode, arguments: tuple[str, ...]) -> TreeNode:
     if not arguments:
         return job
     args = job.child("args")
-    given = args.value if args is not None and isinstance(args.value, list) else []
+    earlier = args.value if args is not None and isinstance(args.value, list) else []
     if args is not None and args.value is not None and not isinstance(args.value, list):
         return job
-    items = [*given, *(_text_node("--", argument) for argument in arguments)]
-    return _set_child(job, "args", TreeNode(items, args.mark if given and args is not None else _option_mark("--", "")))
+    items = [*earlier, *(_build_text_node("--", argument) for argument in arguments)]
+    return _set_child(
+        job, "args", TreeNode(items, args.mark if earlier and args is not None else _build_option_mark("--", ""))
+    )

@@ -1,4 +1,4 @@
-"""A parsed document as a tree, in which each value and each key has a mark: its file, line and column."""
+"""The tree of a parsed document: each value and each key has a mark with its file, line and column."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl.errors import Problem
 
-# The line breaks of YAML 1.1, which libyaml counts lines by.
+# libyaml counts lines by the line breaks of YAML 1.1.
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 
 KeyPath = tuple["str | int", ...]
@@ -18,7 +18,7 @@ KeyPath = tuple["str | int", ...]
 
 @dataclass(frozen=True)
 class Document:
-    """One text that values came from: a file, or an option of the command line (then `places` is false)."""
+    """The source of values: a file, or an option of the command line, which has no places (lines and columns)."""
 
     path: str
     text: str
@@ -26,13 +26,13 @@ class Document:
 
     @cached_property
     def lines(self) -> list[str]:
-        """The text without its line breaks."""
+        """The lines of the text, without line breaks."""
         return _BREAK.split(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a document. `line` and `column` count from 1; `length` is in characters, on that line."""
+    """A part of a line of a document. `line` and `column` count from 1; `length` is in characters."""
 
     document: Document
     line: int
@@ -41,7 +41,7 @@ class Mark:
 
     @property
     def place(self) -> str:
-        """`cluster.yaml:12:3`, or the option's name."""
+        """The position as text: `cluster.yaml:12:3`, or the name of the option."""
         if not self.document.has_places:
             return self.document.path
         return f"{self.document.path}:{self.line}:{self.column}"
@@ -61,15 +61,15 @@ class Mark:
 
 @dataclass(slots=True)
 class TreeNode:
-    """A value with its position; nodes never change, because aliases share them.
+    """A value of the tree with its position. A node must never change, because YAML aliases share nodes.
 
     Attributes:
         value: A scalar, a list of nodes, or a dict of nodes by key.
-        mark: Where the value begins.
-        raw: A scalar's text before it was taken for a number, a truth value or null; `None` for the others.
-        quoted: Whether a scalar was written in quotes or as a block, so that it is text whatever it looks like.
-        keys: For a mapping: where each key stands.
-        size: How many nodes this one stands for, with aliases counted in full.
+        mark: Position of the value.
+        raw: For a scalar: its text before conversion to a number, a boolean or null; else `None`.
+        quoted: Whether a scalar is in quotes or a block, and therefore always text.
+        keys: For a mapping: the position of each key.
+        size: Number of nodes of this subtree; a node that aliases share counts once for each alias.
         depth: Levels of nesting, 1 for a scalar.
     """
 
@@ -82,7 +82,7 @@ class TreeNode:
     depth: int = 1
 
     def child(self, key: str | int) -> TreeNode | None:
-        """Return the entry or item, or `None` if there is none."""
+        """Return an entry of a mapping or an item of a list, or `None`."""
         if isinstance(self.value, dict):
             node = self.value.get(key)
             return node if isinstance(node, TreeNode) else None
@@ -92,28 +92,28 @@ class TreeNode:
         return None
 
     def find(self, *path: str | int) -> TreeNode | None:
-        """Return the node at a path below this one, or `None` if there is none."""
+        """Return the node at a path below this node, or `None`."""
         node: TreeNode | None = self
         for part in path:
             node = node.child(part) if node is not None else None
         return node
 
     def find_mark(self, *path: str | int) -> Mark:
-        """Return the position of the node at a path below this one, or that of this node if there is none."""
+        """Return the position of the node at a path below this node; without such a node, the position of this node."""
         node = self.find(*path)
         return node.mark if node is not None else self.mark
 
     def key_mark(self, key: str | int) -> Mark:
-        """Return the position of a key, or of the value if keys have no position."""
+        """Return the position of a key; without such a key, the position of this node."""
         mark = self.keys.get(str(key))
         return mark if mark is not None else self.mark
 
     def replace_entries(self, entries: dict[str, TreeNode], keys: dict[str, Mark] | None = None) -> TreeNode:
-        """Return the same mapping with other entries."""
+        """Return a copy of this mapping with other entries."""
         return TreeNode(entries, self.mark, keys={**self.keys, **(keys or {})})
 
     def to_plain_value(self) -> Any:
-        """Return the plain value as dicts, lists and scalars."""
+        """Return the value without positions, as dicts, lists and scalars."""
         if isinstance(self.value, dict):
             return {key: child.to_plain_value() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -121,7 +121,7 @@ class TreeNode:
         return self.value
 
     def mark_substring(self, offset: int, length: int) -> Mark:
-        """Return the position of a part of a scalar, as exactly as its quoting allows."""
+        """Return the position of a part of a scalar; if escapes hide it, the position of the whole scalar."""
         line = self.mark.document.lines[self.mark.line - 1] if self.mark.document.has_places else ""
         start = self.mark.column - 1 + (1 if self.quoted else 0)
         if self.raw is None or not line.startswith(self.raw, start):
@@ -130,23 +130,23 @@ class TreeNode:
 
 
 def list_env_mappings(root: TreeNode) -> list[tuple[KeyPath, TreeNode]]:
-    """Return each mapping `env` of a cluster file, with its path: of the file, of the defaults and of the hosts."""
+    """Return path and node of each mapping `env`: at the top level, in `defaults` and in the hosts."""
     nodes = [*list_host_values(root, "env"), (("env",), root.find("env"))]
     return [(path, node) for path, node in nodes if node is not None and isinstance(node.value, dict)]
 
 
 def list_host_values(root: TreeNode, key: str) -> list[tuple[KeyPath, TreeNode]]:
-    """Return each value of a key of hosts, with its path: of the defaults and of the hosts."""
+    """Return path and node of each value of a key of hosts: in `defaults` and in the hosts."""
     hosts = root.child("hosts")
-    some = hosts.value if hosts is not None and isinstance(hosts.value, (dict, list)) else ()
-    names = some if isinstance(some, dict) else range(len(some))
+    entries = hosts.value if hosts is not None and isinstance(hosts.value, (dict, list)) else ()
+    names = entries if isinstance(entries, dict) else range(len(entries))
     paths: list[KeyPath] = [("defaults", key), *(("hosts", name, key) for name in names)]
     return [(path, node) for path in paths if (node := root.find(*path)) is not None]
 
 
 @dataclass
 class Problems:
-    """Problems and warnings, in the order found, each once."""
+    """The errors (`problems`) and warnings of a file, in the order found, without duplicates."""
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
@@ -154,28 +154,28 @@ class Problems:
 
     def add(self, mark: Mark, text: str, hint: str | None = None) -> None:
         """Add an error."""
-        self._note(self.problems, mark, text, hint)
+        self._add_once(self.problems, mark, text, hint)
 
     def warn(self, mark: Mark, text: str, hint: str | None = None) -> None:
-        """Add a warning: something is allowed, but probably a mistake."""
-        self._note(self.warnings, mark, text, hint)
+        """Add a warning about something that is allowed but probably a mistake."""
+        self._add_once(self.warnings, mark, text, hint)
 
-    def _note(self, where: list[Problem], mark: Mark, text: str, hint: str | None) -> None:
-        # An anchor used in several places makes the same problem several times.
+    def _add_once(self, target: list[Problem], mark: Mark, text: str, hint: str | None) -> None:
+        # A mistake in an anchor is found again at each alias.
         problem = mark.build_problem(text, hint)
-        key = (where is self.warnings, problem.path, problem.line, problem.column, text)
+        key = (target is self.warnings, problem.path, problem.line, problem.column, text)
         if key not in self._seen:
             self._seen.add(key)
-            where.append(problem)
+            target.append(problem)
 
     def sort_problems(self, paths: Iterable[str]) -> list[Problem]:
-        """Return the errors in the order of the files, then by position."""
+        """Return the errors, sorted by file in the order of `paths`, then by position."""
         order = {path: index for index, path in enumerate(paths)}
         return sorted(self.problems, key=lambda p: (order.get(p.path, len(order)), p.line, p.column))
 
 
 def format_path(path: KeyPath) -> str:
-    """Return a path as text: `hosts[1].gpus`."""
+    """Return a path as text, such as `hosts[1].gpus`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)

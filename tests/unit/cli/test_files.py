@@ -224,7 +224,7 @@ def test_init_says_where_what_it_wrote_does_not_check(folder: Path) -> None:
     result = call("init", "gpu01", "new.yaml", "--script", "gone.py", "-q")
 
     assert result.exception is None
-    assert "warning: it does not check yet: job.script: there is no file" in result.stderr
+    assert "warning: it does not check yet: job.script: no such file" in result.stderr
 
 
 def test_init_takes_a_template_for_hosts_however_they_are_named(folder: Path) -> None:
@@ -277,11 +277,11 @@ def test_completion_asks_this_program(shell: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("section", "place", "words", "hint"),
     [
-        pytest.param("ignore: [gpu.count, host.governer@gpu01]", (10, 23), "no check", "host.governor", id="ignore"),
-        pytest.param("severity: {gpu.persistance: warn}", (10, 14), "no check", "gpu.persistence", id="severity"),
-        pytest.param("required: [gpu.cuont]", (10, 14), "no check", "gpu.count", id="required"),
-        pytest.param("thresholds: {host.disk.wrn: 1}", (10, 16), "no threshold", "host.disk.warn", id="threshold"),
-        pytest.param("expect: {toch: 2.6}", (10, 12), "nothing that can be expected", "torch", id="expect"),
+        pytest.param("ignore: [gpu.count, host.governer@gpu01]", (10, 23), "not a check", "host.governor", id="ignore"),
+        pytest.param("severity: {gpu.persistance: warn}", (10, 14), "not a check", "gpu.persistence", id="severity"),
+        pytest.param("required: [gpu.cuont]", (10, 14), "not a check", "gpu.count", id="required"),
+        pytest.param("thresholds: {host.disk.wrn: 1}", (10, 16), "not a threshold", "host.disk.warn", id="threshold"),
+        pytest.param("expect: {toch: 2.6}", (10, 12), "not a known property", "torch", id="expect"),
     ],
 )
 @pytest.mark.parametrize("command", ["config", "up", "health"])
@@ -301,7 +301,7 @@ def test_a_rule_for_a_host_that_is_not_in_the_file_is_doubted(folder: Path) -> N
     (folder / "cluster.yaml").write_text(f"{CLUSTER}health: {{ignore: [gpu.count@gpu3]}}\n")
     result = call("config", "-q")
     assert result.exception is None
-    assert "cluster.yaml:9:19: warning: health.ignore: `gpu3` is no host" in result.stderr
+    assert "cluster.yaml:9:19: warning: health.ignore: `gpu3` is not a host" in result.stderr
 
 
 def test_a_file_without_a_health_section_costs_no_import_of_the_checks(folder: Path) -> None:

@@ -180,7 +180,9 @@ def test_no_word_of_another_program_leads_to_two_of_our_commands_or_is_one() -> 
         pytest.param(["why", "--bundle", "record.jsn"], "did you mean `record.json`?", id="bundle"),
         pytest.param(["init", "--from", "record.jsn", "x.yaml"], "did you mean `record.json`?", id="init"),
         pytest.param(["up", "--script", "trian.py"], "did you mean `train.py`?", id="script"),
-        pytest.param(["up", "train.py"], "`clusterctl up --script train.py` runs it on", id="a script for a file"),
+        pytest.param(
+            ["up", "train.py"], "`clusterctl up --script train.py` runs the script on", id="a script for a file"
+        ),
         pytest.param(["health", "--only", "gpu.cuont"], "did you mean `gpu.count`?", id="check"),
         pytest.param(["port-forward", "80", "--node", "gpu1"], "did you mean `gpu01`?", id="node"),
     ],

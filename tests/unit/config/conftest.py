@@ -44,7 +44,7 @@ class Shelf(DiskFiles):
 
     @override
     def find_upload_obstacle(self, path: str) -> str | None:
-        return "is a home" if path == "/home/me" else None
+        return "is a home directory" if path == "/home/me" else None
 
     @override
     def list_names(self, path: str) -> Sequence[str]:

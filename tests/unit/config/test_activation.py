@@ -60,8 +60,11 @@ def test_a_prologue_that_activates_another_environment_than_python_is_warned_of(
 ) -> None:
     (warning,) = parse_text(TEXT.replace("PYTHON", python).replace("PROLOGUE", prologue)).warnings
     assert warning.line == 3
-    assert warning.text == f"defaults.python: `{python}` runs the job, not the Python of `{command}` in `job.prologue`"
-    assert "leave `defaults.python` out" in (warning.hint or "")
+    assert (
+        warning.text
+        == f"defaults.python: the job runs with `{python}`, not with the Python of `{command}` in the prologue"
+    )
+    assert "remove `defaults.python`" in (warning.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ COMMAND = "hosts: [{host: a, transport: {command: [in, '{host}', sh]}}]\n"
         pytest.param(
             SSH + "restart: {max_restarts: 1, on: crash}\nstall: {action: restart}\n",
             "stall.action",
-            "`restart.on` does not name `stall`",
+            "`restart.on` does not contain `stall`",
             id="stall",
         ),
         pytest.param(
@@ -47,12 +47,14 @@ COMMAND = "hosts: [{host: a, transport: {command: [in, '{host}', sh]}}]\n"
             "pattern",
             id="resume",
         ),
-        pytest.param(SSH + "job: {script: train.py, preload: torch}\n", "job.preload", "not forked", id="preload"),
-        pytest.param(LOCAL + "sync: {exclude: [data/]}\n", "sync.exclude", "nothing is sent", id="exclude"),
-        pytest.param(LOCAL + "ssh: {host_keys: strict}\n", "ssh.host_keys", "by SSH", id="host keys"),
-        pytest.param(COMMAND + "defaults: {user: ann}\n", "defaults.user", "by SSH", id="user of all"),
         pytest.param(
-            "hosts: [b, {host: 'a[1-3]', port: 23, transport: local}]\n", "hosts[1].port", "by SSH", id="port"
+            SSH + "job: {script: train.py, preload: torch}\n", "job.preload", "does not fork workers", id="preload"
+        ),
+        pytest.param(LOCAL + "sync: {exclude: [data/]}\n", "sync.exclude", "nothing is copied", id="exclude"),
+        pytest.param(LOCAL + "ssh: {host_keys: strict}\n", "ssh.host_keys", "no host uses SSH", id="host keys"),
+        pytest.param(COMMAND + "defaults: {user: ann}\n", "defaults.user", "no host uses SSH", id="user of all"),
+        pytest.param(
+            "hosts: [b, {host: 'a[1-3]', port: 23, transport: local}]\n", "hosts[1].port", "does not use SSH", id="port"
         ),
     ],
 )

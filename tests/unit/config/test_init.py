@@ -74,7 +74,7 @@ def test_every_template_is_a_good_file_on_other_machines(
 
 def test_a_template_for_one_machine_takes_no_more() -> None:
     own = (TEMPLATES / "torch_dataparallel/cluster.yaml").read_text()
-    with pytest.raises(ValueError, match="runs on one machine, and 2 are named"):
+    with pytest.raises(ValueError, match="runs on one machine, not on 2"):
         render_template_for_hosts(own, [ListedHost("a"), ListedHost("b")])
 
 
@@ -253,7 +253,7 @@ def test_machines_keep_how_they_are_reached(parse_text: Callable[..., LoadedClus
 def test_an_inventory_that_cannot_be_read_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(HostListError) as caught:
         parse_host_list(text)
-    assert "one a line" in (caught.value.hint or "")
+    assert "one host in each line" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -285,17 +285,23 @@ def test_how_an_inventory_says_a_host_is_reached_is_kept(line: str, machine: Lis
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        pytest.param("a ansible_connection=docker", "`ansible_connection` of `a`: no cluster file", id="connection"),
+        pytest.param(
+            "a ansible_connection=docker", "`ansible_connection` of `a`: a cluster file cannot express", id="connection"
+        ),
         pytest.param("a ansible_password=x", "`ansible_password` of `a`: passwords", id="password"),
         pytest.param("a ansible_become=true", "`ansible_become` of `a`", id="another user"),
         pytest.param("a ansible_user={{me}}", "`ansible_user` of `a`: `{{me}}` is a template", id="template"),
-        pytest.param("a ansible_port=x", "`ansible_port` of `a`: `x` is no port", id="port"),
-        pytest.param("a ansible_ssh_args='-F f'", "`-F` is an option of ssh", id="another configuration"),
+        pytest.param("a ansible_port=x", "`ansible_port` of `a`: `x` is not a port", id="port"),
+        pytest.param("a ansible_ssh_args='-F f'", "`-F` is an unsupported option of ssh", id="another configuration"),
         pytest.param(
-            "a ansible_ssh_args='-o StrictHostKeyChecking=no'", "`-o StrictHostKeyChecking` is an option", id="option"
+            "a ansible_ssh_args='-o StrictHostKeyChecking=no'",
+            "`-o StrictHostKeyChecking` is an unsupported option",
+            id="option",
         ),
-        pytest.param("a ansible_ssh_args='-o ProxyCommand=\"nc -x p %h %p\"'", "is no jump through", id="proxy"),
-        pytest.param("a b", "`b` cannot be read", id="word"),
+        pytest.param(
+            "a ansible_ssh_args='-o ProxyCommand=\"nc -x p %h %p\"'", "does not connect through a jump host", id="proxy"
+        ),
+        pytest.param("a b", "`b` is not valid", id="word"),
         pytest.param("[x", "", id="bracket"),
         pytest.param("a[03:x]", "`03:x` is not a range of numbers", id="no range"),
     ],

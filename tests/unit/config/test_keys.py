@@ -48,7 +48,8 @@ def test_a_sentence_that_names_a_default_names_the_one_that_holds(key: SectionFi
 
 def test_the_sentence_about_backoff_names_its_ceiling() -> None:
     assert (
-        f"doubled up to {format_exact_duration(spec.RestartSpec().backoff_max)}" in KEYS["restart.backoff"].description
+        f"doubles with each restart up to {format_exact_duration(spec.RestartSpec().backoff_max)}"
+        in KEYS["restart.backoff"].description
     )
 
 

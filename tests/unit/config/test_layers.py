@@ -73,8 +73,8 @@ def test_set_reaches_items_of_a_list(parse_text: Callable[..., LoadedClusterFile
     ("setting", "words"),
     [
         pytest.param("job.arg=1", "job.arg: unknown key", id="unknown_key"),
-        pytest.param("job.grace", "does not set anything", id="no_equals_sign"),
-        pytest.param("job.script.x=1", "no mapping", id="below_a_scalar"),
+        pytest.param("job.grace", "is not `key=value`", id="no_equals_sign"),
+        pytest.param("job.script.x=1", "not a mapping", id="below_a_scalar"),
         pytest.param("job.args[7]=x", "no item `7`", id="no_such_item"),
         pytest.param("job.args=[a", "not closed", id="bad_yaml"),
         pytest.param("stall.timeout=soon", "not a duration", id="bad_value"),
@@ -126,7 +126,7 @@ def test_secrets_are_not_read_unless_wanted(parse_text: Callable[..., LoadedClus
     ("text", "words"),
     [
         pytest.param("env: {A: '${env:NOPE}'}\n", "env.A: `NOPE` is not set", id="unset_variable"),
-        pytest.param("stall: {action: restart}\n", "acts as `stop`", id="restart_without_budget"),
+        pytest.param("stall: {action: restart}\n", "`restart` only stops the run", id="restart_without_budget"),
         pytest.param("restart: {max_restarts: 1, on: [node_lost]}\n", "no effect", id="node_lost_without_fence"),
     ],
 )
@@ -139,9 +139,9 @@ def test_what_is_probably_not_meant_gives_a_warning(
 
 SPARE = "version: 1\nhosts: {a: 8, s: {role: spare}}\nrestart: {max_restarts: 1}\n"
 FENCED = "on_controller_loss: {stop_after: 10m}\n"
-NEVER_USED = "hosts.s.role: has no effect: without `restart.max_restarts` there is no second attempt"
-NEVER_REPLACES = "hosts: no spare takes the place of a lost node, which may still be at work"
-LOSES = "job.checkpoint: what only a lost node has is lost with it, and a spare cannot go on from it"
+NEVER_USED = "hosts.s.role: has no effect: without `restart.max_restarts` there are no restarts"
+NEVER_REPLACES = "hosts: a spare cannot replace a lost node, because that node may still run its workers"
+LOSES = "job.checkpoint: a spare cannot resume from checkpoints that only the lost node has"
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_a_private_key_that_is_not_there_is_named_once_where_it_is_said(
     said = [(warning.line, warning.text) for warning in parse_text(text).warnings]
 
     assert said == [
-        (5, "defaults.identity_file: there is no file `/nope/id`"),
-        (4, "hosts.b.identity_file: there is no file `/nope/b`"),
+        (5, "defaults.identity_file: no such file: `/nope/id`"),
+        (4, "hosts.b.identity_file: no such file: `/nope/b`"),
     ]
 
 

@@ -43,13 +43,13 @@ def test_a_list_of_hosts_is_read_in_the_forms_of_several_launchers(text: str, ho
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("\n", "it names no host", id="empty"),
-        pytest.param("a slots=x\n", "line 1: `slots=x` cannot be read", id="slots"),
-        pytest.param("a\nb c\n", "line 2: `c` cannot be read", id="words"),
+        pytest.param("\n", "the file contains no hosts", id="empty"),
+        pytest.param("a slots=x\n", "line 1: `slots=x` is not valid", id="slots"),
+        pytest.param("a\nb c\n", "line 2: `c` is not valid", id="words"),
         pytest.param("a[3-1]\n", "line 1: the range `3-1` runs backwards", id="range"),
-        pytest.param("a\nb slots=0\n", "line 2: no slots are no workers on `b`", id="no slots"),
-        pytest.param("a rack=1\n", "line 1: `rack=1` cannot be read", id="unknown words"),
-        pytest.param("me@a\nyou@a\n", "line 2: `a` is reached in another way than before", id="two users"),
+        pytest.param("a\nb slots=0\n", "line 2: with `slots=0`, `b` has no workers", id="no slots"),
+        pytest.param("a rack=1\n", "line 1: `rack=1` is not valid", id="unknown words"),
+        pytest.param("me@a\nyou@a\n", "line 2: `a` had another user or port before", id="two users"),
         pytest.param("a slots=9999\n", "more than 1024 workers", id="many"),
         pytest.param("a[1-9999]\nb[1-9999]\n", "more than 10000 hosts", id="hosts"),
     ],
@@ -91,16 +91,16 @@ def test_tasks_are_workers() -> None:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        pytest.param({"SLURM_JOB_ID": ""}, "no Slurm allocation here", id="outside"),
-        pytest.param({"SLURM_STEP_ID": "0"}, "inside a step of Slurm", id="step"),
+        pytest.param({"SLURM_JOB_ID": ""}, "no Slurm allocation", id="outside"),
+        pytest.param({"SLURM_STEP_ID": "0"}, "in a step of Slurm", id="step"),
         pytest.param({"SLURM_HET_SIZE": "2"}, "heterogeneous jobs", id="heterogeneous"),
-        pytest.param({"SLURM_JOB_NODELIST": "a["}, "SLURM_JOB_NODELIST cannot be read", id="nodes"),
+        pytest.param({"SLURM_JOB_NODELIST": "a["}, "SLURM_JOB_NODELIST is not valid", id="nodes"),
     ],
 )
 def test_what_is_no_whole_allocation_is_refused(variables: dict[str, str], message: str) -> None:
     with pytest.raises(HostListError, match=message) as caught:
         list_slurm_hosts(BATCH | variables)
-    assert caught.value.hint or "cannot be read" in str(caught.value)
+    assert caught.value.hint or "is not valid" in str(caught.value)
 
 
 def test_the_shell_of_salloc_may_be_a_step_of_its_own() -> None:
@@ -149,7 +149,7 @@ def test_a_command_that_lists_hosts_is_run_by_whoever_may(parse_text: Callable[.
     spec = parse_text(text, run_host_command=run).spec
     assert [(host.name, host.workers) for host in spec.hosts] == [("a", 2), ("b", None)]
     assert asked == [("inventory", "--all")]
-    with pytest.raises(ConfigError, match="its command is not run here"):
+    with pytest.raises(ConfigError, match="this subcommand does not run the command"):
         parse_text(text)
 
 
@@ -162,12 +162,12 @@ def test_a_host_may_be_called_from(parse_text: Callable[..., LoadedClusterFile])
     [
         pytest.param("slrm", "unknown source", id="misspelt"),
         pytest.param("{file: nowhere}", "nowhere cannot be read: No such file", id="no-file"),
-        pytest.param("{file: train.py}", "it names no host", id="empty-file"),
+        pytest.param("{file: train.py}", "the file contains no hosts", id="empty-file"),
         pytest.param("{command: inventory}", "the command must be a list", id="text"),
-        pytest.param("{command: [./inventory]}", "by its whole path", id="relative"),
-        pytest.param("{command: [inventory, '${HOME}']}", "is not filled in here", id="variable"),
-        pytest.param("slurm, gpu01: 8", "`from` excludes other keys", id="beside"),
-        pytest.param("slurm", "no Slurm allocation here", id="outside"),
+        pytest.param("{command: [./inventory]}", "an absolute path", id="relative"),
+        pytest.param("{command: [inventory, '${HOME}']}", "is not allowed here", id="variable"),
+        pytest.param("slurm, gpu01: 8", "`from` must be the only key", id="beside"),
+        pytest.param("slurm", "no Slurm allocation", id="outside"),
     ],
 )
 def test_a_source_that_is_wrong_is_marked(

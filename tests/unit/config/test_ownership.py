@@ -56,16 +56,24 @@ def said(path: Path) -> tuple[str, str | None] | None:
     [
         pytest.param("root", "root:root", 0o644, None, None, id="of root"),
         pytest.param("root", "root:root", 0o664, None, None, id="of root and its group"),
-        pytest.param("root", "games:games", 0o644, "belongs to games, and what it says", "chown root", id="of a user"),
+        pytest.param("root", "games:games", 0o644, "belongs to games, but its commands", "chown root", id="of a user"),
         pytest.param("games", "games:games", 0o600, None, None, id="one's own"),
         pytest.param("games", "games:games", 0o664, None, None, id="one's own, umask 002"),
         pytest.param("games", "root:root", 0o644, None, None, id="of root, read by a user"),
         pytest.param("games", "root:games", 0o664, None, None, id="of root, and one's own group may write"),
-        pytest.param("games", "daemon:daemon", 0o644, "belongs to daemon", "copy that is yours", id="of another user"),
-        pytest.param("games", "games:users", 0o664, "others can write it", "`chmod go-w ", id="a group may write"),
-        pytest.param("games", "games:daemon", 0o664, "others can write it", "`chmod go-w ", id="another's group"),
-        pytest.param("games", "games:games", 0o646, "others can write it", "`chmod go-w ", id="all may write"),
-        pytest.param("root", "root:root", 0o666, "others can write it", "`chmod go-w ", id="all may write root's"),
+        pytest.param("games", "daemon:daemon", 0o644, "belongs to daemon", "copy of your own", id="of another user"),
+        pytest.param(
+            "games", "games:users", 0o664, "other users can write to this file", "`chmod go-w ", id="a group may write"
+        ),
+        pytest.param(
+            "games", "games:daemon", 0o664, "other users can write to this file", "`chmod go-w ", id="another's group"
+        ),
+        pytest.param(
+            "games", "games:games", 0o646, "other users can write to this file", "`chmod go-w ", id="all may write"
+        ),
+        pytest.param(
+            "root", "root:root", 0o666, "other users can write to this file", "`chmod go-w ", id="all may write root's"
+        ),
     ],
 )
 def test_a_file_that_somebody_else_could_have_written_is_refused_with_the_remedy(
@@ -103,7 +111,7 @@ def test_so_is_one_in_a_folder_where_others_may_put_another_in_its_place(
     found = said(path)
     assert (found is not None) is refused
     if found is not None:
-        assert found[0] == f"others can write in {place}, and put another file in its place"
+        assert found[0] == f"other users can write to {place}, and so replace this file"
         assert f"`chmod go-w {place}`" in str(found[1])
 
 
@@ -113,12 +121,14 @@ def test_each_of_several_files_and_each_env_file_is_held_to_that(folder: Path) -
     bad.write_text("name: x\n")
     env.write_text("A=1\n")
     chown(bad, "root:root", 0o666)
-    with pytest.raises(ConfigError, match=r"more\.yaml: others can write it"):
+    with pytest.raises(ConfigError, match=r"more\.yaml: other users can write to this file"):
         load_cluster_file([str(good), str(bad)], environ={})
     good.write_text(TEXT + "env_file: env\n")
     assert load_cluster_file([str(good)], environ={}).spec.env == {"A": "1"}
     chown(env, "root:root", 0o666)
-    with pytest.raises(ConfigError, match=r"cluster\.yaml:3:11: env_file: `.*/env`: others can write it"):
+    with pytest.raises(
+        ConfigError, match=r"cluster\.yaml:3:11: env_file: `.*/env`: other users can write to this file"
+    ):
         load_cluster_file([str(good)], environ={})
 
 

@@ -29,16 +29,16 @@ def warnings_of(parse_text: Callable[..., LoadedClusterFile], text: str, **optio
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        pytest.param("export RANK=0; python train.py", "`RANK` is", id="export"),
-        pytest.param("export RANK=0 WORLD_SIZE=1\npython train.py", "`RANK`, `WORLD_SIZE` are", id="two at once"),
-        pytest.param("MASTER_PORT=29500 python train.py", "`MASTER_PORT` is", id="for one command"),
-        pytest.param("env LOCAL_RANK=0 python train.py", "`LOCAL_RANK` is", id="env"),
-        pytest.param("MASTER_ADDR=$(hostname -i | head -n1)\npython train.py", "`MASTER_ADDR` is", id="of a command"),
-        pytest.param("bash -c 'export NODE_RANK=0; python train.py'", "`NODE_RANK` is", id="in an inner shell"),
-        pytest.param("declare -x GROUP_RANK=0 && python train.py", "`GROUP_RANK` is", id="declare"),
-        pytest.param("for i in 0 1; do RANK=$i python train.py & done; wait", "`RANK` is", id="a loop"),
-        pytest.param("export RANK=${OTHER:-0}; python train.py", "`RANK` is", id="a default of another"),
-        pytest.param("RANK=0 python train.py --model flux", "`RANK` is", id="an argument named like a launcher"),
+        pytest.param("export RANK=0; python train.py", "`RANK`", id="export"),
+        pytest.param("export RANK=0 WORLD_SIZE=1\npython train.py", "`RANK`, `WORLD_SIZE`", id="two at once"),
+        pytest.param("MASTER_PORT=29500 python train.py", "`MASTER_PORT`", id="for one command"),
+        pytest.param("env LOCAL_RANK=0 python train.py", "`LOCAL_RANK`", id="env"),
+        pytest.param("MASTER_ADDR=$(hostname -i | head -n1)\npython train.py", "`MASTER_ADDR`", id="of a command"),
+        pytest.param("bash -c 'export NODE_RANK=0; python train.py'", "`NODE_RANK`", id="in an inner shell"),
+        pytest.param("declare -x GROUP_RANK=0 && python train.py", "`GROUP_RANK`", id="declare"),
+        pytest.param("for i in 0 1; do RANK=$i python train.py & done; wait", "`RANK`", id="a loop"),
+        pytest.param("export RANK=${OTHER:-0}; python train.py", "`RANK`", id="a default of another"),
+        pytest.param("RANK=0 python train.py --model flux", "`RANK`", id="an argument named like a launcher"),
         pytest.param("RANK=${RANK:-0} python train.py", None, id="a default of its own"),
         pytest.param("export MASTER_PORT=$((MASTER_PORT + 1)); python x.py", None, id="made of itself"),
         pytest.param('[ -z "$RANK" ] && export RANK=0\npython train.py', None, id="tested"),
@@ -51,10 +51,12 @@ def warnings_of(parse_text: Callable[..., LoadedClusterFile], text: str, **optio
 def test_a_text_for_bash_that_sets_what_clusterctl_sets_is_warned_of(
     text: str, names: str | None, parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
-    found = [one for one in warnings_of(parse_text, text) if "set already for every worker" in one]
+    found = [one for one in warnings_of(parse_text, text) if "clusterctl has already set" in one]
     assert len(found) == (names is not None)
-    assert names is None or found[0].startswith(f"job.command: {names} set already for every worker")
-    assert names is None or "leave th" in found[0]
+    assert names is None or found[0].startswith(
+        f"job.command: this text sets {names}, which clusterctl has already set"
+    )
+    assert names is None or "remove the assignment" in found[0]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_a_text_for_bash_that_sets_what_clusterctl_sets_is_warned_of(
 def test_a_variable_that_only_another_launcher_sets_is_warned_of(
     text: str, remedy: str | None, parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
-    found = [one for one in warnings_of(parse_text, text) if "nobody sets" in one]
+    found = [one for one in warnings_of(parse_text, text) if "not clusterctl" in one]
     assert len(found) == (remedy is not None)
     assert remedy is None or remedy in found[0]
 
@@ -103,7 +105,7 @@ def test_a_variable_that_somebody_may_set_is_not_warned_of(
     more: str, environ: dict[str, str], parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     text = f"{H}{more}job: {{command: 'x $SLURM_PROCID'}}\n"
-    assert [one for one in parse_text(text, environ=environ).warnings if "nobody sets" in one.text] == []
+    assert [one for one in parse_text(text, environ=environ).warnings if "not clusterctl" in one.text] == []
     assert [
         w.text for w in parse_text(f"{H}job: {{command: 'x $SLURM_PROCID'}}\n", environ={"SLURM_CONF": "/x"}).warnings
     ]
@@ -166,7 +168,7 @@ def test_a_variable_that_is_empty_for_certain_is_warned_of(
 def test_a_variable_of_this_shell_that_is_not_sent_is_warned_of(parse_text: Callable[..., LoadedClusterFile]) -> None:
     job = "job: {command: 'python x.py $DATA_DIR $OTHER'}\n"
     found = [one.text for one in parse_text(H + job, environ={"DATA_DIR": "/d"}).warnings]
-    assert found == ["job.command: `DATA_DIR` is set in this shell, and not sent to nodes"]
+    assert found == ["job.command: the nodes do not get `DATA_DIR` of this shell"]
     assert parse_text(H + "env: {DATA_DIR: /d}\n" + job, environ={"DATA_DIR": "/d"}).warnings == ()
 
 
@@ -190,7 +192,9 @@ def test_variables_that_do_not_reach_a_program_are_found(
 ) -> None:
     found = analyze_shell_variables(text)
     assert (found.unexported, found.expanded_too_early) == (unexported, premature)
-    told = [one for one in warnings_of(parse_text, text) if "not exported" in one or "is filled in before" in one]
+    told = [
+        one for one in warnings_of(parse_text, text) if "not exported" in one or "before it runs the assignment" in one
+    ]
     assert len(told) == len(unexported + premature)
 
 
@@ -199,7 +203,7 @@ def test_variables_that_do_not_reach_a_program_are_found(
     [
         pytest.param("\ufeffA=1", "1", None, id="a mark of the byte order"),
         pytest.param('A="a \\"b\\" c"  # d', 'a "b" c', None, id="escaped quotes"),
-        pytest.param("A='x' B='y'", None, "follows the closing quote", id="two variables in quotes"),
+        pytest.param("A='x' B='y'", None, "text after the closing quote", id="two variables in quotes"),
         pytest.param("A+=1", None, "not `NAME=value`", id="appended"),
         pytest.param("$env:A=1", None, "not `NAME=value`", id="PowerShell"),
         pytest.param("export A=1 B=2", "1 B=2", "another assignment", id="two variables"),

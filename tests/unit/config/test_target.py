@@ -40,13 +40,13 @@ def job_of(loaded: LoadedClusterFile) -> JobSpec:
         pytest.param("go", b"#!/usr/bin/env -S perl -w\n1;\n", "is run by `perl`", "`command: ./go`", id="perl"),
         pytest.param("run.sh", b"python train.py\n", "is a shell script", "`command: bash run.sh`", id="sh_no_shebang"),
         pytest.param(
-            "run", b"cd /data\nexec ./go\n", "is no Python", "`command: bash run`", id="shell_without_any_sign"
+            "run", b"cd /data\nexec ./go\n", "is not Python", "`command: bash run`", id="shell_without_any_sign"
         ),
         pytest.param("n.ipynb", NOTEBOOK, "is a notebook", "nbconvert", id="notebook"),
         pytest.param("n", NOTEBOOK, "is a notebook", "nbconvert", id="notebook_by_content"),
-        pytest.param("a.json", b'{"lr": 1}', "is data", "`args: [a.json]`", id="json"),
-        pytest.param("a.yaml", b"lr: rate\n", "is data", "`args: [a.yaml]`", id="yaml"),
-        pytest.param("t.toml", b"[job]\n", "is data", "`args: [t.toml]`", id="toml"),
+        pytest.param("a.json", b'{"lr": 1}', "is a data file", "`args: [a.json]`", id="json"),
+        pytest.param("a.yaml", b"lr: rate\n", "is a data file", "`args: [a.yaml]`", id="yaml"),
+        pytest.param("t.toml", b"[job]\n", "is a data file", "`args: [t.toml]`", id="toml"),
         pytest.param("train", b"\x7fELF\x02\0\0", "is a binary file", "`command: ./train`", id="binary"),
     ],
 )
@@ -80,7 +80,7 @@ def test_python_by_any_sign_is_taken_without_a_word(name: str, data: bytes) -> N
 
 def test_python_that_this_one_cannot_read_is_doubted_and_taken() -> None:
     (warning,) = load("{script: t.py}", {"t.py": b"x = 1\nprint 'a'\n"}).warnings
-    assert "cannot read `t.py`: line 2" in warning.text
+    assert "syntax error in `t.py`: line 2" in warning.text
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_script_inside_what_is_synced_is_named_relative_to_it(script: str, pat
 
 
 def test_a_script_below_a_home_that_is_not_synced_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`~` of `~/other/t.py`"):
+    with pytest.raises(ConfigError, match="`~` in `~/other/t.py`"):
         load("{script: ~/other/t.py}", {})
 
 
@@ -155,12 +155,12 @@ def test_a_launcher_that_knows_of_all_nodes_is_none_to_warn_of(command: str, hos
     ],
 )
 def test_a_script_of_a_command_with_line_ends_of_windows_is_refused(command: str, data: bytes) -> None:
-    with pytest.raises(ConfigError, match="`(./)?run.sh` has the line ends of Windows"):
+    with pytest.raises(ConfigError, match="`(./)?run.sh` has Windows line ends"):
         load(f"{{command: {command}}}", {"run.sh": data})
 
 
 def test_a_command_with_line_ends_of_windows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="line ends of Windows"):
+    with pytest.raises(ConfigError, match="Windows line ends"):
         load('{command: "a\\r\\nb"}', {})
 
 

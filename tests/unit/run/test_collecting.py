@@ -454,7 +454,7 @@ def test_a_home_is_no_code_and_is_refused(
     (tmp_path / "link").symlink_to("people/me")
     path = os.path.expanduser(folder.format(link=tmp_path / "link"))
     if not os.path.isdir(path):
-        assert find_upload_obstacle(path) == "is a home"
+        assert find_upload_obstacle(path) == "is a home directory"
         return
 
     with pytest.raises(RefusedError) as refused:
