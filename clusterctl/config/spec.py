@@ -274,7 +274,7 @@ class StallSpec:
     startup_timeout: Annotated[PositiveDuration, KeyDocs("40m")] = 1500.0
     busy_timeout: Annotated[
         DurationOrAuto,
-        KeyDocs("1h", "auto", unset_text="`auto`: 3 × `timeout`, but not above 8m (NCCL) or 25m unless `timeout` is"),
+        KeyDocs("1h", "auto", unset_text="`auto`: 3 × `timeout`, at most the larger of `timeout` and its default"),
     ] = None
     action: Annotated[StallAction, KeyDocs("restart")] = StallAction.REPORT
     watch: Annotated[Texts, KeyDocs(["ckpt/**"])] = ()
