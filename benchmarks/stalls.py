@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from benchmarks.lab import lab
 from benchmarks.measures import Measure
 from clusterctl.agent.watch import evidence_collector
-from clusterctl.agent.watch.activity import ActivitySampler
+from clusterctl.agent.watch.activity_sampler import ActivitySampler
 from tests.agent.stalls.conftest import Bench, Worker
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for

@@ -22,9 +22,9 @@ def main(argv: list[str] | None = None) -> int:
 
         return machine_sampler.main(arguments)
     if command == "gpu-memory-wait":
-        from clusterctl.agent.facts import gpu_library
+        from clusterctl.agent.facts import gpu_memory_wait
 
-        return gpu_library.main(arguments)
+        return gpu_memory_wait.main(arguments)
     if command == "wait":
         from clusterctl.agent.supervisor import waiter
 

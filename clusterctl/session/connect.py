@@ -89,7 +89,7 @@ class Transports:
 
 @contextlib.contextmanager
 def _hide_module(module: str) -> Iterator[None]:
-    """Let every import of an optional module fail."""
+    """A context in which every import of an optional module fails, as if it were not installed."""
     modules = cast("dict[str, ModuleType | None]", sys.modules)
     absent = modules.setdefault(module, None) is None
     try:

@@ -51,10 +51,10 @@ class RequestSender(Protocol):
     """The part of a session that sends requests; `Session` documents it."""
 
     def call(self, command: Command, arguments: Any, *, timeout: float | None) -> Any:
-        """Send a request and wait for the answer."""
+        """Send a request and return its answer."""
 
     def call_async(self, command: Command, arguments: Any) -> Future[Any]:
-        """Send a request."""
+        """Send a request and return a future for its answer."""
 
     def post(self, command: Command, arguments: Any) -> None:
         """Send a message that has no answer."""

@@ -50,8 +50,8 @@ from clusterctl.session.node_requests import REQUESTS, ProtocolError, convert_er
 from clusterctl.session.sender import Sender
 from clusterctl.transport.bootstrap import Preamble
 from clusterctl.transport.interfaces import Channel
-from clusterctl.validation import journal_lines, messages
-from clusterctl.validation.quota import SessionQuota
+from clusterctl.validation import journal_lines, message_validators
+from clusterctl.validation.session_quota import SessionQuota
 
 SILENCE_TIMEOUT_S = 3 * HEARTBEAT_INTERVAL_S
 """The session is lost if the node sends and acknowledges nothing for so long, even if the connection is still open."""
@@ -353,18 +353,18 @@ class Session:
 
     def _handle_push(self, push: dict[str, Any]) -> None:
         if push["push"] == "stream":
-            messages.STREAM_PUSH(push)
-            messages.parse_stream_file_name(push["file"])
+            message_validators.STREAM_PUSH(push)
+            message_validators.parse_stream_file_name(push["file"])
             self._quota.count_stream(push["stream"], self._streams.count_open_files())
             self._streams.record_announced_file(push["stream"], push["run"], push["file"])
         elif push["push"] == "event":
-            messages.EVENT_PUSH(push)
+            message_validators.EVENT_PUSH(push)
             self._quota.count_event(self._decoder.last_frame_bytes, time.monotonic())
             decoded = journal_lines.parse_event_record(push["event"])
             if decoded is not None:
                 self._inbox.put(EventReceived(self.node, push["run"], *decoded, push["event"]))
         elif push["push"] == "complete":
-            messages.ATTEMPTS_REPLICATED_PUSH(push)
+            message_validators.ATTEMPTS_REPLICATED_PUSH(push)
             self._streams.forget_ended_files(push["run"], push["before"])
             self._inbox.put(AttemptsReplicated(self.node, push["run"], push["before"]))
         elif push["push"] == "stale":
@@ -376,7 +376,7 @@ class Session:
             self._inbox.put(ControllerSuperseded(self.node))
 
     def _handle_heartbeat_answer(self, answer: dict[str, Any]) -> None:
-        messages.HEARTBEAT_ANSWER(answer)
+        message_validators.HEARTBEAT_ANSWER(answer)
         if (received := self._clock.measure_offset(answer)) is not None:
             self._inbox.put(received)
 
@@ -390,7 +390,7 @@ class Session:
         command, future = pending
         # Validate the answer before the request is removed from `_pending`. If the answer is invalid, the session ends,
         # and the caller gets the error of the lost session.
-        error = messages.validate_error_answer(command, answer["error"]) if "error" in answer else None
+        error = message_validators.validate_error_answer(command, answer["error"]) if "error" in answer else None
         result = REQUESTS[command].validate_answer(answer.get("result")) if error is None else {}
         with self._lock:
             self._pending.pop(number, None)

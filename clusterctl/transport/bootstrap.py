@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from clusterctl.errors import AgentError
 from clusterctl.transport.agent_archive import AgentArchive
 from clusterctl.transport.interfaces import Channel, Progress, ignore_progress
-from clusterctl.validation.messages import PREAMBLE
+from clusterctl.validation.message_validators import PREAMBLE
 
 NOISE_BYTES = 64 * 1024
 MINIMUM_PYTHON = "3.9"

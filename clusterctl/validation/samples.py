@@ -95,7 +95,7 @@ def parse_samples(
 def may_be_sample(line: bytes, kind: SampleKind) -> bool:
     """Return whether a line may be a sample of this kind, without decoding it.
 
-    Nodes write the kind at the end of the line. Only if the line does not end with a kind, the whole line is searched.
+    Nodes write the kind at the end of the line. The whole line is searched only if it does not end with a kind.
     """
     mark, end, ends = _KIND_MARKS[kind]
     return line.endswith(end) or (not line.endswith(ends) and mark in line)

@@ -40,7 +40,7 @@ from clusterctl.run.rules.state_updates import apply_controller_event, apply_nod
 from clusterctl.session.node_requests import REQUESTS
 from clusterctl.transport.bootstrap import PreambleParser
 from clusterctl.transport.ssh import known_hosts, ssh_options
-from clusterctl.validation import journal_lines, messages, quota, samples
+from clusterctl.validation import journal_lines, message_validators, samples, session_quota
 from clusterctl.validation.derived_validators import derive_object_validator
 from tests.unit.config.conftest import _parse as parse_config
 from tests.unit.config.hostile import PIECES
@@ -209,7 +209,7 @@ def line_of(value: Any) -> bytes:
 
 
 def frames(data: bytes) -> None:
-    decoder = FrameDecoder(lambda: quota.MAX_MESSAGE_BYTES)
+    decoder = FrameDecoder(lambda: session_quota.MAX_MESSAGE_BYTES)
     for place in range(0, len(data), 7):
         list(decoder.feed(data[place : place + 7]))
 
@@ -278,7 +278,7 @@ def preamble(data: bytes) -> None:
     found = parser.feed(b"clusterctl:n0nce:have " + data) or parser.feed(data)
     if found:
         with contextlib.suppress(RecursionError):
-            messages.PREAMBLE(json.loads(found[1]))
+            message_validators.PREAMBLE(json.loads(found[1]))
 
 
 def ssh_answer(lines: list[tuple[str, str]]) -> None:

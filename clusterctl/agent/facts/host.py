@@ -235,7 +235,7 @@ def find_library(name: str, root: str = "/", *, prefix: str | None = None) -> st
 
 
 def _find_cached_library(name: str, root: str) -> str | None:
-    """Return the path of a library in `/etc/ld.so.cache` (ldconfig(8)). Its strings end in a zero byte."""
+    """Return the path of a library in `/etc/ld.so.cache` (ldconfig(8)), whose strings end in a zero byte."""
     data = kernel_files.read_bytes_or_none(kernel_files.join_root(root, "/etc/ld.so.cache")) or b""
     end = data.find(f"/{name}\0".encode())
     if end < 0:

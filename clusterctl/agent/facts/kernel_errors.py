@@ -235,7 +235,7 @@ class GpuErrorCounter:
 
 
 MAX_LINES = 200
-"""The maximum number of lines in the facts. Older lines are only counted. GPU errors are counted separately."""
+"""The maximum number of lines in the facts. GPU errors are counted separately."""
 COMPLETE_WITHIN_S = 60.0
 """A log counts as complete if it begins within so many seconds after boot."""
 _JOURNAL_TIMEOUT_S = 1.5

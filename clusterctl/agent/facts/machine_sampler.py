@@ -31,7 +31,8 @@ import signal
 import sys
 import time
 
-from clusterctl.agent.facts import child_tasks, gpu_library, nvml
+from clusterctl.agent.facts import child_tasks, nvml
+from clusterctl.agent.facts.gpu_reader import open_gpu_reader
 from clusterctl.agent.facts.gpu_reading import GPU_ERRORS
 from clusterctl.agent.linux import kernel_files, proc, spawn, syscalls
 
@@ -219,7 +220,7 @@ def _serve_requests(requests: int, answers: int) -> None:
     try:
         syscalls.set_parent_death_signal(signal.SIGKILL)
         spawn.redirect_stdio()
-        reader = gpu_library.open_gpu_reader()
+        reader = open_gpu_reader()
         xids: Any = None
         links = LostLinkCounter(reader)
         if not isinstance(reader, str) and reader.init_error is None and reader.vendor == "nvidia":
@@ -259,7 +260,7 @@ def sample_gpus(reader: Any = None) -> record_types.GpuSamples:
     Call this function in a child process, because the driver may hang.
     """
     if reader is None:
-        reader = gpu_library.open_gpu_reader()
+        reader = open_gpu_reader()
     if isinstance(reader, str):
         return _make_empty_sample("absent", reader)
     if reader.init_error is not None:

@@ -16,7 +16,7 @@ Files in the status directory (a 0700 directory on tmpfs, one per run, node and 
     rank-R.ready.json   the signal and file for stack dumps: pid, start_time, signal, fd, dev, ino, main_thread
     rank-R.python.json  the end of a Python that a shell has started; see `agent.shim.event_recorders`
     rank-R.signal.json  the last SIGTERM or SIGINT that the rank has handled; see `agent.shim.event_recorders`
-    rank-R.child.json   pid and message of the first failed child process or future; see `agent.shim.child_failure`
+    rank-R.child.json   the first failed child process or future: pid, message; see `shim.child_failure_recorder`
     rank-R.system       exists once the rank has run a script by `os.system`
     rank-R.group.json   rank and size of the default process group
     rank-R.python       exists once any Python has started in the rank

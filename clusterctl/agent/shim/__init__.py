@@ -43,7 +43,7 @@ def start_shim(status_dir: str, rank: int) -> None:
         return
     start_time = rank_claim.claim_rank(status_dir, rank)
     from . import import_hooks
-    from .child_failure import ChildFailureRecorder
+    from .child_failure_recorder import ChildFailureRecorder
     from .event_recorders import ExitRecorder, ExitWatcher, PeerRecorder, SignalRecorder, record_error_for_torchrun
 
     record_error_for_torchrun()
@@ -56,7 +56,7 @@ def start_shim(status_dir: str, rank: int) -> None:
     # These imports are not at the top, because many Python processes of a worker are not the rank and do not need them.
     import atexit
 
-    from .stack_dump import StackDumper
+    from .stack_dumper import StackDumper
     from .status_writer import StatusWriter
 
     counters = ProgressCounters()

@@ -11,7 +11,7 @@ import os
 import sys
 from time import monotonic
 
-from .child_failure import is_child_of_python
+from .child_failure_recorder import is_child_of_python
 from .file_writer import create_file, encode_json, remove_file, replace_file
 from .rank_claim import is_rank_launcher, read_start_ticks
 

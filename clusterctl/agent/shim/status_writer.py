@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .collective_counters import CollectiveCounters
     from .main_thread_probe import MainThreadProbe
     from .progress_counters import ProgressCounters
-    from .stack_dump import StackDumper
+    from .stack_dumper import StackDumper
 
 INTERVAL_S = 1.0
 STOP_TIMEOUT_S = 0.5

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from clusterctl.agent.linux import helper_process, syscalls
 from clusterctl.agent.protocol import run_files
-from clusterctl.agent.watch import activity
+from clusterctl.agent.watch import activity_sampler
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import EventLoop, Timer
@@ -69,7 +69,7 @@ class SampleThinning:
         self._written = float("-inf")
 
     def should_skip(self, sample: record_types.ActivitySample) -> bool:
-        """Return whether a sample of `activity.ActivitySampler` is not needed; set its mark `steady`."""
+        """Return whether a sample of `activity_sampler.ActivitySampler` is not needed; set its mark `steady`."""
         now = float(sample["m"])
         if not all(_is_making_progress(rank) for rank in sample["ranks"].values()):
             self._since = None
@@ -177,11 +177,11 @@ class ActivityMonitor:
         attempt, run = self._attempt, self._run
         prepare, status_dir = attempt.prepare, run.status_dir(attempt.number)
         workers = [
-            activity.WatchedWorker(rank, worker.identity, run.rank_file(attempt.number, rank, "log"))
+            activity_sampler.WatchedWorker(rank, worker.identity, run.rank_file(attempt.number, rank, "log"))
             for rank, worker in attempt.workers.items()
         ]
-        sampler = activity.ActivitySampler(workers, status_dir, bool(prepare.gpus))
-        watch = activity.FileScanner(prepare.watch, prepare.workdir, prepare.sample_seconds)
+        sampler = activity_sampler.ActivitySampler(workers, status_dir, bool(prepare.gpus))
+        watch = activity_sampler.FileScanner(prepare.watch, prepare.workdir, prepare.sample_seconds)
         watch.start()
         while True:
             with contextlib.suppress(OSError):

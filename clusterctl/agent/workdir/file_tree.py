@@ -368,7 +368,7 @@ class FileReceiver:
                 os.unlink(temporary)
                 os.symlink(_check_link_target(path, target), temporary)
             if os.path.isdir(place) and not os.path.islink(place):
-                # A folder with content is not removed, so the rename below fails.
+                # Try to remove an empty folder at this path. If the folder has content, the rename below fails.
                 with contextlib.suppress(OSError):
                     os.rmdir(place)
             os.replace(temporary, place)

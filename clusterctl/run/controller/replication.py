@@ -22,8 +22,8 @@ from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.session.controller_inbox import AttemptsReplicated, OutputReceived
 from clusterctl.session.node_requests import REPLICATED
 from clusterctl.session.node_session import Session
-from clusterctl.validation.messages import parse_stream_file_name
-from clusterctl.validation.quota import MAX_FILE_BYTES
+from clusterctl.validation.message_validators import parse_stream_file_name
+from clusterctl.validation.session_quota import MAX_FILE_BYTES
 
 _CREDIT_AT_ONCE = INITIAL_CREDIT_BYTES // 8
 """Bytes of credit in one message; a message for each piece would be too many."""

@@ -36,7 +36,7 @@ from clusterctl.run.record.state_reader import LineTail, load_state
 from clusterctl.run.record.thread_ownership import ThreadOwned
 from clusterctl.run.rules import controller_events as head
 from clusterctl.validation.journal_lines import MAX_LINE_BYTES
-from clusterctl.validation.quota import MAX_JOURNAL_BYTES
+from clusterctl.validation.session_quota import MAX_JOURNAL_BYTES
 
 _DURABLE = (head.AttemptStarted, head.AttemptEndDecided, head.RestartPlanned, head.RunEnded)
 _EVENTS_RESERVE = 1024 * 1024

@@ -19,7 +19,7 @@ from clusterctl.run.record.sample_files import read_sample_lines
 from clusterctl.run.rules import rank_timing
 from clusterctl.run.rules.state import RunPhase, RunState, StallState
 from clusterctl.run.rules.why_input import build_why_evidence
-from clusterctl.validation import messages, samples
+from clusterctl.validation import message_validators, samples
 from clusterctl.why import slowness
 from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.verdict import ProblemKind, Verdict, format_verdict_lines
@@ -37,7 +37,7 @@ def read_evidence(folder: Path) -> dict[str, RankEvidence]:
             try:
                 with open(f"{folder}/{name}", "rb") as file:
                     evidence = json.load(file)
-                by_rank[str(int(evidence["rank"]))] = messages.validate_rank_evidence(evidence)
+                by_rank[str(int(evidence["rank"]))] = message_validators.validate_rank_evidence(evidence)
             except (OSError, ValueError, KeyError, TypeError, RecursionError, FrameError):
                 continue
     return by_rank

@@ -21,7 +21,7 @@ import pytest
 from clusterctl.agent import inject
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import ProcessIdentity
-from clusterctl.agent.watch.activity import WatchedWorker
+from clusterctl.agent.watch.activity_sampler import WatchedWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

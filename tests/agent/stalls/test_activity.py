@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.watch import evidence_collector
-from clusterctl.agent.watch.activity import ActivitySampler, FileScanner, WatchedWorker, find_printed_steps
+from clusterctl.agent.watch.activity_sampler import ActivitySampler, FileScanner, WatchedWorker, find_printed_steps
 
 
 def sampler(bench, *workers, **options):

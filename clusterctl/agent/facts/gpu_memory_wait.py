@@ -1,4 +1,4 @@
-"""Opens the reader for the GPUs of this machine, and waits after an attempt until the memory of its GPUs is free.
+"""Waits after an attempt until the memory of its GPUs is free.
 
 The driver frees the memory of a dead process with a delay. The wait ends at once if a live process that does not belong
 to the run uses the memory.
@@ -18,24 +18,11 @@ import json
 import sys
 import time
 
-from clusterctl.agent.facts import nvml
-from clusterctl.agent.facts.amdgpu import AmdGpuReader
-from clusterctl.agent.linux import gpu_devices
+from clusterctl.agent.facts.gpu_reader import open_gpu_reader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-
-def open_gpu_reader(root: str = "/") -> Any:
-    """Return a `NvmlGpuReader` or `AmdGpuReader`, or the reason as a text if the machine has no GPU library."""
-    reader = nvml.open_nvml_reader()
-    if not isinstance(reader, str) and reader.init_error is None and reader.handles:
-        return reader
-    if gpu_devices.has_amd_driver(root):
-        amd_reader = AmdGpuReader(root)
-        return amd_reader if amd_reader.gpus else reader
-    return reader
 
 
 _RECHECK_S = 0.2
@@ -52,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def wait_until_memory_free(indices: list[int], timeout_s: float, run: str) -> dict[str, Any]:
-    """Wait until the memory of the GPUs is free, no process of the run uses it any more, or `timeout_s` have passed.
+    """Wait until the memory of the GPUs is free, only other processes use it, or `timeout_s` have passed.
 
     Return the result in the format of this module's output.
     """
