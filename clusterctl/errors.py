@@ -1,4 +1,4 @@
-"""The errors that a person may see: what happened, what to do about it, which exit code.
+"""The errors that clusterctl reports to users, with a hint and an exit code each.
 
     ClusterctlError                one line; .hint is a second; .exit_code
       ConfigError        3         .problems: (path, line, column, text)...; nothing was started
@@ -9,7 +9,7 @@
       NotFoundError      102
       RunFailed          100, 103-106   .state; everything reachable was stopped
 
-Anything else that reaches the door is a bug of ours (exit code 1) and keeps its traceback.
+Any other exception is a bug in clusterctl: exit code 1, and the traceback is written to a file.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ClusterctlError(Exception):
     """Base of every expected error.
 
     Attributes:
-        hint: What the reader can do about it, or `None`.
-        exit_code: What the process ends with.
+        hint: A remedy for the user, or `None`.
+        exit_code: The exit code of the process.
     """
 
     exit_code: ExitCode = ExitCode.BUG
@@ -56,17 +56,17 @@ class ClusterctlError(Exception):
         self.hint = hint
 
 
-# No dataclass: the help of every command would wait for those to be imported.
+# Not a dataclass, because importing `dataclasses` would slow down the help of every command.
 class Problem(NamedTuple):
     """One mistake in a cluster file.
 
     Attributes:
-        path: The file as the user named it.
-        line: 1-based; 0 where no place can be named.
-        column: 1-based; 0 where no place can be named.
-        text: What is wrong, without the place.
+        path: The path of the file as given by the user.
+        line: The line, counted from 1; 0 if the mistake has no position.
+        column: The column, counted from 1; 0 if the mistake has no position.
+        text: The mistake, without its position.
         hint: A remedy such as "did you mean `gpus`?", or `None`.
-        length: Characters to underline from `column`.
+        length: The number of characters to underline from `column`.
         source: The text of the line, or `None`.
     """
 
@@ -80,7 +80,7 @@ class Problem(NamedTuple):
 
 
 class ConfigError(ClusterctlError):
-    """The cluster file is wrong; `problems` holds all that is; nothing was started."""
+    """The cluster file has mistakes, which are in `problems`; nothing was started."""
 
     exit_code = ExitCode.CONFIG
 
@@ -103,7 +103,7 @@ class NodeError(ClusterctlError):
 
 
 class ConnectError(NodeError):
-    """No route, refused, timed out."""
+    """A connection failed: no route, connection refused, or timeout."""
 
 
 class HostKeyError(NodeError):
@@ -115,17 +115,17 @@ class AuthError(NodeError):
 
 
 class AgentError(NodeError):
-    """No usable Python, a wrong protocol, or a garbled answer."""
+    """A node has no usable Python, speaks another protocol version, or sends an invalid answer."""
 
 
 class NodeRefusedError(NodeError):
-    """A node is there and will not have us: its disk has no place that we could use."""
+    """A node can be reached but refuses a request, for example because it has no usable folder."""
 
     exit_code = ExitCode.REFUSED
 
 
 class NodesError(ClusterctlError):
-    """Several nodes failed; `errors` holds one NodeError a node."""
+    """Several nodes failed; `errors` contains a `NodeError` for each of them."""
 
     exit_code = ExitCode.NODE
 
@@ -147,13 +147,13 @@ class UnhealthyError(ClusterctlError):
 
 
 class RefusedError(ClusterctlError):
-    """Done as asked, this would harm something; nothing was changed."""
+    """clusterctl refuses a request that would do harm; nothing was changed."""
 
     exit_code = ExitCode.REFUSED
 
 
 class TeardownError(ClusterctlError):
-    """Something of the run may still be there; `remaining` names it."""
+    """Processes of a run may still exist; `remaining` names them."""
 
     exit_code = ExitCode.TEARDOWN_INCOMPLETE
 
@@ -163,13 +163,13 @@ class TeardownError(ClusterctlError):
 
 
 class NotFoundError(ClusterctlError):
-    """No such run, rank, node or file."""
+    """There is no such run, rank, node or file."""
 
     exit_code = ExitCode.NOT_FOUND
 
 
 class RunFailed(ClusterctlError):  # noqa: N818 - the design's word; the run failed, not clusterctl
-    """The run ended without success; everything reachable was stopped."""
+    """The run ended without success; all workers on reachable nodes were stopped."""
 
     exit_code = ExitCode.FAILED
 

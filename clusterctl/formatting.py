@@ -1,4 +1,4 @@
-"""Durations, sizes, signals and ranks as people read them, in whichever part of the program they are told."""
+"""Formats durations, sizes, signals and ranks for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration for a column, or beside others: `0.6s`, `42s`, `3m12s`, `2h05m`, `3d04h`."""
+    """Return a duration in the short form for tables: `0.6s`, `42s`, `3m12s`, `2h05m`, `3d04h`."""
     if seconds < 9.95:
         return f"{max(seconds, 0.0):.1f}s"
     whole = round(seconds)
@@ -25,9 +25,9 @@ def format_duration(seconds: float) -> str:
 
 
 def describe_duration(seconds: float) -> str:
-    """Return a duration within a sentence: `40 s`, `2.5 min`, `3 h`, `2 d`.
+    """Return a duration in the form for sentences: `40 s`, `2.5 min`, `3 h`, `2 d`.
 
-    Up to two minutes it is told in seconds, as people set the limits with which they compare it.
+    Up to two minutes the unit is seconds, because users set such time limits in seconds.
     """
     if seconds <= 120:
         return f"{seconds:.0f} s"
@@ -37,10 +37,10 @@ def describe_duration(seconds: float) -> str:
 
 
 def format_size(count: float) -> str:
-    """Return a number of bytes, with two digits at least from MiB on: `512 B`, `64 KiB`, `1.4 GiB`, `76 GiB`."""
+    """Return a number of bytes, from MiB on with at least two digits: `512 B`, `64 KiB`, `1.4 GiB`, `76 GiB`."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        # What is rounded is compared: 1023.7 KiB is 1.0 MiB.
+        # Choose the unit after rounding: 1023.7 KiB is 1.0 MiB.
         text = f"{value:.0f}" if unit in ("B", "KiB") or value >= 9.95 else f"{value:.1f}"
         if unit == "TiB" or float(text) < 1024:
             return f"{text} {unit}"
@@ -49,12 +49,12 @@ def format_size(count: float) -> str:
 
 
 def plural(number: int, noun: str, plural_noun: str = "") -> str:
-    """Return `1 file`, `2 files`; `plural_noun` is the word for more than one where it takes no `s`."""
+    """Return `1 file` or `2 files`; `plural_noun` is the irregular plural of the noun."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural_noun or noun + 's'}"
 
 
 def signal_name(number: int) -> str:
-    """Return `SIGSEGV` for 11; real-time signals are given as their number."""
+    """Return the name of a signal, such as `SIGSEGV` for 11; for an unnamed signal, `signal 40`."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -62,7 +62,7 @@ def signal_name(number: int) -> str:
 
 
 def group_pairs(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Return the second values of pairs by the first, in the order in which they come."""
+    """Group the second values of pairs by the first values, in the order of the pairs."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -70,7 +70,7 @@ def group_pairs(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks as `0-4,6`, each once and in order."""
+    """Return a sorted set of ranks in ranges, such as `0-4,6`."""
     spans: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if spans and rank == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Limits of a controller: many open files and no core dump; its children get what was set before."""
+"""Sets the resource limits of a controller (many open files, no core dumps), and restores them for its children."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 import resource
 
 _MAX_OPEN_FILES = 65536
-"""A program that closes all it could have open takes its time where the limit is a thousand times higher."""
+"""The limit is not higher because some programs close every possible file descriptor at their start."""
 
 _Limit = tuple[int, int]
 
@@ -17,7 +17,7 @@ class _OriginalLimits:
 
 
 def raise_open_files_limit() -> None:
-    """Raise the soft limit of open files to the hard one, within reason; never lower it."""
+    """Raise the soft limit of open files to the hard limit, but at most to 65536; never lower it."""
     soft, hard = _OriginalLimits.limits[resource.RLIMIT_NOFILE] = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft not in (resource.RLIM_INFINITY, wanted) and soft < wanted:
@@ -26,20 +26,20 @@ def raise_open_files_limit() -> None:
 
 
 def hint_for_too_many_open_files(error: OSError) -> str | None:
-    """Return what helps where an error says that too many files are open; `None` for any other."""
+    """Return a hint if an error means that too many files are open; `None` for another error."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return None
-    return "raise the limit of open files (`ulimit -n`); `clusterctl doctor` tells how many nodes it allows"
+    return "raise the limit of open files (`ulimit -n`); `clusterctl doctor` shows how many nodes it allows"
 
 
 def disable_core_dumps() -> None:
-    """Let this process leave no core dump, which would hold the secrets of its run."""
+    """Disable core dumps of this process, because they would contain the secrets of its run."""
     _, hard = _OriginalLimits.limits[resource.RLIMIT_CORE] = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def restore_rlimits(pid: int) -> None:
-    """Give a child the limits that this process itself was started with: workers on this machine inherit them."""
+    """Give a child process the original limits of this process, so that workers on this machine inherit them."""
     for limit, before in _OriginalLimits.limits.items():
         with contextlib.suppress(OSError):
             resource.prlimit(pid, limit, before)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def find_similar(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the most similar known word, or `None` if no word is similar enough."""
+    """Return the most similar candidate, or `None` if no candidate is similar enough."""
     import difflib  # `clusterctl --help` imports this module
 
     return next(iter(difflib.get_close_matches(word, list(candidates), 1, cutoff)), None)
@@ -25,6 +25,6 @@ def find_similar_file(path: str) -> str | None:
 
 
 def suggest_similar_file(path: str) -> str | None:
-    """Return `find_similar_file` as a hint."""
+    """Return a hint that names the most similar file, or `None`."""
     found = find_similar_file(path)
     return None if found is None else f"did you mean `{found}`?"

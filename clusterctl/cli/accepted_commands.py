@@ -1,4 +1,4 @@
-"""Commands of cluster files that this machine may run: the list that `clusterctl trust` keeps, and host listings."""
+"""Stores the commands of cluster files that `clusterctl trust` has accepted, and runs those that list hosts."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ def _find_store_path() -> Path:
 
 
 def list_unaccepted_commands(hosts: Iterable[HostSpec]) -> list[Argv]:
-    """Return the commands that connect to these hosts and that the user has not accepted, each once."""
+    """Return the transport commands of these hosts that the user has not accepted, each once."""
     wanted = dict.fromkeys(host.transport for host in hosts if isinstance(host.transport, tuple))
     known = _load_accepted_commands() if wanted else set()
     return [argv for argv in wanted if argv not in known and not hostfiles_and_slurm.is_srun_command(argv)]
 
 
 def refuse_unaccepted_commands(hosts: Iterable[HostSpec]) -> None:
-    """Refuse commands of a cluster file that the user has not accepted.
+    """Raise an error if a host is reached by a command that the user has not accepted.
 
     Raises:
         RefusedError: A command was not accepted.
     """
     new = list_unaccepted_commands(hosts)
     if new:
-        text = f"the cluster file reaches hosts by a command that would be run on this machine: `{shlex.join(new[0])}`"
+        text = (
+            f"to reach hosts, the cluster file runs a command here that you have not accepted: `{shlex.join(new[0])}`"
+        )
         raise RefusedError(text, hint="read it, then accept it with `clusterctl trust`")
 
 
@@ -52,7 +54,7 @@ def is_accepted_command(argv: Argv) -> bool:
 
 
 def accept_commands(accepted_commands: Iterable[Argv]) -> None:
-    """Store commands as accepted; they are compared word for word."""
+    """Store commands as accepted. A later command counts as accepted only if all its words are equal."""
     make_private_folder(_find_store_path().parent)
     with lock_files.lock_folder(_find_store_path().parent):
         write_atomically(
@@ -77,7 +79,7 @@ def run_host_list_command_if_accepted(argv: tuple[str, ...]) -> str:
         HostListError: The command failed.
     """
     if not is_accepted_command(argv):
-        text = f"the cluster file lists its hosts by a command that would be run on this machine: `{shlex.join(argv)}`"
+        text = f"to list hosts, the cluster file runs a command here that you have not accepted: `{shlex.join(argv)}`"
         raise RefusedError(text, hint="read it, then accept it with `clusterctl trust`")
     return run_host_list_command(argv)
 
@@ -86,7 +88,7 @@ def run_host_list_command(argv: tuple[str, ...]) -> str:
     """Run a command that lists hosts, without a shell, and return its output.
 
     Raises:
-        HostListError: The command cannot be run, fails, does not end, or prints too much.
+        HostListError: The command cannot be run, fails, takes longer than 30 s, or prints more than 1 MiB.
     """
     shown = f"`{shlex.join(argv)}`"
     try:

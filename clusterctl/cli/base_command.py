@@ -1,6 +1,6 @@
-"""What every command has: options with one meaning everywhere, examples below its help, the arguments of the job.
+"""Base classes of all commands: the common options, the examples below the help, and the arguments after `--`.
 
-`clusterctl --help` imports this module, so it imports nothing that takes long.
+`clusterctl --help` imports this module, so slow imports are inside functions.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class CommonOptions:
     """The options that every command takes, before or after its name.
 
     Attributes:
-        color: Whether colours are written: `auto`, `always` or `never`.
-        quiet: Only what was asked for is printed.
-        files: The cluster files of `--file`; later ones win.
+        color: When to print colours: `auto`, `always` or `never`.
+        quiet: Print only the result.
+        files: The cluster files of `--file`. A later file overrides an earlier file.
         sets: The values of `--set`, each `KEY=VALUE`.
-        passthrough_arguments: What stands after `--`.
+        passthrough_arguments: The arguments after `--`.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class CommonOptions:
 
 
 def make_completer(candidate_type: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
-    """Return the `shell_complete` function of a parameter; `completion.list_completions` knows the kinds."""
+    """Return the `shell_complete` function of a parameter; `completion_candidates` defines the candidate types."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
         from clusterctl.cli.completion_candidates import list_completions
@@ -74,14 +74,14 @@ def _store_common_option(context: click.Context, parameter: click.Parameter, val
 
 
 class _CommonOption(click.Option):
-    """An option of every command, which the help of the program alone describes."""
+    """An option of every command. Only `clusterctl --help` describes it, not the help of each command."""
 
     def __init__(self, *names: str, **attributes: Any) -> None:
         super().__init__(names, expose_value=False, callback=_store_common_option, **attributes)
 
     @override
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return names and help, for the program alone."""
+        """Return names and help of the option; `None` in the help of a command."""
         return super().get_help_record(ctx) if ctx.parent is None else None
 
 
@@ -114,7 +114,7 @@ class CliCommand(click.Command):
     """A command with the common options, whose help ends with examples.
 
     Attributes:
-        reads_file: It reads a cluster file, so that `--file` and `--set` have a meaning.
+        reads_file: The command reads a cluster file, so it takes `--file` and `--set`.
     """
 
     def __init__(self, *arguments: Any, reads_file: bool = False, **attributes: Any) -> None:
@@ -134,7 +134,7 @@ class CliCommand(click.Command):
 
     @override
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the own options, then the names of the common ones."""
+        """Write the options of the command, then the names of the common options."""
         super().format_options(ctx, formatter)
         names = "--color, --quiet, --file and --set" if self.reads_file else "--color and --quiet"
         formatter.write_paragraph()
@@ -142,18 +142,18 @@ class CliCommand(click.Command):
 
     @override
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, as they are typed."""
+        """Write the examples of the command."""
         if self.name and self.name in COMMANDS:
             formatter.write_paragraph()
             formatter.write("Examples:\n" + "".join(f"  {line}\n" for line in COMMANDS[self.name].examples))
 
 
 class PassthroughCommand(CliCommand):
-    """A command that takes everything after `--` as it is."""
+    """A command that does not parse the arguments after `--`."""
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the job's arguments off before click looks at them."""
+        """Store the arguments after `--`, and let click parse the other arguments."""
         own = args[: args.index("--")] if "--" in args else args
         ctx.ensure_object(CommonOptions).passthrough_arguments = tuple(args[len(own) + 1 :])
         ctx.meta["clusterctl.dashes"] = len(own) < len(args)
@@ -161,5 +161,5 @@ class PassthroughCommand(CliCommand):
 
     @override
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Show that there may be more."""
+        """Add `[-- ARGS...]` to the usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]

@@ -1,4 +1,4 @@
-"""Loads the cluster file of a command line, and selects hosts of it."""
+"""Loads the cluster file that a command line names, and selects hosts by `--nodes` and `--exclude`."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def load_chosen_cluster_file(
     console: Console | None = None,
     run_host_command: HostCommandRunner | None = None,
 ) -> LoadedClusterFile:
-    """Read the cluster file, and print its warnings. Of its commands that list hosts, accepted ones are run.
+    """Read the cluster file, and print its warnings. Run its command that lists hosts, if the user has accepted it.
 
     Args:
-        common: Further files, and values that win over theirs.
-        path: The file that the command names as its argument.
+        common: Further files (`--file`), and values that override values of the files (`--set`).
+        path: The cluster file that is an argument of the command, or `None`.
         overrides: Values of options of the command.
         require_job: A file without a job is an error.
-        with_secrets: Secrets are filled in.
-        console: Where warnings go; `None` for nowhere.
+        with_secrets: Read the values of secrets.
+        console: Prints warnings; `None` drops them.
         run_host_command: Runs a command that lists hosts.
 
     Raises:
         ConfigError: Something is wrong.
-        RefusedError: A command of the file was not accepted.
+        RefusedError: The user has not accepted a command of the file.
     """
     from clusterctl.config.loader import load_cluster_file
 
@@ -64,7 +64,7 @@ def load_chosen_cluster_file(
 
 
 def _find_health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
-    # A file without health checks of its own need not wait for the registry of all checks.
+    # Imported only for a file with health settings, because the registry imports all checks.
     from clusterctl.health.registry import find_unknown_names
 
     return find_unknown_names(health)
@@ -75,7 +75,7 @@ def select_spec_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None 
 
     Raises:
         NotFoundError: A name is not in the file.
-        click.UsageError: The text is no set of names.
+        click.UsageError: The text is not a set of names.
     """
     if nodes is None and exclude is None:
         return spec.hosts

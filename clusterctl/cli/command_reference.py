@@ -19,17 +19,16 @@ _INTRO = """\
 <!-- Made by `python -m clusterctl.cli.command_reference docs/cli.md`; do not edit. -->
 
 `clusterctl` and `cctl` are the same program. FILE is a cluster file ([cluster-file.md](cluster-file.md)),
-`./cluster.yaml` unless named. RUN is an id or its beginning, a name, or a cluster file (its
-run); it may be left out where only one run is active. SET chooses
-nodes (`gpu[01-04,07]`) or ranks (`0-3,7`). A DURATION is `90`, `90s`, `10m`, `1h30m`.
+by default `./cluster.yaml`. RUN is the id of a run or its beginning, its name, or its cluster file. It may be omitted
+if only one run is active. SET is a set of nodes (`gpu[01-04,07]`) or of ranks (`0-3,7`). Examples of a DURATION: `90`
+(seconds), `90s`, `10m`, `1h30m`.
 
-Data goes to stdout, everything said about it to stderr. Colours and lines that are rewritten in place appear on a
-terminal only; `NO_COLOR`, `FORCE_COLOR` and `TERM=dumb` are honoured, and `--color` wins. What goes into a pipe
-is never cut to a width. Where the output's encoding is not UTF-8, or with `LC_ALL=C`,
-plain ASCII signs are used.
+Commands print results to stdout, and messages to stderr. Colours and progress lines are printed only on a terminal.
+`NO_COLOR`, `FORCE_COLOR` and `TERM=dumb` change this, and `--color` overrides them. Lines in a pipe are never
+shortened. If the encoding of the output is not UTF-8, or with `LC_ALL=C`, all signs are ASCII.
 
-Every command takes `--color` and `--quiet`, and every command that reads a cluster file `--file` and `--set`; they may
-also stand before the command.
+Every command takes `--color` and `--quiet`. Every command that reads a cluster file takes `--file` and `--set`. These
+options may also precede the name of the command.
 
 | option | |
 |---|---|
@@ -62,7 +61,7 @@ def _render_command(name: str, command: click.Command, parent: click.Context) ->
 
 
 def _render_help(text: str) -> Iterator[str]:
-    """Yield each paragraph as one line, and paragraphs that click does not wrap (`\\b`) as code."""
+    """Yield each paragraph as one line. A paragraph that begins with `\\b` is code."""
     for number, paragraph in enumerate(inspect.cleandoc(text).split("\n\n")):
         if number:
             yield ""
@@ -75,7 +74,7 @@ def _render_help(text: str) -> Iterator[str]:
 
 def _render_option(option: click.Option, context: click.Context) -> str:
     words, description = option.get_help_record(context) or ("", "")
-    # A count that may not be negative goes without saying.
+    # Every count is at least 0, so the page does not say it.
     words, description = words.replace("INTEGER RANGE", "N"), " ".join(description.replace("[x>=0]", "").split())
     cells = [f"`{words}`".replace("|", "\\|"), description.replace("|", "\\|")]
     return f"| {cells[0]} | {cells[1]} |"

@@ -1,6 +1,6 @@
-"""The commands: by what they are for, with a line of help, what to type, and how other programs call them.
+"""The names of all commands in groups, each with a line of help, examples, and synonyms.
 
-`--help` and the front page keep this order. A module is imported once its command is run.
+`--help` and the overview list the commands in this order. The module of a command is imported when the command runs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class CommandHelp(NamedTuple):
-    """What is known of a command before its module is imported.
+    """The help of a command that needs no import of its module.
 
     Attributes:
-        summary: Its line of help.
-        examples: What to type; a test runs every line, as it does with those of the pages.
-        synonyms: Words by which other programs, and people, call what it does.
+        summary: The line of help.
+        examples: Command lines; a test runs each of them.
+        synonyms: Words that a user may type instead, separated by blanks; an unknown command is matched with them.
     """
 
     summary: str
@@ -159,4 +159,4 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
 }
 COMMANDS: Mapping[str, CommandHelp] = {name: info for group in GROUPS.values() for name, info in group.items()}
 ALIASES = {"diagnose": "why"}
-"""Second names of commands."""
+"""Other names of commands."""

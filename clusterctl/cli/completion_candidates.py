@@ -1,6 +1,6 @@
-"""The candidates of shell completion: runs, nodes, ranks and files. They come from files of this machine.
+"""Finds the candidates of shell completion: runs, nodes, ranks and files. They come from files of this machine.
 
-Completion never fails and never prints messages: an unreadable file gives no candidates.
+Completion raises no errors and prints no messages: an unreadable file gives no candidates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 
 _MAX_RUNS = 50
-"""Maximum of candidates: reading more journals would make the Tab key slow."""
+"""Maximum number of runs among the candidates: reading more journals would make completion slow."""
 
 
 def list_completions(
@@ -37,7 +37,7 @@ def list_completions(
 
 
 def _reparse_earlier_words(context: click.Context, parameter: click.Parameter) -> click.Context:
-    """Read the words before an option again: click gives up on a line that ends without the option's value."""
+    """Parse the words before an option, because click does not parse a line that lacks the value of the option."""
     if not isinstance(parameter, click.Option):
         return context
     words = split_arg_string(os.environ.get("COMP_WORDS", ""))
@@ -99,7 +99,7 @@ def _find_named_run(context: click.Context) -> RunDir | None:
 
 
 def _load_spec(context: click.Context) -> ClusterSpec:
-    """Return the cluster of the file that earlier words name, or else of ./cluster.yaml."""
+    """Return the spec of the cluster file that earlier words name, or else of ./cluster.yaml."""
     from clusterctl.config.loader import load_cluster_file
 
     paths = list_cluster_files(context.params.get("path"), context.obj.files)

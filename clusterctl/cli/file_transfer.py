@@ -1,4 +1,4 @@
-"""The file transfers of `cp`: from the head to nodes, and from nodes to the head."""
+"""Copies files for `cp`: from the head to nodes, and from nodes to the head."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class TransferSettings:
 
     Attributes:
         spec: The cluster.
-        console: Where messages go.
+        console: Prints the messages.
         quiet: Print errors only.
-        max_bytes: The limit of bytes for one node.
-        uses_home_folder: Relative paths on nodes begin in the home folder instead of the code folder.
+        max_bytes: The maximum of bytes copied to or from one node.
+        uses_home_folder: Relative paths on nodes are relative to the home folder instead of the code folder.
     """
 
     spec: ClusterSpec
@@ -48,7 +48,7 @@ class TransferSettings:
     uses_home_folder: bool
 
     def get_base_folder(self, node: str) -> str:
-        """Return the folder in which relative paths of a node begin."""
+        """Return the folder on a node for relative paths."""
         return "~" if self.uses_home_folder else get_workdir(self.spec, node)
 
 
@@ -77,7 +77,7 @@ def copy_to_nodes(transfer: TransferSettings, sources: Sequence[str], hosts: Seq
     """
     load = uploads.build_file_upload(sources, transfer.max_bytes)
     for path in [] if transfer.quiet else load.excluded:
-        transfer.console.write_stderr(f"left out: {path} is no file, and no link to one")
+        transfer.console.write_stderr(f"left out: {path} is neither a file nor a link to a file")
     inside = len(sources) > 1 or target.endswith("/") or target in ("", ".", "~")
     with open_all_sessions(
         transfer.spec, hosts, progress_terminal=None if transfer.quiet else transfer.console.err
@@ -115,7 +115,7 @@ def copy_from_nodes(transfer: TransferSettings, sources: Sequence[tuple[Sequence
     several = len(hosts) > 1
     here = Path(target)
     if here.exists() and not here.is_dir() and (several or len(sources) > 1):
-        raise RefusedError(f"{target} is a file, and several are to be copied there")
+        raise RefusedError(f"{target} is a file, so several files cannot be copied to it")
     ours = several and not here.exists()
     counter = _ProgressCounter(transfer, None)
 
@@ -169,7 +169,7 @@ def _fetch(
 
 
 def _exclude_from_sync(folder: Path, *, has_files: bool) -> None:
-    """Exclude a folder of fetched files from later syncs, or remove it if nothing was fetched."""
+    """Exclude a folder of fetched files from later syncs; remove the folder if it is empty."""
     if has_files:
         (folder / ".gitignore").write_text("*\n")
     elif not any(folder.iterdir()):
@@ -183,7 +183,7 @@ class _LocalTarget:
 
 
 def _choose_local_target(target: str, path: str, *, alone: bool) -> _LocalTarget:
-    """Return the folder for files of one node, and the new name if the target is a name."""
+    """Return the folder for files of one node, and the new name of a single file if the target gives one."""
     here = Path(target)
     if here.is_dir() or target.endswith("/") or not split_file_pattern(path).is_single_path or not alone:
         return _LocalTarget(here, None)
@@ -196,7 +196,7 @@ def _format_fetched(found: FetchedFiles, here: Path) -> str:
 
 
 def _print_results(transfer: TransferSettings, texts: Mapping[str, str]) -> None:
-    """Print what was copied, with one line for nodes with equal results."""
+    """Print the result of each node; nodes with equal results share a line."""
     if transfer.quiet:
         return
     arrow = transfer.console.err.glyphs.arrow
@@ -205,7 +205,7 @@ def _print_results(transfer: TransferSettings, texts: Mapping[str, str]) -> None
 
 
 def _name_node_in_refusal(node: str, call: Callable[[], T]) -> T:
-    """Call a function for a node; a refusal names the node, so that equal refusals are folded."""
+    """Call a function for a node, and add the node to a refusal, so that equal refusals of several nodes are folded."""
     try:
         return call()
     except RefusedError as error:
@@ -222,7 +222,9 @@ def _raise_if_missing(got: Mapping[str, FetchedFiles]) -> None:
                 missing.setdefault(path, []).append(node)
     if missing:
         said = "; ".join(f"{fold_hosts(nodes)}: no file is at `{path}`" for path, nodes in missing.items())
-        raise NotFoundError(said, hint="a relative path begins in the code folder, an absolute one with `/`")
+        raise NotFoundError(
+            said, hint="a relative path is relative to the code folder; an absolute path begins with `/`"
+        )
 
 
 _WILDCARDS = frozenset("*?[")
@@ -234,7 +236,7 @@ class RemotePath:
 
     Attributes:
         nodes: The set of nodes, or `all`.
-        path: The path on each node; relative paths begin in the code folder.
+        path: The path on each node, relative to the code folder unless it is absolute.
     """
 
     nodes: str
@@ -242,7 +244,7 @@ class RemotePath:
 
 
 def parse_cp_path(word: str) -> RemotePath | str:
-    """Return the remote path of `NODES:PATH`, or a path of this machine.
+    """Parse an argument of `cp`: `NODES:PATH`, or a path of this machine.
 
     As in `scp`, a colon after a slash belongs to a path: `./a:b` is a local file. A colon in brackets is part of a set.
 
@@ -268,7 +270,7 @@ class FilePattern:
     Attributes:
         folder: The folder of the pattern; relative to the code folder, unless it begins with `/` or `~`.
         pattern: The pattern in that folder.
-        is_single_path: The pattern names one file or folder, which the copy may rename.
+        is_single_path: The pattern has no wildcard, so the target may give the copy a new name.
     """
 
     folder: str
@@ -287,16 +289,16 @@ def split_file_pattern(path: str) -> FilePattern:
     if not parts or parts == ["~"]:
         return FilePattern("/" if absolute else "~" if parts else "", "*", is_single_path=False)
     if parts[-1] == "..":
-        raise ValueError(f"`{path}` has no name of its own; name what is in it, as in `{path}/*`")
+        raise ValueError(f"`{path}` is not a name; copy the content instead, as in `{path}/*`")
     wild = next((at for at, part in enumerate(parts) if _WILDCARDS & set(part)), None)
     at = len(parts) - 1 if wild is None else wild
     if ".." in parts[at:]:
-        raise ValueError(f"`{path}`: no `..` can stand behind a wildcard")
+        raise ValueError(f"`{path}`: `..` is not allowed after a wildcard")
     return FilePattern(
         ("/" if absolute else "") + "/".join(parts[:at]), "/".join(parts[at:]), is_single_path=wild is None
     )
 
 
 def resolve_node_folder(workdir: str, folder: str) -> str:
-    """Return a folder on a node; a relative folder begins in the code folder."""
+    """Return the path of a folder on a node; a relative folder is in the code folder."""
     return folder if folder.startswith(("/", "~")) else posixpath.join(workdir, folder)

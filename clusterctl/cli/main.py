@@ -1,6 +1,7 @@
-"""The program: it finds the command, runs it, and turns errors into lines and exit codes.
+"""The entry point: finds the command, runs it, and turns errors into messages and exit codes.
 
-`--help` takes at most 1.5 times as long as `import click`, so functions import what `--help` does not need.
+`--help` may take at most 1.5 times as long as `import click`, so modules that it does not need are imported in
+functions.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _GC_THRESHOLD = 200_000
-"""Objects that may be created before the garbage collector runs again."""
+"""The number of new objects after which the garbage collector runs."""
 
 
 class LazyCommandGroup(click.Group):
-    """A group that imports a command when it is run."""
+    """A group of commands that imports the module of a command when the command runs."""
 
     def __init__(self, *arguments: Any, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
@@ -98,7 +99,7 @@ class LazyCommandGroup(click.Group):
 
 
 def _find_similar_command(word: str) -> str | None:
-    """Return the likely command line after `clusterctl` for a word that is no command."""
+    """Return the command that the user probably meant by an unknown word, or `None`."""
     if os.path.isfile(word):
         return f"up --script {word}" if word.endswith(".py") else f"up {word}"
     synonyms = {synonym: name for name, info in COMMANDS.items() for synonym in info.synonyms.split()}
@@ -117,7 +118,7 @@ def _print_usage_error(error: click.UsageError) -> None:
 
 
 def _find_argument_before_dashes(error: click.UsageError) -> str | None:
-    """Return the first argument of the job before which `--` is missing; `None` for a mistyped option of ours."""
+    """Return the first argument that probably lacks a `--` before it; `None` for a mistyped option of clusterctl."""
     context = error.ctx
     if context is None or not isinstance(context.command, PassthroughCommand) or context.meta.get("clusterctl.dashes"):
         return None
@@ -159,12 +160,12 @@ def cli(ctx: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
-    # Garbage collection would take a tenth of the time to show a large run, and finds nearly nothing.
+    # For a large run, garbage collection would take a tenth of the time and free almost nothing.
     gc.set_threshold(_GC_THRESHOLD)
     standard_streams.replace_standard_streams()
     code = run(arguments)
     _flush_streams()
-    # Threads of a library must not delay the exit.
+    # Do not wait for threads of libraries.
     os._exit(code)
 
 
@@ -198,11 +199,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _get_completion_exit_code(*, is_known: bool) -> int:
-    """Return the exit code of a completion request; print an error for an unknown request, as click does not."""
+    """Return the exit code of a completion request; print an error for an unknown request, which click does not."""
     if is_known:
         return int(ExitCode.OK)
-    click.echo("error: `_CLUSTERCTL_COMPLETE` asks for nothing that completion knows", err=True)
-    click.echo("hint: `clusterctl completion bash` prints what sets it; `unset _CLUSTERCTL_COMPLETE`", err=True)
+    click.echo("error: `_CLUSTERCTL_COMPLETE` has an unknown value", err=True)
+    click.echo(
+        "hint: run `unset _CLUSTERCTL_COMPLETE`; `clusterctl completion bash` prints the correct set-up", err=True
+    )
     return int(ExitCode.USAGE)
 
 

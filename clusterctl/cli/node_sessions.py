@@ -1,4 +1,4 @@
-"""Sessions with nodes for commands that need no controller; all are closed at the end."""
+"""Opens sessions with nodes for commands that need no controller, and closes them at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def open_all_sessions(
     spec: ClusterSpec, hosts: Sequence[HostSpec], *, progress_terminal: Terminal | None = None
 ) -> Iterator[dict[str, Session]]:
-    """Yield a session with every host, by name. `progress_terminal` shows for which hosts this waits.
+    """Yield a session with every host, by name. `progress_terminal` shows which hosts have not answered yet.
 
     Raises:
         NodeError, NodesError: Hosts cannot be reached.
@@ -53,9 +53,9 @@ def open_reachable_sessions(
     Args:
         spec: The cluster of the hosts.
         hosts: The hosts to connect to.
-        on_connected: Gets each new session, in a thread of its own.
-        is_started_run: The spec is that of a started run, so its commands need no acceptance.
-        progress_terminal: Shows for which hosts this waits.
+        on_connected: Called with each new session, in a separate thread.
+        is_started_run: The spec belongs to a started run, so the user has already accepted its commands.
+        progress_terminal: Shows which hosts have not answered yet.
         on_update: Called before each update of `progress_terminal`.
 
     Raises:
@@ -63,7 +63,7 @@ def open_reachable_sessions(
     """
     if not is_started_run:
         accepted_commands.refuse_unaccepted_commands(hosts)
-    # An askpass program may ask on this terminal, and a person takes time to answer.
+    # An askpass program may use this terminal, so nothing else may be drawn on it.
     progress_terminal = None if has_askpass(os.environ) else progress_terminal
 
     transports = Transports(spec.ssh)
@@ -82,7 +82,7 @@ def open_reachable_sessions(
 
 
 def build_ad_hoc_spec(names: str) -> ClusterSpec:
-    """Return the spec of a cluster of the named hosts; ssh's own configuration says how to reach them.
+    """Return a spec with the named hosts (`-w`), which are reached by the user's ssh configuration.
 
     Names are validated as in a cluster file, because ssh may pass them to a shell.
 

@@ -1,4 +1,4 @@
-"""Statistics of nodes and GPUs: the newest samples of a run, or a probe of the nodes of a cluster file."""
+"""Loads statistics of nodes and GPUs: the newest samples of a run, or measurements on the nodes of a cluster file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_stats_source(run_or_file: str | None) -> StatsSource:
         run_or_file: The id or name of a run, or a cluster file; `None` for the only active run, or `./cluster.yaml`.
 
     Raises:
-        NotFoundError: There is neither. Ended runs must be named.
+        NotFoundError: There is neither an active run nor a cluster file. An ended run must be named.
         RefusedError: Several runs match.
     """
     path = option_values.DEFAULT_FILE if run_or_file is None else run_or_file
@@ -71,7 +71,7 @@ def load_run_stats(run: RunDir, state: RunState) -> list[NodeStats]:
 
 
 def build_node_stats(state: RunState, node: str, sample: HealthSample | None) -> NodeStats:
-    """Return the statistics of a sample of a node, with its time on the clock of this head."""
+    """Return the statistics in a sample of a node, with the time on the clock of this head."""
     if sample is None:
         return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
     stats = stats_from_sample(node, sample)
@@ -79,7 +79,7 @@ def build_node_stats(state: RunState, node: str, sample: HealthSample | None) ->
 
 
 def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:
-    """Return the GPUs of a run on each node, in the order of local ranks; nodes that use all GPUs are left out."""
+    """Return the GPUs that a run uses on each node, in the order of local ranks; without nodes that use all GPUs."""
     try:
         hosts = json.loads(run.spec.read_text())["hosts"]
     except (OSError, ValueError, KeyError):
@@ -94,11 +94,11 @@ def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:
 def probe_node_stats(
     hosts: Sequence[HostSpec], sessions: Mapping[str, Session], errors: Mapping[str, ClusterctlError]
 ) -> list[NodeStats]:
-    """Return the current statistics of nodes; they are asked in parallel. A node without an answer has a reason.
+    """Measure the statistics of nodes in parallel. For a node without an answer, the result has a reason.
 
-    `errors` are those of the nodes without a session.
+    `errors` are the errors of the nodes without a session.
 
-    No command of the cluster file runs on the nodes, so the user need not have read the file.
+    This runs no command of the cluster file on the nodes, so the user need not trust the file.
     """
 
     def ask(node: str, session: Session) -> NodeStats:
@@ -132,5 +132,5 @@ def _make_stats_from_facts(node: str, facts: Mapping[str, Any]) -> NodeStats:
     if gpus["status"] == "timeout":
         sample["status"], sample["reason"] = "stuck", f"the GPU driver: {gpus['reason']}"
     elif gpus["status"] != "ok":
-        sample["status"], sample["reason"] = "error", f"the look at GPUs failed: {gpus['reason']}"
+        sample["status"], sample["reason"] = "error", f"measuring the GPUs failed: {gpus['reason']}"
     return stats_from_sample(node, sample)

@@ -1,4 +1,4 @@
-"""Values of options that several commands take: files, durations, sizes, times, ranks."""
+"""Parses values of options that several commands take: files, durations, sizes, times, ranks."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ DEFAULT_FILE = "cluster.yaml"
 
 
 def list_cluster_files(path: str | None, files: tuple[str, ...]) -> list[str]:
-    """Return the cluster files to read: those named, else `./cluster.yaml`."""
+    """Return the named cluster files, or `./cluster.yaml` if none is named."""
     named = ([path] if path else []) + list(files)
     return named or [DEFAULT_FILE]
 
 
 def parse_duration_option(text: str | None, option: str) -> float | None:
-    """Return the seconds of a duration, or `None` without one.
+    """Return a duration in seconds, or `None` without a text.
 
     Raises:
-        click.BadParameter: The text is no duration.
+        click.BadParameter: The text is not a duration.
     """
     return None if text is None else _parse(value_parsers.parse_duration, text, option)
 
 
 def parse_interval_option(text: str | None, option: str) -> float | None:
-    """Return the seconds between two updates, or `None` without a text.
+    """Return the time between two updates in seconds, or `None` without a text.
 
     Raises:
-        click.BadParameter: The text is no duration, or it is 0, which would keep nodes and head busy.
+        click.BadParameter: The text is not a duration, or is 0.
     """
     pause = parse_duration_option(text, option)
     if pause == 0:
-        raise click.BadParameter("it must be longer than 0, e.g. 2s", param_hint=option)
+        raise click.BadParameter("the interval must be longer than 0, e.g. 2s", param_hint=option)
     return pause
 
 
 def parse_size_option(text: str | None, option: str, default: int) -> int:
-    """Return the bytes of a size, or `default` without one.
+    """Return a size in bytes, or `default` without a text.
 
     Raises:
-        click.BadParameter: The text is no size.
+        click.BadParameter: The text is not a size.
     """
     return default if text is None else _parse(value_parsers.parse_size, text, option)
 
@@ -72,10 +72,11 @@ def parse_time_option(text: str | None, option: str, *, now: float, run_start: f
         text: A duration (that long ago), a time of day (its last occurrence before `now`), or a time in RFC 3339.
         option: The name of the option, for the error.
         now: The end of the run, or the current time.
-        run_start: The start of the run. A time of day whose last occurrence is before it means the day of `now`.
+        run_start: The start of the run. If the last occurrence of a time of day is before it, the day of `now` is
+            meant.
 
     Raises:
-        click.BadParameter: The text is none of these.
+        click.BadParameter: The text has none of these forms.
     """
     if text is None:
         return None
@@ -90,7 +91,7 @@ def parse_time_option(text: str | None, option: str, *, now: float, run_start: f
     try:
         return now - value_parsers.parse_duration(text)
     except InvalidValueError as error:
-        said = f"`{text}` is no time; write 10m (that long ago), 22:43:12 (a time of day), or RFC 3339"
+        said = f"`{text}` is not a time; write 10m (10 minutes ago), 22:43:12 (a time of day), or RFC 3339"
         raise click.BadParameter(said, param_hint=option) from error
 
 
@@ -140,7 +141,7 @@ def parse_rank_set(text: str | None) -> frozenset[int] | None:
     """Return the ranks of a set such as `0-3,7`, or `None` without a set.
 
     Raises:
-        click.BadParameter: The text is no set of ranks.
+        click.BadParameter: The text is not a set of ranks.
     """
     if text is None:
         return None
@@ -149,6 +150,6 @@ def parse_rank_set(text: str | None) -> frozenset[int] | None:
         match = _RANK_RANGE.fullmatch(item.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last > _MAX_RANK:
-            raise click.BadParameter(f"`{text}` does not name ranks; write e.g. `0-3,7`", param_hint="--rank")
+            raise click.BadParameter(f"`{text}` is not a set of ranks; write e.g. `0-3,7`", param_hint="--rank")
         ranks |= set(range(first, last + 1))
     return frozenset(ranks)

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share."""
+"""Declares arguments and options that several commands share, and refuses invalid combinations."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def cluster_file_argument(command: F) -> F:
-    """`[FILE]`; `--file` adds more."""
+    """Add the argument `[FILE]`, the cluster file."""
     return click.argument("path", metavar="[FILE]", required=False, shell_complete=make_completer("files"))(command)
 
 
 def single_node_options(command: F) -> F:
-    """`--rank` of `--run` and `-w`, which name one node."""
+    """Add the options `--rank`, `--run` and `-w`, which name one node."""
     command = click.option(
         "--run",
         "reference",
         metavar="RUN",
-        help="The run that `--rank` belongs to; the only active one by default.",
+        help="The run of `--rank`; by default the only active run.",
         shell_complete=make_completer("runs"),
     )(command)
     command = click.option(
@@ -37,12 +37,12 @@ def single_node_options(command: F) -> F:
 
 
 def run_argument(command: F) -> F:
-    """`[RUN]`: an id or its beginning, a name, or a cluster file."""
+    """Add the argument `[RUN]`: the id of a run or its beginning, its name, or its cluster file."""
     return click.argument("reference", metavar="[RUN]", required=False, shell_complete=make_completer("runs"))(command)
 
 
 def refuse_combination(*given: tuple[str, object]) -> None:
-    """Refuse options that exclude each other; each comes with its value.
+    """Refuse options that exclude each other; `given` has the name and the value of each.
 
     Raises:
         click.UsageError: More than one was given.
@@ -53,10 +53,10 @@ def refuse_combination(*given: tuple[str, object]) -> None:
 
 
 def refuse_options_with(option: str, *others: tuple[str, object]) -> None:
-    """Refuse other options that have no effect with a given option; each comes with its value.
+    """Refuse options that have no effect together with `option`; `others` has the name and the value of each.
 
     Raises:
-        click.UsageError: One of them was given.
+        click.UsageError: One of the other options was given.
     """
     names = [f"`{name}`" for name, value in others if value]
     if names:
@@ -81,25 +81,25 @@ def _set_option(*names: str, description: str, candidate_type: str) -> Callable[
 
 
 def nodes_option(command: F) -> F:
-    """`--nodes SET`; a repeated option adds to the set."""
+    """Add the option `--nodes SET`; if repeated, the sets are united."""
     return _set_option("--nodes", description="Only these nodes, e.g. gpu[01-04].", candidate_type="nodes")(command)
 
 
 def exclude_option(description: str) -> Callable[[F], F]:
-    """`--exclude SET`; a repeated option adds to the set."""
+    """Add the option `--exclude SET`; if repeated, the sets are united."""
     return _set_option("--exclude", description=description, candidate_type="nodes")
 
 
 def json_option(command: F) -> F:
-    """`--json`."""
+    """Add the option `--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
 def verbose_option(description: str) -> Callable[[F], F]:
-    """`--verbose`, `-v`, with what it shows of this command."""
+    """Add the option `--verbose`; the description says what it shows."""
     return click.option("--verbose", "-v", is_flag=True, help=description)
 
 
 def rank_set_option(command: F) -> F:
-    """`--rank SET`; a repeated option adds to the set."""
+    """Add the option `--rank SET`; if repeated, the sets are united."""
     return _set_option("--rank", "ranks", description="Only these ranks, e.g. 0-3,7.", candidate_type="ranks")(command)

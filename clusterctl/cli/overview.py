@@ -1,4 +1,4 @@
-"""The overview that `clusterctl` without a command prints: active runs, commands in groups, what to type next."""
+"""Prints the overview of `clusterctl` without a command: active runs, all commands, and a suggestion."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def render_overview(version: str, active: Sequence[str], terminal: Terminal, *, 
 
 
 def _render_active_runs(terminal: Terminal) -> list[str]:
-    """Return the table of the runs that may still have running processes."""
+    """Return the table of the runs whose processes may still run."""
     views = [load_run_list_view(run) for run in list_runs() if load_summary_or_state(run).may_run]
     views = [view for view in views if view.state.may_run]
     return [*render_ps(sort_runs(views), time.time(), terminal), *ps_hints(views)] if views else []

@@ -1,4 +1,4 @@
-"""One command on many nodes: its standard input, its output, and how it ended on each node."""
+"""Runs a command on many nodes, with standard input, and collects its output and exit code from each node."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _READER_CHECK_S = 1.0
 
 
 class OutputClosedError(Exception):
-    """The reader of the output has closed it, so the command can stop."""
+    """The reader of the output has closed the pipe, so the command can stop."""
 
 
 class OutputCollector:
-    """Collects the output of a command on one node. With a console, it shows complete lines at once instead."""
+    """Collects the output of a command on one node. With a console, it prints complete lines at once."""
 
     def __init__(self, node: str, console: Console | None, print_lock: threading.Lock) -> None:
         self.node = node
@@ -54,7 +54,7 @@ class OutputCollector:
             del buffer[:end]
 
     def finish(self) -> tuple[bytes, bytes]:
-        """Return the collected output; with a console, show the last incomplete line."""
+        """Return the collected stdout and stderr; with a console, print the last incomplete line."""
         for stream_index, buffer in enumerate(self._buffers):
             if self._console is not None and buffer:
                 self._print_block(stream_index, bytes(buffer))
@@ -62,7 +62,7 @@ class OutputCollector:
         return bytes(self._buffers[0]), bytes(self._buffers[1])
 
     def _print_block(self, stream_index: int, block: bytes) -> None:
-        assert self._console is not None, "only what is shown is put"
+        assert self._console is not None, "called only with a console"
         terminal = self._console.err if stream_index else self._console.out
         lines = [f"{self.node}: {line}" for line in sanitize_output(block, terminal)]
         with self._print_lock:
@@ -70,14 +70,14 @@ class OutputCollector:
 
 
 class RemoteCommand:
-    """A command that runs on each node as soon as the node has joined.
+    """A command that starts on each node as soon as its session is open.
 
     Args:
         program: The program to run.
-        seconds: The time limit, or `None`.
+        seconds: The time limit of the command, or `None`.
         parallel: The number of nodes that may run the program at the same time.
-        console: Shows lines at once; `None` collects the output.
-        base_programs: Folder and environment of the program, by node; by default those of a login.
+        console: Prints lines at once; `None` collects the output.
+        base_programs: Folder and environment of the program by node; by default those of a login shell.
 
     Attributes:
         last_answer_at: Monotonic time of the latest answer of a node.
@@ -130,10 +130,10 @@ class RemoteCommand:
     def wait_for_results(
         self, nodes: Iterable[str], waiting: WaitingLine
     ) -> tuple[dict[str, CommandResult], dict[str, NodeError]]:
-        """Wait for all nodes; return the answers, and the errors of nodes that were lost.
+        """Wait for all nodes; return the results, and the errors of nodes whose connection failed.
 
         Raises:
-            OutputClosedError: The reader of the shown lines has closed the output.
+            OutputClosedError: The reader of the printed lines has closed the pipe.
         """
         nodes = list(nodes)
         for node in nodes:
@@ -145,17 +145,17 @@ class RemoteCommand:
         )
 
     def collect_finished_results(self) -> dict[str, CommandResult]:
-        """Return the answers of the nodes that have already finished."""
+        """Return the results of the nodes that have already finished."""
         finished = [node for node, running in list(self._running.items()) if running.done()]
         return {node: end for node in finished if isinstance(end := self._get_result(node), CommandResult)}
 
     def _get_result(self, node: str) -> CommandResult | NodeError:
-        """Wait for a node; return its answer, or the error of a lost node."""
+        """Wait for a node; return its result, or the error of its connection."""
         collector = self._collectors[node]
         try:
             result = self._wait_for_answer(self._running[node])
         except futures.TimeoutError:
-            return AgentError(node, "it did not end the command in time")
+            return AgentError(node, "the command did not end within its time limit")
         except AgentError as error:
             out, err = collector.finish()
             return CommandResult(exit_code=int(ExitCode.FAILED), stdout=out, stderr=err, error=str(error))
@@ -178,10 +178,10 @@ def _mark_as_joined(waiting: WaitingLine, node: str, _running: Future[ExecAnswer
 
 
 MAX_INPUT_BYTES = 2 << 20
-"""Longest input; encoded, it fits into one message to a node."""
+"""Maximum length of standard input, which must fit into one message to a node."""
 _NOTICE_AFTER_S, _GIVE_UP_AFTER_S = 2.0, 60.0
-"""Seconds of silence before the notice, and before this gives up."""
-_WAITING_NOTICE = "waiting for the end of standard input; `< /dev/null` gives none"
+"""Seconds without input before a notice, and further seconds before an error."""
+_WAITING_NOTICE = "waiting for the end of standard input; `< /dev/null` gives an empty input"
 
 
 def read_piped_input(
@@ -195,12 +195,12 @@ def read_piped_input(
 
     Args:
         fd: File descriptor of the standard input.
-        tell: Prints a notice while this waits for the end of the input.
-        notice_after_s: Seconds of silence before the notice.
-        give_up_after_s: Further seconds of silence before this gives up; the caller may have left a pipe open.
+        tell: Prints the notice that `exec` waits for the end of the input.
+        notice_after_s: Seconds without input before the notice.
+        give_up_after_s: Further seconds without input before the error; the caller may have left a pipe open.
 
     Raises:
-        RefusedError: The input is too long, or does not end.
+        RefusedError: The input is longer than 2 MiB, or does not end.
     """
     try:
         kind = os.fstat(fd).st_mode
@@ -215,13 +215,13 @@ def read_piped_input(
                 has_notified = True
                 tell(_WAITING_NOTICE)
             if not _readable(fd, give_up_after_s):
-                raise RefusedError("standard input does not end", hint="`< /dev/null` gives the command none")
+                raise RefusedError("standard input does not end", hint="`< /dev/null` gives the command an empty input")
         piece = os.read(fd, 1 << 16)
         if not piece:
             return bytes(received)
         received += piece
         if len(received) > MAX_INPUT_BYTES:
-            hint = "`clusterctl sync` brings files to the nodes"
+            hint = "`clusterctl cp` copies files to the nodes"
             raise RefusedError(f"standard input is longer than {MAX_INPUT_BYTES >> 20} MiB", hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""Views of a run for the commands that read runs: state, activity and controller, from files alone."""
+"""Loads the state, the activity and the fate of runs for `ps` and other commands, from files on this head alone."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def warn_of_unreadable_lines(state: RunState, console: Console) -> None:
-    """Warn of unreadable lines in the files of a run; all other lines were read."""
+    """Print a warning about each file of a run that has an unreadable line."""
     for line in state.unreadable_lines:
-        console.write_stderr(f"warning: {state.run}: {line}; what cannot be read is left out")
+        console.write_stderr(f"warning: {state.run}: {line}; this line is left out")
 
 
 def load_view_without_output(run: RunDir) -> RunSnapshot:
-    """Return a view without the origin of the run, the output of its ranks, and their positions."""
+    """Load a run without its origin, and without output times and positions of its ranks."""
     state, has_controller = state_reader.load_state_and_attendance(run)
     seen = make_sampled_activity(state, sample_files.read_latest_activities(run, state, PROGRESS_FIELDS), time.time())
     return RunSnapshot(
@@ -45,7 +45,7 @@ def load_view_without_output(run: RunDir) -> RunSnapshot:
 
 
 def load_run_list_view(run: RunDir) -> RunSnapshot:
-    """Return the view of a run for lists; for an ended run, only its summary is read."""
+    """Load a run for a list of runs; for an ended run, read only its summary."""
     end = state_reader.read_summary(run.summary, run.events)
     if end is None:
         return load_view_without_output(run)
@@ -53,10 +53,10 @@ def load_run_list_view(run: RunDir) -> RunSnapshot:
 
 
 def predict_run_without_controller(run: RunDir, state: RunState, *, has_controller: bool = False) -> UnattendedRun:
-    """Return what will happen to a run without a controller, from its spec and the last write of a controller."""
+    """Predict what happens to a run without a controller, from its spec and the time of its controller's last write."""
     if has_controller or state.is_over:
         return UnattendedRun()
-    # Without a readable spec the fate is unknown. Two values are enough: to validate all of it would import pydantic.
+    # Without a readable spec the fate is unknown. Only two values are needed, so pydantic is not imported.
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stored = json.loads(run.spec.read_text())
         stop_after = (stored["on_controller_loss"] or {}).get("stop_after")
@@ -66,14 +66,14 @@ def predict_run_without_controller(run: RunDir, state: RunState, *, has_controll
 
 
 def read_stall_verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
-    """Return the stored verdict about the current stall."""
+    """Return the stored verdict about the current stall; `None` without a confirmed stall."""
     if state.stall is None or state.stall.phase != "confirmed":
         return None
     return read_saved_verdict(run)
 
 
 def update_stall_age(state: RunState) -> RunState:
-    """Return the state with the current age of its stall; the journal has the age at the last change."""
+    """Return the state with the current age of its stall; the journal contains the age at the last change."""
     if state.stall is None or state.reason is not None or state.is_over:
         return state
     grown = state.stall.at_time(time.time())
@@ -92,7 +92,7 @@ def make_sampled_activity(
 
 
 def read_last_output_lines(path: Path, max_bytes: int) -> list[str]:
-    """Return the last lines of a rank's output, cleaned for a terminal; none if the file cannot be read."""
+    """Return the last lines of a rank's output, without control characters; empty if the file cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))

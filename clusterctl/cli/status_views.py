@@ -1,4 +1,4 @@
-"""Views of one run in detail: its origin, the times of its output, the positions and stragglers of its ranks."""
+"""Loads one run in detail for `status`, `top` and `report`: origin, output times, positions of ranks, stragglers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from clusterctl.why import slowness
 from clusterctl.why.slowness import LONG_WAIT_S, find_stragglers
 
 _MAX_SAMPLE_BYTES, _MAX_SAMPLE_LINES = 256 << 10, 8
-"""Limits for the samples of each node, because `status` is run often and a run may have many nodes."""
+"""Maximum bytes and lines of each node's samples that are read, because a run may have many nodes."""
 STATUS_FIELDS = RankFields(WAIT_FIELDS.activity, (*WAIT_FIELDS.status, *PROGRESS_FIELDS.status))
 """The fields of samples that `build_run_view` and `add_stragglers` need."""
 _NO_ACTIVITY = WorkerActivity()
@@ -45,14 +45,14 @@ def build_run_view(
     newest_samples: Mapping[str, ActivitySample] | None = None,
     with_output_times: bool = True,
 ) -> RunSnapshot:
-    """Return the full view of a run from its state.
+    """Return a run with its activity, origin and positions, from its state.
 
     Args:
         run: The run.
         state: The state of the run.
-        has_controller: A controller is alive.
+        has_controller: The run has a controller.
         newest_samples: The newest samples of ranks, by node; `None` reads them.
-        with_output_times: Read the time of the last output of each rank, which takes two files for each rank.
+        with_output_times: Read the time of the last output of each rank, from two files for each rank.
     """
     where: list[str] = []
     if state.stall is not None and state.stall.phase == "confirmed":
@@ -102,7 +102,7 @@ def _get_write_time(path: str) -> float:
 
 
 def build_report_view(run: RunDir, state: RunState, *, has_controller: bool, step: int | None) -> RunSnapshot:
-    """Return the view of a run for its report; the only activity is the step of the slowest rank."""
+    """Return a run for its report; the activity has only the step of the slowest rank."""
     return RunSnapshot(
         state=update_stall_age(state),
         has_controller=has_controller,
@@ -112,7 +112,7 @@ def build_report_view(run: RunDir, state: RunState, *, has_controller: bool, ste
 
 
 def describe_stalled_ranks(run: RunDir, state: RunState) -> list[str]:
-    """Return lines with the positions of the ranks of a stalled run, from the stored evidence."""
+    """Return lines with the stacks of the ranks of a stalled run, from the stored evidence."""
     nodes = {rank: worker.node for rank, worker in state.workers.items()}
     for name in reversed(list_stall_folders(str(run.path))):
         if found := read_evidence(run.path / name):
@@ -122,11 +122,11 @@ def describe_stalled_ranks(run: RunDir, state: RunState) -> list[str]:
 
 
 def add_stragglers(run: RunDir, view: RunSnapshot, newest_samples: Mapping[str, ActivitySample]) -> RunSnapshot:
-    """Return a view with the stragglers of a run and the likely reason of each.
+    """Return a run with its stragglers and the likely reason of each.
 
     Args:
         run: The run.
-        view: The view without stragglers.
+        view: The run without stragglers.
         newest_samples: The newest samples of ranks, by node.
     """
     state = view.state
@@ -138,7 +138,7 @@ def add_stragglers(run: RunDir, view: RunSnapshot, newest_samples: Mapping[str, 
         return replace(view, slow_ranks=slow)
     if not rank_timing.have_all_ranks_wait_counts(newest_samples.values()):
         return view
-    # One after the other: the ends of all of them together are tens of megabytes.
+    # Read one node after the other, because the lines of all nodes are tens of megabytes.
     ends = ((last, _read_recent_samples(run, node)) for node, last in newest_samples.items())
     stragglers = find_stragglers(rank_timing.measure_wait_shares(ends, state.attempt))
     return (
@@ -156,7 +156,7 @@ def _read_recent_samples(run: RunDir, node: str) -> list[bytes]:
 
 
 def load_blocking_ranks(run: RunDir, state: RunState) -> dict[int, str]:
-    """Return the ranks that block all others for long, with the activity of each."""
+    """Return the ranks for which all other ranks have waited for long, with the activity of each."""
     idle_ranks = rank_timing.find_idle_ranks(
         sample_files.read_sample_lines(run, state, _MAX_SAMPLE_BYTES), state.attempt
     )

@@ -1,4 +1,4 @@
-"""Ready-to-run jobs (templates) in the installed package or in the source checkout."""
+"""Finds ready-to-run jobs (templates) in the installed package or in the source checkout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Template:
     summary: str
 
     def list_files(self) -> Iterator[Path]:
-        """Yield its files, relative to its folder."""
+        """Yield the files of the template, relative to its folder."""
         for path in sorted(self.path.rglob("*")):
             relative = path.relative_to(self.path)
             if path.is_file() and not _NEVER.intersection(relative.parts):
@@ -51,7 +51,7 @@ def find_template(name: str) -> Template:
     by_name = {template.name: template for template in list_templates()}
     if name not in by_name:
         close = difflib.get_close_matches(name, by_name, 1)
-        hint = f"did you mean `{close[0]}`?" if close else "`clusterctl init --list` lists them"
+        hint = f"did you mean `{close[0]}`?" if close else "`clusterctl init --list` lists all templates"
         raise NotFoundError(f"no template `{name}`", hint=hint)
     return by_name[name]
 

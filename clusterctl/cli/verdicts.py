@@ -1,4 +1,4 @@
-"""The verdict of `why` about a run or a bundle, with hints from its nodes, its code folder and its cluster file."""
+"""Loads the verdict of `why` about a run or a bundle, and adds hints from its nodes, code folder and cluster file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def load_verdict(run: RunDir, state: RunState | None = None, *, live: bool = Tru
     Args:
         run: The run.
         state: The state of the run; `None` reads it.
-        live: Look at living ranks if no evidence of a current stall is stored.
+        live: Collect evidence from running ranks if the run has no stored evidence of a current stall.
     """
     return load_verdict_with_evidence(run, state, live=live)[0]
 
@@ -43,12 +43,13 @@ def load_verdict(run: RunDir, state: RunState | None = None, *, live: bool = Tru
 def load_verdict_with_evidence(
     run: RunDir, state: RunState | None = None, *, live: bool = True
 ) -> tuple[Verdict, dict[str, RankEvidence]]:
-    """Return the verdict about a run, and the new evidence of its ranks, which is empty if nothing was collected.
+    """Return the verdict about a run, and the evidence that this call has collected from its ranks, by rank.
 
     Args:
         run: The run.
         state: The state of the run; `None` reads it.
-        live: Look at living ranks if no evidence of a current stall is stored, and ask the node for a missing command.
+        live: Collect evidence from running ranks if the run has no stored evidence of a current stall, and look for a
+            missing command on its node.
     """
     if state is None:
         state, _ = state_reader.load_state_and_attendance(run)
@@ -58,7 +59,7 @@ def load_verdict_with_evidence(
         return add_file_hints(run, add_login_path_hint(run, saved_verdict.judge_saved_run(run, state))), {}
     if saved_verdict.find_evidence_folder(state) is not None:
         verdict = saved_verdict.judge_saved_run(run, state)
-        # A node may have been too busy at the time of the stored evidence.
+        # Otherwise collect again: the nodes may have been too busy for complete evidence.
         if verdict.confidence is not Confidence.UNKNOWN:
             return verdict, {}
     elif state.stall is None:
@@ -75,7 +76,7 @@ def load_verdict_with_evidence(
 
 
 def add_file_hints(run: RunDir, verdict: Verdict) -> Verdict:
-    """Return a verdict with hints from the code folder and the cluster file of its run; no node is asked."""
+    """Return a verdict with hints from the code folder and the cluster file of its run, without connecting to nodes."""
     return add_missing_code_hint(run, add_argument_with_blanks_hint(run, verdict))
 
 
@@ -84,7 +85,7 @@ def open_bundle(bundle: Path) -> Iterator[RunDir]:
     """Yield the run in a bundle: a folder, or a file of `why --save`.
 
     Raises:
-        NotFoundError: The path is no bundle.
+        NotFoundError: The path is not a bundle.
     """
     with contextlib.ExitStack() as stack:
         folder = bundle
@@ -95,12 +96,12 @@ def open_bundle(bundle: Path) -> Iterator[RunDir]:
         if not bundle.exists():
             raise NotFoundError(f"there is no file {bundle}", hint=suggest_similar_file(str(bundle)))
         if not found:
-            raise NotFoundError(f"{bundle} holds no run", hint="`clusterctl why RUN --save FILE` makes a bundle")
+            raise NotFoundError(f"{bundle} contains no run", hint="`clusterctl why RUN --save FILE` makes a bundle")
         yield RunDir(found[0])
 
 
 def _unpack(bundle: Path, folder: Path) -> None:
-    """Write the plain files of a bundle to a folder; links and other kinds of files are left out."""
+    """Write the regular files of a bundle to a folder; skip links and special files."""
     try:
         with tarfile.open(bundle) as archive:
             for member in archive:
@@ -111,11 +112,11 @@ def _unpack(bundle: Path, folder: Path) -> None:
                     content = archive.extractfile(member)
                     target.write_bytes(b"" if content is None else content.read())
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise NotFoundError(f"{bundle} is no bundle: {error}") from error
+        raise NotFoundError(f"{bundle} is not a bundle: {error}") from error
 
 
 def collect_rank_evidence(run: RunDir, state: RunState, ranks: Collection[int] | None = None) -> CollectedEvidence:
-    """Return states and stacks of all ranks, or of the given ranks; without a controller, the nodes are asked."""
+    """Return states and stacks of all ranks, or of the given ranks, from the controller or else from the nodes."""
     try:
         answer = control_socket.send_request(run, "evidence", {"ranks": None if ranks is None else sorted(ranks)})
     except control_socket.NoControllerError:
@@ -133,11 +134,11 @@ def _collect_from_nodes(run: RunDir, state: RunState, ranks: Collection[int] | N
 
 
 _COMPARED_CHARS = 80
-"""Compared characters of an argument; a verdict shows no more of a long one."""
+"""The number of compared characters, because a verdict shortens long arguments."""
 
 
 def add_argument_with_blanks_hint(run: RunDir, verdict: Verdict) -> Verdict:
-    """Return a verdict that names an argument with blanks, if the program did not understand that argument."""
+    """Return a verdict that names an argument with blanks if the program did not accept this argument."""
     if verdict.cls is not ProblemClass.WRONG_ARGUMENT:
         return verdict
     try:
@@ -150,13 +151,13 @@ def add_argument_with_blanks_hint(run: RunDir, verdict: Verdict) -> Verdict:
 
 
 def explain_argument_with_blanks(job: JobSpec, error_text: str) -> str | None:
-    """Return a hint about an argument with blanks that a text quotes; `None` without one."""
+    """Return a hint about an argument with blanks that an error text quotes; `None` if it quotes none."""
     items = [(f"job.args[{i}]", item) for i, item in enumerate(job.args)]
     if isinstance(job.command, tuple):
         items += [(f"job.command[{i}]", item) for i, item in enumerate(job.command)]
     for place, item in items:
         if len(item.split()) > 1 and item[:_COMPARED_CHARS] in error_text:
-            remedy = "write each argument as an item, or use a text of `job.command`"
+            remedy = "write each argument as a separate item, or write `job.command` as a text"
             return f"`{place}` is one argument with blanks: {remedy}"
     return None
 
@@ -203,7 +204,7 @@ def add_login_path_hint(run: RunDir, verdict: Verdict) -> Verdict:
         path = _find_path_at_login(run, culprit.node, name)
         if path is None:
             return replace(
-                verdict, missing_evidence=(*verdict.missing_evidence, f"{culprit.node} could not be asked for `{name}`")
+                verdict, missing_evidence=(*verdict.missing_evidence, f"could not look for `{name}` on {culprit.node}")
             )
         if not path:
             return replace(
@@ -211,7 +212,7 @@ def add_login_path_hint(run: RunDir, verdict: Verdict) -> Verdict:
             )
         folder = path.rpartition("/")[0]
         remedy = f"put `export PATH={folder}:$PATH` into `job.prologue`"
-        found = f"; a login shell of {culprit.node} finds {path}, which ranks do not have on PATH"
+        found = f"; a login shell of {culprit.node} finds {path}, which is not on the PATH of ranks"
         return replace(verdict, summary=f"{verdict.summary}{found}", next_commands=(remedy, *verdict.next_commands))
     return verdict
 
@@ -220,7 +221,7 @@ def _find_path_at_login(run: RunDir, node: str, name: str) -> str | None:
     """Return the path of a program in a login shell, "" if it is not found; `None` if the node does not answer."""
     spec = load_spec(run.spec.read_text())
     hosts = [host for host in spec.hosts if host.name == node]
-    # A `.bashrc` often returns at its beginning if the shell is not interactive.
+    # A second, interactive shell, because a `.bashrc` often does nothing in other shells.
     look = """type -P -- "$0" || exec bash -lic 'type -P -- "$0"' "$0\""""
     remote = RemoteCommand({"argv": ["bash", "-lc", look, name]}, _LOGIN_TIMEOUT_S, 1, None)
     with (

@@ -100,7 +100,11 @@ def _needed(columns: Sequence[Column], rows: Sequence[_Row], max_reason: int | N
 def adoption_hints(snapshots: Sequence[RunSnapshot]) -> list[str]:
     """Return a hint with the command for runs without a controller."""
     alone = [snapshot.state.run for snapshot in snapshots if not snapshot.has_controller and not snapshot.state.is_over]
-    return [f"hint: `clusterctl attach --adopt {alone[0] if len(alone) == 1 else 'RUN'}` takes over"] if alone else []
+    return (
+        [f"hint: `clusterctl attach --adopt {alone[0] if len(alone) == 1 else 'RUN'}` starts a new controller"]
+        if alone
+        else []
+    )
 
 
 def ps_hints(snapshots: Sequence[RunSnapshot]) -> list[str]:

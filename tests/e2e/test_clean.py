@@ -98,7 +98,7 @@ def test_a_run_that_may_still_run_on_a_node_out_of_reach_is_kept_until_it_is_nam
     by_name = head.run("clean", run, "--yes")
 
     assert by_age.returncode == 7, by_age.stderr
-    assert f"something of {run} may still run on localhost, which could not be reached" in by_age.stderr
+    assert f"processes of {run} may still run on localhost, which cannot be reached" in by_age.stderr
     assert [entry["run"] for entry in kept] == [run]
     assert by_name.returncode == 0, by_name.stderr
     assert head.json("ps", "-a") == []

@@ -158,16 +158,16 @@ def test_an_absolute_path_and_one_in_the_home_need_no_code_folder(head: LocalHea
         pytest.param(["all:no", "got"], 102, "localhost.[0-1]: no file is at `no`", id="no such file there"),
         pytest.param(["nobody:x", "got"], 102, "no node `nobody`", id="no such node"),
         pytest.param(["a", "b"], 2, "write NODES:PATH, as in `all:b`", id="no node"),
-        pytest.param(["all:a", "all:b"], 2, "from nodes to nodes takes two steps", id="two nodes"),
-        pytest.param(["a", "all:b", "c"], 2, "either all that is copied is on nodes", id="from both sides"),
-        pytest.param(["a"], 2, "name what is to be copied, and where to", id="nothing"),
-        pytest.param(["all:..", "got"], 2, "has no name of its own", id="no name"),
+        pytest.param(["all:a", "all:b"], 2, "files cannot be copied from nodes to nodes", id="two nodes"),
+        pytest.param(["a", "all:b", "c"], 2, "the sources must be either all on nodes", id="from both sides"),
+        pytest.param(["a"], 2, "give source and destination", id="nothing"),
+        pytest.param(["all:..", "got"], 2, "is not a name", id="no name"),
         pytest.param(["a", "all:", "--max-size", "1B"], 6, "more than the 1 B that are copied", id="too much to send"),
         pytest.param(["all:f", ".", "--max-size", "1B"], 6, "over 1 bytes", id="too much to fetch"),
         pytest.param(
             ["f", "localhost.0:file"], 6, "/file is a file, and a folder is to be copied", id="a file in the way"
         ),
-        pytest.param(["all:f", "a"], 6, "a is a file, and several are to be copied", id="a file in the way here"),
+        pytest.param(["all:f", "a"], 6, "a is a file, so several files cannot be copied", id="a file in the way here"),
         pytest.param(["a", "all:/proc/no/x"], 6, "cannot make the folder /proc/no", id="no place"),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_controller_that_cannot_be_asked_from_here_is_named_with_its_machine(h
     done = replace(head, enter=WITHOUT_NETWORK).run("down", run)
 
     assert done.returncode == 6, done.stderr
-    said = f"the controller of {run} cannot be asked from here; it runs on {socket.gethostname()} (pid {controller})"
+    said = f"the controller of {run} cannot be reached from this machine; it runs on {socket.gethostname()} (pid {controller})"
     assert said in done.stderr
     assert head.json("status", run)["state"] == "running"
 
@@ -307,6 +307,6 @@ def test_down_without_a_name_ends_the_active_run_and_what_others_have_left(head:
     assert not alive(left[0])
     assert f"{ended}: lost; nothing is left" in done.stderr
     assert done.returncode == 7, done.stderr
-    assert f"error: what may still run of {unreadable} cannot be looked for" in done.stderr
+    assert f"error: the nodes of {unreadable} are unknown, so its processes cannot be ended" in done.stderr
     assert head.run("down", "--orphans").returncode == 0
     assert not alive(left[1])

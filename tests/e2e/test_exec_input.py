@@ -98,7 +98,9 @@ def test_who_waits_for_the_end_of_input_says_so(head: LocalHead) -> None:
         text=True,
     ) as waiting:
         assert waiting.stderr is not None
-        assert waiting.stderr.readline() == "waiting for the end of standard input; `< /dev/null` gives none\n"
+        assert (
+            waiting.stderr.readline() == "waiting for the end of standard input; `< /dev/null` gives an empty input\n"
+        )
         assert waiting.communicate("late\n", timeout=60)[0].splitlines() == ["localhost.[0-1] (2)  late"]
 
 

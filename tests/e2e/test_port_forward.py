@@ -51,7 +51,7 @@ def test_a_command_transport_forwards_no_ports(make_head: MakeHead) -> None:
     done = head.run("port-forward", "6006")
 
     assert done.returncode == 6
-    assert "box is reached by a command, which forwards no ports" in done.stderr
+    assert "box is reached by a transport command, which cannot forward ports" in done.stderr
 
 
 def test_an_address_that_is_not_ours_is_named(make_head: MakeHead) -> None:

@@ -64,7 +64,7 @@ def test_what_ignores_ctrl_c_is_stopped_gracefully_by_sigterm(head: LocalHead) -
 
         assert up.wait(30) == 103
         assert up.stderr is not None
-        assert "again to kill now" in up.stderr.read()
+        assert "Ctrl-C again kills" in up.stderr.read()
 
 
 def test_what_a_command_ignores_no_worker_does(head: LocalHead) -> None:

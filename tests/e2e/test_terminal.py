@@ -145,7 +145,7 @@ def test_the_first_ctrl_c_stops_gracefully_and_the_second_kills(make_head: MakeH
     with head.terminal("up", "--no-health") as screen:
         screen.expect(READY)
         screen.press(CTRL_C)
-        screen.expect("again to kill now")
+        screen.expect("Ctrl-C again kills")
         screen.expect("not yet")
         pressed = time.monotonic()
         screen.press(CTRL_C)

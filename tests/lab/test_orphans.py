@@ -63,7 +63,7 @@ def test_runs_of_a_lost_head_are_ended_and_nothing_else_is_touched(nodes: NodeFa
 
     assert ended.returncode == 0, ended.stderr
     assert f"ended {run}" in ended.stderr
-    assert "this head knows every run on these nodes" in again.stderr
+    assert "these nodes have no orphaned run" in again.stderr
     wait_for(lambda: not any(n.pids_of(run) for n in made), what="the orphans' guards to leave")
     assert not made[1].pids_of("^innocent 86400")
     assert neighbour.json("status", known)["state"] == "running"

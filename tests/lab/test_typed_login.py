@@ -58,7 +58,7 @@ def code(number: int) -> str:
 def test_without_a_terminal_one_error_names_all_nodes_and_the_way(head: Head) -> None:
     done = head.run("trust", "--login")
     assert done.returncode == 4
-    assert done.stderr.count("there is no terminal to answer at") == 1, done.stderr
+    assert done.stderr.count("there is no terminal for the answer") == 1, done.stderr
     assert "n[1-2]" in done.stderr
     assert "hint: type `clusterctl trust --login` at a terminal" in done.stderr
     asked = head.run("exec", "--", "true")

@@ -29,7 +29,7 @@ from clusterctl.run.record import state_reader
     metavar="N",
     default=20,
     show_default=True,
-    help="How many earlier lines to show first.",
+    help="Number of earlier lines to show first.",
 )
 @click.option("--timestamps", "-t", is_flag=True, help="Show a time before each line.")
 @options.verbose_option("Show the reports of each node.")
@@ -47,7 +47,7 @@ def command(
 ) -> int:
     """Follow a run and exit with its exit code; `d` or Ctrl-C detaches, and the run goes on.
 
-    It first shows the latest lines of output, with earlier events between them.
+    `attach` first shows the latest lines of output, and the events of the same time.
     """
     options.refuse_combination(("--all-ranks", all_ranks), ("--rank", ranks))
     run = state_reader.find_run(reference)
@@ -56,13 +56,13 @@ def command(
     warn_of_unreadable_lines(state, console)
     if adopt and not state.is_over:
         if attended:
-            console.write_stderr(f"{run.run} has a controller already")
+            console.write_stderr(f"{run.run} already has a controller")
         else:
             detached_process.run_detached(run, lambda: adopt_run(run))
     elif state.is_over and reference is None:
         raise NotFoundError(
-            f"no active run to attach to: {run.run}, the last one, has ended ({state.phase.value})",
-            hint=f"`clusterctl status {run.run}` tells how, `clusterctl logs {run.run}` shows its output",
+            f"no run is active; the last run, {run.run}, has ended ({state.phase.value})",
+            hint=f"`clusterctl status {run.run}` shows how it ended, `clusterctl logs {run.run}` shows its output",
         )
     screen_options = ScreenOptions(
         ranks=parse_rank_set(ranks),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Console
 
 _MIN_CONTENT_AGE_S = 3600.0
-"""Content that is younger than this many seconds may belong to a run that is being started."""
+"""Synced files that are younger than this (seconds) may belong to a run that is starting."""
 
 _DEFAULT_SOURCE = click.core.ParameterSource.DEFAULT
 
@@ -42,10 +42,10 @@ _DEFAULT_SOURCE = click.core.ParameterSource.DEFAULT
     metavar="DURATION",
     default="14d",
     show_default=True,
-    help="Only runs that ended at least this long ago; with --keep, of any age.",
+    help="Remove only runs that ended at least this long ago; 0s by default with --keep.",
 )
 @click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the newest N ended runs.")
-@click.option("--yes", "-y", is_flag=True, help="Remove them; without this option, they are only listed.")
+@click.option("--yes", "-y", is_flag=True, help="Remove the runs; without this option, only list them.")
 @click.pass_obj
 @click.pass_context
 def command(
@@ -53,13 +53,13 @@ def command(
 ) -> int:
     """Remove old runs: their logs and evidence on this head and on the nodes, and code that no run needs.
 
-    If runs are named, exactly these are removed, however old they are. Active runs are never removed. If a node cannot
-    be reached, `clean` names it, and its data stays. A run with processes that may still live on such a node also stays
-    on this head, unless it is named.
+    If you name runs, `clean` removes exactly these runs, regardless of their age. It never removes active runs. If a
+    node cannot be reached, `clean` prints its name, and the data on the node stays. If processes of a run may still
+    live on such a node, the run also stays on this head, unless you name the run.
 
     If `clean` removes the last run that used a work folder on a node, it also removes the code that was copied there.
-    It keeps files of the job, such as checkpoints, and work folders that `workdir` names or that are on a network file
-    system. Code on this head that is younger than an hour stays.
+    It keeps files that the job wrote, such as checkpoints. It keeps work folders that `workdir` names and work folders
+    on a network file system. It keeps code on this head that is younger than an hour.
     """
     console = common.console()
     given_options = [
@@ -69,7 +69,9 @@ def command(
         older_than = "0s"
     before = time.time() - (parse_duration_option(older_than, "--older-than") or 0.0)
     if references and given_options:
-        raise click.UsageError("named runs are removed whatever their age: leave out `--older-than` and `--keep`")
+        raise click.UsageError(
+            "`clean` removes named runs regardless of their age: leave out `--older-than` and `--keep`"
+        )
     chosen = _find_named_runs(references) if references else _choose_old_runs(before, keep)
     removed_runs, total, freed = _remove_or_list_runs(chosen, console, remove=yes, named=bool(references))
     failed = len(removed_runs) < len(chosen)
@@ -86,7 +88,7 @@ def command(
         there = f", {format_size(sum(freed.values()))} on {fold_hosts(list(freed))}" if freed else ""
         here = f"{format_size(total)} on this head"
         console.write_stderr(
-            f"removed {here}{there}" if yes else f"`--yes` removes these: {here}, and what of them is on their nodes"
+            f"removed {here}{there}" if yes else f"`--yes` removes these runs: {here}, and their data on the nodes"
         )
     return int(ExitCode.TEARDOWN_INCOMPLETE) if failed else 0
 
@@ -113,14 +115,14 @@ def _explain_nothing_removed(older_than: str, keep: int) -> str:
 def _remove_or_list_runs(
     chosen: list[tuple[RunDir, RunState]], console: Console, *, remove: bool, named: bool
 ) -> tuple[set[str], int, dict[str, int]]:
-    """Remove runs and show a table of them, or only show it. A run is shown once it is removed.
+    """Remove runs and print a table row for each removed run; without `remove`, only print the table.
 
     Returns:
-        The ids of the runs, their bytes on this head, and the bytes by node.
+        The ids of the removed runs, their bytes on this head, and the freed bytes by node.
     """
     ended = {run.run: (run, state) for run, state in chosen}
     listed = [load_run_list_view(run) for run, _ in chosen]
-    # A changed file may contain another name than that of the folder, which is what `clean` removes.
+    # `clean` removes the folder, so the table shows the name of the folder, even if a changed file has another name.
     views = sort_runs([replace(v, state=replace(v.state, run=run)) for run, v in zip(ended, listed, strict=True)])
     sizes = {run.run: _measure_disk_bytes(run) for run, _ in chosen}
     removed_runs: set[str] = set()
@@ -146,7 +148,7 @@ def _find_named_runs(references: tuple[str, ...]) -> list[tuple[RunDir, RunState
     seen = [(run, *state_reader.load_state_and_attendance(run)) for run in runs.values()]
     for run, state, attended in seen:
         if attended or not state.is_over:
-            raise RefusedError(f"{run.run} goes on: nothing was removed", hint=f"`clusterctl down {run.run}` ends it")
+            raise RefusedError(f"{run.run} is active: nothing was removed", hint=f"`clusterctl down {run.run}` ends it")
     return [(run, state) for run, state, _ in seen]
 
 
@@ -180,14 +182,14 @@ _Group = list[tuple["RunDir", "RunState"]]
 
 @dataclass(slots=True)
 class _ObstaclesToRemoval:
-    """The reasons why a run is still on nodes: refusals, and unreachable nodes."""
+    """The reasons why nodes still have data of a run: errors of nodes, and unreachable nodes."""
 
     refused: list[ClusterctlError] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
 
 
 def _group_by_connection(chosen: _Group) -> list[_Group]:
-    """Group runs whose hosts are reached in the same way, so that they share connections."""
+    """Group runs whose hosts have equal connection settings, so that each group needs one connection to each host."""
     groups: dict[str, _Group] = {}
     for run, state in chosen:
         spec = _load_spec(run)
@@ -211,15 +213,16 @@ def _load_spec(run: RunDir) -> ClusterSpec | None:
 def _remove_on_head(
     run: RunDir, state: RunState, obstacles: _ObstaclesToRemoval, console: Console, *, named: bool
 ) -> bool:
-    """Remove a run from the head; return whether it is gone.
+    """Remove a run from the head; return whether it was removed.
 
-    It stays if a node refused, or if processes of a run that the user did not name may live on an unreachable node.
+    The run stays if a node refused to remove it. It also stays if its processes may live on an unreachable node, unless
+    the user has named the run.
     """
     unreachable = {entry["node"] for entry in state.remaining} & {*obstacles.unreached}
     if unreachable and not named:
-        hint = f"`clusterctl clean {run.run}` removes it all the same"
+        hint = f"`clusterctl clean {run.run}` removes it anyway"
         console.write_stderr(
-            f"error: something of {run.run} may still run on {fold_hosts(unreachable)}, which could not be reached"
+            f"error: processes of {run.run} may still run on {fold_hosts(unreachable)}, which cannot be reached"
         )
         console.write_stderr(f"{run.run} was kept", f"hint: {hint}")
         return False
@@ -228,7 +231,7 @@ def _remove_on_head(
         return False
     if obstacles.unreached:
         console.write_stderr(
-            f"warning: {run.run} is still on {fold_hosts(obstacles.unreached)}, which could not be reached"
+            f"warning: data of {run.run} is still on {fold_hosts(obstacles.unreached)}, which cannot be reached"
         )
     shutil.rmtree(run.path)
     return True
@@ -239,7 +242,7 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> 
     spec = _load_spec(group[0][0])
     if spec is None:
         return {run.run: _ObstaclesToRemoval(unreached=list(state.touched_nodes)) for run, state in group}
-    # The nodes of an unreadable run are unknown. A node with live processes of it refuses.
+    # The nodes of an unreadable run are unknown, so all are asked. A node with live processes of the run refuses.
     on = {
         host.name: [
             run.run for run, state in group if host.name in state.touched_nodes or state.phase is RunPhase.UNREADABLE
@@ -271,7 +274,7 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> 
 def _remove_from_node(node: str, session: Session, runs: list[str]) -> tuple[int, dict[str, ClusterctlError]]:
     """Remove runs from one node; return bytes and errors by run. A run that the node does not have is no error."""
     count, errors = 0, dict[str, ClusterctlError]()
-    # Oldest first: with the last run of a work folder, the node removes the code.
+    # Oldest first: the node removes the code with the last run that used the work folder.
     for run in reversed(runs):
         try:
             count += CLEAN.call(session, {"run": run, "node": node}, timeout=600.0)["bytes"]

@@ -13,7 +13,7 @@ _SETUP_LINES = {
     "fish": "clusterctl completion fish | source   # in ~/.config/fish/config.fish",
 }
 
-# The short name of the program completes in the same way.
+# Lines that add completion for `cctl`, the short name of the program.
 _CCTL_LINES = {
     "bash": "complete -o nosort -F _clusterctl_completion cctl",
     "zsh": "compdef _clusterctl_completion cctl",

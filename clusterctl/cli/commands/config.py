@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _ENV_TIMEOUT_S = 30.0
 _MAX_PADDED_WIDTH = 60
-"""Maximum width of the column of variables; the source of a longer variable is moved to the right."""
+"""Maximum width of the column of variables. After a longer variable, the source is further right."""
 
 
 @click.command("config", cls=CliCommand, reads_file=True)
@@ -85,7 +85,7 @@ def command(
 ) -> int:
     """Check the cluster file and print it with all defaults. `-q` only checks it.
 
-    It connects to no node unless `--live` is given; it resolves host names with `ssh -G`. Secrets are shown as `***`.
+    `config` connects to nodes only with `--live`. It resolves host names with `ssh -G`, and prints secrets as `***`.
     """
     by_rank = env_rank is not None
     if live and not by_rank:
@@ -127,13 +127,16 @@ def _print_schema(common: CommonOptions, output: str | None) -> int:
     write_text_file(output, render_schema())
     if not common.quiet:
         console.write_stderr(
-            f"wrote {output}", f"editors find it by the first line `# yaml-language-server: $schema={output}`"
+            f"wrote {output}", f"for editors, begin a cluster file with `# yaml-language-server: $schema={output}`"
         )
     return 0
 
 
 def _refuse_names_of_one_host(spec: ClusterSpec) -> None:
-    """Refuse two names that ssh_config maps to one machine. The start also asks the machines themselves."""
+    """Refuse two names that ssh_config maps to one machine.
+
+    The start of a run also compares the identities of the machines.
+    """
     file = os.environ.get(CONFIG_VARIABLE) or None
 
     def options_of(host: HostSpec) -> SshOptions | None:
@@ -150,8 +153,8 @@ def _refuse_names_of_one_host(spec: ClusterSpec) -> None:
         options = {host.name: one for host, one in found if one is not None}
     doubles = find_duplicate_hosts(options)
     if doubles:
-        text = f"hosts: {' and '.join(f'`{name}`' for name in doubles[0])} are one machine for ssh"
-        address = f"{options[doubles[0][0]].address} is the address of each; leave one of them out"
+        text = f"hosts: {' and '.join(f'`{name}`' for name in doubles[0])} are the same machine for ssh"
+        address = f"both have the address {options[doubles[0][0]].address}; leave out one of them"
         raise ConfigError([Problem(spec.path, 0, 0, text, address)])
 
 
@@ -200,7 +203,7 @@ def _render_environment(loaded: LoadedClusterFile, rank: int, console: Console, 
         for name, (value, source) in sorted(sourced.items())
     }
     if spec.job is not None and spec.job.prologue is not None:
-        console.write_stderr("what `job.prologue` exports on the node comes after that")
+        console.write_stderr("`job.prologue` may change these variables on the node")
     rows = [(f"{name}={entry['value']}", entry["source"]) for name, entry in shown.items()]
     width = min(_MAX_PADDED_WIDTH, max(len(text) for text, _ in rows))
     return shown, [f"{pad(text, width)}  {source}" for text, source in rows]
@@ -247,7 +250,7 @@ _KEYS_OF_ALL_HOSTS = ("network.interface", "job.framework")
 
 
 def _describe_source(loaded: LoadedClusterFile, name: str, source: str, host: int) -> str:
-    """Return the source of a variable: a keyword, or the key that it follows from and the place of that key."""
+    """Return the source of a variable: a keyword, or a key of the cluster file with its line."""
     if source in ("env", "secrets"):
         return loaded.origins.get(f"{source}.{name}", source)
     if source == "hosts[].env":

@@ -25,27 +25,29 @@ _ALL_NODES = "all"
 @click.command("cp", cls=CliCommand, reads_file=True)
 @click.argument("words", metavar="SRC... DST", nargs=-1, required=True, shell_complete=make_completer("files"))
 @options.exclude_option("Leave out these nodes.")
-@click.option("--max-size", metavar="SIZE", help="Refuse to copy more than this to or from a node; 10GiB by default.")
+@click.option(
+    "--max-size", metavar="SIZE", help="Maximum size of the files copied to or from one node; 10GiB by default."
+)
 @click.pass_obj
 def command(common: CommonOptions, *, words: tuple[str, ...], exclude: str | None, max_size: str | None) -> int:
     """Copy files and folders to nodes or from nodes. NODES:PATH is a path on nodes, as in `gpu[01-04]:data`.
 
-    `all:PATH` means every node of the cluster file. A relative PATH begins in the code folder, or in the home folder if
-    there is no cluster file. PATH may contain wildcards; quote them. All nodes get the same files, and files that a
-    node already has are not sent again. Files from several nodes go to one folder for each node in DST. Each file is
+    `all:PATH` means every node of the cluster file. A relative PATH is relative to the code folder, or to the home
+    folder if there is no cluster file. PATH may contain wildcards; quote them. All nodes get the same files. `cp` does
+    not send files that a node already has. With several source nodes, DST gets one folder for each node. Each file is
     replaced atomically and keeps its mode. `cp` refuses to overwrite code of a live run (exit code 6), and exits with
     102 if a file is missing.
     """
     *sources, target = _parse_paths(words)
     if not sources:
-        raise click.UsageError("name what is to be copied, and where to, as in `clusterctl cp data.bin all:data/`")
+        raise click.UsageError("give source and destination, as in `clusterctl cp data.bin all:data/`")
     remote_sources = [source for source in sources if isinstance(source, RemotePath)]
     if remote_sources and len(remote_sources) < len(sources):
-        raise click.UsageError("either all that is copied is on nodes, or all of it on this machine")
+        raise click.UsageError("the sources must be either all on nodes or all on this machine")
     if remote_sources and isinstance(target, RemotePath):
-        raise click.UsageError("from nodes to nodes takes two steps: copy to this machine first")
+        raise click.UsageError("files cannot be copied from nodes to nodes: copy them to this machine first")
     if not remote_sources and not isinstance(target, RemotePath):
-        raise click.UsageError(f"no node is named; write NODES:PATH, as in `all:{target}`")
+        raise click.UsageError(f"no path names a node; write NODES:PATH, as in `all:{target}`")
     console = common.console()
     named = [word for word in (*sources, target) if isinstance(word, RemotePath)]
     max_bytes = parse_size_option(max_size, "--max-size", MAX_BYTES)
@@ -79,13 +81,13 @@ def _parse_paths(words: tuple[str, ...]) -> list[RemotePath | str]:
 def _load_spec(
     common: CommonOptions, named: list[RemotePath], console: Console, exclude: str | None
 ) -> ClusterSpec | None:
-    """Return the cluster of the cluster file, or `None` without a file: hosts are then named as ssh knows them."""
+    """Return the spec of the cluster file, or `None` without a file. Then the paths contain host names for ssh."""
     if common.files or common.sets or os.path.isfile(DEFAULT_FILE):
         return cluster_selection.load_chosen_cluster_file(common, None, console=console).spec
     if exclude or any(one.nodes == _ALL_NODES for one in named):
         raise NotFoundError(
-            f"no {DEFAULT_FILE} here, which would name the nodes",
-            hint="`--file` names one; without any, hosts are named as ssh knows them",
+            f"no {DEFAULT_FILE} is in this folder, so the nodes are unknown",
+            hint="name a cluster file with `--file`, or write host names for ssh",
         )
     return None
 

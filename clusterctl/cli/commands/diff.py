@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def command(common: CommonOptions, first: str, second: str, as_json: bool) -> int:
     """Compare two runs: command, code, settings, environment, nodes, versions, health and outcome.
 
-    It reads the records on this head and asks no node.
+    `diff` reads only files on this head and connects to no node.
     """
     options.refuse_combination(("--json", as_json), ("--quiet", common.quiet))
     console = common.console()
@@ -51,7 +51,7 @@ def _load_properties(reference: str, console: Console) -> RunProperties:
 
 
 def _describe_outcome(view: RunSnapshot) -> dict[str, str]:
-    """Return the outcome of a run by name; unknown values are left out."""
+    """Return the outcome of a run as named values, without unknown values."""
     state = view.state
     cause = find_final_cause(state)
     values = {

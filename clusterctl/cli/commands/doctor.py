@@ -49,8 +49,8 @@ _SSH_TIMEOUT_S = 5.0
 def command(common: CommonOptions, as_json: bool) -> int:
     """Check whether this machine can start and control runs.
 
-    It checks ssh and its agent, the folder of the runs, the limit of open files, what a logout kills, and the clock,
-    and lists the controllers on this machine. It exits with 5 if no run can start from here.
+    `doctor` checks ssh and its agent, the folder of the runs, the limit of open files, the clock, and whether a logout
+    kills processes. It also lists the controllers on this machine. It exits with 5 if no run can start from here.
     """
     console = common.console()
     facts = read_head_facts()
@@ -70,7 +70,7 @@ def command(common: CommonOptions, as_json: bool) -> int:
 
 
 def read_head_facts() -> HeadFacts:
-    """Return facts about this machine. The state folder exists afterwards; nothing else changes."""
+    """Return facts about this machine. This creates the state folder if there is none; nothing else changes."""
     user = _get_user_name()
     return HeadFacts(
         python=sys.version_info[:3],
@@ -129,13 +129,13 @@ def _read_state_folder_facts(folder: Path) -> StateFolderFacts:
     free = None
     with contextlib.suppress(OSError):
         usage = psutil.disk_usage(str(existing))
-        free = usage.free if usage.total else None  # what the kernel shows as files has no size
+        free = usage.free if usage.total else None  # a pseudo file system such as /proc has no size
     shared = kind is not None and filesystems.may_hang(kind)
     return StateFolderFacts(path=str(folder), filesystem=kind, shared=shared, free=free, error=error)
 
 
 def _try_folder(folder: Path) -> str | None:
-    """Write a file and take a lock as a controller does; return the reason if that fails, or `None`."""
+    """Write a file and take a lock as a controller does. Return the reason of a failure, or `None`."""
     try:
         make_private_folder(folder)
         with tempfile.TemporaryDirectory(prefix=".check-", dir=folder) as trial:

@@ -40,14 +40,16 @@ if TYPE_CHECKING:
 
 
 _DEFAULT_GRACE_S = 10.0
-# A new controller checks twice, at most a minute apart, before it calls a run stalled.
+# A new controller judges twice, at most a minute apart, before it confirms a stall.
 _STALL_DECISION_S = 100.0
 _STALL_POLL_S = 1.0
 
 
 @click.command("down", cls=CliCommand)
 @click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=make_completer("active"))
-@click.option("--all", "all_runs", is_flag=True, help="Stop all active runs and the remaining processes of ended runs.")
+@click.option(
+    "--all", "all_runs", is_flag=True, help="Stop all active runs, and all remaining processes of ended runs."
+)
 @click.option("--stalled", is_flag=True, help="Stop only the runs that are stalled.")
 @click.option("--kill", is_flag=True, help="Send SIGKILL at once, without `job.grace`.")
 @click.option(
@@ -71,10 +73,10 @@ def command(
 ) -> int:
     """Stop a run and verify that no process of it is left.
 
-    Each process gets SIGTERM, has `job.grace` to end, and then gets SIGKILL. After that, every node is searched for
-    processes of the run. No controller is needed. If a process is left, `down` names it and exits with 7.
+    Each process gets SIGTERM, has `job.grace` to end, and then gets SIGKILL. Then `down` searches every node for
+    processes of the run. It needs no controller. If a process remains, `down` names it and exits with 7.
 
-    Without RUN, `down` stops the only active run, and the remaining processes of ended runs (see `ps`).
+    Without RUN, `down` stops the only active run, and all remaining processes of ended runs (see `ps`).
     """
     console = common.console()
     if all_runs:
@@ -89,7 +91,7 @@ def command(
     runs = _select_runs(references, all_runs=all_runs, stalled=stalled)
     if not runs and not choices.is_silent:
         console.write_stderr(f"no {'stalled' if stalled else 'active'} run: nothing to end")
-    # Ask all runs first, so that they end in parallel.
+    # Request the end of all runs first, so that they end in parallel.
     ending, errors, before = [], list[ClusterctlError](), dict[str, JournalPosition]()
     for run in runs:
         before[run.run] = read_journal_position(run)
@@ -152,7 +154,7 @@ def _select_runs(references: tuple[str, ...], *, all_runs: bool, stalled: bool) 
     if stalled:
         runs = named or state_reader.list_runs()
         return [run for run in runs if may_be_stalled(state_reader.load_summary_or_state(run))]
-    # A start whose controller died may have left processes on the nodes, whatever `ps` shows.
+    # If the controller died during the start, processes may remain on nodes although `ps` shows an ended run.
     if named:
         return named
     states = {run: state_reader.load_summary_or_state(run) for run in state_reader.list_runs()}
@@ -163,12 +165,12 @@ def _select_runs(references: tuple[str, ...], *, all_runs: bool, stalled: bool) 
 
 
 def _request_end(run: RunDir, console: Console, choices: _DownOptions) -> bool:
-    """Ask a run to end; return `False` if it goes on because it is not stalled."""
-    # Read the journal: `ps` shows a start without a controller as over, but processes of it may be left on nodes.
+    """Request the end of a run; return `False` if `--stalled` is given and the run is not stalled."""
+    # By its journal: if the controller died during the start, `ps` shows an ended run, but processes may remain.
     if load_state(run).is_over:
         return True
     if not choices.stalled:
-        # A controller may end at its start: what counts is that there is none in the end.
+        # If the new controller ends early, `_wait_for_end` tries again.
         with contextlib.suppress(detached_process.ControllerEndedError):
             send_request_or_adopt(
                 run,
@@ -178,13 +180,13 @@ def _request_end(run: RunDir, console: Console, choices: _DownOptions) -> bool:
             )
     elif not end_if_stalled(run, kill=choices.kill):
         if not choices.is_silent:
-            console.write_stderr(f"{run.run} moves again: left alone")
+            console.write_stderr(f"{run.run} makes progress again, so it continues")
         return False
     return True
 
 
 def _wait_for_end(run: RunDir, console: Console, before: JournalPosition, choices: _DownOptions) -> RunState:
-    """Wait until a run has ended; show the events after `before`."""
+    """Wait for the end of a run; show the events after the position `before`."""
     screen_options = ScreenOptions(
         shows_output=False, shows_phases=False, verbose=choices.verbose, skip_events_until=before
     )
@@ -201,11 +203,13 @@ def _wait_for_end(run: RunDir, console: Console, before: JournalPosition, choice
     if not state.is_over:
         if not choices.is_silent:
             console.write_stderr(
-                f"{run.run}: its controllers end by themselves; its nodes are asked without one ({run.log})"
+                f"{run.run}: each new controller has ended early ({run.log}); ending the processes without a controller"
             )
         state = _end_on_nodes(run, state, console.err, kill=choices.kill)
     if not state.is_over:
-        raise TeardownError(f"nobody knows what is left of {run.run}", (), hint=f"{run.log} may say why")
+        raise TeardownError(
+            f"it is unknown whether processes of {run.run} remain", (), hint=f"see the log of the controller, {run.log}"
+        )
     if not choices.is_silent:
         _print_end(run, state, console)
     return state
@@ -214,7 +218,7 @@ def _wait_for_end(run: RunDir, console: Console, before: JournalPosition, choice
 def _end_remaining_processes(
     ended: dict[str, RunDir], console: Console, choices: _DownOptions
 ) -> tuple[dict[str, RunState], list[ClusterctlError]]:
-    """Stop the remaining processes of ended runs in parallel; return their states, and the errors of some."""
+    """Stop the remaining processes of ended runs in parallel; return states by run, and errors."""
     states = {name: load_state(run) for name, run in ended.items()}
     left = {name: run for name, run in ended.items() if states[name].remaining}
     tell = console.err if len(left) == 1 else None
@@ -236,9 +240,9 @@ def _end_on_nodes(run: RunDir, state: RunState, tell: Terminal | None, *, kill: 
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise TeardownError(
-            f"what may still run of {run.run} cannot be looked for: {run.spec}: {reason}",
+            f"the nodes of {run.run} are unknown, so its processes cannot be ended: {run.spec}: {reason}",
             state.remaining,
-            hint="`clusterctl down --orphans FILE` looks on the nodes of a cluster file",
+            hint="`clusterctl down --orphans FILE` ends them on the nodes of a cluster file",
         ) from error
     concerned = {entry["node"] for entry in state.remaining} if state.is_over else {*state.touched_nodes}
     hosts = [host for host in spec.hosts if host.name in concerned or not (state.is_over or concerned)]
@@ -250,18 +254,18 @@ def _end_on_nodes(run: RunDir, state: RunState, tell: Terminal | None, *, kill: 
 def _print_end(run: RunDir, state: RunState, console: Console) -> None:
     warn_of_unreadable_lines(state, console)
     if any(left.get("why") == outcome.NODE_LOST for left in state.remaining):
-        console.write_stderr(f"{run.run}: {state.phase.value}; what ran on lost nodes could not be ended")
+        console.write_stderr(f"{run.run}: {state.phase.value}; processes on lost nodes could not be ended")
     elif state.remaining:
-        console.write_stderr(f"{run.run}: {state.phase.value}, but not everything could be ended")
+        console.write_stderr(f"{run.run}: {state.phase.value}, but some processes could not be ended")
     else:
         where = f"{plural(len(state.workers), 'worker')} on {plural(len(state.nodes), 'node')}"
-        console.write_stderr(f"{run.run}: {state.phase.value}; nothing is left of its {where}")
+        console.write_stderr(f"{run.run}: {state.phase.value}; all processes of its {where} have ended")
     if state.remaining:
         console.write_stderr(*render_remaining_processes(state.remaining, console.err))
 
 
 def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: bool) -> int:
-    """Stop the runs on the nodes of a cluster file that have ended, or that this head does not know."""
+    """Stop, on the nodes of a cluster file, processes of ended runs and of runs that this head does not know."""
     spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
     own = {run.run: run for run in state_reader.list_runs()}
     with open_reachable_sessions(spec, spec.hosts, progress_terminal=console.err) as (sessions, errors):
@@ -278,7 +282,7 @@ def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: 
         console.write_stdout_json([*unknown, *(_run_to_json(run, state) for run, state in known.items())])
     else:
         if runs or not known:
-            console.write_stderr(f"ended {', '.join(runs)}" if runs else "this head knows every run on these nodes")
+            console.write_stderr(f"ended {', '.join(runs)}" if runs else "these nodes have no orphaned run")
         console.write_stderr(*render_remaining_processes(left, console.err))
         for run, state in known.items():
             _print_end(own[run], state, console)
@@ -288,16 +292,16 @@ def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: 
 
 
 def _has_processes(run: RunSummary) -> bool:
-    """Return whether workers, remaining processes or a supervisor of a run are on the node."""
+    """Return whether the node has workers, remaining processes or a supervisor of the run."""
     return bool(run["live"] or run["remaining"] or run["supervisor"])
 
 
 def _end_known_runs(
     own: dict[str, RunDir], sessions: dict[str, Session], listed: dict[str, list[RunSummary]]
 ) -> tuple[dict[str, RunState], list[ClusterctlError]]:
-    """Stop the remaining processes of ended runs of this head; return their states, and the errors of some.
+    """Stop the remaining processes of ended runs of this head; return states by run, and errors.
 
-    A node may have processes that this head does not know, and the other way round.
+    Both the files on this head and the answers of the nodes say where processes remain.
     """
     states: dict[str, RunState] = {}
     errors: list[ClusterctlError] = []
@@ -320,7 +324,7 @@ def _end_known_runs(
 
 
 def _end_orphans_on_node(session: Session, runs: list[RunSummary]) -> list[dict[str, Any]]:
-    """Stop the orphans on one node; return the processes that are left."""
+    """Stop the orphaned runs on one node; return the remaining processes."""
     left = []
     for run in runs:
         session.epoch = (run["epoch"] or 0) + 1
@@ -330,14 +334,14 @@ def _end_orphans_on_node(session: Session, runs: list[RunSummary]) -> list[dict[
 
 
 def may_be_stalled(state: RunState) -> bool:
-    """Return whether the journal says that a run is stalled; its controller may know better by now."""
+    """Return whether a run is stalled by its journal. Its controller may have newer samples."""
     return not state.is_over and state.phase.value == "stalled"
 
 
 def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
-    """End a run if the stall rule calls it stalled; return whether it was ended.
+    """End a run if its controller judges it as stalled; return whether it was ended.
 
-    A run without a controller gets one, which observes the run until the rule can decide.
+    A run without a controller gets a new controller, which needs up to 100 s of samples for the judgement.
     """
     end = time.monotonic() + _STALL_DECISION_S
     while time.monotonic() < end and not load_state(run).is_over:
@@ -352,14 +356,14 @@ def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
 
 _ANSWER_TIMEOUT_S = 15.0
 _CONTROLLER_CHANGE_S = 5.0
-"""Seconds until a controller that is starting answers, or one that is ending is gone."""
+"""Seconds until a starting controller answers, or an ending controller has ended."""
 _RETRY_INTERVAL_S = 0.1
 
 
 def send_request_or_adopt(
     run: RunDir, command: str, arguments: dict[str, Any], adopt: Callable[[], int]
 ) -> dict[str, Any] | None:
-    """Return the controller's answer; `None` if there was no controller and a new process runs `adopt`.
+    """Send a request to the controller; return its answer, or `None` if a new process runs `adopt` instead.
 
     Raises:
         RefusedError: The controller of the run cannot be reached from this machine.
@@ -396,9 +400,9 @@ def _make_unreachable_error(run: RunDir, error: control_socket.NoControllerError
         ends = "ending it" if controller is None else f"`kill -9 {controller.pid}` there"
         return RefusedError(
             f"the controller of {run.run} does not answer; it runs on {where}",
-            hint=f"{ends} ends the controller and not the run; then ask again",
+            hint=f"{ends} ends only the controller, not the run; then repeat this command",
         )
     return RefusedError(
-        f"the controller of {run.run} cannot be asked from here; it runs on {where}",
+        f"the controller of {run.run} cannot be reached from this machine; it runs on {where}",
         hint="run this command there",
     )

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "python", "python3", "perl", "awk", "find", "grep", "sed")
-"""Programs that interpret shell signs themselves."""
+"""Programs that interpret signs such as `*` and `;` themselves."""
 _BUILTINS = ("cd", "export", "source", ".", "alias", "ulimit", "module", "umask", "type")
 _EARLY_OUTPUT_AFTER_S = 1.0
-"""Seconds without a new answer after which the answers so far are shown."""
+"""Show the answers so far if no node has answered for this long."""
 
 
 @click.command("exec", cls=PassthroughCommand, reads_file=True)
@@ -56,7 +56,7 @@ _EARLY_OUTPUT_AFTER_S = 1.0
 @click.option("--diff", is_flag=True, help="Show how outputs differ from the most common one.")
 @click.option("--stream", is_flag=True, help="Show each line at once, with its node.")
 @options.json_option
-@options.verbose_option("Show the exit code of every node, also if it is 0.")
+@options.verbose_option("Show the exit code of every node, even if it is 0.")
 @click.pass_obj
 def command(
     common: CommonOptions,
@@ -76,11 +76,11 @@ def command(
 ) -> int:
     """Run a command on all nodes at once, in the home folder (or `--in-job`); equal output is shown once.
 
-    The words after `--` are executed without a shell. Each node gets a copy of standard input (at most 2 MiB). Ctrl-C
-    stops the command on all nodes. It exits with the largest exit code of the nodes, or with 4 if a node cannot be
+    No shell interprets the words after `--`. Each node gets a copy of standard input (at most 2 MiB). Ctrl-C
+    stops the command on all nodes. `exec` exits with the largest exit code of the nodes, or with 4 if a node cannot be
     reached.
 
-    On a terminal, the first outputs appear when no node has answered for a second; later outputs follow.
+    On a terminal, the first outputs appear after a second without a new answer; later outputs follow.
     """
     words = common.passthrough_arguments
     if not words:
@@ -140,7 +140,7 @@ def command(
     else:
         show(answers, errors)
     if not shell and any(map(compute_exit_code, answers.values())) and needs_shell(words):
-        console.write_stderr("hint: no shell reads these words; `--shell` gives them to bash")
+        console.write_stderr("hint: no shell interprets these words; with `--shell`, bash interprets them")
     return int(ExitCode.NODE) if errors else max(map(compute_exit_code, answers.values()), default=0)
 
 
@@ -156,7 +156,7 @@ def _load_spec(
 
 
 def needs_shell(words: Sequence[str]) -> bool:
-    """Return whether words contain syntax that only a shell understands, and their program is no shell."""
+    """Return whether the words contain shell syntax, although their program is not a shell."""
     program, rest = words[0], words[1:]
     if os.path.basename(program) in _SHELLS:
         return False
@@ -184,9 +184,9 @@ def _result_to_json(node: str, answer: CommandResult | None, error: NodeError | 
 
 
 class _EarlyOutput:
-    """Shows the answers so far to a person after a second without new ones; later answers follow.
+    """Shows, on a terminal, the answers so far after a second without new answers.
 
-    Output for a program is folded as a whole, at the end.
+    In a pipe, all output is folded at the end instead.
 
     Attributes:
         shown: Nodes whose answers were shown.

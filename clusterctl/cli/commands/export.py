@@ -36,7 +36,7 @@ def command(
     loaded = cluster_selection.load_chosen_cluster_file(common, path, require_job=True, console=console)
     spec = replace(loaded.spec, hosts=cluster_selection.select_spec_hosts(loaded.spec, nodes, exclude))
     if not spec.worker_hosts:
-        raise click.UsageError("no host is left that would be a worker")
+        raise click.UsageError("no worker host is left: all chosen hosts are spares")
     notes = (export_kubernetes if kind == "k8s" else export_slurm).list_unsupported_settings(spec, loaded.written_keys)
     if kind == "k8s":
         assert spec.job is not None, "it was required"
@@ -53,7 +53,7 @@ def command(
 
 
 def _get_program_words() -> tuple[str, ...]:
-    """Return the words that start this program from any folder."""
+    """Return the command that starts this program from any folder."""
     started = os.path.abspath(sys.argv[0])
     if os.path.basename(started) in ("clusterctl", "cctl") and os.access(started, os.X_OK):
         return (started,)

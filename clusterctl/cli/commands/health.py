@@ -62,13 +62,13 @@ _CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WH
 @click.option(
     "--record",
     metavar="PATH",
-    help="Write the facts of the nodes to an anonymous file (docs/recordings.md).",
+    help="Write the facts of the nodes to a file, without names and addresses (docs/recordings.md).",
     type=click.Path(dir_okay=False),
 )
 @click.option(
     "--replay",
     metavar="PATH",
-    help="Check the facts in a file of --record, without asking any node.",
+    help="Check the facts in a file of --record, without connecting to nodes.",
     type=click.Path(dir_okay=False),
 )
 @click.option("--list", "is_listing", is_flag=True, help="List all checks, without running them.")
@@ -93,8 +93,7 @@ def command(
 ) -> int:
     """Check GPUs, drivers, disks, clocks and network of all nodes, and compare the nodes with each other.
 
-    It exits with 5 if a check failed or a node cannot be reached. UNKNOWN means that a check has no result, which is
-    not a pass.
+    `health` exits with 5 if a check failed or a node cannot be reached. UNKNOWN means that a check has no result.
     """
     console = common.console()
     options.refuse_combination(("--json", as_json), ("--format", output_format))
@@ -119,7 +118,7 @@ def command(
         return show(_judge_recording(replay, checks, strict=strict))
     spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
     hosts = cluster_selection.select_spec_hosts(spec, nodes)
-    # Nodes are compared only with each other: a single node has no network paths to judge.
+    # Checks that compare nodes see only the chosen nodes.
     spec = replace(spec, hosts=hosts)
     pause = parse_interval_option(watch, "--watch")
     _warn_of_local_programs(spec, hosts, console)
@@ -135,7 +134,7 @@ def command(
 
 
 def _print_new_findings(spec: ClusterSpec, view: HealthReport, console: Console, *, quiet: bool) -> None:
-    """Print the findings that the last check of these nodes did not have (`health`, or the start of a run)."""
+    """Print the findings that are new since the last check of these nodes, by `health` or at the start of a run."""
     known = FindingHistory(find_runs_root().parent, spec)
     fresh = known.list_new_findings(view.findings)
     known.save(view.findings, [node.node for node in view.nodes])
@@ -159,14 +158,23 @@ def render_checks(checks: Iterable[Check], terminal: Terminal) -> list[str]:
 
 def checks_to_json(checks: Iterable[Check]) -> list[dict[str, Any]]:
     """Return `health --list --json`."""
-    fields = ("name", "family", "doc", "source", "threshold", "severity", "remedy")
     return [
-        {**{field: getattr(check, field) for field in fields}, "thresholds": dict(check.thresholds)} for check in checks
+        {
+            "name": check.name,
+            "family": check.family,
+            "doc": check.purpose,
+            "source": check.source,
+            "threshold": check.threshold,
+            "severity": check.severity,
+            "remedy": check.remedy,
+            "thresholds": dict(check.thresholds),
+        }
+        for check in checks
     ]
 
 
 def _warn_of_local_programs(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console) -> None:
-    """Warn of programs of the cluster file that the checks start on this machine, as a worker would."""
+    """Warn if the checks will run programs of the cluster file on this machine (`job.prologue`, `python`)."""
     here = [host for host in hosts if host.transport is TransportKind.LOCAL]
     parts = [
         *(["job.prologue"] if spec.job and spec.job.prologue else []),
@@ -174,7 +182,9 @@ def _warn_of_local_programs(spec: ClusterSpec, hosts: tuple[HostSpec, ...], cons
     ]
     if here and parts:
         words = " and ".join(f"`{part}`" for part in parts)
-        console.write_stderr(f"warning: {words} of {spec.path} will be run on this machine, as for a worker")
+        console.write_stderr(
+            f"warning: {words} of {spec.path} will run on this machine, in the environment of a worker"
+        )
 
 
 def _select_checks(only: str | None, skip: str | None) -> list[str] | None:
@@ -243,7 +253,9 @@ def _judge_recording(path: str, checks: list[str] | None, *, strict: bool) -> He
     try:
         facts, findings = recording.judge_recording(json.loads(read_text_file(path)), checks)
     except ValueError as error:
-        raise RefusedError(f"{path}: not JSON: {error}", hint="`clusterctl health --record PATH` writes one") from error
+        raise RefusedError(
+            f"{path}: not JSON: {error}", hint="`clusterctl health --record PATH` writes such a file"
+        ) from error
     except RefusedError as error:
         raise RefusedError(f"{path}: {error}", hint=error.hint) from error
     return _build_view(facts, findings, strict=strict)

@@ -35,7 +35,7 @@ _SCHEMA_FILE = "cluster.schema.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InitOptions:
-    """Options of `init`, and the host list and the path that its arguments name."""
+    """The options of `init`, and the hosts and the path from its arguments."""
 
     hosts: str | None
     path: str | None
@@ -51,7 +51,7 @@ class _InitOptions:
 
 @click.command("init", cls=CliCommand)
 @click.argument("words", metavar="[HOSTS] [PATH]", nargs=-1)
-@click.option("--gpus", metavar="N", help="GPUs of each host, unless the host list has a number; all by default.")
+@click.option("--gpus", metavar="N", help="GPUs of each host for which the host list has no number; all by default.")
 @click.option(
     "--from",
     "source",
@@ -68,7 +68,7 @@ class _InitOptions:
 )
 @click.option("--list", "is_listing", is_flag=True, help="List the ready-to-run jobs for --template.")
 @options.json_option
-@click.option("--schema", is_flag=True, help="Also write the JSON Schema, and the line by which editors find it.")
+@click.option("--schema", is_flag=True, help="Also write the JSON Schema, and a line for editors with its path.")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 @click.pass_obj
 def command(
@@ -76,8 +76,8 @@ def command(
 ) -> int:
     """Write a cluster file for HOSTS (`gpu[01-08]`, `a,b`) to PATH, by default to ./cluster.yaml.
 
-    On a terminal, without any argument, it asks for hosts, GPUs, script and Python. Arguments that contain `/` or end
-    with .yaml or .yml are paths; all others are hosts. `--from` recognises the kind of the file by its content.
+    On a terminal, without any argument, `init` asks for hosts, GPUs, script and Python. Arguments that contain `/` or
+    end with .yaml or .yml are paths; all others are hosts. `--from` recognises the kind of the file by its content.
 
     `clusterctl init --list` lists ready-to-run jobs (`-q`: only their names), and `clusterctl init --template NAME`
     copies one. With `--template`, PATH is a folder, and a single argument is a path unless it is a range or a list.
@@ -116,7 +116,7 @@ def _list_templates(console: Console, *, as_json: bool, quiet: bool) -> None:
 
 
 def render_templates(jobs: list[Template], width: int | None) -> list[str]:
-    """Return a line for each template; on a terminal, long summaries wrap in their column."""
+    """Return a line for each template; on a terminal, long summaries are wrapped."""
     first = max(len(t.name) for t in jobs) + 2
     if width is None or width < first + 30:
         return [f"{t.name:{first}}{t.summary}" for t in jobs]
@@ -131,7 +131,7 @@ def render_templates(jobs: list[Template], width: int | None) -> list[str]:
 
 
 def _split_arguments(words: tuple[str, ...], template: str | None, source: str | None) -> tuple[str | None, str | None]:
-    """Return the host list and the path among the arguments."""
+    """Split the arguments into the host list and the path; each may be `None`."""
 
     def is_path(word: str) -> bool:
         if "/" in word or word.endswith((".yaml", ".yml")) or word in (".", ".."):
@@ -171,7 +171,7 @@ def _list_hosts(given: _InitOptions) -> list[ListedHost]:
 
 
 def _read_host_list(source: str | None) -> list[ListedHost]:
-    """Return the hosts of `--from`, with the slots of a hostfile as GPUs, as DeepSpeed means them."""
+    """Return the hosts of `--from`. The slots of a hostfile are numbers of GPUs, as in DeepSpeed."""
     if source is None:
         return []
     if source == "slurm":
@@ -181,7 +181,7 @@ def _read_host_list(source: str | None) -> list[ListedHost]:
 
 
 def _read_include(pattern: str) -> Iterator[str]:
-    """Yield the files that an `Include` names; as for ssh, relative names begin in `~/.ssh`."""
+    """Yield the texts of the files that an `Include` names. Relative names begin in `~/.ssh`, as in ssh."""
     for path in sorted(glob.glob(os.path.join(os.path.expanduser("~/.ssh"), os.path.expanduser(pattern)))):
         yield read_text_file(path)
 
@@ -207,23 +207,23 @@ def _write_starter_file(given: _InitOptions) -> None:
     message = f"wrote {path}{f' and {schema}' if given.schema else ''}{suffix}"
     _report_and_check(message, path, given, has_hosts=bool(hosts))
     if hosts and not given.quiet and _is_foreign_ssh_config(given.source):
-        given.console.write_stderr(f"hint: ssh finds these names only in {given.source}: `Include` it in ~/.ssh/config")
+        given.console.write_stderr(f"hint: only {given.source} defines these names: `Include` it in ~/.ssh/config")
 
 
 def _report_and_check(message: str, path: Path, given: _InitOptions, *, has_hosts: bool) -> None:
-    """Print what was written, and the problems of the new file; the problems even with `--quiet`."""
+    """Print the names of the new files, and the problems of the cluster file. `--quiet` does not hide problems."""
     shown = "" if str(path) == DEFAULT_FILE else f" {path}"
     try:
         loaded = cluster_selection.load_chosen_cluster_file(CommonOptions(), str(path), require_job=True)
     except ConfigError as error:
-        problems = [f"warning: it does not check yet: {problem.text}" for problem in error.problems]
+        problems = [f"warning: the new file has an error: {problem.text}" for problem in error.problems]
         hint = f"hint: `clusterctl config{shown}` checks it again"
         given.console.write_stderr(*([] if given.quiet else [message]), *problems, hint)
         return
     if given.quiet:
         return
     if any(host.gpus is None for host in loaded.spec.hosts):
-        message += "; `auto` takes all GPUs of a host, and is one rank on the CPU if it has none"
+        message += "; `auto` means all GPUs of a host, or one rank on the CPU if it has no GPU"
     next_step = f"`clusterctl up{shown}` runs it" if has_hosts else f"`clusterctl config{shown}` checks it"
     given.console.write_stderr(message, next_step)
 
@@ -255,11 +255,11 @@ def _copy_template(name: str, folder: Path, hosts: list[ListedHost], given: _Ini
     suffix = f"; {path} has {plural(len(hosts), 'host')}" if hosts else ""
     _report_and_check(f"wrote {', '.join(str(folder / file) for file in files)}{suffix}", path, given, has_hosts=True)
     if hosts and "\n#" in text and not given.quiet:
-        given.console.write_stderr(f"hint: comments at the end of {path} say what else real machines need")
+        given.console.write_stderr(f"hint: comments at the end of {path} list more settings that real machines need")
 
 
 def _is_foreign_ssh_config(source: str | None) -> bool:
-    """Return whether the hosts come from an ssh_config that ssh does not read by itself."""
+    """Return whether the hosts come from an ssh_config that ssh does not read by default."""
     if source is None or not os.path.isfile(source) or not is_ssh_config(read_text_file(source)):
         return False
     own = os.path.expanduser("~/.ssh/config")
@@ -273,7 +273,7 @@ _NOT_JOB_SCRIPTS = ("setup.py", "conftest.py", "__init__.py")
 
 @dataclass(frozen=True, slots=True)
 class InitAnswers:
-    """The answers of the user."""
+    """The answers of the user to `ask_questions`."""
 
     hosts: list[ListedHost]
     script: str
@@ -290,7 +290,7 @@ def ask_questions(script: str | None, print_error: Callable[[str], None]) -> Ini
 
     Args:
         script: The default script, or `None` if no file in the folder looks like one.
-        print_error: Prints what is wrong with an answer.
+        print_error: Prints the error of an invalid answer.
     """
     hosts = _ask_until_valid(
         "Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, parse_hosts_with_users, print_error
@@ -298,7 +298,7 @@ def ask_questions(script: str | None, print_error: Callable[[str], None]) -> Ini
     gpus = _ask_until_valid("GPUs each (a number, or auto)", "auto", parse_gpu_count, print_error)
     job_script = _ask_until_valid("Script of the job", script or "train.py", str, print_error)
     python = _ask_until_valid(
-        "Python on the hosts that has what the script imports (a path, or auto)", "auto", str, print_error
+        "Python on the hosts that has the libraries of the script (a path, or auto)", "auto", str, print_error
     )
     hosts = [starter_file.set_gpus_if_unknown(host, gpus) for host in hosts]
     return InitAnswers(hosts, job_script, None if python == "auto" else python)
@@ -313,12 +313,12 @@ def parse_gpu_count(text: str) -> int | None:
     if text == "auto":
         return None
     if not text.isdecimal() or int(text) > 1024:
-        raise ValueError(f"`{text}` is no number of GPUs; write e.g. 8, or auto")
+        raise ValueError(f"`{text}` is not a number of GPUs; write e.g. 8, or auto")
     return int(text)
 
 
 def find_job_script(folder: Path) -> str | None:
-    """Return the only Python file of a folder that may be a job; if there are several, `train.py`."""
+    """Return the script of a folder: `train.py`, or else the only Python file that may be a job; `None` without one."""
     found = [path.name for path in sorted(folder.glob("*.py")) if path.name not in _NOT_JOB_SCRIPTS]
     return "train.py" if "train.py" in found else found[0] if len(found) == 1 else None
 

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 @click.command("logs", cls=CliCommand)
 @options.run_argument
 @click.option("--follow", "-f", is_flag=True, help="Keep showing new lines until Ctrl-C.")
-@click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="Show only the last N lines of the selection.")
+@click.option(
+    "--tail", "-n", type=click.IntRange(0), metavar="N", help="Show only the last N lines that match the other options."
+)
 @click.option(
     "--since", metavar="TIME", help="Only lines after this time: `10m` (ago), `22:43:12` (time of day), or RFC 3339."
 )
@@ -84,9 +86,9 @@ def command(
 ) -> int:
     """Show or follow the output of all ranks, merged by time.
 
-    By default it shows the output of rank 0, and the last lines of each rank that failed. Equal lines of several ranks
-    are shown once. If there were several attempts, a line marks the start of each and says why the previous one ended.
-    Times are those of this head: the measured clock offset of each node is subtracted.
+    By default `logs` shows the output of rank 0, and the last lines of each rank that failed. Equal lines of several
+    ranks are shown once. If there were several attempts, a line before each attempt says why the previous attempt
+    ended. Times are on the clock of this head: `logs` subtracts the measured clock offset of each node.
     """
     if output_format != "text":
         whole = (("--timestamps", timestamps), ("--no-prefix", no_prefix))
@@ -134,11 +136,11 @@ def _compile_regex(text: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(text)
     except re.error as error:
-        raise click.BadParameter(f"`{text}` is no regular expression: {error}", param_hint="--grep") from error
+        raise click.BadParameter(f"`{text}` is not a regular expression: {error}", param_hint="--grep") from error
 
 
 def _parse_time(text: str | None, option: str, state: RunState) -> float | None:
-    """Return a wall clock time; a time of day belongs to the last day of the run."""
+    """Return the time of `--since` or `--until` (wall clock); a time of day is on the last day of the run."""
     now = time.time()
     of_day = text is not None and ":" in text and state.ended is not None
     return parse_time_option(text, option, now=state.ended if of_day and state.ended else now, run_start=state.created)
@@ -173,12 +175,12 @@ class _LogOutput:
             self._write_batch(batch)
 
     def write_last_separators(self) -> None:
-        """Write the separators of attempts after the last line."""
+        """Write the separators of attempts that come after the last line."""
         if self._separators is not None:
             self._out.write_lines(self._separators.list_remaining_separators(self.state))
 
     def write_new(self, lines: list[LogLine], *, last: bool = False) -> None:
-        """Write new lines; some may wait for equal lines of other ranks."""
+        """Write new lines. Some lines are held back for a moment, because other ranks may write equal lines."""
         if self._format != "text":
             self._write_batch(lines)
             return
@@ -186,7 +188,7 @@ class _LogOutput:
         self._write_batch([*shown, *self._folder.flush()] if last else shown)
 
     def find_next_due_time(self) -> float | None:
-        """Return when a waiting line is due, on the monotonic clock."""
+        """Return when the next held line must be written, on the monotonic clock; `None` without a held line."""
         return self._folder.find_next_due_time()
 
     def _write_batch(self, lines: list[Any]) -> None:
@@ -246,13 +248,13 @@ def _follow_lines(
         error_line(
             predict_run_without_controller(poller.run, poller.state).describe_error(poller.run.run), console.err
         ),
-        *hint_lines(f"`clusterctl attach --adopt {poller.run.run}` takes over", console.err),
+        *hint_lines(f"`clusterctl attach --adopt {poller.run.run}` starts a new controller", console.err),
     )
     return int(ExitCode.UNATTENDED)
 
 
 def _get_next_output_time(follower: LogFollower, log_output: _LogOutput) -> float:
-    """Return the latest time of the next output, on the monotonic clock."""
+    """Return the latest time of the next poll, on the monotonic clock."""
     held = log_output.find_next_due_time()
     if follower.more:
         return time.monotonic()
@@ -260,19 +262,19 @@ def _get_next_output_time(follower: LogFollower, log_output: _LogOutput) -> floa
 
 
 class _WorkerExits:
-    """The ends of workers, from the journals of their nodes."""
+    """The exits of workers, from the journals of their nodes."""
 
     def __init__(self) -> None:
         self._exits: list[tuple[str, float, Exited]] = []
 
     def add_if_exit(self, news: StampedNodeEvent) -> None:
-        """Record an event if it is the end of a worker."""
+        """Record an event if it is the exit of a worker."""
         node, stamp, event = news
         if isinstance(event, Exited):
             self._exits.append((node, stamp.wall, event))
 
     def list_on_head_clock(self, state: RunState) -> list[tuple[str, float, Exited]]:
-        """Return node, time and event of each end, with times of the clock of the head."""
+        """Return node, time and event of each exit; times are on the clock of the head."""
         return [(node, wall - state.ahead(node), event) for node, wall, event in self._exits]
 
 
@@ -297,7 +299,7 @@ def validate_attempt(state: RunState, attempt: int | None) -> int | None:
     """Return the attempt of `--attempt`, or `None` for all attempts.
 
     Raises:
-        NotFoundError: The run has had no such attempt.
+        NotFoundError: The run has no such attempt.
     """
     if attempt is not None and 0 <= state.attempt < attempt:
         there = f"its attempts are 0-{state.attempt}" if state.attempt else "its only attempt is 0"
@@ -306,20 +308,20 @@ def validate_attempt(state: RunState, attempt: int | None) -> int | None:
 
 
 def explain_missing_output(run: RunDir, state: RunState, query: LogQuery) -> str:
-    """Return why no line of the selection can be shown."""
+    """Return why there are no lines to show."""
     if state.attempt < 0:
-        return f"{run.run} has started no worker, so there is no output of it"
+        return f"{run.run} has started no worker, so it has no output"
     wrote = sorted({rank for rank, size in _list_output_sizes(run, state) if size})
     if not wrote:
         return f"no rank of {run.run} has written anything"
     told = f"{plural(len(wrote), 'rank')} of {run.run} wrote something ({fold_ranks(wrote)})"
     if query.ranks is not None and not query.ranks & set(wrote):
         return f"rank {fold_ranks(sorted(query.ranks))} wrote nothing; {told}: `clusterctl logs {run.run} --all-ranks`"
-    return f"no line fits what was asked for; {told}"
+    return f"no line matches the options; {told}"
 
 
 def _list_output_sizes(run: RunDir, state: RunState) -> list[tuple[int, int]]:
-    """Return ranks and the sizes of their output files, for all attempts."""
+    """Return rank and size of each output file, of all attempts."""
     found = []
     for attempt, node, ranks in state.placements:
         for rank in ranks:

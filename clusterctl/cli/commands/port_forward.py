@@ -22,7 +22,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class PortForward:
-    """A port of this machine (0: any free one) that leads to a port of a host, as the node sees it."""
+    """A port of this machine (0: any free port) that is forwarded to a port of a host, seen from the node."""
 
     local_port: int
     remote_port: int
@@ -49,8 +49,8 @@ def command(
 ) -> int:
     """Forward ports of this machine to a node, for example for TensorBoard, Jupyter or a debugger.
 
-    PORT is used on both sides. HERE:PORT and HERE:ADDRESS:PORT choose another local port (0: any free port).
-    `port-forward` becomes your own `ssh -N -L`, with the host, user, port, key and jump hosts of the cluster file.
+    PORT alone means the same port on this machine. HERE:PORT and HERE:ADDRESS:PORT name another local port (0: any free
+    port). `port-forward` runs your own `ssh -N -L` with the host, user, port, key and jump hosts of the cluster file.
     Ctrl-C ends it.
     """
     try:
@@ -61,10 +61,10 @@ def command(
     target = find_shell_target(common, node=node, host=host, rank=rank, reference=reference)
     name = target.host.name
     if target.host.transport is TransportKind.LOCAL:
-        raise RefusedError(f"{name} is this machine: its ports are here already")
+        raise RefusedError(f"{name} is this machine, so its ports need no forwarding")
     if isinstance(target.host.transport, tuple):
-        hint = "`ssh -L` forwards them if the node runs sshd"
-        raise RefusedError(f"{name} is reached by a command, which forwards no ports", hint=hint)
+        hint = "if the node runs sshd, use `ssh -L`"
+        raise RefusedError(f"{name} is reached by a transport command, which cannot forward ports", hint=hint)
     addresses = [(bind, forward.local_port or _find_free_port(bind)) for forward in forwards]
     for address, forward in zip(addresses, forwards, strict=True):
         there = name if forward.remote_host == _LOOPBACK else f"{forward.remote_host} from {name},"
@@ -95,10 +95,10 @@ def _find_free_port(address: str) -> int:
 
 
 def parse_forward(word: str) -> PortForward:
-    """Return the forward that `[HERE:][HOST:]PORT` describes.
+    """Parse `[HERE:][HOST:]PORT`.
 
     Raises:
-        ValueError: The word is something else; the message quotes it.
+        ValueError: The word has another form.
     """
     here, colon, rest = word.partition(":")
     host, _, there = rest.rpartition(":") if colon else ("", "", here)
@@ -114,4 +114,4 @@ def parse_forward(word: str) -> PortForward:
     try:
         return PortForward(*ports, str(ipaddress.ip_address(host)))
     except ValueError:
-        raise ValueError(f"`{host}` in `{word}` is not an IP address; names are not looked up") from None
+        raise ValueError(f"`{host}` in `{word}` is not an IP address; give an address instead of a name") from None

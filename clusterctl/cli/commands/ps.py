@@ -21,8 +21,8 @@ from clusterctl.run.rules.state import RunPhase
 def command(common: CommonOptions, all_runs: bool, as_json: bool) -> int:
     """List the active runs, or all runs of this head with `-a`; the newest come first. `-q` prints only their ids.
 
-    An ended run counts as active while processes of it may be left on a node; its line names the node. Runs that
-    failed before any worker started come last. `--json` and `-q` keep the order of the table.
+    An ended run counts as active as long as its processes may remain on a node; the table names the node. Runs that
+    failed before a worker started are at the end of the table. `--json` and `-q` keep the order of the table.
     """
     options.refuse_combination(("--json", as_json), ("--quiet", common.quiet))
     console = common.console()
@@ -40,5 +40,5 @@ def command(common: CommonOptions, all_runs: bool, as_json: bool) -> int:
     else:
         console.write_stderr("no active run" if views else "no run yet")
         if views and not all_runs:
-            console.write_stderr("`clusterctl ps -a` lists those that have ended")
+            console.write_stderr("`clusterctl ps -a` lists the ended runs")
     return 0

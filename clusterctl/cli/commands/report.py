@@ -52,7 +52,8 @@ def command(common: CommonOptions, reference: str | None, output: str | None) ->
     """Write a report of a run as one HTML page that needs no network and no scripts.
 
     The report shows the job, a timeline, steps and speed, GPUs and nodes over time, stragglers, findings of the checks,
-    the failure with its cause, and the last lines of output. It reads the records on this head and asks no node.
+    the failure with its cause, and the last lines of output. `report` reads only files on this head and connects to no
+    node.
     """
     console = common.console()
     run = find_run_to_read(reference)
@@ -86,7 +87,7 @@ def command(common: CommonOptions, reference: str | None, output: str | None) ->
 
 
 def _load_state_and_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, bool, list[TimelineEvent]]:
-    """Return the state of a run, whether it is attended, and its events; the journals are read once."""
+    """Return the state of a run, whether it has a controller, and its timeline, from one reading of the journals."""
     events: list[TimelineEvent] = []
 
     def load(run: RunDir) -> RunState:
@@ -140,7 +141,7 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
 
 
 def _render_failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
-    """Return the final report of a run and the verdict of `why`; nothing if nothing went wrong."""
+    """Return the final report of a run and the verdict of `why`; empty for a run without a problem."""
     well = state.phase is RunPhase.SUCCEEDED or (not state.is_over and state.stall is None)
     if well:
         return []
@@ -149,7 +150,7 @@ def _render_failure(run: RunDir, state: RunState, terminal: Terminal) -> list[st
     )
     verdict = load_verdict(run, state, live=False)
     if state.phase is RunPhase.CANCELLED and verdict.kind is ProblemKind.NONE and not state.remaining:
-        return []  # the user stopped it, and nothing was wrong until then
+        return []  # the user stopped a run without a problem
     ended = render_end_report(state, terminal, context) if state.is_over else []
     return [*ended, "", *render_verdict(verdict, terminal)]
 
@@ -170,7 +171,7 @@ def _load_findings(run: RunDir) -> list[FindingRow]:
 
 
 def _read_last_lines(run: RunDir, state: RunState) -> Iterator[tuple[str, list[str]]]:
-    """Yield a title and the last lines of failed ranks, then of the first ranks."""
+    """Yield title and last output lines of each failed rank, then of the first ranks."""
     failed = [cause.rank for cause in state.causes if cause.rank is not None]
     for rank in list(dict.fromkeys([*failed, *sorted(state.workers)]))[:_MAX_RANKS]:
         worker = state.workers.get(rank)

@@ -39,16 +39,16 @@ def command(
 ) -> int:
     """Open a terminal on a node, in its code folder and with the job's environment and prologue.
 
-    With `--rank`, the terminal is on the node of that rank, in its folder and with its environment. A program
-    that you start there is not part of the run and outlives it. If words follow `--`, they run instead of the shell.
+    With `--rank`, the terminal is on the node of that rank, in its folder and with its environment. A program that you
+    start there is not part of the run, and continues when the run ends. The words after `--` run instead of the shell.
 
-    `shell` becomes your own `ssh -t`, with the host, user, port, key and jump hosts of the cluster file. A node with a
-    command transport gets the same command (`srun --pty`, `docker exec -it`).
+    `shell` runs your own `ssh -t` with the host, user, port, key and jump hosts of the cluster file. If a node is
+    reached by a transport command, `shell` runs this command with a terminal (`srun --pty`, `docker exec -it`).
     """
     target = find_shell_target(common, node=node, host=host, rank=rank, reference=reference)
     if not (os.isatty(0) and os.isatty(1)):
-        hint = "`clusterctl exec --nodes NODE -- COMMAND` runs a command without one"
-        raise RefusedError("standard input and output are no terminal", hint=hint)
+        hint = "`clusterctl exec --nodes NODE -- COMMAND` needs no terminal"
+        raise RefusedError("standard input and output are not a terminal", hint=hint)
     program: ShellScriptArguments = {"rank": target.rank}
     if target.rank is None and host is None:
         program = {"rank": None, **build_program_arguments(target.spec, target.host.name)}
@@ -72,7 +72,7 @@ def _build_terminal_argv(ssh: SshSpec, host: HostSpec, script: str) -> list[str]
 
 
 def replace_process(argv: Sequence[str]) -> NoReturn:
-    """Replace this process by a program.
+    """Replace this process by a program (`exec`).
 
     Raises:
         RefusedError: The program is not installed.
@@ -80,7 +80,7 @@ def replace_process(argv: Sequence[str]) -> NoReturn:
     if shutil.which(argv[0]) is None:
         raise RefusedError(f"there is no `{argv[0]}` on this machine", hint="install it")
     rlimits.restore_rlimits(os.getpid())
-    # Python ignores these signals, and a program would inherit that.
+    # Python ignores these signals, and the program would inherit this.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.execvp(argv[0], list(argv))
@@ -88,7 +88,7 @@ def replace_process(argv: Sequence[str]) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class ShellTarget:
-    """A node.
+    """The node on which `shell` and `port-forward` work.
 
     Attributes:
         spec: The cluster of the node, and its job.
@@ -104,10 +104,10 @@ class ShellTarget:
 def find_shell_target(
     common: CommonOptions, *, node: str | None, host: str | None, rank: int | None, reference: str | None
 ) -> ShellTarget:
-    """Return the node that the options name, or the first node of the file if they name none.
+    """Return the node that the options name; without them, the first node of the file.
 
     Args:
-        common: Names the cluster file.
+        common: The common options, which name the cluster file.
         node: A node of the file.
         host: A host that needs no cluster file.
         rank: A rank of a live run.
@@ -119,7 +119,7 @@ def find_shell_target(
     """
     chosen = [name for name, value in (("`NODE`", node), ("`-w`", host), ("`--rank`", rank)) if value is not None]
     if len(chosen) > 1:
-        raise click.UsageError(f"{' and '.join(chosen)} name two things; only one can be used")
+        raise click.UsageError(f"{' and '.join(chosen)} cannot be used together: each names a node")
     if rank is not None or host is not None:
         options.refuse_options_with(
             "--rank" if host is None else "-w", ("--file", common.files), ("--set", common.sets)
@@ -155,7 +155,7 @@ def _find_target_of_rank(reference: str | None, rank: int) -> ShellTarget:
     state, _ = state_reader.load_state_and_attendance(run)
     if state.is_over or rank not in state.workers:
         what = "is over" if state.is_over else f"has no rank {rank}" if state.workers else "has not started"
-        raise NotFoundError(f"{run.run} {what}", hint="`clusterctl ps` lists the runs that go on")
+        raise NotFoundError(f"{run.run} {what}", hint="`clusterctl ps` lists the active runs")
     spec = load_spec(run.spec.read_text())
     node = state.workers[rank].node
     return ShellTarget(spec, _find_host(spec, node), {"run": run.run, "node": node, "rank": rank})

@@ -28,8 +28,8 @@ from clusterctl.run.rules.state import RunState
 def command(common: CommonOptions, reference: str | None, ranks: str | None, as_json: bool) -> int:
     """Show the current stacks of all ranks; equal stacks are shown once.
 
-    The ranks keep running. Each worker writes its own stacks when it gets a signal (`job.inject`); otherwise py-spy
-    reads them if the node has it; otherwise only the data in /proc is shown. No controller is needed.
+    The ranks keep running. Each worker with `job.inject` writes its stacks when it gets a signal. Otherwise py-spy
+    reads the stacks, if the node has it. Without both, `stacks` shows only the data in /proc. No controller is needed.
     """
     console = common.console()
     chosen = parse_rank_set(ranks)
@@ -39,7 +39,7 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
     evidence = collect_rank_evidence(run, state, chosen)
     if not evidence.ranks and not evidence.errors:
         # Without a controller, the ends of the workers are not recorded yet.
-        hint = None if attended else f"`clusterctl attach --adopt {run.run}` takes in how they ended"
+        hint = None if attended else f"`clusterctl attach --adopt {run.run}` records how they ended"
         raise NotFoundError(f"{run.run}: {'none of these ranks' if chosen else 'no rank'} runs any more", hint=hint)
     folded = stack_dumps.fold_stacks(stack_dumps.parse_rank_stacks(evidence.ranks))
     if as_json:
@@ -53,16 +53,16 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
 
 
 def _validate_ranks(run: RunDir, state: RunState, ranks: Collection[int] | None) -> None:
-    """Refuse a run without workers, and unknown ranks.
+    """Raise an error for a run without workers, or for unknown ranks.
 
     Raises:
         NotFoundError: The run is over, or it has no such rank.
     """
     if state.is_over or not state.workers:
         folders = list_stall_folders(str(run.path))
-        hint = f"what was kept of its stalls: {run.path / folders[-1]}" if folders else None
+        hint = f"evidence of its last stall: {run.path / folders[-1]}" if folders else None
         what = "is over" if state.is_over else "has not started"
-        raise NotFoundError(f"{run.run} {what}: no rank of it is running", hint=hint)
+        raise NotFoundError(f"{run.run} {what}, so no rank is running", hint=hint)
     missing = sorted(set(ranks or ()) - set(state.workers))
     if missing:
         raise NotFoundError(f"{run.run} has no rank {missing[0]}; its ranks are 0-{max(state.workers)}")

@@ -41,8 +41,8 @@ def command(
 ) -> int:
     """Show utilisation, memory, temperature and power of all GPUs and nodes; many similar nodes share a row.
 
-    While a run is active, it shows the latest samples of its nodes (one every 15 s). Otherwise it asks the nodes of the
-    cluster file, and exits with 4 if a node cannot be reached.
+    While a run is active, `stats` shows the latest samples of its nodes (one every 15 s). Otherwise it measures on the
+    nodes of the cluster file, and exits with 4 if a node cannot be reached.
     """
     console = common.console()
     options.refuse_combination(("--json", as_json), ("--verbose", verbose))
@@ -67,11 +67,11 @@ def _load_stats(common: CommonOptions, source: StatsSource, chosen: str | None, 
     state, attended = state_reader.load_state_and_attendance(source.run)
     if not attended and not state.is_over:
         console.write_stderr(
-            "no controller is alive: nothing new arrives", f"hint: `clusterctl attach --adopt {source.run.run}`"
+            "the run has no controller, so no new samples arrive", f"hint: `clusterctl attach --adopt {source.run.run}`"
         )
     if state.is_over:
         when = "" if state.ended is None else f" {describe_duration(read_head_time() - state.ended)} ago"
-        console.write_stderr(f"{source.run.run} has ended{when}: this is what its nodes told last")
+        console.write_stderr(f"{source.run.run} has ended{when}: these are its last samples")
     stats = node_stats.load_run_stats(source.run, state)
     if chosen is None:
         return stats

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     help="Fetch these files from the code folders of the nodes, e.g. 'ckpt/**'; may be repeated.",
 )
 @click.option("--to", metavar="DIR", help="Put pulled files here, in one folder for each node; ./pulled by default.")
-@click.option("--max-size", metavar="SIZE", help="Refuse to pull more than this from a node; 10GiB by default.")
+@click.option("--max-size", metavar="SIZE", help="Maximum size of the files pulled from one node; 10GiB by default.")
 @click.option("--dry-run", is_flag=True, help="Only show which files would be sent, removed and left out.")
 @options.verbose_option("List every file that is left out, with the rule that excludes it.")
 @click.pass_obj
@@ -65,13 +65,13 @@ def command(
     """Push the code folder to the nodes as `up` does, or fetch files from the nodes with `--pull`.
 
     Local nodes use the folder itself, so nothing is pushed to them. A new folder for pulled files gets a `.gitignore`,
-    so that later starts do not send these files to the nodes. It exits with 102 if no file matches.
+    so that later starts do not send these files to the nodes. With `--pull`, `sync` exits with 102 if no file matches.
     """
     for option, value in (("--to", to), ("--max-size", max_size)):
         if value is not None and not pull:
             raise click.UsageError(f"`{option}` needs `--pull`")
     if dry_run and pull:
-        raise click.UsageError("`--dry-run` shows what would be pushed: leave out `--pull`")
+        raise click.UsageError("`--dry-run` works only without `--pull`")
     console = common.console()
     spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
     hosts = cluster_selection.select_spec_hosts(spec, nodes, exclude)
@@ -94,7 +94,7 @@ def _push(
     spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, dry_run: bool, verbose: bool, quiet: bool
 ) -> None:
     if spec.sync is None:
-        raise RefusedError("the file says `sync: none`", hint="set `sync.source`, or leave `sync` out")
+        raise RefusedError("the cluster file has `sync: none`", hint="set `sync.source`, or leave `sync` out")
     remote = [h for h in hosts if h.transport is not TransportKind.LOCAL]
     if not remote:
         if not quiet:
@@ -157,7 +157,7 @@ def _pull(
             lambda node, session: _pull_patterns(session, get_workdir(spec, node), patterns, to / node, max_bytes),
         )
     if is_new_folder and to.is_dir():
-        # Fetched files are no code: the next start must not send them to the nodes.
+        # The next start must not send the fetched files to the nodes as code.
         (to / ".gitignore").write_text("*\n")
     told: dict[str, str] = {}
     for node, found in pulled.items():
@@ -178,7 +178,7 @@ def _pull(
 def _pull_patterns(
     session: Session, workdir: str, patterns: tuple[str, ...], target: Path, max_bytes: int
 ) -> dict[str, tuple[list[str], int]]:
-    """Fetch the files that match the patterns; return files and bytes of each pattern."""
+    """Fetch the files that match the patterns; return file names and total bytes by pattern."""
     found: dict[str, tuple[list[str], int]] = {}
     for pattern in patterns:
         left = max_bytes - sum(total for _, total in found.values())
@@ -190,11 +190,11 @@ _MAX_LISTED = 20
 
 
 def render_sync_preview(nodes: Sequence[str], preview: SyncPreview, total_files: int) -> list[str]:
-    """Return the lines about files that a sync would send to nodes and remove from them.
+    """Return lines with the files that a sync would send to nodes, and with those that it would remove.
 
     Args:
         nodes: Nodes with the same differences.
-        preview: The differences from the code folder.
+        preview: The files that a sync would send and remove.
         total_files: The number of files in the code folder.
     """
     total = sum(length for _, length in preview.files_to_send)

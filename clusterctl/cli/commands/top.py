@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _PROBE_INTERVAL_S = 2.0
 _UNLIMITED_HEIGHT = 1 << 16
 _HEIGHT_IN_PIPE = 46
-"""Lines of the table in a pipe; if they do not suffice, rows are folded."""
+"""Maximum lines of the table in a pipe. If there are more rows, similar rows are folded."""
 
 
 @click.command("top", cls=CliCommand)
@@ -44,14 +44,14 @@ _HEIGHT_IN_PIPE = 46
 @click.option(
     "--fold",
     type=click.Choice([level.value for level in FoldLevel]),
-    help="What one row shows; by default as fine as fits on the screen.",
+    help="What one row shows; by default the finest level that fits on the screen.",
 )
 @click.pass_obj
 def command(common: CommonOptions, reference: str | None, interval: str, fold: str | None) -> int:
     """Show ranks, GPUs and nodes live; `q` or Ctrl-C quits, and the run goes on.
 
     A letter sorts the rows (n node, r rank, u util, m memory, t temp, p power, c cpu, s step, i it/s, o output); the
-    same letter again reverses the order. `f` changes whether a row is a rank, a node, or a group of similar nodes.
+    same letter again reverses the order. `f` changes the content of a row: a rank, a node, or a group of similar nodes.
     Arrows and page keys scroll. Without an active run, it shows the nodes of the cluster file. In a pipe, it prints the
     table once.
     """
@@ -95,7 +95,7 @@ def _run_screen(load_data: Callable[[], TopData], order: TableOrder, terminal: T
 
 
 def _apply_key(key: str, order: TableOrder, page: int) -> TableOrder:
-    """Return the order after a key; rendering corrects a first row that does not exist."""
+    """Return the order after a key. Its first row may not exist; rendering corrects this."""
     steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page, " ": page, "g": -(1 << 20)}
     if key in steps:
         return replace(order, first_row=max(0, order.first_row + steps[key]))
@@ -120,18 +120,18 @@ def _open_source(common: CommonOptions, source: StatsSource, console: Console) -
                 time.sleep(_PROBE_INTERVAL_S)
                 stats = node_stats.probe_node_stats(spec.hosts, sessions, errors)
 
-        # On a thread of its own: a slow node must not delay the keys.
+        # On a separate thread, because a slow node must not delay the keys.
         threading.Thread(target=probe_again, name="look", daemon=True).start()
         yield lambda: TopData(nodes=stats, title=f"{source.cluster_file}: no active run")
 
 
 _FIRST_SAMPLES = 400
-"""Samples of each kind that are read at first, for all nodes together."""
+"""The number of samples of each kind that are read at first, for all nodes together."""
 _LAST_OUTPUT_BYTES = 4096
 
 
 class _RunDataReader:
-    """Reads the files of a run for each picture."""
+    """Reads the files of a run for each update of the screen."""
 
     def __init__(self, run: RunDir) -> None:
         self._run, self._reader = run, StateReader(run)

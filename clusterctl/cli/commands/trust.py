@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.command("trust", cls=CliCommand, reads_file=True)
 @options.cluster_file_argument
 @options.nodes_option
-@click.option("--yes", "-y", is_flag=True, help="Accept without asking; compare the fingerprints before.")
+@click.option("--yes", "-y", is_flag=True, help="Accept without asking; compare the fingerprints first.")
 @click.option("--login", is_flag=True, help="Also log in to each node, and share the connections with later commands.")
 @click.pass_obj
 def command(common: CommonOptions, path: str | None, nodes: str | None, yes: bool, login: bool) -> int:
@@ -38,8 +38,8 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
     Commands in the cluster file that list hosts or connect to them run on this machine, so `trust` first shows them and
     asks whether to accept them.
 
-    `--login` is for nodes that ask for a password or a code. `ssh` asks for it on this terminal, for one node after the
-    other. All commands and runs share these connections until one hour after their last use.
+    `--login` is for nodes that ask for a password or a code. `ssh` asks on this terminal, for one node after the other.
+    All commands and runs then share these connections, until one hour after the last use.
     """
     console = common.console()
     spec = cluster_selection.load_chosen_cluster_file(
@@ -60,10 +60,10 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
 def _accept_new_keys(
     spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console, *, yes: bool
 ) -> list[PresentedKey]:
-    """Accept the keys that are new, those of jump hosts first; return those that cannot be accepted.
+    """Accept new host keys, those of jump hosts first; return the keys that cannot be accepted.
 
     Raises:
-        NodesError: Nodes that show none.
+        NodesError: Nodes present no host key.
     """
     transport = SshTransport(spec.ssh)
     for _ in range(len(hosts) + 1):
@@ -86,7 +86,7 @@ def _accept_new_keys(
 
 def _describe_trusted_keys(hosts: Sequence[HostSpec]) -> str:
     if any(host.transport is TransportKind.SSH for host in hosts):
-        return "every host key is trusted"
+        return "all host keys are trusted"
     return "no host is reached by SSH: there are no host keys"
 
 
@@ -102,7 +102,7 @@ def _make_host_list_runner(console: Console, *, yes: bool) -> HostCommandRunner:
 
 def _show_and_accept_commands(new: list[accepted_commands.Argv], purpose: str, console: Console, *, yes: bool) -> None:
     if new:
-        console.write_stderr(f"run on this machine, {purpose} of the file:")
+        console.write_stderr(f"commands that will run on this machine {purpose} of the file:")
         console.write_stdout(*[f"  {shlex.join(argv)}" for argv in new])
         _ask_for_consent(new, "command", "read it", yes=yes)
         accepted_commands.accept_commands(new)
@@ -113,7 +113,7 @@ def _ask_for_consent(new: Sized, what: str, before: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise RefusedError("stdin is no terminal, so nobody can be asked", hint=f"{before}, then add `--yes`")
+        raise RefusedError("stdin is not a terminal, so `trust` cannot ask", hint=f"{before}, then add `--yes`")
     if not click.confirm(f"accept {f'this {what}' if len(new) == 1 else f'these {len(new)} {what}s'}?", err=True):
         raise RefusedError("nothing was accepted")
 
@@ -131,7 +131,7 @@ def _log_in(spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console) -> N
     """Log in with `ssh` to each node that asks questions, and keep the connections for other commands.
 
     Raises:
-        NodesError: Some logins failed, or there is no terminal for the answers.
+        NodesError: A login failed, or there is no terminal for the answers.
     """
     transport = OpenSshTransport(spec.ssh, PreDialer())
     errors: list[NodeError] = []
@@ -149,10 +149,8 @@ def _log_in_to(transport: OpenSshTransport, host: HostSpec, console: Console) ->
         transport.open(host).close()
     except AuthError as error:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            text = f"{str(error).removeprefix(f'{host.name}: ')}, and there is no terminal to answer at"
+            text = f"{str(error).removeprefix(f'{host.name}: ')}, and there is no terminal for the answer"
             raise AuthError(host.name, text, hint="type `clusterctl trust --login` at a terminal") from error
-        console.write_stderr(
-            f"{host.name}: `ssh` asks now for what it needs to log in; once, for all commands and runs"
-        )
+        console.write_stderr(f"{host.name}: `ssh` now asks for the password or code, once for all commands and runs")
         transport.log_in(host)
     console.write_stderr(f"{host.name}: logged in")

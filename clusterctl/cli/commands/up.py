@@ -91,12 +91,12 @@ def command(
 ) -> int:
     """Start a run: check the nodes, sync the code, start every rank, follow rank 0.
 
-    Arguments after `--` are added to `job.args`; `--set job.args=[]` drops those of the file. As in the file, `$NAME`
-    is a variable and `$$NAME` is the text `$NAME`. Ctrl-C stops the run gracefully, a second Ctrl-C kills it, and `d`
-    detaches.
+    Arguments after `--` are added to `job.args`; `--set job.args=[]` removes those of the cluster file. As in the file,
+    `$NAME` is the value of a variable and `$$NAME` is the text `$NAME`. Ctrl-C stops the run gracefully, a second
+    Ctrl-C kills it, and `d` detaches.
     """
     if as_json and not (detach or dry_run):
-        # One object says that a run has begun; later lines are no JSON.
+        # `--json` prints one object; the lines of an attached run would follow it.
         raise click.UsageError("`--json` needs `-d` or `--dry-run`; `--progress json` prints events as JSON")
     shown_output = (("--all-ranks", all_ranks), ("--timestamps", timestamps))
     other_progress = ("--progress", progress != "auto")
@@ -120,7 +120,7 @@ def command(
         require_job=True,
         with_secrets=True,
         console=console,
-        # A file that is started is a program; one that is only looked at runs what was accepted.
+        # Starting a file implies trust in its commands. A dry run runs only accepted commands.
         run_host_command=accepted_commands.run_host_list_command_if_accepted
         if dry_run
         else accepted_commands.run_host_list_command,
@@ -129,7 +129,7 @@ def command(
     if name is not None and not common.quiet:
         folders = {h.workdir for h in spec.hosts if rename_default_workdir(h.workdir, spec.name, "") != h.workdir}
         console.write_stderr(
-            *(f"`--name` gives the run a work folder of its own on nodes: {folder}" for folder in folders)
+            *(f"because of `--name`, the run has a separate work folder on nodes: {folder}" for folder in folders)
         )
     if dry_run:
         _print_plan(spec, console, as_json=as_json)
@@ -137,7 +137,7 @@ def command(
     for warning in code_exclusions.find_workdir_conflicts(spec):
         console.write_stderr(f"warning: {warning}")
     run = start_controller(spec, health=not no_health, strict=strict)
-    # Only now: the controller was forked from this process, and keeps what was imported before for as long as it lives.
+    # Imported after the fork of the controller, which would keep these modules in memory.
     from clusterctl.cli.follow.exit_report import FollowEndReason, print_final_report
     from clusterctl.cli.follow.run_screen import RunScreen, ScreenOptions
     from clusterctl.render.live_view import ProgressMode
@@ -169,30 +169,30 @@ def command(
         )
     console.write_stdout(json.dumps({"run": run.run}) if as_json else run.run)
     if not common.quiet and console.err.live:
-        console.write_stderr(f"`clusterctl logs -f {run.run}` follows it, `clusterctl down {run.run}` ends it")
+        console.write_stderr(f"`clusterctl logs -f {run.run}` follows the run, `clusterctl down {run.run}` ends it")
     return 0
 
 
 def _select_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None, min_nodes: int | None) -> ClusterSpec:
-    """Return the spec with the chosen hosts. The run stores it, so whoever adopts the run uses the same hosts.
+    """Return the spec with the chosen hosts, which is also the spec for a controller that adopts the run.
 
     Raises:
-        NotFoundError: A name is no host of the file.
+        NotFoundError: The file has no host of this name.
         click.UsageError: Too few hosts are left.
     """
     chosen = replace(spec, hosts=cluster_selection.select_spec_hosts(spec, nodes, exclude), min_nodes=min_nodes)
     workers = len(chosen.worker_hosts)
     if not workers:
-        raise click.UsageError("the chosen nodes are all spares, so there would be no worker")
+        raise click.UsageError("all chosen nodes are spares, so there would be no worker")
     if workers < (min_nodes or 1):
-        raise click.UsageError(f"`--min-nodes {min_nodes}` of {plural(workers, 'node')}")
+        raise click.UsageError(f"`--min-nodes {min_nodes}` is more than the {plural(workers, 'node')} of the run")
     return chosen
 
 
 def start_controller(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
-    """Create a run and start its controller, which outlives this command.
+    """Create a run and start its controller, which continues after this command.
 
-    An interrupt is deferred until a view follows the run; it then stops the run.
+    Ctrl-C is deferred until `RunScreen` follows the run; it then stops the run.
     """
     detached_process.defer_signals()
     try:
@@ -200,8 +200,8 @@ def start_controller(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir
         disk_files.write_atomically(run.spec, dump_spec(spec).encode(), durable=True)
         run_origin.save_origin(run, spec)
     except OSError as error:
-        hint = "set XDG_STATE_HOME to a folder that can be written to"
-        raise RefusedError(f"no folder for the run can be made: {error}", hint=hint) from error
+        hint = "set XDG_STATE_HOME to a writable folder"
+        raise RefusedError(f"the folder of the run cannot be created: {error}", hint=hint) from error
     try:
         detached_process.run_detached(run, lambda: start_run(run, spec, health=health, strict=strict))
     except ClusterctlError as error:

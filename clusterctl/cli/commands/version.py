@@ -23,7 +23,8 @@ from clusterctl.config.host_ranges import fold_hosts, group_names_by_value
 def command(common: CommonOptions, path: str | None, nodes: str | None, as_json: bool) -> int:
     """Show the versions of clusterctl and Python here.
 
-    With FILE or `--nodes`, it also asks the nodes of the cluster file for the versions of Python, kernel and agent.
+    With FILE or `--nodes`, `version` also shows the versions of Python, kernel and agent on the nodes of the cluster
+    file.
     """
     console = common.console()
     shown: dict[str, Any] = {"clusterctl": __version__, "python": platform.python_version()}

@@ -33,7 +33,7 @@ def command(common: CommonOptions, reference: str | None, timeout: str | None, a
     run = find_run(reference)
     limit = parse_duration_option(timeout, "--timeout")
     if console.err.live and not common.quiet:
-        console.err.draw([f"waiting for {run.run} to end, Ctrl-C leaves it running"])
+        console.err.draw([f"waiting for {run.run} to end; Ctrl-C ends only the waiting"])
     state, code = _wait_for_end(run, math.inf if limit is None else time.monotonic() + limit)
     console.err.clear()
     if code is None:
@@ -47,16 +47,16 @@ def command(common: CommonOptions, reference: str | None, timeout: str | None, a
 
 def _explain_code(run: RunDir, state: RunState, code: int) -> str:
     if code == ExitCode.WAIT_TIMED_OUT:
-        return "; gave up waiting"
+        return "; the time of `--timeout` is over"
     if code != ExitCode.UNATTENDED:
         return ""
     alone = predict_run_without_controller(run, state)
     message = "" if alone.outlook is UnattendedOutlook.GOES_ON else f"; {alone.message}"
-    return f" without a controller{message}; `clusterctl attach --adopt` takes over"
+    return f" without a controller{message}; `clusterctl attach --adopt` starts a new controller"
 
 
 def _wait_for_end(run: RunDir, end: float) -> tuple[RunState, int | None]:
-    """Return the last state of the run, and an exit code unless it is that of the run.
+    """Wait for the end of the run. Return its last state, and an exit code if the run has not ended.
 
     Args:
         run: The run.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--bundle",
     metavar="PATH",
     type=click.Path(path_type=Path),
-    help="Explain the run in this bundle, without asking any node.",
+    help="Explain the run in this bundle, without connecting to nodes.",
 )
 @click.option(
     "--save",
@@ -49,7 +49,7 @@ def command(
 
     For a run that hangs, it names the rank that the others wait for and its line of code. For a failed run, it names
     the rank that failed first, and the reason. The evidence is stored with the run: exit statuses, stacks, counters of
-    process groups, and kernel messages. It exits with 0 if it finds an answer, with exit code 100 otherwise.
+    process groups, and kernel messages. `why` exits with 0 if it finds an answer, with exit code 100 otherwise.
     """
     console = common.console()
     if redact and save is None:
@@ -80,7 +80,7 @@ def _print_verdict(console: Console, verdict: Verdict, *, as_json: bool) -> int:
 
 
 def get_verdict_exit_code(verdict: Verdict) -> int:
-    """Return the exit code of the command for an answer."""
+    """Return the exit code of `why` for a verdict."""
     return int(ExitCode.FAILED if verdict.confidence is Confidence.UNKNOWN else ExitCode.OK)
 
 
@@ -92,4 +92,4 @@ def _save_bundle(
     except OSError as error:
         raise RefusedError(f"{target} cannot be written: {error.strerror or error}") from error
     if not quiet:
-        console.write_stderr(f"{target}: {format_size(written)}; `clusterctl why --bundle {target}` judges it")
+        console.write_stderr(f"{target}: {format_size(written)}; `clusterctl why --bundle {target}` explains it")

@@ -1,4 +1,4 @@
-"""Events from before a view was opened. They are shown with their dates, between the output lines of their time."""
+"""Merges the events of a run from before `attach` with the output lines of the same time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from clusterctl.run.rules.state import RunState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalPosition:
-    """The end of each journal of a run at a moment.
+    """The number of the last event in each journal of a run, at a moment.
 
     Attributes:
-        controller_event_count: Number of events of the controller.
-        last_seq_by_node: Node to the number of its newest event.
+        controller_event_count: The number of events of the controller.
+        last_seq_by_node: The sequence number of the newest event of each node.
     """
 
     controller_event_count: int
@@ -28,7 +28,7 @@ class JournalPosition:
 
 
 def read_journal_position(run: RunDir) -> JournalPosition:
-    """Return the current ends of the journals. A view with this position shows later events only."""
+    """Return the current ends of the journals. A screen with this position shows only later events."""
     reader = StateReader(run)
     new_controller_events, _ = reader.refresh()
     known = {**reader.state.retired, **reader.state.nodes}
@@ -39,7 +39,7 @@ def read_journal_position(run: RunDir) -> JournalPosition:
 
 
 class EventBacklog:
-    """The old events of a run, until the view has the output lines of the same time."""
+    """Collects old events of a run until the output lines of the same time are read."""
 
     def __init__(self) -> None:
         self._events: list[tuple[float, str]] = []
@@ -50,15 +50,15 @@ class EventBacklog:
         self._events.append((moment, text))
 
     def add_failure_tails(self, lines: Sequence[LogLine]) -> None:
-        """Add the last lines of failed ranks that are not shown in full."""
+        """Add the last lines of failed ranks whose output is not shown."""
         self._failure_tails += lines
 
     def merge_with_output(self, lines_to_show: Sequence[LogLine], limit: int) -> Iterator[list[LogLine] | str]:
-        """Yield lines and the events between them, in the order of time; events as text, with their date.
+        """Yield lists of output lines, and between them events as texts with their dates, in the order of time.
 
         Args:
-            lines_to_show: The lines that are shown; earlier events are left out if there are `limit` lines.
-            limit: How many lines, and how many events, are shown.
+            lines_to_show: The output lines. If there are `limit` of them, events before the first line are left out.
+            limit: The maximum number of lines, and of events.
         """
         first = lines_to_show[0].time if len(lines_to_show) >= limit and lines_to_show else float("-inf")
         lines = sorted(
@@ -78,19 +78,19 @@ class EventBacklog:
 
 
 def format_event_with_time(moment: float, text: str, now: float) -> str:
-    """Return an event with its time, as in `22:54:58 gpu03: connected again`; with its day if that is not today."""
+    """Return an event with its time, as in `22:54:58 gpu03: connected again`, and with its day unless this is today."""
     then = datetime.fromtimestamp(moment).astimezone()
     day = "" if then.date() == datetime.fromtimestamp(now).astimezone().date() else f"{then:%b} {then.day} "
     return f"{day}{then:%H:%M:%S} {text}"
 
 
 def list_current_problems(state: RunState, now: float) -> list[str]:
-    """Return the current problems of a run, for a new viewer; `now` is the wall clock of the head."""
+    """Return messages about the current problems of a run; `now` is the wall clock of the head."""
     if state.is_over:
         return []
     away = [f"{node.node}: {node.describe_silence()}" for node in state.nodes.values() if node.link == "unreachable"]
     troubles = [run_messages.health_message(event) for event in state.troubles.values()]
-    # The stall of a run that is being stopped keeps its last age.
+    # While a run is being stopped, the age of its stall does not grow.
     stall = state.stall if state.stall is None or state.reason is not None else state.stall.at_time(now)
     hints = [] if stall is None else [run_messages.stall_line(stall), *run_messages.stall_hints(state.run, stall.phase)]
     return [*away, *troubles, *hints]

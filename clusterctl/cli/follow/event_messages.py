@@ -1,4 +1,4 @@
-"""Messages of the live view: events of the controller and of nodes, and notices of stragglers."""
+"""Formats the messages of a followed run: events of the controller and of nodes, and stragglers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class EventFormatter:
-    """Formats events; it reports an unreachable node once, and a message that all nodes repeat once.
+    """Formats events. It reports an unreachable node once, and a warning about forked processes once for all nodes.
 
     Args:
         run: The run.
-        terminal: Its styles are used.
+        terminal: The terminal for the messages.
     """
 
     def __init__(self, run: RunDir, terminal: Terminal) -> None:
@@ -34,13 +34,13 @@ class EventFormatter:
         self._attempts_with_fork_warning: set[int] = set()
 
     def mark_unreachable_as_reported(self, state: RunState) -> None:
-        """Record the unreachable nodes that a new viewer reads about in `current_problems`."""
+        """Record that `backlog.list_current_problems` has already reported the unreachable nodes."""
         self._unreachable = {node.node for node in state.nodes.values() if node.link == "unreachable"}
 
     def format_controller_event(
         self, moment: float, event: controller_events.ControllerEvent, state: RunState
     ) -> Sequence[str]:
-        """Return the messages of a controller event that was written at `moment`; usually none."""
+        """Return the messages of a controller event from the time `moment`; most events have none."""
         match event:
             case controller_events.Note():
                 return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
@@ -64,7 +64,7 @@ class EventFormatter:
     def format_node_event(
         self, node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState
     ) -> Sequence[str]:
-        """Return the messages of a node's event; usually none."""
+        """Return the messages of a node's event; most events have none."""
         lines = run_messages.node_event_messages(node, stamp, event, state)
         if not isinstance(event, node_events.Alarm) or event.code != node_events.FORKED or len(state.nodes) == 1:
             return lines
@@ -76,7 +76,7 @@ class EventFormatter:
     def format_past_event(
         self, moment: float, event: controller_events.ControllerEvent, state: RunState
     ) -> Sequence[str]:
-        """Return the messages of an old event, without those of problems that go on (`backlog.current_problems`)."""
+        """Return the messages of an old event; none for a problem that `backlog.list_current_problems` reports."""
         match event:
             case controller_events.HealthChanged() if event in state.troubles.values():
                 return []
@@ -106,9 +106,9 @@ _CHECK_INTERVAL_S = 10.0
 
 
 class StragglerMonitor:
-    """Names the stragglers of a run that is not stalled; each set of ranks once per attempt.
+    """Reports the stragglers of a run that is not stalled, each set of ranks once per attempt.
 
-    Every 10 s it reads one node; it reads the others only if the ranks of that node make no progress.
+    Every 10 s it reads the samples of one node. It reads those of the other nodes only if this node makes no progress.
 
     Args:
         run: The run.
@@ -120,7 +120,7 @@ class StragglerMonitor:
         self._reported: set[tuple[int, frozenset[int]]] = set()
 
     def describe_new_stragglers(self, state: RunState, now: float) -> list[str]:
-        """Return the notice at `now` (monotonic seconds); usually nothing."""
+        """Return the message about new stragglers, or an empty list; `now` is in monotonic seconds."""
         if now - self._checked_at < _CHECK_INTERVAL_S or state.phase is not RunPhase.RUNNING:
             return []
         self._checked_at = now
@@ -129,7 +129,10 @@ class StragglerMonitor:
         if not slow or key in self._reported:
             return []
         self._reported.add(key)
-        return [*describe_slow_ranks(state, slow), f"hint: `clusterctl stacks {state.run}` shows where every rank is"]
+        return [
+            *describe_slow_ranks(state, slow),
+            f"hint: `clusterctl stacks {state.run}` shows where every rank is",
+        ]
 
     def _find_stragglers(self, state: RunState) -> dict[int, str]:
         first = state.workers.get(0)

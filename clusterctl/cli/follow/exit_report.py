@@ -1,4 +1,4 @@
-"""The final message and the exit code of a command that followed a run."""
+"""Prints the final report of a command that followed a run, and determines its exit code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOTHING_VISIBLE = VisibleOutput()
 
 
 class FollowEndReason(str, Enum):
-    """Why the view was left."""
+    """Why a command no longer follows a run."""
 
     ENDED = "ended"
     DETACHED = "detached"
@@ -39,7 +39,7 @@ class FollowEndReason(str, Enum):
 
 
 def get_run_exit_code(state: RunState) -> int:
-    """Return the exit code for a run that is over; 7 if processes may be left and its own code does not say so."""
+    """Return the exit code of an ended run; 7 if its processes may remain and its own code would hide this."""
     if outcome.is_teardown_incomplete(state):
         return int(ExitCode.TEARDOWN_INCOMPLETE)
     return int(state.exit_code or 0)
@@ -55,15 +55,15 @@ def print_final_report(
     as_json: bool = False,
     visible_output: VisibleOutput = _NOTHING_VISIBLE,
 ) -> int:
-    """Print how the run ended, and return the exit code of the command.
+    """Print the final report, and return the exit code of the command.
 
     Args:
         run: The run.
-        end_reason: Why the view ended.
+        end_reason: Why the command no longer follows the run.
         state: The state of the run.
-        console: Where the report goes.
+        console: Prints the report.
         quiet: Print nothing about a run that succeeded.
-        as_json: Print one JSON object, as the phases before it were printed.
+        as_json: Print the report as one JSON object, after the phases of the start in JSON.
         visible_output: Output that is already on the screen.
     """
     quiet = quiet and not as_json
@@ -99,20 +99,20 @@ def _render_final_report(
             report = render_end_report(state, terminal, context)
             return [*report, *_render_brief_verdict(run, state), *_list_job_files(run, state)], get_run_exit_code(state)
         case FollowEndReason.DETACHED:
-            return [f"detached: {run.run} goes on", *list_next_commands(run)], int(ExitCode.OK)
+            return [f"detached: {run.run} continues", *list_next_commands(run)], int(ExitCode.OK)
         case FollowEndReason.STARTED:
             return [], int(ExitCode.OK)
         case FollowEndReason.UNATTENDED:
-            hint = f"`clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it"
+            hint = f"`clusterctl attach --adopt {run.run}` starts a new one, `clusterctl down {run.run}` ends the run"
             error = error_line(predict_run_without_controller(run, state).describe_error(run.run), terminal)
             return [error, *hint_lines(hint, terminal)], int(ExitCode.UNATTENDED)
 
 
 def _render_brief_verdict(run: RunDir, state: RunState) -> list[str]:
-    """Return the verdict in short; nothing if the final report contains it already."""
+    """Return the short form of the verdict; empty if the final report already contains it."""
     if state.phase.value != "failed" or state.error is not None:
         return []
-    # A failure of the verdict must not hide the exit code of the run.
+    # An exception here must not replace the exit code of the run.
     try:
         verdict = add_file_hints(run, saved_verdict.judge_saved_run(run, state))
     except Exception as error:
@@ -123,7 +123,7 @@ def _render_brief_verdict(run: RunDir, state: RunState) -> list[str]:
 
 
 def _list_job_files(run: RunDir, state: RunState) -> list[str]:
-    """Return the folders on other machines with the files that a successful run wrote to relative paths."""
+    """Return lines with the folders on other machines in which a successful run wrote files to relative paths."""
     if state.phase.value != "succeeded" or state.results is not None:
         return []
     folders: dict[str, list[str]] = {}
@@ -135,14 +135,14 @@ def _list_job_files(run: RunDir, state: RunState) -> list[str]:
 
 
 def list_workdirs_of_failed_run(run: RunDir, state: RunState) -> frozenset[str]:
-    """Return the code folders of a failed run on its nodes; none if they are unknown."""
+    """Return the code folders of a failed run on its nodes; empty if they are unknown."""
     if state.cause is None or not state.cause.traceback:
         return frozenset()
     return frozenset(host["workdir"] for host in _read_hosts(run) if host["workdir"])
 
 
 def _read_hosts(run: RunDir) -> list[dict[str, str]]:
-    """Return the hosts of a run's spec as JSON, because parsing the spec takes longer than most of a report."""
+    """Return three fields of each host from the JSON of a run's spec, because parsing the whole spec is slow."""
     try:
         hosts = json.loads(run.spec.read_bytes())["hosts"]
         return [{key: str(host[key] or "") for key in ("name", "transport", "workdir")} for host in hosts]
@@ -151,9 +151,9 @@ def _read_hosts(run: RunDir) -> list[dict[str, str]]:
 
 
 def list_next_commands(run: RunDir) -> list[str]:
-    """Return the commands for a run that goes on, with what each does."""
+    """Return lines with commands for an active run, and the effect of each."""
     return [
         f"  clusterctl attach {run.run}   follow it again",
-        f"  clusterctl status {run.run}   see how it is",
+        f"  clusterctl status {run.run}   show its state",
         f"  clusterctl down {run.run}     end it",
     ]

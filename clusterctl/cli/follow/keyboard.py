@@ -1,4 +1,4 @@
-"""Keys and signals of the user as file descriptors, and the alternate screen of the terminal."""
+"""Provides keys and signals as readable file descriptors, and the alternate screen of the terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _ESCAPE_SEQUENCES = {
 
 @contextlib.contextmanager
 def open_keyboard(*, enabled: bool) -> Iterator[int | None]:
-    """Yield a descriptor of single key presses without echo, or `None` without a keyboard. Ctrl-C stays a signal."""
+    """Yield a descriptor that reads single keys without echo, or `None` without a keyboard.
+
+    Ctrl-C still sends SIGINT.
+    """
     if not enabled or not _in_foreground(fd := sys.stdin.fileno()):
         yield None
         return
@@ -47,10 +50,10 @@ def open_keyboard(*, enabled: bool) -> Iterator[int | None]:
 
 
 def _in_foreground(fd: int) -> bool:
-    """Return whether this process may change the terminal, which a background process of a shell may not.
+    """Return whether this process is in the foreground of the terminal, so that it may change terminal settings.
 
-    Under `setsid`, `su -c` and in containers, the terminal may control another session or none; the kernel then answers
-    with ENOTTY.
+    Under `setsid`, `su -c` and in containers, the terminal may belong to another session. The kernel then answers with
+    ENOTTY.
     """
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()
@@ -59,7 +62,7 @@ def _in_foreground(fd: int) -> bool:
 
 
 def read_keys(fd: int) -> bytes:
-    """Return the typed bytes; none if the terminal is gone."""
+    """Return the typed bytes; empty if the terminal has hung up."""
     try:
         return os.read(fd, 64)
     except OSError:
@@ -68,14 +71,14 @@ def read_keys(fd: int) -> bytes:
 
 @contextlib.contextmanager
 def catch_signals(*more_signals: int) -> Iterator[int]:
-    """Yield a descriptor with one byte, its number, for each SIGINT, SIGTERM, SIGHUP and other given signal."""
+    """Yield a descriptor that reads one byte, the signal number, for each SIGINT, SIGTERM, SIGHUP and given signal."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     old_fd = signal.set_wakeup_fd(writer)
-    # `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT for what it starts with `&`.
+    # `nohup` ignores SIGHUP. A shell without job control ignores SIGINT in commands with `&`. Keep them ignored.
     caught = [number for number in LEAVE_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     old = {number: signal.signal(number, lambda *_: None) for number in (*caught, *more_signals)}
-    # A signal that was held back until the view could answer it comes now.
+    # A signal that `up` deferred until now arrives here.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, detached_process.DEFERRED_SIGNALS)
     try:
         yield reader
@@ -88,9 +91,9 @@ def catch_signals(*more_signals: int) -> Iterator[int]:
 
 
 class AlternateScreen:
-    """A context with the alternate screen of a terminal and single keys; its end restores the terminal.
+    """Shows the alternate screen of a terminal and reads single keys, as a context; its end restores the terminal.
 
-    Ctrl-C, SIGTERM and SIGHUP leave; Ctrl-Z gives the terminal back until the command is continued.
+    Ctrl-C, SIGTERM and SIGHUP end it. Ctrl-Z restores the terminal until the command continues.
     """
 
     def __init__(self, terminal: Terminal) -> None:
@@ -110,7 +113,7 @@ class AlternateScreen:
     def wait_for_key(self, seconds: float) -> str | None:
         """Wait for a key and return it; the arrow and page keys are `up`, `down`, `pageup` and `pagedown`.
 
-        The result is "" if the user wants to leave, and `None` after `seconds` or if the terminal changed its size.
+        The result is "" if the command should end, and `None` after `seconds` or after a change of the terminal size.
         """
         if not self._typed_text:
             descriptors = [self._wake] if self._keyboard is None else [self._keyboard, self._wake]

@@ -1,4 +1,4 @@
-"""Polling a run: read its files, wait until its controller has written something, read again."""
+"""Polls a run: reads its files, waits until its controller has written, and reads again."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from clusterctl.run.record.state_reader import StampedNodeEvent, StateReader, Ti
 from clusterctl.run.rules.state import RunState
 
 _POLL_S = 1.0
-"""Longest pause between polls: without a controller on this machine, nothing reports changes."""
+"""Longest pause between polls. A controller on another machine cannot report changes."""
 
 _MAX_WRITE_DELAY_S = 5.0
-"""Longest delay until writes of another machine appear on a shared home; a released lock appears at once."""
+"""Longest delay until the writes of another machine appear on a shared home. A released lock appears at once."""
 
 
 class RunAttendance(Enum):
@@ -48,7 +48,7 @@ class RunSnapshot:
 
     @property
     def worker_exits(self) -> list[tuple[str, float, Exited]]:
-        """Node, time (wall clock of the head) and event of each worker that ended."""
+        """Node, time (wall clock of the head) and event of each worker exit."""
         ended = [(node, stamp, event) for node, stamp, event in self.new_node_events if isinstance(event, Exited)]
         return [(node, stamp.wall - self.state.ahead(node), event) for node, stamp, event in ended]
 
@@ -58,7 +58,7 @@ class RunPoller:
 
     Args:
         run: The run.
-        write_delay: Seconds by which the last events of a controller on another machine may be delayed.
+        write_delay: Seconds until the writes of a controller on another machine appear here.
     """
 
     def __init__(self, run: RunDir, *, write_delay: float = _MAX_WRITE_DELAY_S) -> None:
@@ -71,12 +71,12 @@ class RunPoller:
 
     @property
     def state(self) -> RunState:
-        """The run as of the last poll."""
+        """The state of the run at the last poll."""
         return self._reader.state
 
     def poll(self) -> RunSnapshot:
         """Read the new events."""
-        # Asked before the files are read, so that the last writes of a controller that has ended are read too.
+        # Asked before the files are read: if the controller ends in between, its last writes are still read.
         attended = self._subscription.read_notifications() or self.run.is_attended
         new_controller_events, new_node_events = self._reader.refresh()
         return RunSnapshot(
@@ -87,7 +87,7 @@ class RunPoller:
         )
 
     def watch(self, next_poll_at: Callable[[], float] = lambda: math.inf) -> Iterator[RunSnapshot]:
-        """Yield a snapshot now and after each change; the last one is of a run that is over or unattended."""
+        """Yield a snapshot now and after each change, until the run has ended or has no controller."""
         while True:
             snapshot = self.poll()
             yield snapshot
@@ -96,11 +96,11 @@ class RunPoller:
             self.wait_for_change(until=next_poll_at())
 
     def wait_for_change(self, *more_fds: int, until: float = math.inf) -> list[int]:
-        """Wait for a change by the controller, or for another readable descriptor; return the readable descriptors.
+        """Wait until the controller reports a change or a descriptor is readable; return the readable descriptors.
 
         Args:
             more_fds: Further descriptors, e.g. the keyboard.
-            until: When the next poll is due at the latest, on the monotonic clock.
+            until: The latest time of the next poll, on the monotonic clock.
         """
         change_fd = self._subscription.fileno()
         descriptors = [*more_fds] if change_fd is None else [change_fd, *more_fds]
@@ -120,7 +120,7 @@ class RunPoller:
         return RunAttendance.ATTENDED if self._may_miss_late_writes() else RunAttendance.UNATTENDED
 
     def _may_miss_late_writes(self) -> bool:
-        """Return whether the last writes of a controller on another machine may still be on their way."""
+        """Return whether the last writes of a controller on another machine may not be visible yet."""
         if time.monotonic() - self._attended_at >= self._write_delay:
             return False
         controller = self.run.last_controller

@@ -1,4 +1,4 @@
-"""Shows a live run: steps, output and end. It reads files, and wakes up for changes and pressed keys."""
+"""Shows an active run on the terminal: the steps of its start, its output and its end."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 _REDRAW_S = 0.1
 _SILENCE_NOTICE_S = 5.0
 _SAME_EXIT_WINDOW_S = 60.0
-"""Ranks that end alike within so many seconds are shown as one."""
+"""Seconds within which equal last lines of several failed ranks are shown once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScreenOptions:
-    """The choices for the view of a run.
+    """Options of `RunScreen`.
 
     Attributes:
-        ranks: Show these in full; `None` for the default view (rank 0, and the last lines of failed ranks).
-        all_ranks: Show all ranks in full.
-        stops_on_interrupt: This is the `up` that started the run: Ctrl-C stops it.
-        until_started: Leave once every rank has started (`up -d`).
-        shows_timings: Show the times of the start's steps, once it is over.
+        ranks: Show the whole output of these ranks; `None` means rank 0, and the last lines of failed ranks.
+        all_ranks: Show the whole output of all ranks.
+        stops_on_interrupt: Ctrl-C stops the run, as in `up`; otherwise it detaches.
+        until_started: End after every rank has started (`up -d`).
+        shows_timings: Show the time of each step of the start, after the start.
         shows_output: Show output of workers.
-        verbose: Name every node that the start waits for, and show each report of a node.
+        verbose: Name every node for which the start waits, and show the steps of each node.
         skip_events_until: Do not show events up to this position (see `backlog.read_journal_position`). If `None`, show
             the events of the first poll with their dates, among the output of the same time.
     """
@@ -76,7 +76,7 @@ class ScreenOptions:
 
 
 class RunScreen:
-    """The view of one run, until the run ends or the user detaches."""
+    """Shows one run until the run ends or the user detaches."""
 
     def __init__(self, run: RunDir, console: Console, options: ScreenOptions) -> None:
         self._run, self._console, self._options = run, console, options
@@ -101,12 +101,12 @@ class RunScreen:
 
     @property
     def state(self) -> RunState:
-        """The state of the run, as of the last poll."""
+        """The state of the run at the last poll."""
         return self._poller.state
 
     @property
     def visible_output(self) -> VisibleOutput:
-        """The output above the final report, if both go to one terminal or one file (`2>&1 | tee`)."""
+        """The output above the final report, if both are in one terminal or one file (`2>&1 | tee`)."""
         if not self._console.is_one_stream or not self._options.shows_output:
             return VisibleOutput()
         ranks = self._get_visible_ranks()
@@ -121,12 +121,12 @@ class RunScreen:
         return self._console.out.live and self._console.err.live
 
     def follow(self) -> FollowEndReason:
-        """Show the run; return why the view ended."""
+        """Show the run; return why it is no longer shown."""
         try:
             with open_keyboard(enabled=sys.stdin.isatty() and sys.stderr.isatty()) as keyboard, catch_signals() as wake:
                 self._follow_until_end(keyboard, wake)
         except Exception:
-            # The run goes on although its view failed: tell the user how to reach it.
+            # The run continues although this screen failed: show the user how to reach it.
             self._narrate(*list_next_commands(self._run))
             raise
         self._console.out.clear()
@@ -176,14 +176,14 @@ class RunScreen:
         return state.attempt >= 0 and self._are_timings_shown and all(w.pid is not None for w in state.workers.values())
 
     def _show_remaining_output(self, wake: int) -> None:
-        """Show the rest of the output of an ended run; a signal skips it."""
+        """Show the remaining output of an ended run; a signal skips it."""
         self._end_reason = FollowEndReason.ENDED
         if not self._options.shows_output or (follower := self._open_follower()) is None:
             return
         for lines in follower.finish():
             self._write(self._folder.feed(lines, time.monotonic()))
             if select.select([wake], [], [], 0)[0]:
-                self._narrate(f"the rest of the output: `clusterctl logs {self._run.run}`")
+                self._narrate(f"the remaining output: `clusterctl logs {self._run.run}`")
                 return
         self._write(self._folder.flush())
 
@@ -215,7 +215,7 @@ class RunScreen:
         return replace(snapshot, new_controller_events=[], new_node_events=[])
 
     def _show_history(self, history: Sequence[LogLine]) -> None:
-        """Show earlier lines with the events between them, then the current problems."""
+        """Show earlier output lines and events, then the current problems."""
         for piece in self._backlog.merge_with_output(history, self._options.tail or 0):
             if isinstance(piece, str):
                 self._write(self._folder.flush())
@@ -239,7 +239,7 @@ class RunScreen:
             self._narrate(*(() if times is None else render_timings(times, self._console.err)))
 
     def _show_failure_tails(self) -> None:
-        """Show the last lines of failed ranks, which the final report may not show."""
+        """Show the last output lines of failed ranks, because the final report may not contain them."""
         held, self._pending_tails = self._pending_tails, []
         if held:
             self._show_output()
@@ -261,7 +261,10 @@ class RunScreen:
             self._write(self._folder.feed(follower.poll(), time.monotonic()))
 
     def _open_follower(self) -> LogFollower | None:
-        """Return the follower of the output, or `None` before the first attempt. The first call shows the history."""
+        """Return the follower of the output, or `None` before the first attempt.
+
+        The first call shows earlier output.
+        """
         state = self.state
         if self._follower is None and state.attempt >= 0:
             ranks = self._get_visible_ranks()
@@ -276,17 +279,17 @@ class RunScreen:
         return self._follower
 
     def _get_silence_s(self) -> float | None:
-        """Return the seconds of ranks without output so far; `None` after the notice or if the footer shows it."""
+        """Return for how many seconds ranks have run without output; `None` if there is nothing to report."""
         since = self.state.running_since
         runs = self._may_report_silence and self.state.phase is RunPhase.RUNNING
         return time.time() - since if runs and since is not None else None
 
     def _report_silence(self) -> None:
-        """Report once that ranks run without output, unless the footer shows it: importing torch may take 15 s."""
+        """Report once that ranks run without output: importing torch may take 15 s."""
         silent = self._get_silence_s()
         if silent is not None and silent >= _SILENCE_NOTICE_S:
             self._may_report_silence = False
-            self._narrate(f"no output yet: {plural(len(self.state.workers), 'rank')} up, probably importing")
+            self._narrate(f"no output yet: {plural(len(self.state.workers), 'rank')} running, probably importing")
 
     def _write(self, lines: Sequence[LogLine | FoldedLine]) -> None:
         if lines:
@@ -349,5 +352,5 @@ class RunScreen:
             self._narrate("killing now")
         else:
             self._narrate(
-                f"stopping {self._run.run}: SIGTERM, {answer.get('grace', 0):g} s grace, SIGKILL · again to kill now"
+                f"stopping {self._run.run}: SIGTERM, {answer.get('grace', 0):g} s grace, SIGKILL · Ctrl-C again kills"
             )

@@ -88,7 +88,7 @@ def test_config_ranks_tells_what_is_known_where_only_nodes_know_their_gpus(folde
 def test_a_name_of_its_own_changes_the_folder_on_nodes_and_that_is_said(folder: Path) -> None:
     result = call("up", "--dry-run", "--name", "other", "--set", "hosts={gpu01: 1}")
 
-    assert "work folder of its own on nodes: ~/.local/share/clusterctl/work/other-" in result.stderr
+    assert "has a separate work folder on nodes: ~/.local/share/clusterctl/work/other-" in result.stderr
 
 
 def test_a_dry_run_refuses_a_secret_that_is_not_set_as_up_does(folder: Path) -> None:
@@ -224,7 +224,7 @@ def test_init_says_where_what_it_wrote_does_not_check(folder: Path) -> None:
     result = call("init", "gpu01", "new.yaml", "--script", "gone.py", "-q")
 
     assert result.exception is None
-    assert "warning: it does not check yet: job.script: no such file" in result.stderr
+    assert "warning: the new file has an error: job.script: no such file" in result.stderr
 
 
 def test_init_takes_a_template_for_hosts_however_they_are_named(folder: Path) -> None:
@@ -243,7 +243,7 @@ def test_init_takes_a_template_for_hosts_however_they_are_named(folder: Path) ->
         pytest.param(["a", "--from", "-"], "not both", id="hosts twice"),
         pytest.param(["a.yaml", "b.yaml"], "give only one path", id="two places"),
         pytest.param(["--gpus", "4", "new.yaml"], "`--gpus` needs hosts", id="GPUs of nobody"),
-        pytest.param(["a", "--gpus", "x"], "no number of GPUs", id="no number"),
+        pytest.param(["a", "--gpus", "x"], "not a number of GPUs", id="no number"),
         pytest.param(["a", "--template", "torch_ddp", "--script", "x"], "cannot be used together", id="two jobs"),
     ],
 )

@@ -58,7 +58,7 @@ def test_an_attempt_that_never_was_is_not_met_with_silence() -> None:
     [
         pytest.param(RunState(run="r-1"), LogQuery(), "has started no worker", id="never started"),
         pytest.param(STATE, LogQuery(ranks=frozenset({0})), "rank 0 wrote nothing; 1 rank of r-1 wrote", id="another"),
-        pytest.param(STATE, LogQuery(ranks=frozenset({1})), "no line fits", id="filtered"),
+        pytest.param(STATE, LogQuery(ranks=frozenset({1})), "no line matches", id="filtered"),
     ],
 )
 def test_it_is_said_why_there_is_nothing_to_show(run: RunDir, state: RunState, query: LogQuery, said: str) -> None:

@@ -36,7 +36,7 @@ def test_a_pipe_that_nobody_ends_is_given_up_after_a_word(pipe: tuple[int, int])
         read_piped_input(reader, said.append, notice_after_s=0.0, give_up_after_s=0.0)
 
     os.close(writer)
-    assert said == ["waiting for the end of standard input; `< /dev/null` gives none"]
+    assert said == ["waiting for the end of standard input; `< /dev/null` gives an empty input"]
 
 
 def test_a_device_gives_nothing() -> None:

@@ -58,7 +58,7 @@ def test_a_signal_cuts_short_what_is_still_to_be_shown_of_a_run_that_has_ended(t
         view.send_signal(signal.SIGTERM)
         out, err = view.communicate(timeout=60)
     assert shown + out.count("x") < LINES / 2
-    assert f"the rest of the output: `clusterctl logs {run.run}`" in err
+    assert f"the remaining output: `clusterctl logs {run.run}`" in err
     assert "left: ended" in err
     assert view.returncode == 0
 
@@ -200,5 +200,5 @@ def test_ranks_that_have_not_said_a_word_are_told_once_where_nobody_sees_the_las
         writer.close()
         _, rest = view.communicate(timeout=60)
 
-    assert first == "no output yet: 1 rank up, probably importing\n"
+    assert first == "no output yet: 1 rank running, probably importing\n"
     assert "no output yet" not in rest

@@ -33,7 +33,7 @@ def test_a_run_that_lost_its_controller_is_an_error_with_its_hint_right_below(tm
 
     assert code == 101
     assert strip_colours(error) == "error: demo-x goes on without a controller"
-    assert strip_colours(hint).startswith("hint: `clusterctl attach --adopt demo-x` takes over")
+    assert strip_colours(hint).startswith("hint: `clusterctl attach --adopt demo-x` starts a new one")
     assert (error != strip_colours(error)) is colour
 
 

@@ -104,6 +104,6 @@ def test_the_command_that_adopts_a_run_stands_below_the_table_whole(width: int) 
     (row,) = render_ps([view], 40.0, terminal, header=False)
 
     assert "unattended: stopped" in row
-    assert adoption_hints([view]) == ["hint: `clusterctl attach --adopt p3-dhs7` takes over"]
-    assert adoption_hints([view, view]) == ["hint: `clusterctl attach --adopt RUN` takes over"]
+    assert adoption_hints([view]) == ["hint: `clusterctl attach --adopt p3-dhs7` starts a new controller"]
+    assert adoption_hints([view, view]) == ["hint: `clusterctl attach --adopt RUN` starts a new controller"]
     assert adoption_hints([replace(view, has_controller=True)]) == []

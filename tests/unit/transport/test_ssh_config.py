@@ -195,4 +195,4 @@ def test_config_refuses_one_machine_under_two_names(tmp_path: Path) -> None:
     env = {**os.environ, CONFIG_VARIABLE: str(tmp_path / "ssh_config")}
     command = [sys.executable, "-m", "clusterctl", "config", "-q", str(tmp_path / "cluster.yaml")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, "`one` and `10.9.9.9` are one machine for ssh" in done.stderr) == (3, True)
+    assert (done.returncode, "`one` and `10.9.9.9` are the same machine for ssh" in done.stderr) == (3, True)

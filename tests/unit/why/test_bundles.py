@@ -72,7 +72,7 @@ def test_what_is_no_bundle_is_refused_in_words(tmp_path: Path, content: bytes) -
     path = tmp_path / "bundle"
     path.write_bytes(content)
 
-    with pytest.raises(NotFoundError, match="is no bundle|holds no run"), open_bundle(path):
+    with pytest.raises(NotFoundError, match="is not a bundle|contains no run"), open_bundle(path):
         pass
 
 
