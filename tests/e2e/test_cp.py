@@ -164,9 +164,7 @@ def test_an_absolute_path_and_one_in_the_home_need_no_code_folder(head: LocalHea
         pytest.param(["all:..", "got"], 2, "is not a name", id="no name"),
         pytest.param(["a", "all:", "--max-size", "1B"], 6, "more than the 1 B that are copied", id="too much to send"),
         pytest.param(["all:f", ".", "--max-size", "1B"], 6, "over 1 bytes", id="too much to fetch"),
-        pytest.param(
-            ["f", "localhost.0:file"], 6, "/file is a file, and a folder is to be copied", id="a file in the way"
-        ),
+        pytest.param(["f", "localhost.0:file"], 6, "/file, which is a file", id="a file in the way"),
         pytest.param(["all:f", "a"], 6, "a is a file, so several files cannot be copied", id="a file in the way here"),
         pytest.param(["a", "all:/proc/no/x"], 6, "cannot make the folder /proc/no", id="no place"),
     ],

@@ -1,14 +1,15 @@
-"""The forkserver: it runs in the workers' own Python, imports installed libraries once, and forks ranks.
+"""The forkserver: a process of the workers' own Python that imports installed libraries once and forks ranks.
 
-Its package is `_clusterctl_forkserver` there. It has the command line of a rank and stops in our `sitecustomize`,
-before Python reads the script. A forked rank continues from there: Python itself runs the script.
+In a forkserver, the name of this package is `_clusterctl_forkserver`. A forkserver has the command line of a rank.
+Clusterctl's `sitecustomize` runs the forkserver before Python reads the script. In a forked rank, `sitecustomize`
+returns, and Python runs the script.
 """
 
 import sys
 
 STARTED = frozenset(sys.modules)
-"""Modules that Python loads before the folder of the script is on the path, so they cannot be the user's."""
+"""Modules that Python loads before it adds the folder of the script to `sys.path`: the user cannot replace them."""
 
 
 class CannotForkError(Exception):
-    """A rank cannot be forked, and starts as a new process; the text is the reason."""
+    """Ranks cannot be forked, so they start as new processes; the message is the reason."""

@@ -1,7 +1,8 @@
-"""The check after the imports: no fork if it would share, lose or change something that a fresh start would not.
+"""Checks whether a forked rank would behave as a rank in a new process.
 
-Most of that can be read from the process afterwards. Calls that leave no trace (a random number, a pid, a variable that
-is read) are recorded while the imports run.
+A fork is not possible if imports have opened files, started threads, or used random numbers, for example. Most of these
+actions can be found after the imports. Reads of random numbers, pids and environment variables leave no trace, so they
+are recorded during the imports.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import weakref
 
 from . import CannotForkError
-from .installed_modules import is_standard
+from .installed_modules import is_standard_library_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,22 +23,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SAFE = ("joblib", "keras", "numpy", "psutil", "rich", "scipy", "sklearn", "sympy", "torch")
-"""Packages whose use of pids and random numbers at import was reviewed: it does no harm in a fork."""
+"""Packages that may use pids and random numbers at import, because a review found no harm in forks."""
 _NEVER = ("jax", "tensorflow")
-"""Packages that are not known to work in a fork."""
+"""Packages that may not work in a fork."""
 OLD_TORCH_SEED = 67280421310721
-"""Seed of every process of torch before 2.13; since then each process draws a random one."""
+"""Seed of all processes before torch 2.13. Later versions draw a random seed in each process."""
 _MIN_DRAWN_SEED = 1 << 48
-"""torch draws 64 bits; seeds that people set are smaller."""
+"""Seeds that torch draws have 64 bits, and seeds that people set are smaller than this number."""
 _FRESH_NUMPY_POSITION = 623
-"""Position of numpy's global generator until it is seeded or used."""
+"""Position of numpy's global generator before the first use or seed."""
 _PID = "has read the id of its process"
 _DRAWN = "has drawn a random value that each rank would draw for itself"
 _PID_FUNCTIONS = ("getpid", "getppid", "getpgrp", "getpgid", "getsid")
 
 
 class _Environment(dict):  # type: ignore[type-arg]
-    """The values behind `os.environ`; records which of some names are read."""
+    """Replaces the dictionary of `os.environ`, and records which of the variables `names` are read."""
 
     def __init__(self, values: dict[bytes, bytes], names: set[bytes]) -> None:
         super().__init__(values)
@@ -50,14 +51,14 @@ class _Environment(dict):  # type: ignore[type-arg]
 
 
 class ImportWatch:
-    """Watches the process while modules are imported.
+    """Records what modules do to the process while they are imported.
 
     Attributes:
-        unseeded: Generators that a fresh start would have seeded randomly.
+        unseeded: Random number generators that a rank has to seed again.
     """
 
     def __init__(self, rank_names: Iterable[str]) -> None:
-        """Prepare; `rank_names` are the variables that differ between ranks."""
+        """Make a watch; `rank_names` are the environment variables that differ between ranks."""
         self.unseeded: list[weakref.ref[random.Random]] = []
         self._rank_names = set(map(os.fsencode, rank_names))
         self._reasons: list[str] = []
@@ -74,7 +75,7 @@ class ImportWatch:
         self._wrap(os, "urandom", _DRAWN)
         self._wrap(random, "_urandom", _DRAWN)
         for name in dir(random):
-            # All functions of the module are methods of one hidden generator.
+            # The functions of the module `random` are methods of one hidden generator.
             if getattr(getattr(random, name), "__self__", None) is random._inst:  # noqa: SLF001
                 self._wrap(random, name, "has seeded `random`" if name in ("seed", "setstate") else _DRAWN)
         self._watch_generators()
@@ -118,7 +119,7 @@ class ImportWatch:
             self._reasons.append(f"`{package}` {what} when it was imported")
 
     def _read_state(self) -> dict[str, object]:
-        """Return the state of the process that a fork would inherit if imports change it."""
+        """Return the state of the process that imports must not change, because forks would inherit the change."""
         kinds = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
         values = os.environb
         return {
@@ -131,11 +132,11 @@ class ImportWatch:
             **{os.fsdecode(name): values.get(name) for name in self._rank_names},
         }
 
-    def check(self, control: int) -> None:
-        """Check whether ranks may be forked; `control` is our own connection.
+    def check_forkable(self, control: int) -> None:
+        """Check that ranks may be forked after the imports; `control` is the descriptor of the connection.
 
         Raises:
-            CannotForkError: They may not.
+            CannotForkError: Ranks must start as new processes.
         """
         for name in self._environment.read_names:
             raise CannotForkError(f"an imported module has read {name}, whose value each rank gets at its start")
@@ -145,7 +146,7 @@ class ImportWatch:
             raise CannotForkError(reason)
         for name in _NEVER:
             if name in sys.modules:
-                raise CannotForkError(f"{name} was imported, which is not known to work in a fork")
+                raise CannotForkError(f"{name} was imported, and may not work in a fork")
         now = self._read_state()
         for what, before in self._before.items():
             if now[what] != before:
@@ -163,13 +164,13 @@ class ImportWatch:
 
 
 def _find_caller() -> str | None:
-    """Return the package whose code has called; `None` for a module of the standard library that is being imported."""
+    """Return the package of the calling code; `None` if the import of a standard library module makes the call."""
     frame: Any = sys._getframe(3)  # noqa: SLF001
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith("<frozen importlib"):
             return None
-        if not is_standard(file):
+        if not is_standard_library_file(file):
             return str(frame.f_globals.get("__name__", file)).partition(".")[0]
         frame = frame.f_back
     return None
@@ -206,7 +207,7 @@ def _check_generators() -> None:
 def _check_threads_and_children() -> None:
     threads = len(os.listdir("/proc/self/task")) - 1
     if threads:
-        # Some libraries end their threads before a fork, and start them again later.
+        # Some libraries end their threads before a fork, so fork once and count again.
         pid = os.fork()
         if pid == 0:
             os._exit(0)

@@ -1,4 +1,4 @@
-"""Imports installed modules, and checks whether a fresh start would import the same."""
+"""Imports installed modules, and checks whether a new process would import the same modules."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _STANDARD = _standard_folders()
 _STANDARD_ZIP = "python{}{}.zip".format(*sys.version_info)
 
 
-def is_installed(path: str) -> bool:
-    """Return whether a path is installed: below `site-packages`, `dist-packages` or the standard library."""
+def is_installed_path(path: str) -> bool:
+    """Return whether a path is in `site-packages`, in `dist-packages` or in the standard library."""
     is_zip = os.path.basename(path) == _STANDARD_ZIP
     return _is_in_packages(path) or (path + os.sep).startswith(_STANDARD) or is_zip
 
 
-def is_standard(file: str) -> bool:
-    """Return whether a file is of the standard library."""
+def is_standard_library_file(file: str) -> bool:
+    """Return whether a file belongs to the standard library."""
     return file.startswith(_STANDARD) and not _is_in_packages(file)
 
 
@@ -45,7 +45,7 @@ def _is_in_packages(path: str) -> bool:
 
 
 def _list_script_folders() -> list[str]:
-    """Return the first entry of `sys.path` for the command line of this process, or nothing."""
+    """Return the folder that Python puts first on `sys.path` for this command line, in a list that may be empty."""
     if getattr(sys.flags, "safe_path", False):
         return []
     script = sys.argv[0]
@@ -55,7 +55,7 @@ def _list_script_folders() -> list[str]:
 
 
 class _MissRecorder:
-    """The last finder: records the modules that no other finder has found."""
+    """The last entry of `sys.meta_path`: records the modules that no other finder has found."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -65,21 +65,21 @@ class _MissRecorder:
 
 
 class InstalledImports:
-    """Imports of installed modules, and the check whether a fresh start would import the same.
+    """Imports installed modules, and checks whether a new process would import the same modules.
 
     Attributes:
         names: The modules that were requested.
     """
 
     def __init__(self, names: list[str] | None, path: list[str]) -> None:
-        """Import nothing yet.
+        """Choose the modules, without importing them.
 
         Args:
-            names: Modules to import; `None` for torch if that is installed, else numpy.
+            names: Modules to import; `None` for torch, or numpy if torch is not installed.
             path: The value of `sys.path` in a rank.
         """
         self._path, self._misses = path, _MissRecorder()
-        self._installed = [folder for folder in path if is_installed(folder)]
+        self._installed = [folder for folder in path if is_installed_path(folder)]
         sys.path[:] = self._installed
         self._stamps: dict[str, object] = {}
         if names is None:
@@ -87,13 +87,13 @@ class InstalledImports:
         self.names = names
 
     def import_modules(self, import_all: Callable[[list[str]], None]) -> None:
-        """Import them with only installed modules on the path.
+        """Import the modules while `sys.path` contains only folders of installed modules.
 
         Raises:
-            CannotForkError: One cannot be imported, or an import has loaded a module of the user.
+            CannotForkError: An import failed, or has loaded a module of the user.
         """
         if not self.names:
-            raise CannotForkError("neither torch nor numpy is installed; `job.preload` names what to import")
+            raise CannotForkError("neither torch nor numpy is installed; set `job.preload` to the modules to import")
         sys.meta_path.append(self._misses)
         try:
             for name in self.names:
@@ -105,7 +105,7 @@ class InstalledImports:
             if self._misses in sys.meta_path:
                 sys.meta_path.remove(self._misses)
         for name, file in _list_module_files():
-            if not is_installed(file):
+            if not is_installed_path(file):
                 raise CannotForkError(f"an import has loaded `{name}`, which is not installed: {file}")
         self._stamps = self._read_stamps()
 
@@ -119,11 +119,11 @@ class InstalledImports:
             f"`{name}` is not installed, but lies at {elsewhere}: only installed modules are preloaded"
         )
 
-    def check_names(self) -> None:
-        """Check that a fresh start would take each module from the same place.
+    def check_origins(self) -> None:
+        """Check that a new process would import each module from the same file.
 
         Raises:
-            CannotForkError: A folder of the user, which comes first, has a module of that name.
+            CannotForkError: A folder of the user has a module with the name of an imported module.
         """
         importlib.invalidate_caches()
         path = [*_list_script_folders(), *self._path]
@@ -131,14 +131,14 @@ class InstalledImports:
         for name in sorted(imported | self._misses.names):
             if name in sys.builtin_module_names or _imp.is_frozen(name):
                 continue
-            theirs = self._find(name, path)
-            if theirs and theirs != self._find(name, self._installed):
-                raise CannotForkError(f"a fresh start would import `{name}` from {theirs}")
+            origin = self._find(name, path)
+            if origin and origin != self._find(name, self._installed):
+                raise CannotForkError(f"a fresh start would import `{name}` from {origin}")
 
-    def find_difference(self) -> str | None:
-        """Return why a fresh start would import something else now, or a file or folder that has changed."""
+    def find_import_change(self) -> str | None:
+        """Return why a new process would now import other modules, or the path that has changed, or `None`."""
         try:
-            self.check_names()
+            self.check_origins()
         except CannotForkError as error:
             return str(error)
         now = self._read_stamps()
@@ -147,10 +147,10 @@ class InstalledImports:
         )
 
     def _read_stamps(self) -> dict[str, object]:
-        """Return what an installation changes, by path: the names in folders of packages, and the times of files."""
+        """Return the names in package folders and the times of files, by path: a new installation changes them."""
         user = site.getusersitepackages() if site.ENABLE_USER_SITE is not False else None
         folders = filter(os.path.isdir, {*self._installed, *([user] if user else [])})
-        # The first import makes `__pycache__`, which is no change of what Python finds there.
+        # Ignore `__pycache__`, which the first import makes.
         names = {folder: frozenset(os.listdir(folder)) - {"__pycache__"} for folder in folders}
         starts = [os.path.join(folder, name) for folder in names for name in names[folder] if name.endswith(".pth")]
         starts += [os.path.join(sys.prefix, "pyvenv.cfg"), sys.executable]
@@ -159,23 +159,23 @@ class InstalledImports:
 
     @staticmethod
     def _find(name: str, path: list[str]) -> str | None:
-        """Return the file of a module; of a namespace its first folder."""
+        """Return the file of a module, or the first folder of a namespace package, or `None`."""
         above = name.rpartition(".")[0]
         try:
             places = getattr(sys.modules[above], "__path__", None) if above else path
             spec = None if places is None else importlib.machinery.PathFinder.find_spec(name, list(places))
         except Exception:
-            # Libraries put objects of any type into `sys.modules`.
+            # Some libraries put strange objects into `sys.modules`.
             return None
         if spec is None:
             return None
-        # Python searches the folders of an imported namespace again if the path changes.
+        # For an imported namespace, Python searches the folders again if `sys.path` changes.
         namespace = "a namespace" if name in sys.modules else next(iter(spec.submodule_search_locations or ()), None)
         return spec.origin or namespace
 
 
 def _list_module_files() -> list[tuple[str, str]]:
-    """Return name and file of each imported module, without our own, which each start touches."""
+    """Return name and file of each imported module, except modules of clusterctl, whose times each start changes."""
     files = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
     return [
         (name, file)

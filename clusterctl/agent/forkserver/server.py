@@ -1,9 +1,11 @@
-"""The forkserver's main loop: it imports, then forks a rank at each request until the supervisor ends.
+"""The main program of a forkserver: it imports modules, then forks a rank at each request until the supervisor ends.
 
-A request is one byte with descriptors: `f` requests a fork, and `?` asks whether a fresh start would still import the
-same. A fork comes with a file that holds the request as JSON, the pipe for the report, the worker's output, and the
-descriptors that the waiter keeps open. If a fork fails before its gate opens, no code of the user has run: the reason
-is reported, and the rank starts as a new process.
+A request is one byte with descriptors. `f` requests a fork; its descriptors are a file with the request as JSON, the
+pipe for the report, the worker's output, and descriptors that the waiter has to keep open. `?` asks whether a new
+process would still import the same modules.
+
+A forked rank waits at a gate, a pipe, until its waiter is ready. If a fork fails before, no code of the user has run.
+The forkserver then reports the reason, and the rank starts as a new process.
 """
 
 from __future__ import annotations
@@ -33,28 +35,31 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 VARIABLE = "CLUSTERCTL_FORKSERVER"
-"""The value of this variable starts with the descriptor number of our connection. The blanks behind the number make
-room for a rank's variables in the memory in which the kernel shows the environment.
+"""The value of this variable is the descriptor number of the connection to the supervisor, and many blanks. The blanks
+reserve environment memory, in which `_set_environment` writes the variables of a rank.
 """
 _NAME = "clusterctl-fork"
 _MAX_DESCRIPTORS = 250
 _MAX_REASON_LENGTH = 1000
 _MEASURING_VARIABLES = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "PYTHONINSPECT")
 _TAG_LIMITS = (10, resource.RLIMIT_RSS)
-"""Limits that Linux does not enforce (the first is RLIMIT_LOCKS): one of them holds the tag of the run."""
+"""Limits that Linux does not enforce (the first is RLIMIT_LOCKS); one of them has the tag of the run as its value."""
 _MIN_TAG = 1 << 60
-"""Far above any limit that a person would set."""
+"""Smallest tag: larger than any limit that a person would set."""
 _ENV_START, _ENV_END = 50, 51
 """Fields of /proc/PID/stat (proc(5))."""
 
 
 def serve_forks(path: list[str]) -> bool:
-    """Run the forkserver until the supervisor ends. Returns in a rank only: whether the shim is wanted there.
+    """Run the forkserver until the supervisor ends. This function returns only in forked ranks.
 
     Args:
         path: The value of `sys.path` in a rank.
+
+    Returns:
+        Whether the rank needs the shim.
     """
-    # Read the kernel's copy: Python itself may have added a variable of the locale, as it does in every rank.
+    # Read the kernel's copy of the environment: Python may have added a variable of the locale to its own copy.
     with open("/proc/self/environ", "rb") as file:
         started = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if entry)
     sock = socket.socket(fileno=int(os.environ.pop(VARIABLE).partition(":")[0]))
@@ -70,7 +75,7 @@ def _send(sock: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the reason of a refusal, or another error with the place where it was raised."""
+    """Return the message of a `CannotForkError`, or a text with type, message and line of another exception."""
     if isinstance(error, CannotForkError):
         return str(error)
     import traceback
@@ -81,7 +86,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _read_json(fd: int) -> Any:
-    """Return the content of a file. Waiter and rank read theirs at once, so neither moves the common offset."""
+    """Return the content of a JSON file. Waiter and rank share the file offset, so do not move it."""
     return json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
 
 
@@ -107,7 +112,7 @@ class _Server:
             if not word:
                 os._exit(0)
             if word == b"?":
-                _send(self._sock, {"changed": imports.find_difference()})
+                _send(self._sock, {"changed": imports.find_import_change()})
             elif self._fork(descriptors, watch):
                 return bool(request["inject"])
             for fd in descriptors:
@@ -124,25 +129,25 @@ class _Server:
             if os.environ.get(name):
                 raise CannotForkError(f"{name} is set, which works in new processes only")
         imports, watch = InstalledImports(request["preload"], self._path), ImportWatch(request["rank_names"])
-        imports.check_names()
+        imports.check_origins()
         main: Any = sys.modules["__main__"]
         if sys.argv[0] != "-m":
-            # A module may read it to find out whether there is a script.
+            # Some modules read `__main__.__file__` to find out whether Python runs a script.
             main.__file__ = os.path.abspath(sys.argv[0])
         with watch:
             imports.import_modules(_import_all)
         vars(main).pop("__file__", None)
-        watch.check(self._sock.fileno())
-        imports.check_names()
+        watch.check_forkable(self._sock.fileno())
+        imports.check_origins()
         sys.stdout.flush()
         sys.stderr.flush()
         return imports, watch
 
     def _fork(self, descriptors: list[int], watch: ImportWatch) -> bool:
-        """Fork a waiter, and a rank from that; return true in the rank once its gate is open."""
+        """Fork a waiter, which forks the rank; return true in the rank once its gate is open."""
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
-                pass  # This was a waiter that has ended.
+                pass  # Reap the waiters that have ended.
         try:
             pid = os.fork()
         except OSError as error:
@@ -168,7 +173,7 @@ class _Server:
         return True
 
     def _become_rank(self, descriptors: list[int], gate: int, ready_end: int, watch: ImportWatch) -> None:
-        """Become a rank, and wait at the gate."""
+        """Turn this process into a rank, and wait until its waiter opens the gate."""
         request_file, _, output, *_ = descriptors
         try:
             request = _read_json(request_file)
@@ -190,17 +195,17 @@ class _Server:
         for fd in (*descriptors, ready_end):
             os.close(fd)
         if not os.read(gate, 1):
-            # The waiter has reported the reason, or was killed.
+            # The waiter has reported why the rank must not run, or was killed.
             os._exit(1)
         os.close(gate)
-        # In a fresh start, this output of the imports would be the rank's own.
+        # In a new process, the imports would have printed this to the output of the rank.
         os.write(1, printed)
 
     def _set_environment(self, env: dict[bytes, bytes]) -> None:
-        """Set the variables of a rank; changes by the imports stay.
+        """Set the environment variables of a rank; changes by the imports stay.
 
-        Write them into the memory that the kernel shows in `/proc/PID/environ`, too. The forkserver was started with
-        room for them.
+        Also write them into the memory that the kernel shows in `/proc/PID/environ`, where `VARIABLE` has reserved
+        space.
         """
         for name in self._started.keys() | env.keys():
             if self._started.get(name) != env.get(name):
@@ -223,7 +228,7 @@ class _Server:
 
 def _import_all(names: list[str]) -> None:
     usual, rare = gc.get_threshold(), (1 << 20, 1 << 10, 1 << 10)
-    # Imports make almost no garbage, and the collector would take an eighth of their time.
+    # Imports make almost no garbage, but the garbage collector would need an eighth of their time.
     gc.set_threshold(*rare)
     try:
         for name in names:
@@ -232,31 +237,31 @@ def _import_all(names: list[str]) -> None:
             except BaseException as error:
                 raise CannotForkError(f"`import {name}` failed: {type(error).__name__}: {error}") from error
     finally:
-        # All ranks share these objects. Collections would unshare their pages, and the first one under the usual
-        # threshold would visit all of them, so freeze them before.
+        # All ranks share the memory of these objects. A garbage collection would write to it, which ends the sharing,
+        # so exclude the objects from collections.
         gc.freeze()
         if gc.get_threshold() == rare:
             gc.set_threshold(*usual)
 
 
 def _refuse(descriptors: list[int], error: BaseException) -> None:
-    """Report why the rank cannot be forked."""
+    """Report to the supervisor why the rank cannot be forked."""
     with contextlib.suppress(OSError):
         os.write(descriptors[1], json.dumps({"refused": _describe(error)}).encode() + b"\n")
 
 
 def _exec_waiter(descriptors: list[int], go: int, ready: int, worker: int) -> NoReturn:
-    """Become the waiter, a small process of the agent."""
+    """Replace this process by the waiter, a small process of the agent."""
     request_file, report, _, *keep = descriptors
     request = _read_json(request_file)
     argv = request["waiter"]
     for limit in _TAG_LIMITS:
-        # A waiter is no process of the run, so remove the tag.
+        # A sweep must not end the waiter, so remove the tag of the run.
         soft, hard = resource.getrlimit(limit)
         if soft >= _MIN_TAG:
             resource.setrlimit(limit, (hard, hard))
     null = os.open(os.devnull, os.O_RDWR)
-    # A Python that cannot start says why on its stderr.
+    # If the agent's Python cannot start, it writes the reason to stderr, which is the report pipe.
     for source, target in ((null, 0), (null, 1), (report, 2)):
         os.dup2(source, target)
     passed = [request_file, report, go, ready, *keep]
@@ -269,19 +274,22 @@ def _exec_waiter(descriptors: list[int], go: int, ready: int, worker: int) -> No
 
 
 def _set_name(name: str) -> None:
-    """Set what `ps -o comm` shows."""
+    """Set the process name, which `ps -o comm` shows."""
     with open("/proc/self/comm", "w") as file:
         file.write(name)
 
 
 def _encode_environment(values: dict[str, str]) -> dict[bytes, bytes]:
-    """Return variables as the kernel has them, whatever the encoding of the user's Python."""
+    """Encode environment variables as UTF-8, whatever the encoding of the user's Python is."""
     how = ("utf-8", "surrogateescape")
     return {name.encode(*how): value.encode(*how) for name, value in values.items()}
 
 
 def _renew_state(unseeded: Iterable[weakref.ref[random.Random]]) -> None:
-    """Renew random values, and values of the clock, the thread and the output; `random` reseeds itself in a fork."""
+    """Renew state that a new process would have of its own: random seeds, thread id, start time, keys, output position.
+
+    The module `random` seeds itself again in a fork.
+    """
     importlib.invalidate_caches()
     set_native_id = getattr(threading.main_thread(), "_set_native_id", None)
     if set_native_id is not None:
@@ -296,17 +304,17 @@ def _renew_state(unseeded: Iterable[weakref.ref[random.Random]]) -> None:
         torch.default_generator.seed()
     logging: Any = sys.modules.get("logging")
     if logging is not None:
-        # The start of `relativeCreated`.
+        # The attribute `relativeCreated` of log records counts from this time.
         logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()  # noqa: SLF001
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.current_process().authkey = os.urandom(32)
-    # Frozen objects are never collected, but Python collects the main module when it ends.
+    # Python must be able to collect the main module at its end, which it cannot for frozen objects.
     main = types.ModuleType("__main__")
     vars(main).update(vars(sys.modules["__main__"]))
     sys.modules["__main__"] = main
     for stream in (sys.stdout, sys.stderr):
-        # It is another file now, with another position.
+        # The stream is now another file, with another position.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
             if stream.seekable():

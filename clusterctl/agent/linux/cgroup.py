@@ -1,7 +1,7 @@
 """The cgroup of a run, and the limits of the cgroups that contain this process.
 
-If this user may create cgroups, the supervisor makes one (version 2) for the workers of a run and all processes that
-they start. This cgroup has no limits. Limits of other cgroups are read in version 1 and version 2.
+If this user may create cgroups, the supervisor makes a cgroup (version 2) without limits for all processes of a run.
+Limits of other cgroups are read in version 1 and version 2.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def read_cpu_limit(root: str = "") -> float | None:
 
 
 def read_memory_limit(root: str = "") -> tuple[int, int] | None:
-    """Return the lowest memory limit and the lowest free memory in bytes, or `None` without a limit.
+    """Return memory limit and free memory in bytes, each the lowest of this process's cgroup and those above it.
 
-    Both are the minimum over this process's cgroup and those above it. Inactive file pages count as free.
+    Inactive file pages count as free. The result is `None` without a limit.
     """
     return _read_limit_and_free(
         (("", "memory.max", "memory.current", "inactive_file"),

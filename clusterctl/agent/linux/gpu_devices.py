@@ -1,6 +1,6 @@
 """The GPUs of this machine, read from files in /proc, /sys and /dev without a driver library.
 
-The kernel's driver amdkfd makes the files for AMD GPUs (`kfd_topology.c`, `kfd_process.c`). All users may read them.
+The kernel's driver amdkfd makes the files for AMD GPUs (`kfd_topology.c`, `kfd_process.c`), which all users may read.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def has_amd_driver(root: str) -> bool:
 def list_amd_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
     """Return the AMD GPUs, and the number of further GPUs that the device cgroup hides.
 
-    Each GPU is `{index, node, gpu_id, uuid, pci, partition, render, device, gfx, hive}`. The index is the one that HIP
-    uses: GPUs are numbered in the order of the nodes in the kernel's topology, not of their PCI addresses.
+    Each GPU is `{index, node, gpu_id, uuid, pci, partition, render, device, gfx, hive}`. As in HIP, the index counts
+    the GPUs in the order of the nodes in the kernel's topology, and not of their PCI addresses.
     """
     devices: list[dict[str, Any]] = []
     hidden = index = 0

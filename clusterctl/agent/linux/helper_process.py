@@ -54,8 +54,8 @@ class HelperOutput:
 def start_helper(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
     """Call a function in a fork that ends with this process. The calling process must have one thread.
 
-    When this returns, the fork has its own POSIX session and has closed the inherited descriptors. So a sweep does not
-    mistake it for a process of a run.
+    When this function returns, the fork has its own POSIX session and has closed the inherited descriptors, so that a
+    sweep does not mistake it for a process of a run.
 
     Args:
         task: The function.
@@ -72,7 +72,7 @@ def start_helper(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
         _run_task(task, write, keep)
     os.close(write)
     os.close(release_end)
-    # This read ends when the fork has closed its descriptors, or has ended.
+    # Wait until the fork has closed its inherited descriptors, or has ended.
     os.read(wait_end, 1)
     os.close(wait_end)
     return pid, read

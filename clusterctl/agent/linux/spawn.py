@@ -33,7 +33,7 @@ _OWN_VARIABLE_PREFIXES = (b"CLUSTERCTL_",)
 _SYSTEM_FOLDERS = (b"/usr/local/sbin", b"/usr/local/bin", b"/usr/sbin", b"/usr/bin", b"/sbin", b"/bin")
 
 
-def encode_with_surrogates(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
     """Encode a text as UTF-8, in which lone surrogates stand for bytes that are no UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 

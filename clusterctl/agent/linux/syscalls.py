@@ -23,9 +23,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
-"""Numbers of the system calls (asm-generic/unistd.h). A Python that was built for an old libc has no functions for
-them.
-"""
+"""Numbers of system calls (asm-generic/unistd.h). A Python for an old libc has no functions for these calls."""
 _TIMEX_BYTES = 256
 """Size of a buffer that is larger than any `struct timex` (adjtimex(2))."""
 _KEEP_SIZE = 1

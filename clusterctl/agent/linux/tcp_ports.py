@@ -168,7 +168,7 @@ def list_tcp_sockets(root: str = "/", *, listening: bool = False) -> Iterator[tu
 
     Args:
         root: Prefix of /proc.
-        listening: Yield only listening sockets. This is fast, because the kernel lists them first.
+        listening: Yield only listening sockets, which is fast because the kernel lists them first.
     """
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

@@ -1,6 +1,6 @@
 """Epoch, lease and fence of a run on this node: small files that limit which controller may command the run.
 
-Epoch and lease files are overwritten in place. So a controller can stop a run even if the disk is full.
+Epoch and lease files are overwritten in place, so that a controller can stop a run even if the disk is full.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def touch_lease(path: str) -> None:
 
 def write_fence_file(path: str) -> None:
     """Write the fence file: a waiter is about to end the attempt, because the controller was silent for too long."""
-    # This import is lazy, because the agent does not need it.
+    # This import is lazy, because only a waiter whose fence has expired needs threads.
     import threading
 
     now = time.monotonic()

@@ -161,7 +161,7 @@ def read_journal(path: str) -> Iterator[tuple[events.Stamp, events.Event]]:
 
 
 class JournalWriter:
-    """Appends events to the journal of a run. Only the supervisor of the run uses it.
+    """Appends events to the journal of a run; only the supervisor of the run has a writer.
 
     The writer reserves disk space beyond the end of the file, so that it can write even if the disk is full. Lines that
     still do not fit are queued until `flush` succeeds.

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 _OFFSETS_RECORD, _SENT_RECORD = struct.Struct("<6Q16x"), struct.Struct("<2Q")
-"""Both sizes divide the page size. So a record never spans two pages, and a write of a record is atomic."""
+"""The sizes of the records divide the page size. A record never spans two pages, so a write of a record is atomic."""
 
 
 @dataclass
 class OutputOffsets:
-    """Offsets of one output. They count bytes of the whole output, and not of its present file.
+    """Offsets of one output, which count bytes of the whole output and not of its present file.
 
     Attributes:
         file_start: Offset of the first byte of the present file.
@@ -190,7 +190,7 @@ def _read_record(fd: int, number: int) -> int:
 
 @dataclass(frozen=True)
 class OutputPiece:
-    """A piece of an output. Offsets count bytes of the whole output, and not of its present file.
+    """A piece of an output, with offsets that count bytes of the whole output and not of its present file.
 
     Attributes:
         offset: Offset of the first byte of `data`.
@@ -215,8 +215,8 @@ def read_output(
         rank: The rank of the output.
         offset: Start of the piece; a negative offset counts from the end.
         length: Maximum number of bytes.
-        sending: The caller sends the piece to a controller. Then `sent` is written before the final check. If the
-            worker empties the file later, its new output gets offsets after the piece.
+        sending: The caller sends the piece to a controller, so write `sent` before the final check. If the
+            worker then empties the file, its new output gets offsets after the piece.
 
     Returns:
         The piece; `None` if the worker has emptied the file and the supervisor has not yet updated the offsets.

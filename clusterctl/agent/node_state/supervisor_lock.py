@@ -1,7 +1,7 @@
 """The lock of a run's supervisor, and the socket on which it listens.
 
-The lock allows one supervisor for each run. Both files lie in the directory of the run, which no other user may enter.
-An abstract socket name would not be safe: any user could bind it before the supervisor.
+The lock allows one supervisor for each run. Lock file and socket lie in the directory of the run, which no other user
+may enter. An abstract socket name would not be safe: any user could bind the name before the supervisor.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SupervisorLock:
         If the whole run directory was removed, do nothing: the run is gone.
 
         Returns:
-            The old listener if there is a new one. The caller has to close it.
+            The old listener, which the caller has to close, if there is a new listener; or `None`.
 
         Raises:
             BlockingIOError: Another supervisor has locked a new lock file.

@@ -1,7 +1,7 @@
 """Protects the files of a run from `systemd-tmpfiles`, which removes old files from /var/tmp, even open files.
 
 `systemd-tmpfiles` skips a folder, and all files below it, while a process holds a BSD lock on the folder (systemd 242
-and later, https://systemd.io/TEMPORARY_DIRECTORIES/). It also skips recently touched files.
+and later, https://systemd.io/TEMPORARY_DIRECTORIES/). `systemd-tmpfiles` also skips recently touched files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def lock_against_cleanup(folder: str) -> list[int]:
 
 
 def touch_in_child(paths: Iterable[str]) -> None:
-    """Touch files, and folders with all files in them. A child process does it, because it may take long."""
+    """Touch files, and folders with all files in them, in a child process, because this may take long."""
 
     def work(_out: HelperOutput) -> dict[str, Any]:
         for path in paths:

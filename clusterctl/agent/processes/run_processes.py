@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from clusterctl.agent.linux import cgroup, helper_process, proc, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity, ProcessStat
-from clusterctl.agent.linux.spawn import encode_with_surrogates
+from clusterctl.agent.linux.spawn import encode_text
 from clusterctl.agent.node_state import run_dir, supervisor_lock
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class RunMarkers:
     Attributes:
         run_id: Value of CLUSTERCTL_RUN_ID.
         node_name: Value of CLUSTERCTL_NODE.
-        tag: Value of a resource limit that Linux does not enforce. It survives setsid, double fork and a cleared
+        tag: Value of a resource limit that Linux does not enforce; it survives setsid, a double fork and a cleared
             environment.
         uid: User id of the processes.
     """
@@ -79,7 +79,7 @@ def make_run_markers(run: RunDir) -> RunMarkers:
     digest = hashlib.sha256(b"tag" + run.key.encode()).digest()
     # Bit 60 makes the tag larger than any limit that a person would set, and keeps it below RLIM_INFINITY.
     tag = int.from_bytes(digest[:7], "big") | 1 << 60
-    return RunMarkers(encode_with_surrogates(run.run), encode_with_surrogates(run.node), tag, os.getuid())
+    return RunMarkers(encode_text(run.run), encode_text(run.node), tag, os.getuid())
 
 
 @dataclass
@@ -90,7 +90,7 @@ class KnownProcesses:
         workers: Each worker, with the clock ticks at which its end was noticed (`None` while it lives).
         processes: Processes of the run that an earlier scan found.
         protected: Supervisor and waiters, which must not be signalled.
-        unrelated: Processes of this user that are not of the run. They never join it: only a fork passes on markers.
+        unrelated: Processes of this user that do not belong to the run and never will: only a fork passes on markers.
         unreadable: Pids whose query timed out; no later scan queries them.
         is_scan_incomplete: The last scan timed out before it had queried all processes.
         stop_signal: The signal that asks a process to end.
@@ -184,8 +184,8 @@ def _is_known(process: ProcessStat, known_processes: KnownProcesses) -> bool:
 def _in_session(process: ProcessStat, known_processes: KnownProcesses) -> bool:
     """Return whether a process is in the POSIX session of a worker.
 
-    After the end of a worker, another program may get its pid and start a session with this number. So a process that
-    started after the worker's end is not in the session; other markers find it.
+    After the end of a worker, another program may get its pid and start a session with this number. A process that
+    started after the worker's end therefore does not count as a member of the session.
     """
     for worker, ended in known_processes.workers.items():
         # A worker from before a reboot has the pid 0, and 0 is also the session id of processes without a session.
@@ -284,7 +284,7 @@ def kill_processes(processes: list[ProcessStat], known_processes: KnownProcesses
 def _list_protected_groups(known_processes: KnownProcesses) -> set[int]:
     """Return the process groups that must not be signalled: those of protected processes and of this process.
 
-    The result also contains 0 and 1, because `killpg` would signal other processes with them.
+    The groups 0 and 1 are also in the result, because `killpg` would signal other processes with these numbers.
     """
     stats = (proc.read_stat(who.pid) for who in known_processes.protected)
     groups = {stat.pgid for stat in stats if stat is not None and stat.identity in known_processes.protected}

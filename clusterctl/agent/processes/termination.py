@@ -55,8 +55,8 @@ class Terminator:
             loop: The event loop that runs the steps.
             markers: Markers of the run.
             known_processes: Processes of the run, and processes that must not be signalled.
-            kill_at: Monotonic time of the first SIGKILL. If it is in the future, the stop signal comes first. SIGKILL
-                then comes later by the time that the first scan takes.
+            kill_at: Monotonic time of the first SIGKILL. If `kill_at` is in the future, the stop signal comes first,
+                and SIGKILL comes later by the duration of the first scan.
             on_done: Called with the survivors at the end, and at intervals again until it returns true.
             on_slow: Called once with the processes that the kernel has not ended 10 s after SIGKILL.
             wait_before_signal_s: Seconds in which processes may end without any signal.

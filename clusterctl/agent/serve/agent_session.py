@@ -1,4 +1,4 @@
-"""`serve`: the node's end of one connection to a controller. It keeps no state and ends with its connection."""
+"""The agent's end of one connection to a controller (`serve`), which stores no state and ends with the connection."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
     Result = Optional[Mapping[str, object]]
     Handler = Callable[[int, Any, Optional[int]], Result]
-    """Takes the id of a request, its arguments (see `command_payload_types`) and its epoch; returns the answer."""
+    """Takes id, arguments (see `command_payload_types`) and epoch of a request; returns the answer."""
     Handlers = dict[Command, Handler]
 
 _IDLE_CHECK_S = 1.0
 
 
 class AgentSession:
-    """The session of one controller. A handler returns its answer, or `None` if the answer comes later.
+    """Handles the requests of one controller. A handler returns the answer, or `None` if the answer follows later.
 
     Args:
-        tables: Functions that make the handlers of some commands. A table is made only if a command is in no earlier
-            one.
+        makers: Functions that each make the handlers of some commands. The session calls the next function if
+            it has no handler for a command yet.
 
     Attributes:
-        data_handlers: Called with each piece of a stream, by the number of the stream.
+        data_handlers: Functions for the pieces of received streams, by stream number.
         frame_actions: Called after the arrival of each frame.
         end_actions: Called at the end of the session.
     """
 
     def __init__(
-        self, read: int, write: int, idle_s: float, tables: Sequence[Callable[[AgentSession], Handlers]]
+        self, read: int, write: int, idle_s: float, makers: Sequence[Callable[[AgentSession], Handlers]]
     ) -> None:
         self.loop = EventLoop()
         self.channel = FrameChannel(self.loop, read, write, self._receive_frame, lambda _why: self.end())
@@ -55,7 +55,7 @@ class AgentSession:
         self._idle_s = idle_s
         self._last_frame_at = time.monotonic()
         self._handlers: Handlers = {Command.BYE: self._handle_bye}
-        self._tables = list(tables)
+        self._makers = list(makers)
         self.loop.on_child_exit(self.children.reap)
         self.loop.call_repeatedly(min(_IDLE_CHECK_S, idle_s / 4), self._close_if_idle)
 
@@ -83,8 +83,8 @@ class AgentSession:
         arguments = frame.get("args") or {}
         try:
             command = Command(frame["cmd"])
-            while command not in self._handlers and self._tables:
-                self._handlers |= self._tables.pop(0)(self)
+            while command not in self._handlers and self._makers:
+                self._handlers |= self._makers.pop(0)(self)
             result = self._handlers[command](request_id, arguments, frame.get("epoch"))
         except Exception as error:
             self.answer_error(request_id, error)
@@ -93,21 +93,21 @@ class AgentSession:
             self.answer(request_id, result)
 
     def answer(self, request_id: int, result: Mapping[str, object]) -> None:
-        """Answer a request; if the answer is too large for a frame, answer with an error."""
+        """Send the answer to a request, or an error if the answer is too large for a frame."""
         try:
             self.channel.send(command_messages.make_answer(request_id, result))
         except frames.FrameTooLargeError as error:
             self.answer_error(request_id, error)
 
     def answer_error(self, request_id: int, error: Exception) -> None:
-        """Answer a request with an error."""
+        """Send an error as the answer to a request."""
         if not isinstance(error, command_messages.EXPECTED_ERRORS):
-            # `traceback` would do the same, after an import.
+            # Print the traceback without an import of `traceback`.
             sys.excepthook(type(error), error, error.__traceback__)
         self.channel.send(command_messages.convert_to_request_error(error).make_answer(request_id))
 
     def run_task(self, request_id: int, task: Task) -> None:
-        """Run a task in a fork and answer the request with its result."""
+        """Run a task in a helper process, and send its result as the answer to a request."""
 
         def answer_request(outcome: TaskResult) -> None:
             if isinstance(outcome, Exception):
@@ -118,11 +118,11 @@ class AgentSession:
         self.children.run_task(task, answer_request)
 
     @functools.cached_property
-    def root(self) -> str:
-        """The state root.
+    def state_root(self) -> str:
+        """The path of the state root, which is made at the first use.
 
         Raises:
-            RequestError: This node has no usable place for our state.
+            RequestError: The state root cannot be used.
         """
         return run_dir.make_state_root()
 
@@ -139,7 +139,7 @@ class AgentSession:
         return None
 
     def end(self) -> None:
-        """End the session and all processes that were started for this controller; runs go on."""
+        """End the session, its programs and its tasks. Supervisors and workers continue."""
         self.children.kill_all()
         for action in self.end_actions:
             action()

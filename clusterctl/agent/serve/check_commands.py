@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PROBE_DEADLINE_S = 10.0
 _PROBE_MARGIN_S = 5.0
 _FIND_PYTHON_TIMEOUT_S = 5.0
-"""Seconds within which the file systems of the code folder and of the interpreter must answer."""
+"""Timeout in seconds for access to the code folder and the interpreter, which may lie on a hung filesystem."""
 _LISTEN_TIMEOUT_S = 10.0
 _MAX_OUTPUT_BYTES = 8 << 20
 _TAIL_BYTES = 2000
@@ -61,7 +61,7 @@ class _CheckCommands:
 
         if all(routes.is_ip_address(target) for target in targets):
             return find_routes()
-        # Looking up a name takes as long as a name server is silent.
+        # A name server may answer late or never, so resolve names in a helper process.
         self._session.run_task(request_id, lambda _out: find_routes())
         return None
 
@@ -75,7 +75,7 @@ class _CheckCommands:
         def finish(_outcome: TaskResult) -> None:
             self._listening.pop(nonce, None)
             with contextlib.suppress(ChildProcessError):
-                # When a process ends, the kernel may close its pipe to us before it frees the port.
+                # The helper's pipe has closed, but the kernel frees the port later, so wait for the end of the helper.
                 os.waitid(os.P_PID, task, os.WEXITED | os.WNOWAIT)
             for request in waiting:
                 self._session.answer(request, {})
@@ -106,7 +106,7 @@ class _CheckCommands:
         self._session.run_task(request_id, lambda _out: link_probe.probe_connection(*words, timeout, payload))
 
     def probe(self, request_id: int, arguments: command_payload_types.ProbeArguments, _epoch: int | None) -> None:
-        """Run the health facts in the environment of a worker, and answer with what they print."""
+        """Run the command `facts` of the agent in the environment of a worker, and answer with the printed facts."""
         workdir = node_commands.resolve_folder(arguments.get("cwd"))
         find_python = functools.partial(
             workers.find_cwd_and_python, workdir, arguments.get("python"), arguments.get("python_hint"), False
@@ -127,7 +127,7 @@ class _CheckCommands:
         program = node_commands.build_program(
             arguments, helper_process.build_agent_command("facts", python=name, isolated=False), workdir
         )
-        program = node_commands.put_python_first(program, python)
+        program = node_commands.put_python_first_on_path(program, python)
         output: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
 
         def take(number: int, data: bytes) -> None:
@@ -143,13 +143,11 @@ class _CheckCommands:
         running = self._session.children.start_program(program, json.dumps(request).encode(), take, end)
         deadlines = [float(request.get("deadline") or _PROBE_DEADLINE_S), *(request.get("deadlines") or {}).values()]
         limit = max(deadlines) + _PROBE_MARGIN_S
-        self._session.loop.call_later(
-            limit, lambda: None if running.ended else self._session.children.terminate(running)
-        )
+        self._session.loop.call_later(limit, lambda: self._session.children.terminate(running))
 
 
 def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> command_payload_types.Facts:
-    """Return the facts that the probe printed: its last line, because a prologue may have printed before."""
+    """Parse the facts in the last line of the output; a prologue may have printed other lines before."""
     lines = [line for line in output.splitlines() if line.strip()]
     with contextlib.suppress(ValueError, IndexError):
         value = json.loads(lines[-1])

@@ -1,6 +1,7 @@
-"""Child processes of a session: each long piece of work runs in its own process, so the session can answer meanwhile.
+"""Child processes of a session. Long work runs in a child process, so that the session can answer other requests.
 
-A program is what a user asked to run (`RunningProgram`). A task is a function of the agent, run in a helper process.
+A child process is a program that the user runs (`RunningProgram`), or a task: a function of the agent in a helper
+process.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ if TYPE_CHECKING:
 
 _MAX_QUEUED_BYTES = 256 * 1024
 _OUTPUT_GRACE_S = 0.5
-"""Seconds for which processes that a program left behind may still write into its output after it ended."""
+"""After the end of a program, the session reads its output for this many seconds, as its children may still write."""
 _KILL_DELAY_S = 2.0
 
 
 class RunningProgram:
-    """A program and the pipes that carry its output.
+    """A running program and the pipes of its output.
 
     Attributes:
-        pid: The leader of its POSIX session and process group.
-        tag: The limit value that marks every process that the program starts.
+        pid: Pid of the program, which leads its own POSIX session and process group.
+        tag: Value of a resource limit that marks all processes that the program starts.
         status: The wait status, or `None` while the program runs.
-        pipes: Our ends of its pipes, by stream number (1: output, 2: errors).
+        pipes: Read ends of its output pipes, by stream number (1: stdout, 2: stderr).
+        ended: The program has ended and all its output was read.
     """
 
     def __init__(self, pid: int, tag: int, on_data: OnData, on_end: Callable[[int], None]) -> None:
@@ -49,8 +51,8 @@ class RunningProgram:
         self.pipes: dict[int, int] = {}
         self.ended = False
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the program and to all processes that it started."""
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the program and to all processes that it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
         for pid in list(proc.list_pids()):
@@ -60,7 +62,7 @@ class RunningProgram:
 
 
 class ChildProcesses:
-    """The programs and tasks that run for one controller."""
+    """The programs and tasks of one session."""
 
     def __init__(self, loop: EventLoop, channel: FrameChannel) -> None:
         self._loop, self._channel = loop, channel
@@ -72,7 +74,7 @@ class ChildProcesses:
     # --- flow
 
     def _pause_if_slow(self, resume: Callable[[], None]) -> bool:
-        """Return whether too many bytes wait for the connection; if so, call `resume` once they are sent."""
+        """Return whether the connection has too many unsent bytes; if so, call `resume` once they are sent."""
         if self._channel.queued_bytes <= _MAX_QUEUED_BYTES:
             return False
         self._paused.append(resume)
@@ -94,14 +96,14 @@ class ChildProcesses:
         on_end: Callable[[int], None],
         prepare: PrepareProgram | None = None,
     ) -> RunningProgram:
-        """Start a program in a POSIX session of its own.
+        """Start a program in its own POSIX session.
 
         Args:
             program: The program to run.
-            stdin: The bytes that it reads on standard input.
-            on_data: Called for each piece of output, with 1 (output) or 2 (errors) and the bytes.
+            stdin: The standard input of the program.
+            on_data: Called for each piece of output, with 1 (stdout) or 2 (stderr) and the bytes.
             on_end: Called once with the wait status, after the last piece of output.
-            prepare: Called in the new process; it returns the program that is executed.
+            prepare: Called in the new process with the program; returns the program to execute.
         """
         stdin_fd = _make_memory_file(stdin)
         try:
@@ -139,7 +141,7 @@ class ChildProcesses:
         self._close(running, [number])
 
     def _close(self, running: RunningProgram, numbers: Iterable[int] | None = None) -> None:
-        """Close pipes, by default all, and finish the program if it has ended."""
+        """Close pipes of a program, by default all, and call `on_end` if the program has ended."""
         for number in list(running.pipes) if numbers is None else numbers:
             fd = running.pipes.pop(number)
             self._loop.remove_descriptor(fd)
@@ -153,24 +155,26 @@ class ChildProcesses:
             running.on_end(running.status)
 
     def terminate(self, running: RunningProgram) -> None:
-        """End a program and all processes that it started: SIGTERM first, then SIGKILL."""
+        """End a program that still runs, and all processes that it has started: SIGTERM, and SIGKILL after 2 s."""
+        if running.ended:
+            return
         for number in (signal.SIGTERM, signal.SIGCONT):
-            running.signal(number)
-        self._loop.call_later(_KILL_DELAY_S, lambda: running.signal(signal.SIGKILL) if not running.ended else None)
+            running.send_signal(number)
+        self._loop.call_later(_KILL_DELAY_S, lambda: running.send_signal(signal.SIGKILL) if not running.ended else None)
 
     # --- tasks
 
     def run_task(self, task: Task, on_result: OnResult, keep: Iterable[int] = (), seconds: float | None = None) -> int:
-        """Call a function in a fork; `on_result` gets its result or its error. Its data frames go to the controller.
+        """Call a function in a helper process. The session forwards data that the function sends to the controller.
 
         Args:
-            task: The function to call.
-            on_result: Called once.
-            keep: Descriptors that stay open in the fork.
-            seconds: After this time the fork is killed. If it hangs in the kernel, it is left behind.
+            task: The function.
+            on_result: Called once with the result or the error of the function.
+            keep: Descriptors that stay open in the helper process.
+            seconds: Timeout: after this time the helper is killed and the session does not wait for its end.
 
         Returns:
-            A number that `kill_task` takes.
+            The number of the task, for `kill_task`.
         """
         pid, read = helper_process.start_helper(task, keep)
         os.set_blocking(read, False)
@@ -205,7 +209,7 @@ class ChildProcesses:
         return pid
 
     def _forward_frames(self, read: int, decoder: frames.FrameDecoder, answer: list[Message]) -> bool:
-        """Send the data frames of a fork on and collect its messages; return whether more may come."""
+        """Read frames of a task: forward data frames, append messages to `answer`; return false at the end."""
         try:
             data = os.read(read, 1 << 18)
         except BlockingIOError:
@@ -218,14 +222,14 @@ class ChildProcesses:
         return bool(data)
 
     def kill_task(self, task: int) -> None:
-        """Kill a task that still runs. Its `on_result` is called with an error."""
+        """Kill a task if it still runs; its `on_result` then gets an error."""
         if task in self._tasks:
             helper_process.kill_helper(task)
 
     # --- ends
 
     def reap(self) -> None:
-        """Collect the exit status of every child that has ended."""
+        """Reap all children that have ended."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -241,13 +245,13 @@ class ChildProcesses:
     def kill_all(self) -> None:
         """Kill all programs and tasks."""
         for running in self._programs.values():
-            running.signal(signal.SIGKILL)
+            running.send_signal(signal.SIGKILL)
         for pid in self._tasks:
             helper_process.kill_helper(pid)
 
 
 def _make_memory_file(data: bytes) -> int:
-    """Return a descriptor from which exactly `data` can be read, without anybody who writes meanwhile."""
+    """Return a descriptor of a file in memory with this content."""
     if not data:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     fd = syscalls.create_memory_file("stdin")

@@ -1,4 +1,4 @@
-"""Commands that move files between the head and a node: sync, copy, fetch, and the search for checkpoints."""
+"""Commands for files on a node: sync, copy, fetch, the search for checkpoints, and the hash of the code."""
 
 from __future__ import annotations
 
@@ -29,22 +29,21 @@ if TYPE_CHECKING:
 def list_missing_files(
     arguments: command_payload_types.CopyArguments, entries: list[list[Any]], root: str
 ) -> command_payload_types.CopyAnswer:
-    """Return the files of a listing that the target lacks, and correct the permission bits of those that it has.
+    """Return the files of a listing that the target does not have; correct the permission bits of its other files.
 
-    If the target folder does not exist, the first part of the paths gets the name of the target. Parent folders are
-    made.
+    Parent folders are made. If the target folder does not exist, the target name replaces the first part of the paths.
 
     Raises:
-        RequestError: A file is where a folder must be, the copy would change the code of a live run, or the disk is
+        RequestError: A file exists where a folder must be, the copy would change the code of a live run, or the disk is
             full.
     """
     for path, *_ in entries:
         file_tree.check_relative_path(path)
     folder, name = _choose_target(arguments)
-    files = rename_first_part(entries, name)
+    files = replace_first_path_part(entries, name)
     if name is not None and os.path.exists(f"{folder}/{name}") and any("/" in path for path, *_ in files):
         raise command_messages.make_refused_error(
-            f"{folder}/{name} is a file, and a folder is to be copied there", "choose another name"
+            f"cannot copy a folder to {folder}/{name}, which is a file", "choose another name"
         )
     need = _list_differing_files(file_tree.FileTree(folder), files)
     _refuse_code_of_live_runs(root, {os.path.join(os.path.realpath(folder), files[number][0]) for number in need})
@@ -52,15 +51,15 @@ def list_missing_files(
     return {"need": need, "folder": folder, "name": name}
 
 
-def rename_first_part(entries: list[list[Any]], name: str | None) -> list[list[Any]]:
-    """Return entries whose paths begin with `name`; the entries as they are if `name` is `None`."""
+def replace_first_path_part(entries: list[list[Any]], name: str | None) -> list[list[Any]]:
+    """Replace the first part of each path by `name`, or return the entries unchanged if `name` is `None`."""
     if name is None:
         return entries
     return [["/".join([name, *path.split("/")[1:]]), *rest] for path, *rest in entries]
 
 
 def _choose_target(arguments: command_payload_types.CopyArguments) -> tuple[str, str | None]:
-    """Make the folder that the files go to; return it, and a new name for the first part of their paths or `None`."""
+    """Make the folder for the files; return it, and a new name for the first part of the paths or `None`."""
     base, target = os.path.expanduser(str(arguments["folder"])), os.path.expanduser(str(arguments["target"]))
     place = os.path.abspath(os.path.join(base, target))
     if not os.path.isabs(target):
@@ -94,16 +93,14 @@ def _refuse_code_of_live_runs(root: str, paths: set[str]) -> None:
         folder = os.path.realpath(other_run["workdir"])
         for path in synced_code.SyncedWorkdir(folder, root).list_synced_files():
             if os.path.join(folder, path) in paths:
-                hint = f"`clusterctl down {run.run}`, wait for it, or copy to another place"
-                raise command_messages.make_refused_error(
-                    f"{folder}/{path} is code that run {run.run} was started with", hint
-                )
+                hint = f"stop the run with `clusterctl down {run.run}`, wait for its end, or copy to another folder"
+                raise command_messages.make_refused_error(f"run {run.run} uses {folder}/{path} as its code", hint)
 
 
 _MAX_FILE_BYTES = 1 << 62
-"""A file size, or a request number, is never larger."""
+"""Upper bound of file sizes and request numbers."""
 _MAX_REMOVED_NAMES = 100
-"""A dry run of a sync lists at most so many of the files that the sync would remove."""
+"""A dry run of a sync lists at most this many of the files that the sync would remove."""
 
 
 def make_file_handlers(session: AgentSession, runs: RunCommands) -> dict[Command, Handler]:
@@ -141,7 +138,7 @@ def _find_live_run(folder: str, root: str, run: str | None) -> str | None:
 
 
 def _list_needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> command_payload_types.ManifestAnswer:
-    """Return the numbers that the needed files have in a listing."""
+    """Return the positions of the needed files in a listing."""
     lacking = set(need)
     return {"need": [number for number, (path, *_) in enumerate(entries) if path in lacking]}
 
@@ -149,7 +146,7 @@ def _list_needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> co
 def _describe_sync(
     place: synced_code.SyncedWorkdir, run: str | None, data: bytes
 ) -> command_payload_types.ManifestAnswer:
-    """Return what a sync would change, and the live run that uses the workdir."""
+    """Return the files that a sync would change, and the live run that uses the workdir."""
     entries = file_list.decode_file_list(data)
     found = place.compare_files({path: entry for path, *entry in entries})
     return {
@@ -162,7 +159,7 @@ def _describe_sync(
 
 @dataclass(frozen=True)
 class _PendingTransfer:
-    """Files that were compared and will arrive: how to make their receiver, and what to do after the last byte."""
+    """A transfer after a comparison: `make_receiver` makes its receiver, and `finish` is called after the last byte."""
 
     make_receiver: Callable[[], file_tree.FileReceiver]
     finish: Callable[[], None] = lambda: None
@@ -172,7 +169,7 @@ class _FileCommands:
     def __init__(self, session: AgentSession, runs: RunCommands) -> None:
         self._session, self._runs = session, runs
         self._transfers: dict[int, _PendingTransfer] = {}
-        """The transfers that may follow, by the stream of their listing."""
+        """The possible transfers, by the stream of their listing."""
         self._receivers: dict[int, file_tree.FileReceiver] = {}
         session.end_actions.append(self._abandon_transfers)
 
@@ -181,7 +178,7 @@ class _FileCommands:
             receiver.abandon()
 
     def manifest(self, request_id: int, arguments: command_payload_types.ManifestArguments, _epoch: int | None) -> None:
-        place = synced_code.SyncedWorkdir(_resolve_workdir(arguments), self._session.root)
+        place = synced_code.SyncedWorkdir(_resolve_workdir(arguments), self._session.state_root)
         run, stream, locks = arguments.get("run"), int(arguments["stream"]), self._runs.workdir_locks
 
         def compare(data: bytes) -> None:
@@ -221,15 +218,15 @@ class _FileCommands:
         on_error: Callable[[], None] = lambda: None,
         keep: Iterable[int] = (),
     ) -> None:
-        """Answer with the result of a comparison in a fork, and store the transfer that may follow.
+        """Compare a listing with the disk in a helper process, answer with the result, and store the transfer.
 
         Args:
             request_id: The request to answer.
             stream: The stream of the listing, by which RECEIVE names the transfer.
-            task: Compares the listing with the disk; its result has the numbers of the needed files.
-            plan_transfer: Returns the transfer for such a result.
+            task: Compares the listing with the disk; its result has the positions of the needed files.
+            plan_transfer: Returns the transfer for a result of `task`.
             on_error: Called if the task fails.
-            keep: Descriptors that stay open in the fork.
+            keep: Descriptors that stay open in the helper process.
         """
 
         def take_result(outcome: TaskResult) -> None:
@@ -246,8 +243,8 @@ class _FileCommands:
 
         self._session.children.run_task(task, take_result, keep)
 
-    def _collect_stream(self, request_id: int, stream: int, size: int, whole: Callable[[bytes], None]) -> None:
-        """Call `whole` with `size` bytes of a stream once they are there; its error, if any, answers the request."""
+    def _collect_stream(self, request_id: int, stream: int, size: int, on_complete: Callable[[bytes], None]) -> None:
+        """Call `on_complete` with the first `size` bytes of a stream; if it raises an error, answer with the error."""
         data = bytearray()
 
         def take(part: frames.StreamData) -> None:
@@ -255,25 +252,25 @@ class _FileCommands:
             if len(data) >= size:
                 del self._session.data_handlers[stream]
                 try:
-                    whole(bytes(data))
+                    on_complete(bytes(data))
                 except Exception as error:
                     self._session.answer_error(request_id, error)
 
         self._session.data_handlers[stream] = take
 
     def copy(self, request_id: int, arguments: command_payload_types.CopyArguments, _epoch: int | None) -> None:
-        stream, root = int(arguments["stream"]), self._session.root
+        stream, root = int(arguments["stream"]), self._session.state_root
 
         def compare(data: bytes) -> None:
             def list_missing(_out: HelperOutput) -> command_payload_types.CopyAnswer:
                 return list_missing_files(arguments, file_list.decode_file_list(data), root)
 
             def plan_transfer(outcome: Message) -> _PendingTransfer:
-                entries = rename_first_part(file_list.decode_file_list(data), outcome["name"])
+                entries = replace_first_path_part(file_list.decode_file_list(data), outcome["name"])
                 files, tree = [entries[number] for number in outcome["need"]], file_tree.FileTree(outcome["folder"])
 
                 def make_receiver() -> file_tree.FileReceiver:
-                    # A run may have started since the comparison.
+                    # Check again, because a run may have started since the comparison.
                     folder = os.path.realpath(tree.folder)
                     _refuse_code_of_live_runs(root, {os.path.join(folder, path) for path, *_ in files})
                     return file_tree.FileReceiver(tree, files)
@@ -301,7 +298,7 @@ class _FileCommands:
                 receiver.feed(data.payload)
             except Exception as error:
                 self._receivers.pop(stream).abandon()
-                # Discard the bytes that are still on their way.
+                # Ignore the data that still arrives.
                 self._session.data_handlers[stream] = lambda _data: None
                 self._session.answer_error(request_id, error)
                 return
@@ -340,7 +337,7 @@ class _FileCommands:
     ) -> None:
         folder, pattern = _resolve_workdir(arguments), str(arguments["pattern"])
 
-        def look(_out: HelperOutput) -> command_payload_types.CheckpointsAnswer:
+        def list_checkpoints(_out: HelperOutput) -> command_payload_types.CheckpointsAnswer:
             if "files" in arguments:
                 files = disks_and_checkpoints.list_checkpoint_files(
                     folder, str(arguments["files"]), with_hashes=bool(arguments.get("hashes"))
@@ -356,16 +353,16 @@ class _FileCommands:
                 )
             return answer
 
-        self._session.run_task(request_id, look)
+        self._session.run_task(request_id, list_checkpoints)
 
     def code(self, request_id: int, arguments: command_payload_types.CodeArguments, _epoch: int | None) -> None:
         folder = _resolve_workdir(arguments)
-        place = synced_code.SyncedWorkdir(folder, self._session.root)
+        place = synced_code.SyncedWorkdir(folder, self._session.state_root)
         self._session.run_task(request_id, lambda _out: {"hash": place.hash_synced_files()})
 
 
 def _refuse_too_many_files(names: list[str], pattern: str) -> None:
-    """Refuse a transfer if its answer could not list all files, before anything is sent.
+    """Check before a transfer that its answer can list all files.
 
     Raises:
         RequestError: The pattern matches too many files.
@@ -373,14 +370,14 @@ def _refuse_too_many_files(names: list[str], pattern: str) -> None:
     try:
         frames.encode_message({"files": [[name, _MAX_FILE_BYTES, 0o7777] for name in names], "id": _MAX_FILE_BYTES})
     except frames.FrameTooLargeError as error:
-        text = f"`{pattern}` matches {len(names)} files, more than an answer can name"
+        text = f"`{pattern}` matches {len(names)} files, which are too many for one transfer"
         raise command_messages.make_refused_error(
-            text, "fetch them in parts, or put them into one archive there"
+            text, "fetch fewer files at a time, or put them into an archive on the node"
         ) from error
 
 
 def _send_file(out: HelperOutput, stream: int, offset: int, path: str) -> tuple[int, int] | None:
-    """Send a file to its present end; return the bytes sent and the mode, or `None` if the file no longer exists."""
+    """Send the content of a file; return its size and its permission bits, or `None` if it no longer exists."""
     sent = 0
     try:
         with open(path, "rb") as file:

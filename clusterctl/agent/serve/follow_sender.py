@@ -1,4 +1,4 @@
-"""Sends the events and output of the runs that a controller follows, as far as its credit and the connection allow."""
+"""Sends events and output of the runs that a controller follows, limited by its credit and by the connection."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.run_requests import FollowArguments
 
 _MAX_QUEUED_BYTES = 256 * 1024
-"""If so many bytes wait for the connection, no more are added."""
+"""The sender adds no more frames while the connection has this many unsent bytes."""
 _RETRY_DELAY_S = 1.0
 _SMALL_BYTES = 16 * 1024
-"""Fewer bytes than this count as little output, which is sent at most once per pace; more is sent at once."""
+"""If a pass sends less output than this, the next pass starts after the pace interval and not at once."""
 
 
 class FollowSender:
-    """The followers of one session, by run and node. After a change it sends, before the event loop waits again."""
+    """Sends new events and output of all runs that a session follows, each time before the event loop waits."""
 
     def __init__(self, loop: EventLoop, channel: FrameChannel) -> None:
         self._loop, self._channel = loop, channel
         self._followers: dict[tuple[str, str], RunFollower] = {}
-        self._notifier = FolderWatcher(loop, self.mark_changed)
+        self._notifier = FolderWatcher(loop, self.schedule_send)
         self._credit = 0
         self._stream = command_messages.FIRST_AGENT_STREAM
-        self._dirty = False
+        self._is_send_scheduled = False
         self._pace_s = self._next_send_at = 0.0
         self._timer: Timer | None = None
         loop.call_before_each_wait(self._send_pending)
@@ -40,7 +40,7 @@ class FollowSender:
         return key in self._followers
 
     def follow(self, run: RunDir, follow: FollowArguments) -> None:
-        """Send everything of a run after the cursors; replaces an earlier request for the same run."""
+        """Start to send events and output of a run after the cursors; replace an earlier request for the same run."""
         key = (run.run, run.node)
         self.unfollow(key)
         send, send_data = self._channel.send, self._channel.send_data
@@ -49,7 +49,7 @@ class FollowSender:
         self._send_now()
 
     def unfollow(self, key: tuple[str, str]) -> None:
-        """Stop sending a run."""
+        """Stop sending events and output of a run."""
         follower = self._followers.pop(key, None)
         if follower is not None:
             follower.close()
@@ -57,11 +57,11 @@ class FollowSender:
     def add_credit(self, count: int) -> None:
         """Allow `count` more bytes of output."""
         self._credit += count
-        self.mark_changed()
+        self.schedule_send()
 
-    def mark_changed(self) -> None:
-        """Look for new events and output before the loop waits again."""
-        self._dirty = True
+    def schedule_send(self) -> None:
+        """Send new events and output before the event loop waits again."""
+        self._is_send_scheduled = True
 
     def _allocate_stream(self) -> int:
         self._stream += 1
@@ -71,10 +71,10 @@ class FollowSender:
         return self._channel.queued_bytes < _MAX_QUEUED_BYTES
 
     def _send_pending(self) -> None:
-        """Send what is new: all events, then output as far as credit and connection allow."""
-        if not self._dirty:
+        """Send all new events, then new output as far as credit and connection allow."""
+        if not self._is_send_scheduled:
             return
-        # A journal that is sent from its start waits on the disk, not in memory.
+        # Events of a long journal stay in the file until the connection has room.
         if not all(follower.send_events(self._has_room) for follower in self._followers.values()):
             return
         if self._is_rate_limited():
@@ -86,32 +86,32 @@ class FollowSender:
                 try:
                     sent += follower.send_next_data(self._credit - sent)
                 except OSError:
-                    # For example, this machine has too many open files. No event reports when that ends.
-                    self._loop.call_later(_RETRY_DELAY_S, self.mark_changed)
+                    # Try again later: for example, this machine has too many open files at the moment.
+                    self._loop.call_later(_RETRY_DELAY_S, self.schedule_send)
                 if sent >= self._credit:
                     break
             if not sent:
-                self._dirty = False
+                self._is_send_scheduled = False
                 if 0 < before - self._credit < _SMALL_BYTES:
                     self._next_send_at = time.monotonic() + self._pace_s
                 return
             self._credit -= sent
-        # Credit or the connection has run out; both wake the loop when there is more.
-        self._dirty = self._credit > 0
+        # Without credit, `add_credit` schedules the next send. If the connection is full, its progress wakes the loop.
+        self._is_send_scheduled = self._credit > 0
 
     def _is_rate_limited(self) -> bool:
-        """Return whether new output must wait for the pace; a timer then sends it."""
+        """Return whether new output has to wait until the pace interval is over; if so, a timer sends it."""
         remaining_s = self._next_send_at - time.monotonic()
         if remaining_s <= 0.0:
             return False
-        self._dirty = False
+        self._is_send_scheduled = False
         if self._timer is None:
             self._timer = self._loop.call_later(remaining_s, self._send_now)
         return True
 
     def _send_now(self) -> None:
-        """Look for new output now, whatever the pace."""
+        """Send new output before the event loop waits again, even if the pace interval is not over."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._next_send_at = None, 0.0
-        self.mark_changed()
+        self.schedule_send()

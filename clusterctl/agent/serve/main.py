@@ -1,4 +1,4 @@
-"""The start of `serve`: its arguments, streams, limits and event loop."""
+"""The command `serve` of the agent: it serves one controller on stdin and stdout."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Serve one controller on stdin and stdout, then exit. `--idle SECONDS` limits the silence of the controller."""
+    """Serve one controller on stdin and stdout, then exit. With `--idle SECONDS`, exit after this silence."""
     idle = float(arguments[1]) if arguments[:1] == ["--idle"] else command_messages.IDLE_TIMEOUT_S
     read, write = os.dup(0), os.dup(1)
     spawn.redirect_stdio(stderr=2)
     syscalls.set_process_name("clusterctl-agen")
     syscalls.set_process_title("clusterctl-agent serve")
-    # The limit also holds for supervisors that are forked here.
+    # Supervisors are forks of this process, so they get this limit too.
     spawn.raise_file_limit()
     session = AgentSession(
         read, write, idle, (node_commands.make_node_handlers, _make_check_handlers, _make_run_handlers)
     )
-    # The modules stay loaded until the end and every fork shares them, so the garbage collector may skip them.
+    # The loaded modules are never garbage, and forks share their memory, so exclude them from garbage collections.
     gc.freeze()
     gc.enable()
     session.loop.run()
     sys.stderr.flush()
-    # Nothing is left to clean up, and the interpreter's own shutdown would take a part of the time of a short command.
+    # Exit without the shutdown of Python, which takes time and has nothing to clean up.
     os._exit(0)
 
 
-# Programs on a node do not need these modules, which would double the time of the start.
+# The imports below are lazy: they would double the start time of short sessions, which need none of these modules.
 
 
 def _make_check_handlers(session: AgentSession) -> Handlers:

@@ -1,4 +1,4 @@
-"""The facts of a machine at the first contact (hello), and programs on it. Every session loads these commands."""
+"""The commands `hello` (facts about the machine), `exec` and `cancel` (programs), which every session loads."""
 
 from __future__ import annotations
 
@@ -7,17 +7,9 @@ import pwd
 import sys
 import time
 
-from clusterctl.agent.linux import (
-    addresses,
-    cgroup,
-    gpu_devices,
-    helper_process,
-    kernel_files,
-    logind_and_nccl_files,
-    proc,
-    spawn,
-)
-from clusterctl.agent.linux.spawn import encode_with_surrogates
+from clusterctl.agent.linux import addresses, cgroup, gpu_devices, helper_process, kernel_files, proc, spawn
+from clusterctl.agent.linux.logind_and_nccl_files import read_logind_settings, read_nccl_conf
+from clusterctl.agent.linux.spawn import encode_text
 from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import command_messages
@@ -54,7 +46,7 @@ class _NodeCommands:
     def hello(
         self, _identity: int, _asked: command_payload_types.NoArguments, _epoch: int | None
     ) -> command_payload_types.HelloAnswer:
-        return collect_hello(self._session.root)
+        return make_hello_answer(self._session.state_root)
 
     def execute(self, request_id: int, arguments: command_payload_types.ExecArguments, _epoch: int | None) -> None:
         """Run a program and send its output; answer with its exit status."""
@@ -78,7 +70,7 @@ class _NodeCommands:
             self._session.answer(request_id, {"exit_code": code, "signal": number, "timed_out": timed_out[0]})
 
         stdin = str(arguments.get("stdin", "")).encode("utf-8", "surrogateescape")
-        running = self._session.children.start_program(program, stdin, take, end, make_python_setup(arguments))
+        running = self._session.children.start_program(program, stdin, take, end, make_python_path_setup(arguments))
         self._running[request_id] = running
         timeout = arguments.get("timeout")
 
@@ -97,38 +89,35 @@ class _NodeCommands:
 
 
 def resolve_folder(path: str | None) -> str:
-    """Return the absolute path of a folder; the home folder if none is given."""
+    """Return the absolute path of a folder, or of the home if `path` is empty."""
     return os.path.abspath(os.path.expanduser(path or "~"))
 
 
 def build_program(
     arguments: command_payload_types.ProgramArguments | command_payload_types.ProbeArguments, argv: list[str], cwd: str
 ) -> spawn.Program:
-    """Return a program with the environment of this user plus the requested variables."""
+    """Return a program with the environment of this process and the requested variables."""
     env = spawn.build_base_environment()
-    env[b"PWD"] = encode_with_surrogates(cwd)
-    env.update(
-        (encode_with_surrogates(name), encode_with_surrogates(value))
-        for name, value in (arguments.get("env") or {}).items()
-    )
+    env[b"PWD"] = encode_text(cwd)
+    env.update((encode_text(name), encode_text(value)) for name, value in (arguments.get("env") or {}).items())
     prologue = arguments.get("prologue")
     return spawn.Program(
-        argv=[encode_with_surrogates(word) for word in argv],
+        argv=[encode_text(word) for word in argv],
         env=env,
-        cwd=encode_with_surrogates(cwd),
-        prologue=None if prologue is None else encode_with_surrogates(prologue),
+        cwd=encode_text(cwd),
+        prologue=None if prologue is None else encode_text(prologue),
         tag=int.from_bytes(os.urandom(7), "big") | 1 << 61,
     )
 
 
-def put_python_first(program: spawn.Program, python: str) -> spawn.Program:
-    """Return the same program with the folder of an interpreter first on PATH."""
-    env = spawn.prepend_program_folder(encode_with_surrogates(python), program.env)
+def put_python_first_on_path(program: spawn.Program, python: str) -> spawn.Program:
+    """Return a program with the folder of an interpreter first on its PATH."""
+    env = spawn.prepend_program_folder(encode_text(python), program.env)
     return spawn.Program(program.argv, env, program.cwd, program.prologue, program.tag)
 
 
-def make_python_setup(arguments: command_payload_types.ProgramArguments) -> child_processes.PrepareProgram | None:
-    """Return a function that puts the job's Python first on PATH; to be called in the new process."""
+def make_python_path_setup(arguments: command_payload_types.ProgramArguments) -> child_processes.PrepareProgram | None:
+    """Return a function that puts the folder of the job's Python first on PATH, for `ChildProcesses.start_program`."""
     if "python_hint" not in arguments:
         return None
 
@@ -138,9 +127,9 @@ def make_python_setup(arguments: command_payload_types.ProgramArguments) -> chil
         try:
             python = workers.resolve_python(os.fsdecode(program.cwd), arguments.get("python"), arguments["python_hint"])
         except (command_messages.RequestError, OSError):
-            # A program that needs no Python can run all the same.
+            # Run the program without the job's Python, because it may not need Python.
             return program
-        return put_python_first(program, python)
+        return put_python_first_on_path(program, python)
 
     return prepare
 
@@ -148,11 +137,11 @@ def make_python_setup(arguments: command_payload_types.ProgramArguments) -> chil
 _LOOK_UP_TIMEOUT_S = 3.0
 
 
-def collect_hello(root: str) -> command_payload_types.HelloAnswer:
-    """Return the facts of the machine and its user."""
+def make_hello_answer(root: str) -> command_payload_types.HelloAnswer:
+    """Return the answer of `hello`: facts about the machine and this user."""
     user, home, shell = read_account()
     network_home = run_dir.is_on_network_filesystem(home)
-    # Of our CPU set, or fewer if a cgroup limits the CPU time.
+    # The cores in the CPU set of this process, or fewer if a cgroup limits the CPU time.
     cores, limit = len(os.sched_getaffinity(0)), cgroup.read_cpu_limit()
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return {
@@ -177,21 +166,21 @@ def collect_hello(root: str) -> command_payload_types.HelloAnswer:
         "kernel": os.uname().release,
         "gpus": gpu_devices.count_gpus(),
         "addresses": addresses.list_addresses(),
-        # The address of this machine behind any jump host or translation.
+        # The address of this machine at which the last SSH connection arrived.
         "reached_at": connection[2] if len(connection) == 4 else None,
         "rdma": bool(kernel_files.list_names("/", "/sys/class/infiniband")),
-        "logind": logind_and_nccl_files.read_logind_settings(user),
+        "logind": read_logind_settings(user),
         "home_is_network": network_home,
         "login": _read_login_variables(home, network_home),
     }
 
 
 def _read_login_variables(home: str, network_home: bool) -> dict[str, str]:
-    """Return the variables of a rank that the login sets, and those of NCCL that its configuration files set."""
+    """Return variables that a rank gets from the login, and NCCL's variables from its configuration files."""
     found = {name: os.environ[name] for name in command_messages.LOGIN_VARIABLES if name in os.environ}
     files = ["/etc/nccl.conf"] if network_home else ["/etc/nccl.conf", f"{home}/.nccl.conf"]
     if any(os.path.exists(path) for path in files):
-        of_files = logind_and_nccl_files.read_nccl_conf(files)
+        of_files = read_nccl_conf(files)
         found = {
             **{name: value for name, value in of_files.items() if name in command_messages.LOGIN_VARIABLES},
             **found,
@@ -202,7 +191,10 @@ def _read_login_variables(home: str, network_home: bool) -> dict[str, str]:
 
 
 def read_account() -> tuple[str, str, str]:
-    """Return name, home and login shell of this user; a helper asks the directory service, which may never answer."""
+    """Return name, home and login shell of this user.
+
+    If /etc/passwd does not have the user, a helper process queries the directory service, which may hang.
+    """
     env, uid = os.environ, os.getuid()
     for line in read_bytes("/etc/passwd").decode("utf-8", "surrogateescape").splitlines():
         words = line.split(":")

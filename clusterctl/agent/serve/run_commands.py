@@ -1,4 +1,4 @@
-"""Commands about runs: those for their supervisors, and those that the run directories answer."""
+"""Commands about runs. The session forwards some to supervisors, and answers the others from the run directories."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _EVIDENCE_DEADLINE_S = 10.0
 
 
 class RunCommands:
-    """The commands about runs, and the runs that the controller of a session commands.
+    """Handles the commands about runs in one session.
 
     Attributes:
-        journal_states: The states that the journals on this node describe.
-        workdir_locks: The locks on workdirs of runs that are starting in this session.
+        journal_states: The states of the runs on this node.
+        workdir_locks: The workdir locks of runs that are starting in this session.
     """
 
     def __init__(self, session: AgentSession) -> None:
@@ -81,14 +81,14 @@ class RunCommands:
     # --- the runs of this controller
 
     def _get_run(self, arguments: command_payload_types.RunArguments) -> RunDir:
-        """Return the run that a request names, whether it exists or not."""
-        return RunDir(self._session.root, str(arguments["run"]), str(arguments["node"]))
+        """Return the run that a request names, even if it does not exist."""
+        return RunDir(self._session.state_root, str(arguments["run"]), str(arguments["node"]))
 
     def find_run(self, arguments: command_payload_types.RunArguments) -> RunDir:
         """Return the run that a request names.
 
         Raises:
-            RequestError: This node has no such run.
+            RequestError: The run does not exist on this node.
         """
         run = self._get_run(arguments)
         if not os.path.isdir(run.path):
@@ -98,10 +98,10 @@ class RunCommands:
         return run
 
     def check_epoch(self, run: RunDir, epoch: int | None) -> None:
-        """Refuse a command from a controller that lost the run; a request without an epoch may only read, and passes.
+        """Check that no controller with a higher epoch commands the run. A request without an epoch only reads.
 
         Raises:
-            RequestError: A newer controller has taken over.
+            RequestError: A controller with a higher epoch has taken over the run.
         """
         if epoch is None:
             return
@@ -116,7 +116,7 @@ class RunCommands:
         self._epochs[key] = int(epoch)
 
     def _release_run(self, key: tuple[str, str]) -> None:
-        """Forget a run that another controller has taken over."""
+        """Stop following and commanding a run, because another controller has taken it over."""
         self._epochs.pop(key, None)
         self._follow_sender.unfollow(key)
         link = self._links.pop(key, None)
@@ -124,13 +124,13 @@ class RunCommands:
             link.close()
 
     def _renew_leases(self) -> None:
-        """Renew the leases of this controller's runs, because a frame has arrived."""
+        """Renew the leases of the runs that this controller commands, because a frame has arrived."""
         now = time.monotonic()
         if now - self._last_lease_at < _LEASE_INTERVAL_S:
             return
         self._last_lease_at = now
         for (name, node), epoch in list(self._epochs.items()):
-            run = RunDir(self._session.root, name, node)
+            run = RunDir(self._session.state_root, name, node)
             if fencing.read_epoch(run.epoch_file) > epoch:
                 self._release_run((name, node))
                 self._session.channel.send({"push": "stale", "run": name, "node": node})
@@ -150,7 +150,7 @@ class RunCommands:
         """Return whether this controller follows a run that still needs a supervisor."""
         if key not in self._follow_sender or key not in self._epochs:
             return False
-        return self.journal_states.read_state(RunDir(self._session.root, *key)).phase not in (
+        return self.journal_states.read_state(RunDir(self._session.state_root, *key)).phase not in (
             "new",
             "swept",
             "finished",
@@ -167,8 +167,8 @@ class RunCommands:
             elif command is Command.START:
                 run = self.find_run(arguments)
             else:
-                # A node that does not know the run records the epoch all the same. It can then refuse a late request of
-                # an earlier controller.
+                # Store the epoch even if this node does not know the run, to refuse a late request of an earlier
+                # controller.
                 run = self._get_run(arguments)
                 run.make()
             self.check_epoch(run, epoch)
@@ -181,7 +181,7 @@ class RunCommands:
 
             def pass_on(message: Message) -> None:
                 if command is Command.PREPARE and "result" in message:
-                    # From here on the run directory shows that the run uses the workdir.
+                    # The lock is not needed any more: now the run directory shows that the run uses the workdir.
                     self.workdir_locks.release_run(run.run)
                 self._session.channel.send({**message, "id": request_id})
 
@@ -196,7 +196,7 @@ class RunCommands:
         run = self._get_run(arguments)
         key = (run.run, run.node)
         if key in self._epochs and key in self._links:
-            self._links[key].send_notice(Command.REPLICATED, arguments, epoch)
+            self._links[key].send_without_answer(Command.REPLICATED, arguments, epoch)
         return None
 
     # --- following
@@ -257,7 +257,7 @@ class RunCommands:
         }
         if state.seq:
             return answer
-        # Without a journal the started processes are unknown, so all processes of the machine are searched.
+        # Without a journal the processes of the run are unknown, so search all processes of the machine.
         self._session.run_task(
             request_id,
             lambda _out: {
@@ -268,8 +268,8 @@ class RunCommands:
         return None
 
     def _list_runs(self, request_id: int, _asked: command_payload_types.NoArguments, _epoch: int | None) -> None:
-        states = [(run, self.journal_states.read_state(run)) for run in run_dir.list_run_dirs(self._session.root)]
-        # For a run without a supervisor, all processes of the machine must be searched.
+        states = [(run, self.journal_states.read_state(run)) for run in run_dir.list_run_dirs(self._session.state_root)]
+        # Run a helper process, because runs without a supervisor need a search of all processes of the machine.
         self._session.run_task(request_id, lambda _out: {"runs": [summarize_run(*each) for each in states]})
 
     def _collect_evidence(
@@ -304,9 +304,9 @@ class RunCommands:
 
     def _clean(self, request_id: int, arguments: command_payload_types.RunArguments, epoch: int | None) -> None:
         run = self._get_run(arguments)
-        if not os.path.isdir(run.path) and (code := workdir_locks.find_removable_code(run)) is not None:
-            # The start of the run failed after the sync and before anything else on this node.
-            self._session.run_task(request_id, lambda _out: {"bytes": workdir_locks.remove_code(code)})
+        if not os.path.isdir(run.path) and (code := workdir_locks.find_removable_workdir(run)) is not None:
+            # The start of the run failed after the sync, so this node has only its code.
+            self._session.run_task(request_id, lambda _out: {"bytes": workdir_locks.remove_synced_code(code)})
             return
         run = self.find_run(arguments)
         self.check_epoch(run, epoch)
@@ -319,7 +319,7 @@ def _read_output(run: RunDir, attempt: int, rank: int, offset: int, length: int)
     try:
         piece = output_offsets.read_output(run.rank_file(attempt, rank, "log"), offset_table, rank, offset, length)
         if piece is None:
-            # The file was emptied and its supervisor has not noticed yet: nothing follows the bytes that were there.
+            # The worker has emptied the file, and the supervisor has not yet updated the offsets: return no bytes.
             offsets = offset_table.read_offsets(rank)
             end = max(offsets.size, offsets.sent)
             piece = output_offsets.OutputPiece(end, b"", end, end)
@@ -329,7 +329,7 @@ def _read_output(run: RunDir, attempt: int, rank: int, offset: int, length: int)
 
 
 def _remove_run(run: RunDir, state: JournalState) -> int:
-    """Remove the directory of a run, and its code if no other run needs it; return the bytes that this frees.
+    """Remove the directory of a run, and its code if no other run needs it; return the number of freed bytes.
 
     Raises:
         RequestError: A process of the run still lives.
@@ -344,25 +344,25 @@ def _remove_run(run: RunDir, state: JournalState) -> int:
         raise command_messages.make_refused_error(
             f"processes of run {run.run} still live on this node: {names}", "`clusterctl down` ends them"
         )
-    # A run whose end was never reported may have files on the tmpfs; its directory names them.
+    # If no controller has finished the run, it still has files on the tmpfs.
     secrets.remove_tmpfs_files(run, state.attempt + 1)
-    code = workdir_locks.find_removable_code(run)
-    size = 0 if code is None else workdir_locks.remove_code(code)
+    code = workdir_locks.find_removable_workdir(run)
+    size = 0 if code is None else workdir_locks.remove_synced_code(code)
     for place, _, inside in os.walk(run.path):
         for name in inside:
             with contextlib.suppress(FileNotFoundError):
                 size += os.lstat(os.path.join(place, name)).st_blocks * 512
 
     def ignore_missing(_function: object, _path: str, error: Any) -> None:
-        # A supervisor that exits at this moment removes its socket.
+        # A supervisor may exit now and remove its socket.
         if not isinstance(error[1], FileNotFoundError):
             raise error[1]
 
     shutil.rmtree(run.path, onerror=ignore_missing)
-    # The directory of another node of the same run may remain.
+    # `rmdir` fails if a folder still contains other runs, or other nodes of the run.
     with contextlib.suppress(OSError), run_dir.lock_state_root(run.root, fcntl.LOCK_EX):
         os.rmdir(os.path.dirname(run.path))
         os.rmdir(os.path.dirname(os.path.dirname(run.path)))
-        # This was the last run on the node.
+        # No run is left on the node, so remove the shims too.
         inject.remove_shims(run.root)
     return size

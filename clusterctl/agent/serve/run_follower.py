@@ -1,4 +1,4 @@
-"""Sends one run to a controller: every event of the journal, and the bytes of its files after the cursors."""
+"""Sends the events and files of one run to a controller, from the controller's cursors on."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class _FollowedFile:
-    """A file that is followed.
+    """A file that the follower sends.
 
     Attributes:
-        offset: The bytes of the file that were sent.
+        offset: Offset of the next byte to send.
         attempt: The attempt of the file; -1 for the samples.
-        rank: The rank whose output the file holds; `None` for any other file.
-        stream: The number of its stream, 0 before the stream was announced.
-        idle_status: Size, blocks and time of the file when nothing was left to send.
+        rank: The rank if the file is its output; `None` for other files.
+        stream: The number of its stream; 0 before the stream was announced.
+        idle_status: Size, blocks and time of the file when all of it was sent.
     """
 
     name: str
@@ -39,7 +39,7 @@ class _FollowedFile:
 
 
 class RunFollower:
-    """Sends one run to one controller. It keeps positions in files, and no file open between two passes.
+    """Sends the events and files of one run to one controller. Files are open only while they are read.
 
     Attributes:
         state: The state of the run, up to the last journal line that was read.
@@ -69,11 +69,11 @@ class RunFollower:
 
     # --- events
 
-    def send_events(self, room: Callable[[], bool] = lambda: True) -> bool:
-        """Send new events while there is room; return whether all were sent."""
+    def send_events(self, has_room: Callable[[], bool] = lambda: True) -> bool:
+        """Send new events until all are sent or `has_room` returns false; return whether all are sent."""
         for line in self._journal.read_lines():
             self._send_event_line(line)
-            if not room():
+            if not has_room():
                 return False
         return True
 
@@ -108,17 +108,17 @@ class RunFollower:
             offset = max(0, int(self._request.cursors.get(name, 0)))
             self._files[name] = _FollowedFile(name, self.run.file_path(name), offset, attempt, rank)
 
-    def send_next_data(self, budget: int) -> int:
-        """Send the next bytes of one file, files in turn; return the count (at most `budget`), or 0 if nothing is new.
+    def send_next_data(self, max_bytes: int) -> int:
+        """Send new bytes of the next file that has any; return their number, or 0 if no file has new bytes.
 
         Raises:
-            OSError: Nothing else is new, and a file exists but cannot be read now.
+            OSError: A file cannot be read, and no other file has new bytes.
         """
         files, swept, failed = list(self._files.values()), set(self._swept_attempts), None
         for step in range(len(files)):
             file = files[(self._next_file + step) % len(files)]
             try:
-                sent = self._send_piece(file, min(budget, frames.CHUNK_BYTES))
+                sent = self._send_piece(file, min(max_bytes, frames.CHUNK_BYTES))
             except OSError as error:
                 failed = error
                 continue
@@ -145,7 +145,10 @@ class RunFollower:
         if not piece.data:
             file.idle_status = status_now
             return 0
-        self._announce_stream(file)
+        if not file.stream:
+            file.stream = self._allocate_stream()
+            run_keys = {"run": self.run.run, "node": self.run.node, "file": file.name}
+            self._send({"push": "stream", "stream": file.stream, **run_keys})
         self._send_data(file.stream, piece.offset, piece.data)
         file.offset += len(piece.data)
         return len(piece.data)
@@ -159,14 +162,8 @@ class RunFollower:
             offset_table.close()
         return piece
 
-    def _announce_stream(self, file: _FollowedFile) -> None:
-        if not file.stream:
-            file.stream = self._allocate_stream()
-            run_keys = {"run": self.run.run, "node": self.run.node, "file": file.name}
-            self._send({"push": "stream", "stream": file.stream, **run_keys})
-
     def _forget_attempts(self, attempts: set[int]) -> None:
-        """Forget attempts that were over before all their files were found to be sent."""
+        """Forget attempts that have ended and whose files are all sent; report them as complete."""
         self._files = {name: file for name, file in self._files.items() if file.attempt not in attempts}
         for attempt in attempts:
             self._offset_table.pop(attempt).close()

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 
 def list_survivors(state: JournalState) -> list[SurvivingProcess]:
-    """Return the processes that could not be ended and still live; some may have ended since the journal named them."""
+    """Return the processes that SIGKILL did not end and that still live, according to the journal and `/proc`."""
     if state.swept is None or state.boot_id != proc.read_boot_id():
         return []
-    return [one for one in state.swept.remaining if proc.is_alive(ProcessIdentity(one["pid"], one["start_time"]))]
+    return [
+        entry for entry in state.swept.remaining if proc.is_alive(ProcessIdentity(entry["pid"], entry["start_time"]))
+    ]
 
 
 def has_supervisor(run: RunDir) -> bool:
@@ -31,7 +33,7 @@ def has_supervisor(run: RunDir) -> bool:
 
 
 def list_workers(run: RunDir, state: JournalState) -> list[WorkerState]:
-    """Return the workers of the newest attempt, including those that the journal does not name."""
+    """Return the workers of the newest attempt, from the journal and the spawn files."""
     ranks, _ = workers.read_start_record(run, state) or ([], None)
     states: list[WorkerState] = []
     for rank, local_rank in ranks:
@@ -51,14 +53,14 @@ def list_workers(run: RunDir, state: JournalState) -> list[WorkerState]:
 
 
 def find_remaining_processes(run: RunDir, state: JournalState) -> list[proc.ProcessStat]:
-    """Return every process of the run on this node except its waiters."""
+    """Return all living processes of the run on this node, except its supervisor and waiters."""
     if state.seq and state.boot_id != proc.read_boot_id():
         return []
     return run_processes.find_run_processes(run_processes.make_run_markers(run), collect_known_processes(run, state))
 
 
 def collect_known_processes(run: RunDir, state: JournalState) -> run_processes.KnownProcesses:
-    """Return the known processes of the newest attempt, and the processes that supervise it."""
+    """Return the workers of the newest attempt, and the supervisor and waiters as protected processes."""
     _, group = workers.read_start_record(run, state) or ([], None)
     known_processes = run_processes.KnownProcesses(
         protected=run_processes.list_supervisor_and_waiters(run),
@@ -68,19 +70,19 @@ def collect_known_processes(run: RunDir, state: JournalState) -> run_processes.K
         (syscalls.read_json(run.prepare_file) or {}).get("stop_signal", "SIGTERM")
     ]
     for worker in list_workers(run, state):
-        # The time of its exit is unknown, so only processes that were in its session at its start count as members.
+        # The exit time of an ended worker is unknown, so its session counts only up to its start time.
         ended = None if worker["alive"] else worker["start_time"]
         known_processes.workers[ProcessIdentity(worker["pid"], worker["start_time"])] = ended
     return known_processes
 
 
 def summarize_run(run: RunDir, state: JournalState | None = None) -> RunSummary:
-    """Return one entry for the list of runs; by default `state` is read here from the journal."""
+    """Return the entry of a run in the list of runs; by default read its state from the journal."""
     state = state or fold_journal(journal.read_journal(run.journal_file))
     prepared = syscalls.read_json(run.prepare_file) or {}
     is_over = state.phase in ("new", "swept", "finished")
     is_live = has_supervisor(run) or any(worker["alive"] for worker in list_workers(run, state))
-    # Processes that a worker left behind live on even if supervisor, waiters and workers were all killed.
+    # A process of the run may live although its supervisor, waiters and workers were all killed.
     is_live = is_live or (not is_over and bool(find_remaining_processes(run, state)))
     return {
         "run": run.run,

@@ -1,6 +1,6 @@
-"""The script behind `clusterctl shell`: folder and environment of a job or of one of its ranks, then a shell.
+"""Writes the script of `clusterctl shell`, which starts a shell in the folder and environment of a job or a rank.
 
-The script is a file because it may hold secrets, which a command line would show to every user of the machine.
+The script is a file, because it may contain secrets, and all users of a machine can see command lines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent import inject
 from clusterctl.agent.linux import proc, spawn
 from clusterctl.agent.protocol.command_messages import ErrorKind, RequestError
-from clusterctl.agent.serve.node_commands import build_program, make_python_setup, read_account, resolve_folder
+from clusterctl.agent.serve.node_commands import build_program, make_python_path_setup, read_account, resolve_folder
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol import command_payload_types
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from clusterctl.agent.serve.run_commands import RunCommands
 
 _RUN_VARIABLES = (b"CLUSTERCTL_NODE", b"CLUSTERCTL_STATUS_DIR", b"TORCHELASTIC_ERROR_FILE")
-"""Variables that mark a process as one of a run. A shell with the environment of a rank must not carry them."""
+"""Variables of a rank that the shell must not have, because they mark processes of the run or name its files."""
 _LOGIN_PREFIXES = (b"SSH_", b"XDG_", b"DBUS_")
 _LOGIN_VARIABLES = (b"TERM", b"PWD", b"OLDPWD", b"SHLVL", b"_")
-"""Variables of a login: those of the terminal that runs the script stay."""
+"""Variables of a login, which the script does not set: the shell keeps those of the user's terminal."""
 
 
 def write_shell_script(
@@ -34,30 +34,30 @@ def write_shell_script(
     arguments: command_payload_types.ShellScriptArguments,
     _epoch: int | None,
 ) -> None:
-    """Write a script that removes itself and becomes the shell; answer with its path."""
+    """Write a script that removes itself and executes the shell; answer with the path of the script."""
     rank = arguments.get("rank")
     program = _copy_rank(runs, rank) if rank else None
-    folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else session.root
+    folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else session.state_root
 
     def write() -> command_payload_types.ShellScriptAnswer:
         argv = [str(word) for word in arguments.get("argv") or [read_account()[2] or "/bin/sh"]]
         if program is not None:
-            whole = spawn.Program([spawn.encode_with_surrogates(word) for word in argv], program.env, program.cwd)
+            whole = spawn.Program([spawn.encode_text(word) for word in argv], program.env, program.cwd)
         else:
             whole = build_program(arguments, argv, resolve_folder(arguments.get("cwd")))
-            prepare = make_python_setup(arguments)
+            prepare = make_python_path_setup(arguments)
             whole = prepare(whole) if prepare else whole
         descriptor, path = tempfile.mkstemp(prefix="clusterctl-shell-", dir=folder)
         with open(descriptor, "wb") as file:
             file.write(format_script(whole))
         return {"path": path}
 
-    # Resolving the user's shell and the folder may wait for a directory service or a file server.
+    # Run `write` in a helper process, because a directory service or a file server may hang.
     session.run_task(request_id, lambda _out: write())
 
 
 def format_script(program: spawn.Program) -> bytes:
-    """Return the text of a script for `sh`."""
+    """Return a script for `sh` that sets folder and environment and then executes the program."""
     own = dict(os.environb)
     lines = [b'rm -f -- "$0"']
     for name, value in program.env.items():
@@ -74,7 +74,7 @@ def _quote(text: bytes) -> bytes:
 
 
 def _copy_rank(runs: RunCommands, arguments: command_payload_types.RankArguments) -> spawn.Program:
-    """Return folder and environment of a rank, without the marks of the run."""
+    """Return a program without argv in the folder and environment of a rank, without the markers of the run."""
     run, rank = runs.find_run(arguments), int(arguments["rank"])
     started = runs.journal_states.read_state(run).started.get(rank)
     process = None if started is None else proc.read_identity(started.pid)
@@ -87,5 +87,6 @@ def _copy_rank(runs: RunCommands, arguments: command_payload_types.RankArguments
     try:
         cwd = os.readlink(os.fsencode(f"/proc/{process.pid}/cwd"))
     except OSError as error:
-        raise RequestError(ErrorKind.REFUSED, f"the folder of rank {rank} cannot be read: {error.strerror}") from error
+        text = f"cannot read the working directory of rank {rank}: {error.strerror}"
+        raise RequestError(ErrorKind.REFUSED, text) from error
     return spawn.Program(argv=[], env=env, cwd=cwd)

@@ -1,6 +1,7 @@
-"""The connection of `serve` to the supervisor of a run: it starts a supervisor, and starts another one if that dies.
+"""The agent's connection to the supervisor of a run, which starts a supervisor if none runs.
 
-A supervisor that does not answer is killed. If it hangs in the kernel, the answer says so.
+If a supervisor does not answer in time, the link kills it and starts another one. If the supervisor hangs in the
+kernel, the controller gets an answer that says so.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _QUICK_COMMANDS = (command_messages.Command.STOP, command_messages.Command.FINISH)
 _ANSWER_TIMEOUT_S = 10.0
-"""Seconds within which a supervisor must answer a request that takes no time."""
+"""Timeout in seconds for the answer to a request that takes no time."""
 _KILL_TIMEOUT_S = 3.0
 _MAX_TRIES = 4
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.05, 5.0
@@ -48,22 +49,22 @@ class _Pending:
     is_answered: bool = False
 
     def answer_once(self, message: Message) -> None:
-        """Answer the request, unless it was answered already."""
+        """Call `on_answer`, except if the request was answered before."""
         if not self.is_answered:
             self.is_answered = True
             self.on_answer(message)
 
 
 class SupervisorLink:
-    """The link to the supervisor of a run. Requests wait for a supervisor, and are repeated if it dies."""
+    """Sends requests to the supervisor of a run. Starts a supervisor if none runs, and repeats unanswered requests."""
 
     def __init__(self, loop: EventLoop, run: RunDir, is_needed: Callable[[], bool]) -> None:
-        """Make a link; no supervisor is started before the first request.
+        """Make a link without a connection.
 
         Args:
             loop: The event loop of the session.
             run: The run.
-            is_needed: Returns whether a supervisor that ends must be started again although no request waits.
+            is_needed: Returns whether the run needs a supervisor even without an open request.
         """
         self._loop, self._run, self._is_needed = loop, run, is_needed
         self._channel: FrameChannel | None = None
@@ -78,7 +79,7 @@ class SupervisorLink:
     def send_request(
         self, command: command_messages.Command, arguments: Mapping[str, object], epoch: int | None, on_answer: Answer
     ) -> None:
-        """Send a command; `on_answer` gets the answer of the supervisor, whose id has no meaning for the controller."""
+        """Send a command; `on_answer` gets the supervisor's answer, whose id differs from the controller's id."""
         pending = _Pending(command, arguments, epoch, on_answer)
         self._queue.append(pending)
         if command in _QUICK_COMMANDS:
@@ -86,20 +87,20 @@ class SupervisorLink:
         self.ensure_supervisor()
         self._flush()
 
-    def send_notice(
+    def send_without_answer(
         self, command: command_messages.Command, arguments: Mapping[str, object], epoch: int | None
     ) -> None:
-        """Send a command without an answer, if a supervisor is connected."""
+        """Send a command that has no answer; do nothing if no supervisor is connected."""
         if self._channel is not None:
             self._channel.send(command_messages.make_request(0, command, arguments, epoch))
 
     def ensure_supervisor(self) -> None:
-        """Connect to the supervisor, or start one."""
+        """Connect to the supervisor, or start one if none runs."""
         if self._channel is None and not self._starting and not self._closed and not self._connect():
             self._start()
 
     def close(self) -> None:
-        """Disconnect; the supervisor goes on."""
+        """Close the connection; the supervisor continues."""
         self._closed = True
         if self._channel is not None:
             self._channel.close("")
@@ -116,7 +117,7 @@ class SupervisorLink:
         uid = syscalls.read_peer_credentials(sock)[1]
         if uid != os.getuid():
             sock.close()
-            self._fail(f"the socket of run {self._run.run} is taken by uid {uid}")
+            self._fail(f"uid {uid} listens on the supervisor's socket of run {self._run.run}")
             return True
         fd = sock.detach()
         self._channel = FrameChannel(self._loop, fd, fd, self._receive_answer, self._handle_loss)
@@ -142,7 +143,7 @@ class SupervisorLink:
                 pending.answer_once(frame)
 
     def _handle_loss(self, _why: str) -> None:
-        """Repeat the open requests to the next supervisor, because this one has ended."""
+        """Queue the open requests for the next supervisor, because this supervisor has ended."""
         self._channel = None
         resent = [self._sent[number] for number in sorted(self._sent)]
         self._sent.clear()
@@ -168,10 +169,10 @@ class SupervisorLink:
             self._loop.call_later(self._delay_s, retry)
             self._delay_s = min(self._delay_s * 2, _MAX_DELAY_S)
 
-    # --- one that does not answer
+    # --- a supervisor that does not answer
 
     def _kill_overdue(self, pending: _Pending) -> None:
-        """Kill a supervisor that does not answer in time: the next one continues its work."""
+        """Kill the supervisor if it has not answered in time; the next supervisor adopts the run."""
         if pending.is_answered or self._closed:
             return
         supervisor = run_processes.find_supervisor(self._run)
@@ -181,7 +182,7 @@ class SupervisorLink:
         self._loop.call_later(_KILL_TIMEOUT_S, lambda: self._report_stuck(pending, supervisor))
 
     def _report_stuck(self, pending: _Pending, supervisor: ProcessIdentity | None) -> None:
-        """Answer a request whose supervisor has survived SIGKILL; give the next supervisor time if there is one."""
+        """Answer with an error if the supervisor has survived SIGKILL; if not, wait for the next supervisor."""
         if pending.is_answered or self._closed:
             return
         if supervisor is None or not proc.is_alive(supervisor):
@@ -197,11 +198,11 @@ class SupervisorLink:
             pending.answer_once(
                 command_messages.make_failed_error(
                     stuck,
-                    "it ends when the file server or device that it waits for answers; otherwise restart the machine",
+                    "repair the file server or device for which it waits, or restart the machine",
                 ).make_answer(0)
             )
 
-    # --- starting one
+    # --- the start of a supervisor
 
     def _start(self) -> None:
         self._starting = True
@@ -226,7 +227,7 @@ class SupervisorLink:
             if self._queue or self._is_needed():
                 self._retry_later()
         elif not self._connect():
-            # Another supervisor was there and exits at this moment.
+            # Another supervisor had the lock and has just ended.
             self._retry_later()
 
     def _read_last_log_line(self) -> str:

@@ -1,8 +1,8 @@
-"""The code in workdirs: locks while a run starts, and removal after the last run.
+"""Locks on workdirs while runs start, and the removal of code after the last run.
 
-Each workdir has one lock file. Runs that rely on the code share the lock; a sync that changes the code takes it alone.
-A lock belongs to the open file, so it ends with the session that took it, however the session ends. Once a run is
-prepared, its own directory shows that it uses the workdir.
+Each workdir has a lock file. A sync that changes the code holds an exclusive lock. Runs that use the code hold a shared
+lock until they are prepared; after that, the run directory shows that the run uses the workdir. A lock belongs to the
+open file, so it ends with the session.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WorkdirLock:
 
     Attributes:
         run: The run, or `None` for a sync without a run.
-        fd: The open lock file.
+        fd: Descriptor of the lock file.
     """
 
     def __init__(self, workdir: synced_code.SyncedWorkdir, run: str | None) -> None:
@@ -36,19 +36,20 @@ class WorkdirLock:
         self.fd = os.open(workdir.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def wait_for_lock(self) -> str | None:
-        """Wait until no sync changes the workdir; return another run that relies on its code, or `None`.
+        """Wait, perhaps for long, until no other sync changes the workdir.
 
-        If there is no other run, the lock is exclusive afterwards. This call may block for long.
+        Returns:
+            Another run that uses the code, or `None`. Without another run, the lock is now exclusive, or shared with
+            other nodes of the same run.
         """
         for _ in range(2):
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return None
-            # The shared lock is granted when the writer has finished. It may have released the workdir, so try the
-            # exclusive lock again.
+            # Wait until the other sync has ended. The workdir may then be free, so try the exclusive lock again.
             fcntl.flock(self.fd, fcntl.LOCK_SH)
         other = os.pread(self.fd, 4096, 0).decode("utf-8", "surrogateescape")
-        # Another node of the same run on this machine syncs the same code.
+        # If another node of the same run is on this machine, both sync the same code.
         return None if other == self.run else other or "that is being started"
 
     def try_exclusive(self) -> bool:
@@ -59,7 +60,7 @@ class WorkdirLock:
         return False
 
     def downgrade(self) -> None:
-        """Share the lock from now on: the run relies on the present code. A sync without a run releases it."""
+        """Change the exclusive lock to a shared one, because the code has arrived. Without a run, release the lock."""
         if self.run is None:
             fcntl.flock(self.fd, fcntl.LOCK_UN)
             return
@@ -80,7 +81,7 @@ class WorkdirLocks:
         self._locks: dict[str, WorkdirLock] = {}
 
     def get(self, workdir: synced_code.SyncedWorkdir, run: str | None) -> WorkdirLock:
-        """Return the lock of a workdir for a run; the caller must still wait for it."""
+        """Return the lock object of a workdir for a run; it holds no lock before `wait_for_lock`."""
         lock = self._locks.get(workdir.lock_file)
         if lock is None or lock.run != run:
             self.release(workdir)
@@ -88,7 +89,7 @@ class WorkdirLocks:
         return lock
 
     def downgrade(self, workdir: synced_code.SyncedWorkdir) -> None:
-        """Share the lock of a workdir: its code has arrived."""
+        """Change the lock of a workdir to a shared one, because its code has arrived."""
         lock = self._locks.get(workdir.lock_file)
         if lock is not None:
             lock.downgrade()
@@ -105,12 +106,12 @@ class WorkdirLocks:
             self._locks.pop(file).close()
 
 
-def find_removable_code(run: RunDir) -> SyncedWorkdir | None:
+def find_removable_workdir(run: RunDir) -> SyncedWorkdir | None:
     """Return the workdir of a run if its code may be removed together with the run, else `None`.
 
-    If the start failed before the run was prepared here, that is the workdir that was synced for it. The code stays if
-    a person chose the folder, if another run on this node uses it or does not name its workdir, if it is on a network
-    file system (runs of other machines may use it), or if it was synced again for something other than a run.
+    If the run was not prepared on this node, its workdir is the folder of its sync. The code must not be removed if
+    the user chose the folder, if it is on a network filesystem (runs of other machines may use it), if another run on
+    this node uses it or has an unknown workdir, or if the last sync to the folder was without a run.
     """
     workdir = _read_workdir(run)
     if not workdir or not workdir.startswith(os.path.expanduser(DEFAULT_WORKDIRS) + "/"):
@@ -119,17 +120,17 @@ def find_removable_code(run: RunDir) -> SyncedWorkdir | None:
         return None
     for other in run_dir.list_run_dirs(run.root):
         if other != run:
-            others = _read_workdir(other)
-            if others is None or (others and os.path.realpath(others) == os.path.realpath(workdir)):
+            used = _read_workdir(other)
+            if used is None or (used and os.path.realpath(used) == os.path.realpath(workdir)):
                 return None
-    workspace = SyncedWorkdir(workdir, run.root)
-    return None if workspace.read_synced_run() is None else workspace
+    synced = SyncedWorkdir(workdir, run.root)
+    return None if synced.read_synced_run() is None else synced
 
 
-def remove_code(workdir: SyncedWorkdir) -> int:
-    """Remove the code that syncs wrote, unless it has changed or a sync is about to use it; return the bytes freed.
+def remove_synced_code(workdir: SyncedWorkdir) -> int:
+    """Remove the files that a sync wrote to a workdir; return the number of freed bytes.
 
-    Files that a job or a person wrote stay.
+    Files that a job or a person has written or changed stay. If a sync uses the workdir, remove nothing.
     """
     lock = WorkdirLock(workdir, None)
     try:
@@ -139,7 +140,7 @@ def remove_code(workdir: SyncedWorkdir) -> int:
 
 
 def _read_workdir(run: RunDir) -> str | None:
-    """Return the workdir of a run; "" if the run was never synced here, `None` if its record cannot be read."""
+    """Return the workdir of a run; "" if the run was never synced here, `None` if `prepare.json` cannot be read."""
     if not os.path.exists(run.prepare_file):
         workdir = find_synced_workdir(run.run, run.root)
         return "" if workdir is None else workdir.folder

@@ -88,7 +88,7 @@ class Attempt:
                 undo.callback(self.outputs.close)
                 os.makedirs(self._run.attempt_dir(self.number), mode=0o700, exist_ok=True)
                 os.makedirs(self._run.status_dir(self.number), mode=0o700, exist_ok=True)
-                self.outputs.make(self.prepare.ranks)
+                self.outputs.make_files(self.prepare.ranks)
                 record = {**dataclasses.asdict(self.prepare), "interpreter": self.python}
                 syscalls.write_json(self._run.prepare_file, record)
             except (gpu_claims.GpuClaimError, tcp_ports.PortError) as error:
@@ -105,7 +105,7 @@ class Attempt:
         """Open the workers' output files after a restart of the supervisor."""
         for rank in self.prepare.ranks:
             try:
-                self.outputs.make([rank])
+                self.outputs.make_files([rank])
             except OSError as error:
                 self.record_alarm("output", f"rank {rank}: cannot watch its output: {error.strerror}")
 
@@ -129,9 +129,7 @@ class Attempt:
             raise command_messages.make_refused_error(str(error)) from error
         if start.inject and not workers.install_shim(self._run):
             start = dataclasses.replace(start, inject=False)
-        planned = [
-            run_requests.parse_dataclass(run_requests.WorkerStart, worker_start) for worker_start in start.workers
-        ]
+        planned = [run_requests.parse_dataclass(run_requests.WorkerStart, fields) for fields in start.workers]
         self.started = True
         self.watch_ports(self.ports.attempt_ports)
         if self.known_processes.cgroup is None:
@@ -156,12 +154,12 @@ class Attempt:
         self, start: run_requests.StartArguments, worker_start: run_requests.WorkerStart
     ) -> waiter.WaiterConfig:
         if worker_start.rank not in self.outputs:
-            self.outputs.open(worker_start.rank)
+            self.outputs.open_file(worker_start.rank)
         return waiter.WaiterConfig(
             program=workers.build_worker_program(
                 self._run, self._markers, self.prepare, start, worker_start, self.python
             ),
-            output_fd=self.outputs.descriptor(worker_start.rank),
+            output_fd=self.outputs.get_descriptor(worker_start.rank),
             spawn_file=self._run.rank_file(self.number, worker_start.rank, "spawn"),
             exit_file=self._run.rank_file(self.number, worker_start.rank, "exit"),
             kept_descriptors=self.claims.descriptors,
@@ -269,7 +267,7 @@ class Attempt:
     def _collect_exit(self, worker: Worker) -> ExitRecord | None:
         """Return the exit record of a worker, or `None` while the worker lives."""
         path = self._run.rank_file(self.number, worker.rank, "exit")
-        end = exit_status.read_exit(worker, path, lambda: self.outputs.release_reserve(worker.rank))
+        end = exit_status.collect_exit_record(worker, path, lambda: self.outputs.release_reserve(worker.rank))
         if end is None and worker.watched_process is not None and not proc.is_alive(worker.watched_process):
             self._open_watch(worker)
         return end

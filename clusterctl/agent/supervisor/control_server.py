@@ -1,4 +1,4 @@
-"""The server on the supervisor's socket. Its clients are the agents (`serve`) on the node."""
+"""The server on the supervisor's socket, for requests of the agents (`serve`) on the node."""
 
 from __future__ import annotations
 

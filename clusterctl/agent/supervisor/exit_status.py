@@ -29,27 +29,27 @@ _CLOCK_DIFFERENCE_S = 5.0
 """Maximum difference in seconds between the clock of the kernel log and the monotonic clock."""
 
 
-def read_exit(worker: Worker, path: str, release_space: Callable[[], None]) -> ExitRecord | None:
+def collect_exit_record(worker: Worker, exit_file: str, release_space: Callable[[], None]) -> ExitRecord | None:
     """Return the exit record from the exit file or the wait status; `None` while the worker or its waiter is alive.
 
     Args:
-        worker: The worker. This function updates its `last_alive_at`.
-        path: The exit file of the worker.
+        worker: The worker, whose `last_alive_at` this function updates.
+        exit_file: The exit file of the worker.
         release_space: Called if the waiter still has to write the exit file, because the disk may be full.
     """
     if proc.is_alive(worker.waiter):
         # The exit file is final, even while its waiter lives.
-        end = run_dir.read_exit_record(path)
+        end = run_dir.read_exit_record(exit_file)
         if end is None and not proc.is_alive(worker.identity):
             with contextlib.suppress(ProcessLookupError):
-                # The waiter has to write the exit file, and a signal may have stopped it.
+                # A signal may have stopped the waiter, which has to write the exit file.
                 os.kill(worker.waiter.pid, signal.SIGCONT)
             release_space()
         return end
     if worker.wait_status is None and proc.is_alive(worker.identity):
         worker.last_alive_at = time.monotonic()
         return None
-    end = run_dir.read_exit_record(path)
+    end = run_dir.read_exit_record(exit_file)
     if end is None and not worker.waiter.pid and time.monotonic() - worker.last_alive_at < _UNKNOWN_WAITER_S:
         return None
     _reap_status(worker)
@@ -65,7 +65,7 @@ def _reap_status(worker: Worker) -> None:
 
 
 def _make_exit_from_status(worker: Worker) -> ExitRecord:
-    """Return the exit record of a worker without a waiter; it says nothing if there is no wait status."""
+    """Return the exit record of a worker without a waiter; exit code and signal are `None` without a wait status."""
     now = time.monotonic()
     end: ExitRecord = {"exit_code": None, "signal": None, "earliest": worker.last_alive_at, "mono": now}
     if worker.wait_status is not None:
@@ -94,8 +94,8 @@ def read_oom_kill_counts() -> OomKillCounts:
 def find_oom_evidence(before: OomKillCounts, pid: int) -> tuple[str | None, OomKillCounts]:
     """Return the evidence that the OOM killer killed `pid`: `cgroup`, `kernel log`, `probably` or `None`.
 
-    The second value is `before` of the next call. It counts the kill that explains the end of `pid`, so that one kill
-    explains one end only.
+    The second value is `before` of the next call. The kill that explains the end of `pid` is counted in this value, so
+    that one kill explains one end only.
     """
     now = read_oom_kill_counts()
     if before.cgroup is not None and now.cgroup is not None and now.cgroup > before.cgroup:

@@ -1,7 +1,7 @@
 """Starts forkservers for the supervisor and sends them requests.
 
-A forkserver is a process of the workers' own Python. It imports the libraries once and forks the ranks. The kernel
-kills it when its supervisor ends. A rank that it cannot fork starts as a new process.
+A forkserver is a process of the workers' own Python, which imports the libraries once and forks the ranks. The kernel
+kills a forkserver when its supervisor ends. A rank that cannot be forked starts as a new process.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ RANK_NAMES = (
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """This variable makes torch count GPUs through NVML. A call of the CUDA driver would prevent CUDA in all forks."""
 _ROOM_BYTES = 16384
-"""Size of the reserved part of the environment memory: each forked rank writes its own variables there, so that
-/proc/PID/environ shows them.
+"""Size of the memory that a forkserver reserves in its environment. A forked rank writes its own variables to this
+memory, so that /proc/PID/environ shows the variables.
 """
 _PROBE = "import sys; sys.exit(f'{sys.executable} ignores PYTHONPATH')"
 """This code runs only if Python has not executed clusterctl's `sitecustomize`, which executes the other arguments."""
@@ -91,7 +91,7 @@ def list_differing_variables(
     return sorted(name.decode("utf-8", "replace") for name in names if common.get(name) != rank.get(name))
 
 
-class ForkServerStage(Enum):
+class ServerStage(Enum):
     """State of a forkserver: importing or checking, ready to fork, or ended."""
 
     BUSY = "busy"
@@ -104,8 +104,8 @@ class ForkServer:
 
     Attributes:
         end_reason: Why the forkserver has ended, or "".
-        is_being_rechecked: The forkserver checks whether it can serve another attempt. If it ends now, a new forkserver
-            replaces it.
+        is_rechecking: The forkserver checks whether it can serve another attempt. If a forkserver ends during this
+            check, a new forkserver replaces it.
         report: Facts about the imports: modules, seconds, kilobytes.
         identity: The process of the forkserver.
     """
@@ -132,7 +132,7 @@ class ForkServer:
         """
         self._loop, self._on_change = loop, on_change
         self.request, self._program = request, program
-        self.stage, self.end_reason, self.is_being_rechecked = ForkServerStage.BUSY, "", False
+        self.stage, self.end_reason, self.is_rechecking = ServerStage.BUSY, "", False
         self.report: dict[str, Any] = {}
         self._exit_read_timeout_ms = _EXIT_READ_TIMEOUT_MS
         self._output = syscalls.create_memory_file("output")
@@ -167,14 +167,14 @@ class ForkServer:
     def reuse(self, request: run_requests.ForkserverSettings, program: spawn.Program) -> None:
         """Use the forkserver for another attempt, after it has checked that the imported files are unchanged."""
         self.request, self._program = request, program
-        if self.stage is ForkServerStage.READY:
-            self.stage, self.is_being_rechecked = ForkServerStage.BUSY, True
+        if self.stage is ServerStage.READY:
+            self.stage, self.is_rechecking = ServerStage.BUSY, True
             self._deadline = self._loop.call_later(_IMPORT_TIMEOUT_S, self._time_out)
             self._send(b"?", [])
 
     def _time_out(self) -> None:
         # Do not start a new forkserver: its imports would take as long.
-        self.is_being_rechecked = False
+        self.is_rechecking = False
         self.close(f"the imports took longer than {_IMPORT_TIMEOUT_S:.0f} s")
 
     def _send(self, word: bytes, descriptors: list[int]) -> None:
@@ -201,8 +201,8 @@ class ForkServer:
             self.close(f"the installed modules have changed: {answer['changed']}")
         else:
             self.report |= answer
-            self.is_being_rechecked = False
-            self._set_stage(ForkServerStage.READY)
+            self.is_rechecking = False
+            self._set_stage(ServerStage.READY)
 
     def _close_ended(self) -> None:
         """Close the connection to an ended forkserver. The last line of its output is part of the reason."""
@@ -217,25 +217,25 @@ class ForkServer:
     def explain_end(self) -> str:
         """Return why the forkserver has ended, or "" if it still runs.
 
-        The caller found that a fork ended without a report. The end of the forkserver may be the cause, and the
-        supervisor may not know of it yet. So the first call waits up to 1 s for it.
+        Call this if a fork has ended without a report. The first call waits up to 1 s for the end of the forkserver,
+        which may be the cause.
         """
-        if self.stage is not ForkServerStage.OVER:
+        if self.stage is not ServerStage.OVER:
             poll = select.poll()
             poll.register(self._sock, select.POLLIN)
             if poll.poll(self._exit_read_timeout_ms):
                 self._read()
             self._exit_read_timeout_ms = 0
-        return self.end_reason if self.stage is ForkServerStage.OVER else ""
+        return self.end_reason if self.stage is ServerStage.OVER else ""
 
-    def _set_stage(self, stage: ForkServerStage) -> None:
+    def _set_stage(self, stage: ServerStage) -> None:
         self.stage = stage
         self._deadline.cancel()
         self._on_change()
 
     def find_reason_not_to_fork(self, env: dict[bytes, bytes]) -> str | None:
         """Return why a rank with this environment cannot be forked, or `None`."""
-        if self.stage is not ForkServerStage.READY:
+        if self.stage is not ServerStage.READY:
             return self.end_reason
         names = list_differing_variables(self._program.env, env, self.request.secrets)
         return f"{', '.join(names[:4])} of the rank had another value during the imports" if names else None
@@ -263,18 +263,18 @@ class ForkServer:
         os.close(write)
         return read
 
-    def close(self, why: str) -> None:
+    def close(self, reason: str) -> None:
         """End the forkserver."""
-        if self.stage is ForkServerStage.OVER:
+        if self.stage is ServerStage.OVER:
             return
-        self.end_reason = why
+        self.end_reason = reason
         self._loop.remove_descriptor(self._sock.fileno())
         self._sock.close()
         os.close(self._output)
         if proc.is_alive(self.identity):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.identity.pid, signal.SIGKILL)
-        self._set_stage(ForkServerStage.OVER)
+        self._set_stage(ServerStage.OVER)
 
 
 def _select_stable_variables(program: spawn.Program) -> tuple[dict[bytes, bytes], list[bytes], bytes]:
@@ -305,13 +305,13 @@ class ForkServerManager:
         self._loop, self._run, self._markers, self._record = loop, run, markers, record
         self._server: ForkServer | None = None
         self._attempt: Attempt | None = None
-        self._request: run_requests.ForkserverSettings | None = None
-        self._waiting_starts: list[tuple[Action, Action, DeferredReply]] = []
+        self._request: run_requests.ForkPlan | None = None
+        self._deferred_starts: list[tuple[Action, Action, DeferredReply]] = []
         self._warned_reasons: set[str] = set()
 
     # --- the forkserver
 
-    def prepare(self, attempt: Attempt) -> None:
+    def prepare_forkserver(self, attempt: Attempt) -> None:
         """Provide a forkserver if the attempt requests one: the forkserver of the last attempt, or a new one."""
         requested = attempt.prepare.forked
         self._attempt, self._warned_reasons = attempt, set()
@@ -323,7 +323,7 @@ class ForkServerManager:
             return
         attempt.start_workers = self._start_workers
         program, old = self._build_program(attempt, self._request), self._server
-        if old is not None and old.stage is not ForkServerStage.OVER and old.matches(self._request, program):
+        if old is not None and old.stage is not ServerStage.OVER and old.matches(self._request, program):
             attempt.known_processes.protected.add(old.identity)
             old.reuse(self._request, program)
         else:
@@ -354,13 +354,13 @@ class ForkServerManager:
     def _on_state_change(self) -> None:
         """Handle a forkserver that has become ready or has ended."""
         server = self._server
-        if server is not None and server.stage is ForkServerStage.OVER:
+        if server is not None and server.stage is ServerStage.OVER:
             self._server = None
-            if server.is_being_rechecked and self._attempt is not None and self._request is not None:
+            if server.is_rechecking and self._attempt is not None and self._request is not None:
                 self._start(self._attempt, self._request, self._build_program(self._attempt, self._request))
                 return
             self._warn_not_forked(server.end_reason)
-        self.run_waiting_starts()
+        self.run_deferred_starts()
 
     def close(self) -> None:
         """End the forkserver without giving a reason."""
@@ -372,15 +372,15 @@ class ForkServerManager:
 
     def run_when_ready(self, start: Action, started: Action) -> dict[str, Any] | DeferredReply:
         """Run `start` now or when the forkserver is ready, and then `started`, even if `start` fails."""
-        if self._server is None or self._server.stage is not ForkServerStage.BUSY:
+        if self._server is None or self._server.stage is not ServerStage.BUSY:
             return self._run_start(start, started)
         later = DeferredReply()
-        self._waiting_starts.append((start, started, later))
+        self._deferred_starts.append((start, started, later))
         return later
 
-    def run_waiting_starts(self) -> None:
+    def run_deferred_starts(self) -> None:
         """Run the deferred starts, because the forkserver is ready or the attempt ends."""
-        waiting, self._waiting_starts = self._waiting_starts, []
+        waiting, self._deferred_starts = self._deferred_starts, []
         for start, started, later in waiting:
             later.resolve(lambda start=start, started=started: self._run_start(start, started))  # type: ignore[misc]
 
@@ -389,16 +389,12 @@ class ForkServerManager:
             start()
         finally:
             started()
-            if (
-                self._server is not None
-                and self._server.stage is ForkServerStage.READY
-                and not self._server.request.keep
-            ):
+            if self._server is not None and self._server.stage is ServerStage.READY and not self._server.request.keep:
                 self.close()
         return {}
 
     def _start_workers(self, to_start: Sequence[WorkerToStart]) -> Iterator[Worker]:
-        """Fork all workers at once, and yield each worker when it runs. If a fork fails, start the worker without it.
+        """Fork all workers at once, and yield each worker when it runs. If a fork fails, start a new process.
 
         Raises:
             RequestError: A worker did not start.

@@ -2,11 +2,11 @@
 
 Each run has a folder in /var/tmp with one locked file per claimed GPU.
 
-/var/tmp belongs to root and is sticky on every machine. So only the owner of a file (or root) can remove the file or
-lock it for writing. A file claims a GPU only while a process of its owner holds the lock. Containers that share
+/var/tmp belongs to root and is sticky on every machine, so that only the owner of a file (or root) can remove the file
+or lock it for writing. A file claims a GPU only while a process of its owner holds the lock. Containers that share
 /var/tmp share the claims, even if they have their own /proc and /sys.
 
-The lock belongs to the open file. It lasts while a supervisor or a waiter of the run has the descriptor open.
+The lock belongs to the open file, and lasts while a supervisor or a waiter of the run has the descriptor open.
 """
 
 from __future__ import annotations
@@ -49,20 +49,15 @@ class GpuClaims:
         run: Name of the run; messages of other runs show it.
         node: Name of the node; messages of other runs show it.
         shared: Parent folder of the folders of all runs.
-        list_waiter_pids: Returns the pids of the run's waiters, which hold the claims if the supervisor has died.
+        waiters: Returns the pids of the run's waiters, which hold the claims if the supervisor has died.
         root: Prefix of /dev, /proc and /sys.
     """
 
     def __init__(
-        self,
-        run: str,
-        node: str,
-        shared: str = SHARED,
-        list_waiter_pids: Callable[[], Iterable[int]] = tuple,
-        root: str = "",
+        self, run: str, node: str, shared: str = SHARED, waiters: Callable[[], Iterable[int]] = tuple, root: str = ""
     ) -> None:
         self._run, self._node, self._shared = run, node, shared
-        self._list_waiter_pids, self._root = list_waiter_pids, root
+        self._waiter_pids, self._root = waiters, root
         self._locks: dict[str, int] = {}
         self._folder = ""
         self._folder_locks: list[int] = []
@@ -149,7 +144,7 @@ class GpuClaims:
                 if fd is None or not _is_locked(fd):
                     continue
                 # After a restart of the supervisor, the waiters of this run still hold a lock.
-                if not any(_has_file_open(pid, fd) for pid in self._list_waiter_pids()):
+                if not any(_has_file_open(pid, fd) for pid in self._waiter_pids()):
                     return _describe_holder(index, fd, os.path.join(folder, name))
         return None
 
@@ -242,7 +237,7 @@ def _check_folder(folder: str) -> None:
     """Check that no other user can remove claims in a folder.
 
     Raises:
-        GpuClaimError: Another user can remove them.
+        GpuClaimError: Another user can remove claims in the folder.
     """
     info = os.lstat(folder)
     remedy = f"as root, `chown root {folder}; chmod 1777 {folder}` prevents that"
@@ -279,7 +274,7 @@ def wait_for_gpu_memory(
     on_message: Callable[[str, int | None], None],
     on_done: Callable[[], None],
 ) -> None:
-    """Wait until the memory of GPUs is free. A child process does it, because a broken driver may hang.
+    """Wait in a child process until the memory of GPUs is free; the driver may hang.
 
     Args:
         loop: The event loop that calls the functions.

@@ -1,4 +1,4 @@
-"""Finds errors in the output of a worker that ended with exit code 0, and tells whether its command starts a Python."""
+"""Finds errors in the output of workers with exit code 0, and commands of workers that start a Python."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _list_lines(text: str) -> list[str]:
 
 
 def _fold_traceback(match: re.Match[str]) -> str:
-    """Return the line before a traceback, with what was raised if the line does not say it."""
+    """Return the line before a traceback; append the exception if the line does not contain its message."""
     before, raised = (match["before"] or "").rstrip(), match["raised"]
     if _FATAL.match(raised) and not _CLOSING_ERROR.match(before):
         return f"{before}\n{raised}\n"

@@ -1,4 +1,4 @@
-"""Samples of the workers, the GPUs and the machine. Child processes take them, because that may hang."""
+"""Samples of the workers, the GPUs and the machine, taken in child processes because the reads may hang."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STEADY_EVERY_S = 10.0
 
 
 class SampleFile:
-    """The samples file of a run. If it exceeds `max_bytes`, the oldest samples are discarded.
+    """The samples file of a run. If the file exceeds `max_bytes`, the oldest samples are discarded.
 
     Args:
         path: The file.
@@ -91,7 +91,7 @@ def _is_making_progress(rank: record_types.RankActivity) -> bool:
 
 
 class SamplingChild:
-    """A child process that writes samples, one JSON object a line. If it ends, another one starts after 30 s.
+    """A child process that writes samples, one JSON object a line. If a child ends, a new child starts after 30 s.
 
     Args:
         loop: The event loop.
@@ -152,7 +152,7 @@ class SamplingChild:
 
 
 class ActivityMonitor:
-    """Samples the workers of one attempt. A child process does it, because reads of users' files may hang."""
+    """Samples the workers of one attempt in a child process, because reads of users' files may hang."""
 
     def __init__(self, loop: EventLoop, run: RunDir, attempt: Attempt, samples: SampleFile) -> None:
         self._loop, self._run, self._attempt, self._samples = loop, run, attempt, samples
@@ -160,7 +160,7 @@ class ActivityMonitor:
         self._ranks: frozenset[int] = frozenset()
         self._child: SamplingChild | None = None
 
-    def update(self) -> None:
+    def restart_if_workers_changed(self) -> None:
         """Start a new child if the workers have changed; end the child if no worker lives. Call this at every tick."""
         attempt = self._attempt
         ranks = frozenset(attempt.workers) if attempt.living_workers and not attempt.shutdown.is_swept else frozenset()

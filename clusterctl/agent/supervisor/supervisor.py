@@ -57,7 +57,7 @@ class Supervisor:
         self._markers = run_processes.make_run_markers(run)
         self._journal, self._replaced = journal.JournalWriter(run.journal_file), False
         self._state = fold_journal(journal.read_journal(run.journal_file))
-        self._claims = gpu_claims.GpuClaims(run.run, run.node, list_waiter_pids=self._list_waiter_pids)
+        self._claims = gpu_claims.GpuClaims(run.run, run.node, waiters=self._list_waiter_pids)
         self._ports = tcp_ports.ReservedPorts()
         self._samples = sampling.SampleFile(run.samples_file)
         self._attempt: Attempt | None = None
@@ -185,7 +185,7 @@ class Supervisor:
                 lambda sample: self._samples.append(max(self._state.attempt, 0), "health", sample),
                 self._report_sampler_failure,
             )
-            # Start it later: it would compete with the starting workers for the processor.
+            # Start the sampler later, because it would compete with the starting workers for the processor.
             self._loop.call_later(min(_HEALTH_DELAY_S, seconds), self._health_sampler.start)
 
     # --- samples and timers
@@ -202,10 +202,10 @@ class Supervisor:
     def _tick(self) -> None:
         attempt = self._attempt
         if self._activity is not None:
-            self._activity.update()
+            self._activity.restart_if_workers_changed()
         if attempt is None or attempt.shutdown.is_swept:
             return
-        if attempt.outputs.update():
+        if attempt.outputs.update_files():
             for step in range(1, _RESERVE_UPDATES_PER_TICK):
                 self._loop.call_later(step * TICK_S / _RESERVE_UPDATES_PER_TICK, attempt.outputs.extend_reserves)
         attempt.poll_exits()
@@ -305,7 +305,7 @@ class Supervisor:
         fencing.touch_lease(self._run.lease_file)
         self._set_attempt(attempt)
         self._record(events.Prepared(prepare.attempt, list(attempt.ports.attempt_ports)))
-        self._forking.prepare(attempt)
+        self._forking.prepare_forkserver(attempt)
         return self._build_prepared_reply(attempt)
 
     def _build_prepared_reply(self, attempt: Attempt) -> dict[str, Any]:
@@ -326,7 +326,7 @@ class Supervisor:
         stop = run_requests.parse_dataclass(run_requests.StopArguments, arguments)
         if self._attempt is not None:
             self._attempt.shutdown.stop(stop.grace, stop.reason)
-            self._forking.run_waiting_starts()
+            self._forking.run_deferred_starts()
         return {}
 
     def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -365,8 +365,8 @@ TAKEN = b"taken\n"
 def fork_supervisor(run: RunDir) -> tuple[int, int]:
     """Fork a supervisor that outlives this process. The calling process must have one thread.
 
-    A double fork and a new session make the supervisor independent of this process. It executes no other program, so
-    that it starts fast: all modules are already loaded.
+    A double fork and a new session make the supervisor independent of this process. The supervisor executes no other
+    program, because a fork with all modules loaded starts fast.
 
     Returns:
         The pid of a short-lived child, and a descriptor from which READY, TAKEN (another supervisor runs) or nothing
@@ -415,5 +415,5 @@ def _detach_from_parent(run: RunDir, keep: set[int]) -> None:
     spawn.disable_core_dumps()
     syscalls.become_subreaper()
     syscalls.set_process_name("clusterctl-supv")
-    # Other users see the title. It does not name run and node, because these names are markers of the run's processes.
+    # Other users see the title, so it must not contain run and node: these names are markers of the run's processes.
     syscalls.set_process_title(f"clusterctl-agent supervise {run.short_key}")

@@ -1,7 +1,7 @@
 """The waiter: the parent process of one worker, which waits for the worker and writes its exit file.
 
-A waiter survives its supervisor. It holds the claims on the GPUs while the worker lives. It also enforces the fence, so
-that the worker ends even if no supervisor runs.
+A waiter survives its supervisor, and holds the claims on the GPUs while the worker lives. A waiter also enforces the
+fence, so that the worker ends even if no supervisor runs.
 
 There are two kinds of waiters. One kind is a fork of the supervisor, and forks the worker. The other kind is the
 command `wait` of the agent, for a worker that a forkserver forks.
@@ -116,8 +116,8 @@ def main(arguments: list[str]) -> NoReturn:
     """Run the command `wait CONFIG REPORT GO READY WORKER KEEP...`: wait for a worker that a forkserver has forked.
 
     The arguments are descriptor numbers, except WORKER, the worker's pid. The forkserver forked this process, which
-    then forked the worker and executed the agent. So the worker is a child of this process. It waits until this process
-    writes to GO.
+    then forked the worker and executed the agent. The worker, a child of this process, waits until this process writes
+    to GO.
     """
     file, report, go, ready, worker, *keep = map(int, arguments)
     try:
@@ -182,7 +182,7 @@ def _become_worker(config: WaiterConfig, gate: int, go: int) -> NoReturn:
 
 
 class _ExitFile:
-    """The exit file. It exists with reserved space before the worker ends, so that a full disk does no harm."""
+    """The exit file, made with reserved space before the worker ends, so that a full disk does no harm."""
 
     def __init__(self, path: str) -> None:
         self._path, self._temporary = path, f"{path}.{os.getpid()}"
@@ -259,7 +259,7 @@ class _Fence:
         self._config = config
         self._task: Task | None = None
         if config.stop_after is not None and config.fence is not None:
-            # Import it only here, because most runs have no fence. A later import may fail: files may be gone.
+            # Most runs have no fence and do not need this slow import. Do not import later: the files may be removed.
             from clusterctl.agent.processes import termination
 
             self._task = functools.partial(termination.terminate_for_fence, config.fence)

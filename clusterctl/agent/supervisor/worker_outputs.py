@@ -1,8 +1,9 @@
 """The workers' output files on this node: reserved space, time index, and discarded output if space is short.
 
-A `print` on a full disk would end a rank. So the supervisor discards stored output before the disk is full: first bytes
-that the head has, then the oldest bytes. It writes the offsets before it discards bytes, so that readers do not take
-holes for output. At intervals, and at the end of the attempt, it records in the journal which bytes it has discarded.
+A `print` on a full disk would end a rank. To prevent this, the supervisor discards stored output: first bytes that the
+head has, then the oldest bytes. The supervisor writes the offsets before it discards bytes, so that readers do not
+mistake holes for output. At intervals, and at the end of the attempt, the supervisor records discarded bytes in the
+journal.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class OpenWorkerOutput(WorkerOutput):
     def _start_part(self) -> None:
         """Set the offset at which new output starts, because the worker has truncated the file.
 
-        This offset is behind all bytes that may have been sent.
+        The new offset is larger than the offsets of all bytes that may have been sent.
         """
         offsets = self.offsets
         sent_end = max(offsets.sent, offsets.replicated, offsets.first_valid)
@@ -292,7 +293,7 @@ class WorkerOutputs:
 
     # --- the files of the attempt
 
-    def make(self, ranks: Iterable[int]) -> None:
+    def make_files(self, ranks: Iterable[int]) -> None:
         """Make or open the files of these ranks and reserve space.
 
         Raises:
@@ -301,16 +302,16 @@ class WorkerOutputs:
         rank_list = list(ranks)
         self._offset_table.make(rank_list)
         for rank in rank_list:
-            self.open(rank)
+            self.open_file(rank)
 
-    def open(self, rank: int) -> None:
+    def open_file(self, rank: int) -> None:
         """Make or open the files of a rank and reserve space.
 
         Raises:
             OSError: The disk has no space, or a file is not writable.
         """
         output = self._files[rank] = OpenWorkerOutput(self._run, self._attempt, rank, self._offset_table, self._reserve)
-        output.offsets.first_valid = max(output.offsets.first_valid, self._get_journalled(output)[0])
+        output.offsets.first_valid = max(output.offsets.first_valid, self._get_recorded(output)[0])
         self._update_output(output)
         output.extend_reserve()
 
@@ -318,11 +319,11 @@ class WorkerOutputs:
         """Whether the files of a rank are open."""
         return rank in self._files
 
-    def descriptor(self, rank: int) -> int:
+    def get_descriptor(self, rank: int) -> int:
         """Return the descriptor of the output file of a rank."""
         return self._files[rank].fd
 
-    def update(self) -> bool:
+    def update_files(self) -> bool:
         """Update offsets, index and reserve of all files, and enforce the size limit. Call this every 250 ms.
 
         Returns:
@@ -384,23 +385,21 @@ class WorkerOutputs:
             with contextlib.suppress(OSError):
                 output.extend_reserve()
 
-    def _make_room(self, missing: int) -> None:
-        """Free at least `missing` bytes if possible."""
+    def _make_room(self, need: int) -> None:
+        """Free at least `need` bytes if possible."""
         self._alarm("disk_full", "the disk is full: the oldest output is discarded, first the part that the head has")
         earlier = self._list_earlier_outputs()
         replicated = [(output, output.offsets.replicated) for output in (*earlier, *self._files.values())]
         for output, end in (*replicated, *((output, output.offsets.size) for output in earlier)):
-            if missing > 0:
-                missing -= self._discard_front(
-                    output, min(end - TAIL_BYTES, output.offsets.first_valid + missing), _FULL
-                )
-        while missing > 0:
+            if need > 0:
+                need -= self._discard_front(output, min(end - TAIL_BYTES, output.offsets.first_valid + need), _FULL)
+        while need > 0:
             largest = max(self._files.values(), key=lambda each: each.remaining_bytes)
-            target = largest.offsets.first_valid + max(missing, _STEP_BYTES)
+            target = largest.offsets.first_valid + max(need, _STEP_BYTES)
             freed = self._discard_front(largest, min(largest.offsets.size - TAIL_BYTES, target), _FULL)
             if freed <= 0:
                 return
-            missing -= freed
+            need -= freed
 
     def _enforce_size_limit(self, output: WorkerOutput, limit: int) -> None:
         target = min(output.offsets.size - limit, output.offsets.replicated - TAIL_BYTES)
@@ -459,12 +458,12 @@ class WorkerOutputs:
 
     # --- events
 
-    def _get_journalled(self, output: WorkerOutput) -> tuple[int, int]:
+    def _get_recorded(self, output: WorkerOutput) -> tuple[int, int]:
         return self._journalled.get((output.attempt, output.rank), (0, 0))
 
     def _record_discarded(self, output: WorkerOutput, *, last: bool = False) -> None:
         """Record discarded output in the journal, but not each time, to keep the journal of a long run small."""
-        first_valid, lost = self._get_journalled(output)
+        first_valid, lost = self._get_recorded(output)
         gone, lost, now = output.offsets.first_valid - first_valid, output.offsets.lost - lost, time.monotonic()
         if not gone and not lost:
             return

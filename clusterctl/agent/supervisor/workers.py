@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, cast
 from clusterctl.agent import inject
 from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
-from clusterctl.agent.linux.spawn import encode_with_surrogates
+from clusterctl.agent.linux.spawn import encode_text
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import command_messages, frames, run_requests
 from clusterctl.agent.supervisor import output_errors, waiter
@@ -192,17 +192,17 @@ def build_worker_program(
 ) -> spawn.Program:
     """Return argv, environment and working directory of a worker."""
     env = _build_environment(run, markers, prepare, start, worker_start)
-    env = spawn.prepend_program_folder(encode_with_surrogates(python), env)
+    env = spawn.prepend_program_folder(encode_text(python), env)
     python = get_python_argv0(python, prepare.python, worker_start.prologue)
-    argv = [encode_with_surrogates(word) for word in worker_start.argv]
+    argv = [encode_text(word) for word in worker_start.argv]
     if argv and argv[0] == spawn.PYTHON_PLACEHOLDER.encode():
-        argv[0] = encode_with_surrogates(python)
-    cwd = encode_with_surrogates(prepare.workdir)
+        argv[0] = encode_text(python)
+    cwd = encode_text(prepare.workdir)
     return spawn.Program(
         argv=argv,
         env=env,
         cwd=cwd,
-        prologue=None if worker_start.prologue is None else encode_with_surrogates(worker_start.prologue),
+        prologue=None if worker_start.prologue is None else encode_text(worker_start.prologue),
         tag=markers.tag,
     )
 
@@ -217,18 +217,16 @@ def _build_environment(
     env = spawn.build_base_environment()
     env.pop(b"OLDPWD", None)
     env.pop(b"_", None)
-    env[b"PWD"] = encode_with_surrogates(prepare.workdir)
-    env[b"TORCHELASTIC_ERROR_FILE"] = encode_with_surrogates(
-        run.rank_file(start.attempt, worker_start.rank, "error.json")
-    )
+    env[b"PWD"] = encode_text(prepare.workdir)
+    env[b"TORCHELASTIC_ERROR_FILE"] = encode_text(run.rank_file(start.attempt, worker_start.rank, "error.json"))
     for source in (worker_start.env, start.secrets):
-        env.update((encode_with_surrogates(name), encode_with_surrogates(value)) for name, value in source.items())
+        env.update((encode_text(name), encode_text(value)) for name, value in source.items())
     status_dir = run.status_dir(start.attempt)
-    env[b"CLUSTERCTL_STATUS_DIR"] = encode_with_surrogates(status_dir)
+    env[b"CLUSTERCTL_STATUS_DIR"] = encode_text(status_dir)
     if start.inject:
         pythonpath = env.get(b"PYTHONPATH", b"").decode("utf-8", "surrogateescape")
         added = inject.build_shim_environment(inject.get_shim_folder(run.root), status_dir, pythonpath)
-        env.update((encode_with_surrogates(name), encode_with_surrogates(value)) for name, value in added.items())
+        env.update((encode_text(name), encode_text(value)) for name, value in added.items())
     env.update(markers.environment())
     return env
 

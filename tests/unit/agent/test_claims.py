@@ -103,7 +103,7 @@ def test_a_holder_is_named_by_the_file_that_is_locked(folder: str, text: str, wo
 def test_after_a_restart_of_its_supervisor_a_run_has_its_gpus_still(folder: str) -> None:
     waiters = GpuClaims("run-1", "n1", folder)
     waiters.claim([100])
-    again = GpuClaims("run-1", "n1", folder, list_waiter_pids=lambda: [os.getpid()])
+    again = GpuClaims("run-1", "n1", folder, waiters=lambda: [os.getpid()])
 
     assert len(again.claim([100])) == 1
     again.release()

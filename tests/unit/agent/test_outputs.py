@@ -33,7 +33,7 @@ class Run:
     def attempt(self, number: int = 0, *, reserve: int = 0, max_size: int | None = None) -> WorkerOutputs:
         os.makedirs(self.dir.attempt_dir(number), exist_ok=True)
         outputs = WorkerOutputs(self.dir, number, reserve, max_size, self.record, self.state.dropped)
-        outputs.make([0])
+        outputs.make_files([0])
         return outputs
 
     def dropped(self) -> list[OutputDropped]:
@@ -56,7 +56,7 @@ def run(tmp_path: Path) -> Run:
 
 def write(outputs: WorkerOutputs, count: int) -> None:
     for begin in range(0, count, MEGABYTE):
-        os.write(outputs.descriptor(0), b"x" * min(MEGABYTE, count - begin))
+        os.write(outputs.get_descriptor(0), b"x" * min(MEGABYTE, count - begin))
 
 
 # --- the index
@@ -66,7 +66,7 @@ def test_the_index_tells_at_once_of_what_is_new_after_a_while_and_of_much(run: R
     outputs = run.attempt()
     for size in (1, 1, 4095, 1, 4096):
         write(outputs, size)
-        outputs.update()
+        outputs.update_files()
     assert run.index() == [1, 4097, 8194]
 
 
@@ -74,10 +74,10 @@ def test_what_the_index_did_not_tell_at_once_it_tells_within_a_second(run: Run) 
     outputs = run.attempt()
     for _ in range(2):
         write(outputs, 1)
-        outputs.update()
+        outputs.update_files()
     begun = time.monotonic()
     while run.index() == [1]:
-        outputs.update()
+        outputs.update_files()
         assert time.monotonic() - begun < 20
     assert run.index() == [1, 2]
     assert time.monotonic() - begun > 0.9
@@ -87,7 +87,7 @@ def test_the_index_ends_with_the_size_of_the_output(run: Run) -> None:
     outputs = run.attempt()
     for _ in range(3):
         write(outputs, 10)
-        outputs.update()
+        outputs.update_files()
     outputs.close()
     assert run.index() == [10, 30]
 
@@ -95,11 +95,11 @@ def test_the_index_ends_with_the_size_of_the_output(run: Run) -> None:
 def test_an_index_goes_on_where_the_last_supervisor_left_it(run: Run) -> None:
     outputs = run.attempt()
     write(outputs, 10)
-    outputs.update()
+    outputs.update_files()
     write(outputs, 10)
-    outputs.update()
+    outputs.update_files()
     again = run.attempt()
-    again.update()
+    again.update_files()
     assert run.index() == [10, 20]
 
 
@@ -110,7 +110,7 @@ def test_on_a_disk_with_space_nothing_is_said_and_nothing_given_up(run: Run) -> 
     outputs = run.attempt(reserve=MEGABYTE)
     for _ in range(10):
         write(outputs, MEGABYTE // 2)
-        outputs.update()
+        outputs.update_files()
         outputs.extend_reserves()
         outputs.record_replicated(0, 0, 10 * MEGABYTE)
     outputs.close()
@@ -120,7 +120,7 @@ def test_on_a_disk_with_space_nothing_is_said_and_nothing_given_up(run: Run) -> 
 def test_the_reserve_of_the_index_is_given_back_in_the_end(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
     write(outputs, 10)
-    outputs.update()
+    outputs.update_files()
     index = Path(run.dir.rank_file(0, 0, "idx"))
     assert index.stat().st_blocks * 512 >= 64 * 1024
     outputs.close()
@@ -133,7 +133,7 @@ def test_an_index_has_space_ahead_however_long_it_gets(run: Run) -> None:
     index = Path(run.dir.rank_file(0, 0, "idx"))
     for _ in range(2 * 64 * 1024 // INDEX_RECORD.size):
         write(outputs, 4096)
-        outputs.update()
+        outputs.update_files()
     assert index.stat().st_size >= 2 * 64 * 1024
     assert index.stat().st_blocks * 512 >= index.stat().st_size + 16 * 1024
 
@@ -151,7 +151,7 @@ def test_a_limit_is_held_and_the_journal_hears_of_it_once(run: Run) -> None:
     for number in range(1, 41):
         write(outputs, MEGABYTE)
         outputs.record_replicated(0, 0, number * MEGABYTE)
-        outputs.update()
+        outputs.update_files()
         assert run.allocated() <= 3 * MEGABYTE
     outputs.close()
     (dropped,) = run.dropped()
@@ -165,7 +165,7 @@ def test_a_limit_is_held_in_pieces_of_a_mebibyte_and_not_at_each_look(run: Run) 
     for number in range(1, 41):
         write(outputs, MEGABYTE // 4)
         outputs.record_replicated(0, 0, number * MEGABYTE // 4)
-        outputs.update()
+        outputs.update_files()
         first.append(OffsetTable(run.dir.attempt_dir(0)).read_offsets(0).first_valid)
     assert len(set(first)) == 1 + 6
     assert first[-1] >= 5 * MEGABYTE
@@ -176,14 +176,14 @@ def test_under_a_flood_the_journal_hears_of_each_64_mib(run: Run) -> None:
     for number in range(1, 140):
         write(outputs, MEGABYTE)
         outputs.record_replicated(0, 0, number * MEGABYTE)
-        outputs.update()
+        outputs.update_files()
     assert [event.first_valid // (64 * MEGABYTE) for event in run.dropped()] == [1, 2]
 
 
 def test_what_is_not_on_the_head_stays_whatever_the_limit(run: Run) -> None:
     outputs = run.attempt(max_size=MEGABYTE)
     write(outputs, 5 * MEGABYTE)
-    outputs.update()
+    outputs.update_files()
     outputs.close()
     assert run.events == []
     assert run.allocated() >= 5 * MEGABYTE
@@ -218,7 +218,7 @@ def test_what_was_given_up_and_not_told_is_told_by_the_next_supervisor(run: Run)
     outputs = run.attempt(max_size=MEGABYTE)
     write(outputs, 5 * MEGABYTE)
     outputs.record_replicated(0, 0, 5 * MEGABYTE)
-    outputs.update()
+    outputs.update_files()
     assert run.dropped() == []
     run.attempt(max_size=MEGABYTE).close()
     assert [event.first_valid for event in run.dropped()] == [4 * MEGABYTE]
@@ -231,7 +231,7 @@ def test_a_file_that_grows_beyond_its_reserve_at_once_was_not_emptied(run: Run) 
     outputs = run.attempt(reserve=MEGABYTE)
     for _ in range(5):
         write(outputs, 3 * MEGABYTE)
-        outputs.update()
+        outputs.update_files()
     assert run.events == []
     assert OffsetTable(run.dir.attempt_dir(0)).read_offsets(0).file_start == 0
 
@@ -239,13 +239,13 @@ def test_a_file_that_grows_beyond_its_reserve_at_once_was_not_emptied(run: Run) 
 @pytest.mark.parametrize("reserve", [MEGABYTE, 0], ids=["with a reserve", "without one"])
 def test_a_file_that_was_emptied_goes_on_behind_what_was_sent(run: Run, reserve: int) -> None:
     outputs = run.attempt(reserve=reserve)
-    os.write(outputs.descriptor(0), b"first words\n")
-    outputs.update()
+    os.write(outputs.get_descriptor(0), b"first words\n")
+    outputs.update_files()
     offset_table = OffsetTable(run.dir.attempt_dir(0))
     offset_table.write_sent(0, 12)
     os.truncate(run.log(), 0)
-    os.write(outputs.descriptor(0), b"other\n")
-    outputs.update()
+    os.write(outputs.get_descriptor(0), b"other\n")
+    outputs.update_files()
     offsets = offset_table.read_offsets(0)
     assert (offsets.file_start, offsets.first_valid, offsets.size, offsets.lost) == (12, 12, 18, 0)
     alarm = run.events[0]
@@ -261,11 +261,11 @@ def test_a_file_that_was_emptied_goes_on_behind_what_was_sent(run: Run, reserve:
 def test_a_file_that_is_emptied_again_and_again_is_told_of_once_a_minute(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
     for number in range(50):
-        os.write(outputs.descriptor(0), b"retry\n")
-        outputs.update()
+        os.write(outputs.get_descriptor(0), b"retry\n")
+        outputs.update_files()
         OffsetTable(run.dir.attempt_dir(0)).write_sent(0, 6 * (number + 1))
         os.truncate(run.log(), 0)
-        outputs.update()
+        outputs.update_files()
     outputs.close()
     assert [type(event) for event in run.events] == [Alarm, OutputDropped, OutputDropped]
     assert run.dropped()[-1].first_valid == 300
@@ -274,10 +274,10 @@ def test_a_file_that_is_emptied_again_and_again_is_told_of_once_a_minute(run: Ru
 
 def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
-    os.write(outputs.descriptor(0), b"first words\n")
-    outputs.update()
+    os.write(outputs.get_descriptor(0), b"first words\n")
+    outputs.update_files()
     os.truncate(run.log(), 0)
-    os.write(outputs.descriptor(0), b"fewer words")
+    os.write(outputs.get_descriptor(0), b"fewer words")
     again = OpenWorkerOutput(run.dir, 0, 0, OffsetTable(run.dir.attempt_dir(0)), MEGABYTE)
     assert again.update_offsets().emptied
     assert again.offsets.lost == 12
@@ -286,8 +286,8 @@ def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: 
 
 def test_after_a_reboot_a_file_counts_as_it_is(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
-    os.write(outputs.descriptor(0), b"first words\n")
-    outputs.update()
+    os.write(outputs.get_descriptor(0), b"first words\n")
+    outputs.update_files()
     offset_table = Path(run.dir.attempt_dir(0)) / "offsets"
     offset_table.write_bytes(offset_table.read_bytes()[:40] + b"another!")  # the boot that it was written in
     os.truncate(run.log(), 6)
@@ -307,7 +307,7 @@ def test_nothing_stays_open_of_an_attempt_that_is_over(run: Run) -> None:
     assert 0 in outputs
     assert 1 not in outputs
     write(outputs, 10)
-    outputs.update()
+    outputs.update_files()
     outputs.close()
     assert 0 not in outputs
     assert sorted(os.listdir("/proc/self/fd")) == before
@@ -316,7 +316,7 @@ def test_nothing_stays_open_of_an_attempt_that_is_over(run: Run) -> None:
 def test_all_files_of_an_attempt_share_one_table_of_offsets(run: Run) -> None:
     outputs = run.attempt()
     one = len(os.listdir("/proc/self/fd"))
-    outputs.make([1])
+    outputs.make_files([1])
     # Its output and its index, and no table of its own.
     assert len(os.listdir("/proc/self/fd")) == one + 2
     outputs.close()
@@ -332,10 +332,10 @@ def test_all_files_of_an_attempt_share_one_table_of_offsets(run: Run) -> None:
 )
 def test_what_grows_fast_is_to_be_looked_at_earlier(run: Run, reserve: int, size: int, fast: bool) -> None:
     outputs = run.attempt(reserve=reserve)
-    assert outputs.update() is False
+    assert outputs.update_files() is False
     write(outputs, size)
-    assert outputs.update() is fast
-    assert outputs.update() is False
+    assert outputs.update_files() is fast
+    assert outputs.update_files() is False
     outputs.close()
 
 

@@ -30,13 +30,13 @@ class Long:
         self.index = Path(self.dir.file_path(NAME))
         self.index.write_bytes(b"".join(INDEX_RECORD.pack(n * BLOCK, float(n)) for n in range(1, RECORDS + 1)))
         self.outputs = WorkerOutputs(self.dir, 0, 0, 1 << 20, lambda _: None, JournalState().dropped)
-        self.outputs.make([0])
+        self.outputs.make_files([0])
         os.truncate(self.dir.rank_file(0, 0, "log"), RECORDS * BLOCK)
-        self.outputs.update()
+        self.outputs.update_files()
 
     def give_up(self, replicated: int = RECORDS * BLOCK) -> None:
         self.outputs.record_replicated(0, 0, replicated)
-        self.outputs.update()
+        self.outputs.update_files()
 
     @property
     def allocated(self) -> int:
