@@ -113,7 +113,7 @@ def test_any_python_since_3_9_can_run_the_agent(shell: Callable[..., Channel], v
     python = f"/root/.pyenv/versions/{version}/bin/python"
     if not os.access(python, os.X_OK):
         pytest.skip(f"{python} is not here")
-    found = start(shell(), first=(python,))
+    found = start(shell(), preferred_pythons=(python,))
     assert (found.version, found.python) == (version, python)
 
 
@@ -122,7 +122,7 @@ def test_a_folder_name_full_of_shell_survives(shell: Callable[..., Channel], tmp
     folder.mkdir()
     python = folder / "python3"
     python.symlink_to(sys.executable)
-    assert start(shell(), first=(str(python),)).python == str(python)
+    assert start(shell(), preferred_pythons=(str(python),)).python == str(python)
 
 
 def test_unusable_interpreters_are_passed_over(shell: Callable[..., Channel], tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_unusable_interpreters_are_passed_over(shell: Callable[..., Channel], tm
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     locked.write_text("")
-    assert start(shell(), first=(str(broken), str(locked), str(tmp_path), "/nowhere", sys.executable)).version
+    assert start(shell(), preferred_pythons=(str(broken), str(locked), str(tmp_path), "/nowhere", sys.executable)).version
 
 
 def incomplete(folder: Path, module: str) -> Path:
@@ -160,7 +160,7 @@ def test_a_python_that_lacks_what_the_agent_needs_is_passed_over(
     shell: Callable[..., Channel], tmp_path: Path, module: str
 ) -> None:
     python = incomplete(tmp_path / "incomplete", module)
-    assert start(shell(), first=(str(python), sys.executable)).python == sys.executable
+    assert start(shell(), preferred_pythons=(str(python), sys.executable)).python == sys.executable
 
 
 def test_what_precedes_the_preamble_is_skipped(shell: Callable[..., Channel]) -> None:

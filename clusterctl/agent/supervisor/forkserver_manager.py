@@ -305,7 +305,7 @@ class ForkServerManager:
         self._loop, self._run, self._markers, self._record = loop, run, markers, record
         self._server: ForkServer | None = None
         self._attempt: Attempt | None = None
-        self._request: run_requests.ForkPlan | None = None
+        self._request: run_requests.ForkserverSettings | None = None
         self._deferred_starts: list[tuple[Action, Action, DeferredReply]] = []
         self._warned_reasons: set[str] = set()
 
