@@ -130,7 +130,9 @@ def test_unusable_interpreters_are_passed_over(shell: Callable[..., Channel], tm
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     locked.write_text("")
-    assert start(shell(), preferred_pythons=(str(broken), str(locked), str(tmp_path), "/nowhere", sys.executable)).version
+    assert start(
+        shell(), preferred_pythons=(str(broken), str(locked), str(tmp_path), "/nowhere", sys.executable)
+    ).version
 
 
 def incomplete(folder: Path, module: str) -> Path:
