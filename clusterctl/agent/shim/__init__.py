@@ -14,6 +14,8 @@ from .progress_counters import ProgressCounters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .child_failure_recorder import ChildFailureRecorder
+    from .event_recorders import PeerRecorder
     from .status_writer import StatusWriter
 
 
@@ -35,7 +37,6 @@ def start_shim(status_dir: str, rank: int) -> None:
         status_dir: The directory for the status files of this run, node and attempt.
         rank: The global rank.
     """
-    global active_shim  # noqa: PLW0603  (a process has one shim)
     if rank_claim.is_rank_launcher():
         from .event_recorders import ExitRecorder
 
@@ -44,18 +45,39 @@ def start_shim(status_dir: str, rank: int) -> None:
     start_time = rank_claim.claim_rank(status_dir, rank)
     from . import import_hooks
     from .child_failure_recorder import ChildFailureRecorder
-    from .event_recorders import ExitRecorder, ExitWatcher, PeerRecorder, SignalRecorder, record_error_for_torchrun
+    from .event_recorders import ExitRecorder, ExitWatcher, PeerRecorder, record_error_for_torchrun
 
     record_error_for_torchrun()
     groups, children = PeerRecorder(status_dir, rank), ChildFailureRecorder(status_dir, rank)
     recorder_hooks = {**groups.hooks, **children.hooks}
     if start_time is None:
-        import_hooks.hook_imports(ProgressCounters(), recorder_hooks)
+        # A wrapper may have started the script that trains. That script shows itself by the import of a framework.
+        take = dict.fromkeys(import_hooks.FRAMEWORK_MODULES, lambda _: _take_over(status_dir, rank, groups, children))
+        import_hooks.hook_imports(ProgressCounters(), {**take, **recorder_hooks})
         children.watch_script(lambda write: ExitWatcher(write).start())
         return
+    counters = _activate(status_dir, rank, start_time, groups, children)
+    import_hooks.hook_imports(counters, recorder_hooks)
+    ExitRecorder(status_dir, rank, start_time).start()
+
+
+def _take_over(status_dir: str, rank: int, groups: PeerRecorder, children: ChildFailureRecorder) -> None:
+    """Become the rank in place of a wrapper that has started this process and does not train itself."""
+    start_time = None if active_shim else rank_claim.take_over_claim(status_dir, rank)
+    if start_time is not None:
+        _activate(status_dir, rank, start_time, groups, children)
+
+
+def _activate(
+    status_dir: str, rank: int, start_time: int, groups: PeerRecorder, children: ChildFailureRecorder
+) -> ProgressCounters:
+    """Start the parts of the shim that describe this process as the rank."""
+    global active_shim  # noqa: PLW0603  (a process has one shim)
     # These imports are not at the top, because many Python processes of a worker are not the rank and do not need them.
     import atexit
 
+    from . import import_hooks
+    from .event_recorders import SignalRecorder
     from .stack_dumper import StackDumper
     from .status_writer import StatusWriter
 
@@ -63,18 +85,16 @@ def start_shim(status_dir: str, rank: int) -> None:
     writer = StatusWriter(counters, StackDumper(status_dir, rank, start_time), status_dir, rank, start_time)
     active_shim = ActiveShim(counters, writer)
     signals = SignalRecorder(status_dir, rank, start_time)
-    import_hooks.hook_imports(
-        counters,
-        {**import_hooks.make_framework_hooks(counters), **recorder_hooks, "signal": signals.wrap_signal_module},
-    )
+    hooks = {**import_hooks.make_framework_hooks(counters), "signal": signals.wrap_signal_module}
+    import_hooks.hook_imports(counters, hooks)
     os.register_at_fork(before=writer.pause, after_in_parent=writer.resume, after_in_child=_stop_in_forked_child)
     groups.start()
     children.record_signals()
     atexit.register(writer.finish)
     atexit.register(groups.finish, counters)
-    ExitRecorder(status_dir, rank, start_time).start()
     signals.start()
     writer.start()
+    return counters
 
 
 def _stop_in_forked_child() -> None:

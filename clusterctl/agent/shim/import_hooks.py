@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _TORCH = "torch.optim.optimizer"
 # The modules of Keras 3, Keras 2.13 to 2.15 and tf_keras with the class whose methods `fit` calls for every batch.
 _KERAS = ("keras.src.callbacks.callback_list", "keras.src.callbacks", "keras.callbacks", "tf_keras.src.callbacks")
+FRAMEWORK_MODULES = (_TORCH, *_KERAS)
+"""A process that imports one of these trains, or helps one that does."""
 
 
 def make_framework_hooks(counters: ProgressCounters) -> dict[str, Callable[[Any], None]]:

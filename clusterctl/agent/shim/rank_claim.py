@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 
+_MAX_LEVELS = 8
 _LAUNCHERS = (b"torchrun", b"accelerate", b"accelerate-launch", b"deepspeed")
 _MODULES = (b"torch.distributed.run", b"torch.distributed.launch", b"accelerate.commands.launch")
 
@@ -52,20 +54,66 @@ def claim_rank(status_dir: str, rank: int) -> int | None:
         os.close(lock)
 
 
-def _is_claimed_by_another(path: str, own_identity: tuple[int, int]) -> bool:
+def take_over_claim(status_dir: str, rank: int) -> int | None:
+    """Claim the rank in place of an ancestor that holds the claim and has not imported a framework.
+
+    Returns:
+        The start time of this process in ticks since boot if it has the claim now, else `None`.
+    """
+    import json
+
+    base = os.path.join(status_dir, f"rank-{rank}")
+    holder, start_time = _read_claim(f"{base}.claim"), read_start_ticks("self")
+    if start_time is None or "--multiprocessing-fork" in sys.argv or not _is_ancestor(holder[0]):
+        return None
+    with open(f"{base}.status.json", encoding="ascii") as file:
+        status = json.load(file)
+    if status["pid"] != holder[0] or status["frameworks"] or status["beats"]:
+        return None
+    _write_claim(f"{base}.claim", (os.getpid(), start_time))
+    return start_time
+
+
+def has_claim(status_dir: str, rank: int, start_time: int) -> bool:
+    """Return whether this process still holds the claim, or the claim cannot be read."""
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        with open(path, encoding="ascii") as existing:
-            words = existing.read().split()
-        holder = (int(words[0]), int(words[1])) if len(words) == 2 else (0, 0)
-        if holder != own_identity and holder[0] > 0 and read_start_ticks(holder[0]) == holder[1]:
+        return _read_claim(os.path.join(status_dir, f"rank-{rank}.claim")) == (os.getpid(), start_time)
+    except OSError:
+        return True
+
+
+def _is_ancestor(pid: int) -> bool:
+    parent: object = "self"
+    for _ in range(_MAX_LEVELS):
+        with open(f"/proc/{parent}/stat", "rb") as file:
+            parent = int(file.read().rpartition(b")")[2].split()[1])
+        if parent == pid:
             return True
-        file = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    return False
+
+
+def _read_claim(path: str) -> tuple[int, int]:
+    with open(path, encoding="ascii") as file:
+        words = file.read().split()
+    return (int(words[0]), int(words[1])) if len(words) == 2 else (0, 0)
+
+
+def _write_claim(path: str, identity: tuple[int, int]) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(file, b"%d %d\n" % own_identity)
+        os.write(file, b"%d %d\n" % identity)
     finally:
         os.close(file)
+
+
+def _is_claimed_by_another(path: str, own_identity: tuple[int, int]) -> bool:
+    try:
+        holder = _read_claim(path)
+    except FileNotFoundError:
+        holder = (0, 0)
+    if holder != own_identity and holder[0] > 0 and read_start_ticks(holder[0]) == holder[1]:
+        return True
+    _write_claim(path, own_identity)
     return False
 
 

@@ -9,6 +9,7 @@ import time
 from time import monotonic
 
 from .file_writer import encode_json, replace_file
+from .rank_claim import has_claim
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class StatusWriter:
     ) -> None:
         self._counters = counters
         self._dumper = dumper
+        self._status_dir = status_dir
         self._path = os.path.join(status_dir, f"rank-{rank}.status.json")
         self._pid = os.getpid()
         self._start_time = start_time
@@ -72,6 +74,8 @@ class StatusWriter:
         """At the exit of the process, write the status with the final step."""
         if self._pid == os.getpid():
             self._run_part("exit", self._stop)
+            if not self._is_rank():
+                return
             self._run_part("collectives", self._check_collectives)
             self._run_part("status", self._write)
 
@@ -124,6 +128,8 @@ class StatusWriter:
             return self._stopping
 
     def _tick(self) -> None:
+        if not self._is_rank():
+            return
         # Parts that import modules begin after a second, so that they do not slow down the start of the script.
         if self._ticks > 0:
             self._run_part("main_thread", self._check_main_thread)
@@ -131,6 +137,11 @@ class StatusWriter:
             self._run_part("stacks", self._dumper.check_registration)
         self._ticks += 1
         self._run_part("status", self._write)
+
+    def _is_rank(self) -> bool:
+        """Return whether this process trains, or no script that it has started does so in its place."""
+        counters = self._counters
+        return bool(counters.frameworks or counters.beats) or has_claim(self._status_dir, self._rank, self._start_time)
 
     def _run_part(self, part: str, action: Callable[[], None]) -> None:
         try:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,29 @@ def test_the_training_takes_over_from_a_helper_of_the_prologue(bench, python, un
     said = until(lambda: (said := worker.said()) and said["main_time"] and said)
     assert said["pid"] != worker.pid
     assert b"train.py" in Path(f"/proc/{said['pid']}/cmdline").read_bytes()
+
+
+WRAPPER = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
+TRAINS = "import torch, time; print('up', flush=True); time.sleep(100)"
+
+
+def test_the_script_that_trains_takes_over_from_the_wrapper_that_started_it(bench, until):
+    worker = bench.start(argv=[sys.executable, "-c", WRAPPER, "-c", TRAINS])
+    worker.prints("up")
+    said = until(lambda: (said := worker.said()) and said["pid"] != worker.pid and said["main_time"] and said)
+    assert said["frameworks"] == ["torch"]
+    assert worker.said("ready")["pid"] == said["pid"]
+    os.kill(said["pid"], signal.SIGTERM)
+    worker.wait()
+    assert worker.said()["pid"] == said["pid"]
+
+
+def test_a_helper_that_imports_a_framework_does_not_take_over_from_a_script_that_trains(bench, until):
+    helper = "import subprocess, sys, torch; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    worker = bench.start(argv=[sys.executable, "-c", helper, TRAINS])
+    worker.prints("up")
+    until(lambda: worker.said()["main_time"])
+    assert worker.said()["pid"] == worker.pid
 
 
 def test_a_process_without_a_rank_claims_nothing_and_its_children_do(bench, until):
