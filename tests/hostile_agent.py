@@ -282,7 +282,7 @@ LIES: dict[str, Lie] = {
                 {"push": "event", "run": "other", "event": {**a._journal[0], "seq": a.seq + 1}}
             )
         ],
-        says="speaks of the run",
+        says="is about the run",
     ),
     "an event that is a number": _message({"push": "event", "run": "r", "event": 7}, "event"),
     # files

@@ -75,7 +75,7 @@ def build_node_stats(state: RunState, node: str, sample: HealthSample | None) ->
     if sample is None:
         return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
     stats = stats_from_sample(node, sample)
-    return replace(stats, time=sample["t"] - state.ahead(node))
+    return replace(stats, time=sample["t"] - state.clock_ahead_s(node))
 
 
 def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:

@@ -212,7 +212,7 @@ def _framework_variables(
 
 @dataclass(frozen=True, slots=True)
 class _NodeInterfaces:
-    """Interfaces of a node, and the variables that choose among them.
+    """Interfaces of a node, and the variables that choose among the interfaces.
 
     Attributes:
         preferred: The interface to use by default; empty if none is known.

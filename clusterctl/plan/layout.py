@@ -40,7 +40,7 @@ def list_claimed_gpus(host: HostSpec, found_gpus: int | None) -> tuple[int, ...]
 
 
 def list_cpu_only_hosts(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]) -> list[str]:
-    """Return the hosts that have no GPU and get one rank on the CPU, although the file does not ask for that."""
+    """Return the hosts that have no GPU and get one rank on the CPU, although the file does not request this."""
     return [h.name for h in hosts if h.gpus is None and h.workers is None and found_gpus.get(h.name, 1) in (0, None)]
 
 
@@ -88,12 +88,12 @@ def assign_ranks_assuming_gpus(spec: ClusterSpec, gpus: int) -> tuple[NodeLayout
 def get_workdir(spec: ClusterSpec, node: str) -> str:
     """Return the folder of the code on a node; `~` is the node's own home."""
     host = next(h for h in spec.hosts if h.name == node)
-    assert host.workdir is not None, "the loader of cluster files sets it"
+    assert host.workdir is not None, "the loader of cluster files sets `workdir`"
     return host.workdir
 
 
 def get_job(spec: ClusterSpec) -> JobSpec:
-    """Return the job of a spec that has one."""
+    """Return the job of a spec, which must have a job."""
     assert spec.job is not None, "the cluster file was parsed without a job"
     return spec.job
 

@@ -155,5 +155,5 @@ def plan_loopback_rendezvous(layouts: Sequence[NodeLayout]) -> Rendezvous:
 
 
 def find_interface(facts: NodeFacts, address: str) -> str:
-    """Return the name of the interface that has this address; empty if none has it."""
+    """Return the name of the interface with this address; empty without such an interface."""
     return next((name for name, own in facts.addresses if own == address), "")

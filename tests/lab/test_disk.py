@@ -187,7 +187,7 @@ def test_a_full_head_pauses_replication_and_goes_on_when_there_is_space(
     subprocess.run(["mount", "-o", "remount,size=256m", str(small_disk)], check=True)
 
     assert adopting.wait(60) == 0
-    assert "replication goes on" in events.read_text()
+    assert "replication continues" in events.read_text()
     data = replica(head, run, made).read_bytes()
     assert data == on_node(made, run).read_bytes()
     assert data.startswith(b"%063d\n" % 0)

@@ -120,10 +120,10 @@ def command(
         return _follow_run(run, query, log_output, console, default=default)
     if output_format == "text":
         exits = worker_exits.list_on_head_clock(state) if default else []
-        ends = read_failure_tails(run.path, query, exits, FailureTails(query.ranks), skew=state.ahead)
-        log_output.write(read_folded_lines(run.path, query, ends, skew=state.ahead))
+        ends = read_failure_tails(run.path, query, exits, FailureTails(query.ranks), skew=state.clock_ahead_s)
+        log_output.write(read_folded_lines(run.path, query, ends, skew=state.clock_ahead_s))
     else:
-        log_output.write(read_lines(run.path, query, skew=state.ahead))
+        log_output.write(read_lines(run.path, query, skew=state.clock_ahead_s))
     log_output.write_last_separators()
     if not log_output.lines and output_format == "text":
         console.write_stderr(explain_missing_output(run, state, query))
@@ -225,10 +225,12 @@ def _follow_lines(
     first = poller.poll()
 
     def offset_s(node: str) -> float:
-        return poller.state.ahead(node)
+        return poller.state.clock_ahead_s(node)
 
     follower = LogFollower(poller.run.path, query, skew=offset_s)
-    ends = read_failure_tails(poller.run.path, query, first.worker_exits, failure_tails, skew=poller.state.ahead)
+    ends = read_failure_tails(
+        poller.run.path, query, first.worker_exits, failure_tails, skew=poller.state.clock_ahead_s
+    )
     past = merge_failure_lines(follower.history(), ends)
     log_output.state = poller.state
     log_output.write_history(past if query.tail is None else deque(past, maxlen=query.tail))
@@ -275,7 +277,7 @@ class _WorkerExits:
 
     def list_on_head_clock(self, state: RunState) -> list[tuple[str, float, Exited]]:
         """Return node, time and event of each exit; times are on the clock of the head."""
-        return [(node, wall - state.ahead(node), event) for node, wall, event in self._exits]
+        return [(node, wall - state.clock_ahead_s(node), event) for node, wall, event in self._exits]
 
 
 def parse_existing_ranks(state: RunState, text: str | None) -> frozenset[int] | None:

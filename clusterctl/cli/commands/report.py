@@ -61,7 +61,7 @@ def command(common: CommonOptions, reference: str | None, output: str | None) ->
     state, attended, events = _load_state_and_timeline(run, terminal)
     warn_of_unreadable_lines(state, console)
     curves = read_curves(
-        run, {node: state.ahead(node) for node in dict.fromkeys(node for _, node, _ in state.placements)}
+        run, {node: state.clock_ahead_s(node) for node in dict.fromkeys(node for _, node, _ in state.placements)}
     )
     view = build_report_view(run, state, has_controller=attended, step=curves.find_slowest_step(state.running_since))
     state = view.state
@@ -133,7 +133,7 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
         if isinstance(event, run_messages.EVENTS_WITHOUT_MESSAGE):
             return
         lines = formatter.format_node_event(node, stamp, event, reader.state)
-        moment = stamp.wall - reader.state.ahead(node)
+        moment = stamp.wall - reader.state.clock_ahead_s(node)
         found.extend(TimelineEvent(time=moment, label=line, tone="warn") for line in lines[:1])
 
     reader.apply_new_events(add_controller_event, add_node_event)

@@ -152,7 +152,7 @@ class _RunDataReader:
             samples.refresh()
         newest = {name: r.activity for name, r in recent.items() if r.activity is not None}
         of_attempt = [s for s in newest.values() if s.get("attempt") == state.attempt]
-        times = [newest[name]["t"] - state.ahead(name) for name in newest if newest[name] in of_attempt]
+        times = [newest[name]["t"] - state.clock_ahead_s(name) for name in newest if newest[name] in of_attempt]
         paces = {w.rank: p for w in state.workers.values() if (p := recent[w.node].steps_per_s(w.rank)) is not None}
         stats = [node_stats.build_node_stats(state, name, r.health) for name, r in recent.items()]
         return TopData(

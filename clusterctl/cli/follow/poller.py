@@ -50,7 +50,7 @@ class RunSnapshot:
     def worker_exits(self) -> list[tuple[str, float, Exited]]:
         """Node, time (wall clock of the head) and event of each worker exit."""
         ended = [(node, stamp, event) for node, stamp, event in self.new_node_events if isinstance(event, Exited)]
-        return [(node, stamp.wall - self.state.ahead(node), event) for node, stamp, event in ended]
+        return [(node, stamp.wall - self.state.clock_ahead_s(node), event) for node, stamp, event in ended]
 
 
 class RunPoller:

@@ -206,7 +206,7 @@ class RunScreen:
                 self._backlog.add_event(moment, text)
         for node, stamp, node_event in snapshot.new_node_events:
             for text in self._event_formatter.format_node_event(node, stamp, node_event, state):
-                self._backlog.add_event(stamp.wall - state.ahead(node), text)
+                self._backlog.add_event(stamp.wall - state.clock_ahead_s(node), text)
         ends = self._failure_tails.select_lines(snapshot.worker_exits) if self._options.shows_output else []
         self._backlog.add_failure_tails([line for line in ends if line.attempt < state.attempt])
         self._pending_tails += [line for line in ends if line.attempt >= state.attempt]
@@ -269,7 +269,7 @@ class RunScreen:
         if self._follower is None and state.attempt >= 0:
             ranks = self._get_visible_ranks()
             query = LogQuery(ranks=ranks, nodes=self._options.nodes, tail=self._options.tail)
-            skew = lambda node: self.state.ahead(node)  # noqa: E731, PLW0108 - of the newest state
+            skew = lambda node: self.state.clock_ahead_s(node)  # noqa: E731, PLW0108 - of the newest state
             follower = LogFollower(self._run.path, query, skew=skew)
             history = [] if self._options.tail is None else list(follower.history())
             self._follower = follower

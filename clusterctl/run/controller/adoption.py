@@ -121,7 +121,7 @@ class RunAdoption(ThreadOwnedState):
         if run.state.attempt < 0:
             for node, session in self._reached.items():
                 run.add_session(node, session)
-            self._start.launch(lambda: self._undo_start(self._reached))
+            self._start.run_in_launch_thread(lambda: self._undo_start(self._reached))
             return
         run.is_busy = False
         self._reconnection.require_replica_comparison(self._reached)
@@ -133,7 +133,7 @@ class RunAdoption(ThreadOwnedState):
                 self._reconnection.mark_disconnected(host, errors.get(host.name, late))
 
     def _end_controller(self, error: Exception) -> None:
-        """End this controller with the error; the run goes on, and another controller may adopt it."""
+        """End this controller with the error. The run continues, and another controller may adopt it."""
         raise error
 
     def _restore_attempt(self) -> None:

@@ -58,9 +58,9 @@ class StartSequence(ThreadOwnedState):
         """Begin the first attempt of a new run."""
         self._run.raise_epoch(0)
         self._run.launcher.needs_no_cleanup = True
-        self.launch(self._first_attempt)
+        self.run_in_launch_thread(self._first_attempt)
 
-    def launch(self, work: Callable[[], StartFailure | None]) -> None:
+    def run_in_launch_thread(self, work: Callable[[], StartFailure | None]) -> None:
         """Start an attempt in a thread."""
         launcher = self._run.launcher
 
@@ -339,7 +339,7 @@ class RestartSequence(ThreadOwnedState):
             run.launcher.sync_code(hosts, first=False)
             run.launcher.start_attempt(number, hosts, run.subscriptions.subscribe_all, why, former)
 
-        self._start.launch(begin)
+        self._start.run_in_launch_thread(begin)
 
     def _has_all_sessions(self, nodes: tuple[str, ...]) -> bool:
         """Return whether every node is connected; end the run if a node has been disconnected for too long."""

@@ -148,28 +148,28 @@ class ControlledRun(ThreadOwnedState):
     def _validate_owner(self, item: EventReceived) -> None:
         """Raise `FrameError` if an event of a node is about another run, or about ranks of other nodes."""
         if item.run != self.folder.run:
-            raise FrameError(f"it speaks of the run {item.run[:80]!a}")
+            raise FrameError(f"its event is about the run {item.run[:80]!a}")
         attempt = getattr(item.event, "attempt", self.state.attempt)
-        placed = self.ranks_on(item.node, attempt)
+        placed = self.find_ranks_on(item.node, attempt)
         strange = [
             rank for rank in journal_lines.list_event_ranks(item.event) if placed is not None and rank not in placed
         ]
         if strange:
-            raise FrameError(f"its event `{item.event.KIND}` is about rank {strange[0]}, which is not on it")
+            raise FrameError(f"its event `{item.event.KIND}` is about rank {strange[0]}, which is not on this node")
 
-    def ranks_on(self, node: str, attempt: int) -> frozenset[int] | None:
+    def find_ranks_on(self, node: str, attempt: int) -> frozenset[int] | None:
         """Return the ranks of a node in an attempt; `None` for an attempt that has not been recorded yet."""
         return None if attempt > self.state.attempt else self._places.find_ranks(self.state.placements, attempt, node)
 
     def find_node(self, node: str) -> NodeState | None:
-        """Return the state of a node of this attempt, or of an earlier one."""
+        """Return the state of a node of this attempt or of an earlier attempt."""
         return self.state.nodes.get(node) or self.state.retired.get(node)
 
     def list_all_nodes(self) -> list[str]:
-        """Return the nodes of this attempt and of earlier ones."""
+        """Return the nodes of this attempt and of earlier attempts."""
         return [*self.state.nodes, *self.state.retired]
 
-    def sessions(self) -> dict[str, Session]:
+    def get_attempt_sessions(self) -> dict[str, Session]:
         """Return the sessions with nodes of this attempt."""
         return {n: s for n, s in self.links.sessions.items() if n in self.state.nodes}
 
@@ -183,7 +183,7 @@ class ControlledRun(ThreadOwnedState):
     ) -> tuple[dict[str, Session], dict[str, ClusterctlError]]:
         """Open a session to every host, all at once; return the sessions and the errors. The loop must not call this.
 
-        `joined` takes each session as soon as it is open, on the thread that opened it.
+        `joined` is called with each open session, on the thread that opened the session.
         """
         wanted = list(hosts)
         shown = step or Progress("connect", len(wanted), lambda _: None)

@@ -92,7 +92,7 @@ class FinishSequence(ThreadOwnedState):
         if self._results_fetch is None and not run.kill:
             fetch = self._results_fetch = downloads.ResultsFetch(run.spec, wanted, run.folder.run)
             self._ended_before = run.cancelled.is_set()
-            sessions, nodes = run.sessions(), list(run.state.nodes)
+            sessions, nodes = run.get_attempt_sessions(), list(run.state.nodes)
             run.executor.run_in_thread(
                 lambda: fetch.fetch(sessions, nodes), self._take_results, lambda _: self._give_up_results("failed")
             )
@@ -103,7 +103,7 @@ class FinishSequence(ThreadOwnedState):
         return self._has_results_event
 
     def _give_up_results(self, why: str) -> None:
-        """Stop waiting for results; the exit code of the run does not depend on them."""
+        """Stop waiting for results. The exit code of the run does not depend on results."""
         if self._results_fetch is not None:
             self._take_results(self._results_fetch.build_results_event(why))
         self._has_results_event = True

@@ -142,7 +142,7 @@ class StallMonitor(ThreadOwnedState):
 
     def _collect_evidence(self, *, is_confirmed: bool) -> str:
         """Collect and judge evidence of a stall in a thread; return the name of the evidence folder."""
-        run, sessions = self._run, self._run.sessions()
+        run, sessions = self._run, self._run.get_attempt_sessions()
         self._last_stall = number = self._last_stall + 1
         self._pending_evidence += 1
 
@@ -176,7 +176,7 @@ class StallMonitor(ThreadOwnedState):
         return self._pending_evidence > 0 or self._stall.phase is not StallPhase.CONFIRMED
 
     def end_if_stalled(self, *, kill: bool) -> dict[str, Any]:
-        """End the run if it is stalled now; no attempt follows, because the user ended it."""
+        """End the run if it is stalled now. No attempt follows, because the user ended the run."""
         run = self._run
         self.update_judgement()
         stalled = run.state.phase is RunPhase.STALLED and self._stall.phase is StallPhase.CONFIRMED

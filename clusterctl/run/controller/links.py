@@ -112,7 +112,7 @@ class Links(ThreadOwned):
     def measure_unreachable_s(self) -> dict[str, float]:
         """Return the seconds since the connection was closed, for each node without a connection.
 
-        The silence before the close does not count, because messages of the head may have arrived then.
+        The silence before that does not count, because the node may have received messages of the head.
         """
         now = time.monotonic()
         return {node: now - moment for node, moment in self._cut_at.items()}

@@ -1,7 +1,7 @@
 """The loop of the controller: it handles queued items, decides and acts. One thread owns the state.
 
-The controller is a process of its own without a terminal. If it dies, the run goes on; a new controller rebuilds the
-state from the journals and continues from the cursors.
+The controller is a process of its own without a terminal. If the controller dies, the run continues. A new controller
+rebuilds the state from the journals and continues from the cursors.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ def answer_request(run: ControlledRun, stalls: StallMonitor, item: ControlReques
 
 
 def _send_evidence(run: ControlledRun, item: ControlRequest) -> None:
-    sessions, ranks = run.sessions(), item.arguments.get("ranks")
+    sessions, ranks = run.get_attempt_sessions(), item.arguments.get("ranks")
     unseen = {n: "not connected" for n in run.state.nodes if n not in sessions}
 
     def collect() -> None:

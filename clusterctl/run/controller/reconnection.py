@@ -83,7 +83,7 @@ class Reconnection(ThreadOwnedState):
             node.clock is None
             or item.error_s < node.clock[1] / 2
             or abs(offset - node.clock[0]) > 5 * node.clock[1] + 0.005
-            or abs(ahead - node.ahead) > item.error_s + _AHEAD_STEP
+            or abs(ahead - node.clock_ahead_s) > item.error_s + _AHEAD_STEP
         ):
             self._run.record(
                 controller_events.ClockEstimated(

@@ -69,7 +69,7 @@ class Replication(ThreadOwnedState):
 
     def _validate_owner(self, item: OutputReceived) -> None:
         place = parse_stream_file_name(item.file)
-        ranks = None if place is None else self._run.ranks_on(item.node, place[0])
+        ranks = None if place is None else self._run.find_ranks_on(item.node, place[0])
         if item.run != self._run.folder.run or (place is not None and ranks is not None and place[1] not in ranks):
             raise FrameError(f"it sends {item.file} of run {item.run[:80]!a}, a file of another run or another node")
         if item.offset + len(item.payload) > MAX_FILE_BYTES:
@@ -84,7 +84,7 @@ class Replication(ThreadOwnedState):
             self._run.subscriptions.mark_replicated(item.node, item.before)
 
     def _stored(self, item: OutputReceived, size: int) -> None:
-        """Count stored bytes, and give the node credit for them."""
+        """Count stored bytes, and give the node as many bytes of credit."""
         self._on_stored(item)
         self._sizes[item.node, item.file] = size
         self._unacknowledged += len(item.payload)
@@ -175,7 +175,7 @@ class ReplicaQueue:
         while self._held and self._store(self._held[0]):
             self._held.popleft()
         if not self._held:
-            self._notify_user(f"{self._over}: replication goes on", "info")
+            self._notify_user(f"{self._over}: replication continues", "info")
 
     def _store(self, item: OutputReceived) -> bool:
         try:

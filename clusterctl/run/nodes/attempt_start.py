@@ -116,17 +116,17 @@ class AttemptLauncher:
         """
         names = [host.name for host in hosts]
         answers = {host.name: build_node_facts(host, self._sessions_of(names)[host.name].hello) for host in hosts}
-        entries = layout.assign_ranks(hosts, {n: a.gpus for n, a in answers.items()})
+        layouts = layout.assign_ranks(hosts, {n: a.gpus for n, a in answers.items()})
         # This comes first: a copy of a checkpoint may take long, and prepared nodes hold ports and GPUs.
         resume_from, newest = self._picker.choose_resume_checkpoint(number, names, dropped_nodes or {})
         self._raise_if_cancelled()
-        ports = self._prepare(number, entries, answers)
-        where = resolve_rendezvous(self.spec, entries, answers, self._sessions_of(names))
+        ports = self._prepare(number, layouts, answers)
+        where = resolve_rendezvous(self.spec, layouts, answers, self._sessions_of(names))
         restarts = self.spec.restart.max_restarts
         identity = environment.RunIdentity(
             run=self._run.run, attempt=number, max_restarts=restarts, resume_from=resume_from
         )
-        plan = launch.plan_launch(self.spec, identity, entries, answers, where, ports)
+        plan = launch.plan_launch(self.spec, identity, layouts, answers, where, ports)
         shown = launch.plan_to_json(plan, self.spec.secrets)
         with ignore_resource_shortage() if number else contextlib.nullcontext():
             write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode(), durable=True)
@@ -211,17 +211,17 @@ class AttemptLauncher:
     # --- prepare
 
     def _prepare(
-        self, number: int, entries: Sequence[layout.NodeLayout], answers: Mapping[str, NodeFacts]
+        self, number: int, layouts: Sequence[layout.NodeLayout], answers: Mapping[str, NodeFacts]
     ) -> dict[str, list[int]]:
         with self._gate:
             self._raise_if_cancelled()
             self.needs_no_cleanup = False
-        self._post(controller_events.TouchedNodes(nodes=[e.host.name for e in entries]))
+        self._post(controller_events.TouchedNodes(nodes=[e.host.name for e in layouts]))
         doubt = launch.describe_refused_fork(layout.get_job(self.spec)) if number == 0 else None
         if doubt:
             self._note(doubt, "warn")
-        step = Progress("prepare", len(entries), self._post)
-        by_name = {e.host.name: e for e in entries}
+        step = Progress("prepare", len(layouts), self._post)
+        by_name = {e.host.name: e for e in layouts}
         code_hash = self._code.code_hash if self._code is not None else None
         files = len(self._code.files) if self._code is not None else 0
         patience = PREPARE.timeout_s + files / _VERIFIED_FILES_PER_S
@@ -288,12 +288,12 @@ def build_prepare_request(
     spec: ClusterSpec,
     run: str,
     number: int,
-    entry: layout.NodeLayout,
+    node_layout: layout.NodeLayout,
     code_hash: str | None,
-    answer: NodeFacts | None = None,
+    facts: NodeFacts | None = None,
 ) -> run_requests.PrepareArguments:
     """Return the request that prepares a node; `code_hash` is the hash of the synced code, for remote nodes."""
-    host, job = entry.host, spec.job
+    host, job = node_layout.host, spec.job
     assert job is not None, "a run has a job"
     return run_requests.PrepareArguments(
         run=run,
@@ -301,9 +301,9 @@ def build_prepare_request(
         attempt=number,
         workdir=get_workdir(spec, host.name),
         name=spec.name,
-        ports=list(layout.list_requested_ports(spec, entry)),
-        gpus=list(entry.gpus),
-        ranks=list(entry.ranks),
+        ports=list(layout.list_requested_ports(spec, node_layout)),
+        gpus=list(node_layout.gpus),
+        ranks=list(node_layout.ranks),
         reserve=spec.logs.reserve,
         max_size=spec.logs.max_size,
         grace=job.grace,
@@ -316,7 +316,7 @@ def build_prepare_request(
         health_seconds=spec.health.sampling_interval,
         watch=list(spec.stall.watch),
         code_hash=code_hash if host.transport is not TransportKind.LOCAL else None,
-        forked=launch.build_fork_request(spec, environment.RunIdentity(run=run, attempt=number), entry, answer),
+        forked=launch.build_fork_request(spec, environment.RunIdentity(run=run, attempt=number), node_layout, facts),
     )
 
 

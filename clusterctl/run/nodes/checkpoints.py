@@ -67,7 +67,7 @@ _HASH_TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint; `version` as reported by the node that writes it."""
+    """A checkpoint; the node that writes the checkpoint reports its `version`."""
 
     path: str
     version: Version
@@ -118,7 +118,7 @@ def list_checkpoints_newest_first(
 
 
 def describe_resume_choice(number: int, checkpoint: CheckpointSpec, path: str | None) -> str:
-    """Return a sentence about the checkpoint of an attempt; `path` is `None` if there is none."""
+    """Return a sentence about the checkpoint from which an attempt resumes; `path` is `None` without a checkpoint."""
     if path is not None:
         return f"attempt {number} goes on from `{path}`"
     whose = "" if checkpoint.resume is ResumePolicy.ANY else " of this run"
@@ -134,7 +134,7 @@ class _UnusableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCopy:
-    """Copies a checkpoint from the nodes that have it, through the head, to those that lack it.
+    """Copies a checkpoint through the head, from the nodes that have its files to the nodes that lack them.
 
     Attributes:
         path: Path of the checkpoint on the nodes.
@@ -278,7 +278,7 @@ def _hash_entries(file: BinaryIO, came: Sequence[tuple[str, int, int]]) -> dict[
 
 
 def _read_pieces(file: BinaryIO, start: int, length: int) -> Iterator[bytes]:
-    """Yield a part of a file; several threads may read it."""
+    """Yield a part of a file. Several threads may read the file at once."""
     end = start + length
     while start < end and (chunk := os.pread(file.fileno(), min(CHUNK_BYTES, end - start), start)):
         start += len(chunk)
@@ -329,8 +329,8 @@ class CheckpointPicker:
             dropped_nodes: The nodes that only the previous attempt used, with their ranks.
 
         Raises:
-            RefusedError: There are checkpoints, but these nodes cannot resume from any of them.
-            NodeError: A node cannot be asked, or was lost.
+            RefusedError: There are checkpoints, but these nodes cannot resume from any checkpoint.
+            NodeError: A node did not answer, or was lost.
         """
         pattern, mode = self._checkpoint.pattern, self._checkpoint.resume
         if pattern is None or (number == 0 and mode is not ResumePolicy.ANY and not self._was_requeued(nodes)):

@@ -54,7 +54,7 @@ def list_sync_warnings(manifest: CodeManifest, store: ContentStore) -> Iterator[
 
 
 def describe_user_exclusions(excluded: Iterable[ExcludedPath]) -> str | None:
-    """Return one line about the files that rules of the user exclude; `None` if a job needs none of them."""
+    """Return one line about files that rules of the user exclude and that a job may need; `None` without such files."""
     alike: dict[tuple[str, str], list[ExcludedPath]] = {}
     for one in excluded:
         name = f"{PurePosixPath(one.path).name}{'/' if one.path.endswith('/') else ''}"
@@ -237,7 +237,7 @@ def has_secret_name(path: str) -> bool:
 def find_workdir_conflicts(spec: ClusterSpec, root: Path | None = None) -> Iterator[str]:
     """Yield a sentence for each running run of this head that uses a workdir of this spec.
 
-    Folders of this machine do not count: the user chose them.
+    Folders of this machine do not count, because the user chose them.
     """
     mine = _list_workdirs(spec)
     for run in state_reader.list_runs(root):
@@ -384,7 +384,7 @@ def _explain_file(path: str, folder: CodeFolder) -> str | None:
 
 
 def _explain_exclusion(paths: Sequence[str], folder: CodeFolder) -> str | None:
-    """Name the rule that excludes a path, or one that ends with it."""
+    """Name the rule that excludes a path, or a longer path with the same end."""
     for path in paths:
         for one in folder.excluded:
             place = one.path.rstrip("/")

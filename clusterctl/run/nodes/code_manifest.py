@@ -126,7 +126,8 @@ def open_content_store(run: RunDir) -> ContentStore:
 def build_manifest(sync: SyncSpec, store: ContentStore, *, max_files: int = MAX_FILES) -> CodeManifest:
     """Return the manifest of a folder, and store its content.
 
-    Files with the size, mtime and inode of the last sync are not read again. Files that vanish meanwhile are left out.
+    Files with the size, mtime and inode of the last sync are not read again. Files that are removed meanwhile are left
+    out.
 
     Raises:
         ConfigError: The folder does not exist.

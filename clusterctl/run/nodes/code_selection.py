@@ -71,7 +71,7 @@ class ExcludedPath:
 
     @property
     def include_setting(self) -> str:
-        """The setting that sends it in spite of a `.gitignore`; empty if no `.gitignore` excludes it."""
+        """The setting that sends the path in spite of a `.gitignore`; empty if no `.gitignore` excludes it."""
         return f"`sync: {{exclude: ['!{self.path}']}}`" if self.rule_source.endswith(_IGNORE) else ""
 
 
@@ -202,7 +202,7 @@ class _FolderWalk:
     def _folder_or_itself(
         self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: ExclusionRule | None
     ) -> Iterator[SelectedFile]:
-        """Yield the files of a folder to send, or the folder itself if it has none.
+        """Yield the files of a folder to send, or the folder itself if there are no such files.
 
         The folder itself is not sent if a rule other than a `.gitignore` above it excludes a file in it.
         """

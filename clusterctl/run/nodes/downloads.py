@@ -90,7 +90,7 @@ class FetchOptions:
         max_bytes: Limit for all files together.
         limit_name: The option that raises the limit.
         follow_links: Follow links, also out of the folder.
-        newer_than: A run; files that are older than the run are left out.
+        newer_than: A run. Files that are older than this run are left out.
         new_name: New name for the first part of each path.
         on_bytes: Takes the number of bytes of each received piece, on the thread that reads the session.
         cancelled: Set when the user has cancelled the run.
@@ -147,8 +147,8 @@ def fetch_to_spool(
     """Fetch the matching files of a node into one file, one after the other; return name, size and mode of each.
 
     Raises:
-        OSError: The head cannot write them.
-        RefusedError: They exceed the limit.
+        OSError: The head cannot write the files.
+        RefusedError: The files exceed the limit.
         CancelledError: The user cancelled the run.
         NodeError: The node could not send them.
     """
@@ -202,7 +202,7 @@ def fetch_to_spool(
 def _wait_for_fetch(
     session: Session, request: command_payload_types.FetchArguments, cancelled: threading.Event
 ) -> command_payload_types.FetchAnswer:
-    """Wait for the answer, or until the run is cancelled."""
+    """Wait for the answer of a fetch, or until the run is cancelled."""
     answer = FETCH.call_async(session, request)
     until = time.monotonic() + _FETCH_TIMEOUT_S
     while time.monotonic() < until:
@@ -253,7 +253,7 @@ _STUCK_AFTER_S = 120.0
 
 
 def choose_results_to_fetch(spec: ClusterSpec, state: RunState, phase: RunPhase) -> ResultsSpec | None:
-    """Return the results to fetch at the end of a run; `None` if no worker ever started."""
+    """Return the results to fetch at the end of a run, or `None`; there are none if no worker ever started."""
     results = spec.results
     if results is None or not state.placements:
         return None

@@ -79,7 +79,7 @@ def save_evidence(run: RunDir, name: str, found: CollectedEvidence) -> None:
 
 
 def find_last_stall(run: RunDir) -> int:
-    """Return the highest number of a stall with saved evidence; 0 if there is none."""
+    """Return the highest number of a stall with saved evidence; 0 without saved evidence."""
     names = stall_folders.list_stall_folders(str(run.path))
     return max((int(name.partition("-")[2]) for name in names), default=0)
 

@@ -111,7 +111,7 @@ class CancelledError(ClusterctlError):
 class Progress:
     """Posts the progress of a step, at most every 100 ms, and once at its end with the times of each node.
 
-    Thread: any; a lock guards it.
+    Thread: any; a lock guards the fields.
     """
 
     name: str
@@ -162,7 +162,7 @@ class Progress:
             spent[what] = spent.get(what, 0.0) + time.monotonic() - since
 
     def _longest(self) -> dict[str, tuple[str, float]]:
-        """Return the longest activity of each node that had several."""
+        """Return the longest activity of each node that had several activities."""
         longest = {n: max(spent.items(), key=lambda part: part[1]) for n, spent in self.parts.items() if len(spent) > 1}
         return {node: (what, round(seconds, 3)) for node, (what, seconds) in longest.items()}
 

@@ -61,7 +61,7 @@ def _build_facts_by_node(hosts: Iterable[HostSpec], sessions: Mapping[str, Sessi
 
 def resolve_rendezvous(
     spec: ClusterSpec,
-    entries: Sequence[NodeLayout],
+    layouts: Sequence[NodeLayout],
     answers: Mapping[str, rendezvous.NodeFacts],
     sessions: Mapping[str, Session],
 ) -> rendezvous.Rendezvous:
@@ -75,8 +75,8 @@ def resolve_rendezvous(
         NodeError, NodesError: A node could not be asked.
     """
     if rendezvous.can_use_loopback(list(answers.values())):
-        return rendezvous.plan_loopback_rendezvous(entries)
-    hosts = [entry.host for entry in entries]
+        return rendezvous.plan_loopback_rendezvous(layouts)
+    hosts = [entry.host for entry in layouts]
     own = {h.name: rendezvous.guess_address(h, answers[h.name], spec.network.interface) for h in hosts}
     first, others = hosts[0], [host.name for host in hosts[1:]]
     guess = own[first.name]
@@ -88,7 +88,7 @@ def resolve_rendezvous(
     to_master = {node: routes[node].get(master) for node in others}
     if spec.network.interface:
         to_master = {n: rendezvous.Route(source=own[n] or "", interface=spec.network.interface) for n in others}
-    return rendezvous.plan_rendezvous(entries, answers, master, to_master)
+    return rendezvous.plan_rendezvous(layouts, answers, master, to_master)
 
 
 def _list_others(own: Mapping[str, str | None], first: HostSpec) -> list[str]:
@@ -139,7 +139,7 @@ def ask_routes(
 
 
 def guess_addresses(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
-    """Return the probable address of each node for the others; nodes that report no address are left out."""
+    """Return the probable address of each node for the other nodes. Nodes that report no address are left out."""
     node_facts = _build_facts_by_node(spec.hosts, sessions)
     if node_facts and rendezvous.can_use_loopback(list(node_facts.values())):
         return dict.fromkeys(node_facts, "127.0.0.1")
@@ -179,7 +179,7 @@ def probe_rendezvous_port(spec: ClusterSpec, sessions: Mapping[str, Session]) ->
     """Try the rendezvous port; return the result of each node, the value of `facts["controller"]["rendezvous"]`.
 
     The first connected worker of the cluster file listens at the address that the workers would get, on the port that
-    the file names or on any free one. The result is empty with fewer than two connected nodes.
+    the file names or on any free port. The result is empty with fewer than two connected nodes.
     """
     hosts = [h for h in (*spec.worker_hosts, *spec.spare_hosts) if h.name in sessions]
     if len(hosts) < 2:

@@ -63,7 +63,7 @@ class Preflight:
     def __call__(self, sessions: Mapping[str, Session], post: Callable[[ControllerEvent], None]) -> dict[str, str]:
         """Check everything except the code, which is not synced yet; return the excluded nodes with a reason.
 
-        Spares with a failed check are excluded, and workers if the run may begin without them.
+        A spare with a failed check is excluded, and so is a worker node if the run may begin without it.
 
         Args:
             sessions: The sessions by node; a node whose session is lost meanwhile has failed.
@@ -270,7 +270,7 @@ def _find_runs(session: Session, facts: Mapping[str, Any], own_run: str | None) 
 def read_code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
     """Return the hash of the synced code on each node now (see `health.settings.HealthSettings`).
 
-    A node that could not be asked is left out.
+    A node that did not answer is left out.
     """
     remote = {h.name for h in spec.hosts if h.transport is not TransportKind.LOCAL and spec.sync is not None}
 

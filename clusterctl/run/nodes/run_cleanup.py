@@ -122,7 +122,7 @@ def end_run_without_controller(
         def end(node: str, session: Session) -> list[RemainingProcess]:
             session.epoch = epoch
             remaining = end_run_on_node(session, run.run, node, grace)
-            # The run has ended even if its output cannot be fetched; the node still has it.
+            # The run has ended even if its output cannot be fetched. The node still has the output.
             with contextlib.suppress(ClusterctlError, OSError):
                 fetch_missing_output(session, writer, run.run, node, _list_output_files(state, node))
             return remaining
@@ -141,7 +141,7 @@ def end_run_without_controller(
 
 
 def _list_unverified(state: RunState, errors: Mapping[str, ClusterctlError]) -> list[RemainingProcess]:
-    """Return the known remaining processes of nodes that did not answer, or an entry for an unknown one."""
+    """Return the known remaining processes of nodes that did not answer, or an entry for an unknown process."""
     remaining: list[RemainingProcess] = []
     for node, error in errors.items():
         earlier = [entry for entry in state.remaining if entry["node"] == node]
@@ -157,6 +157,6 @@ def _list_output_files(state: RunState, node: str) -> list[str]:
 
 
 def find_highest_epoch(run: str, sessions: Mapping[str, Session]) -> int:
-    """Return the highest epoch of a run that any of the nodes knows; 0 if none knows one."""
+    """Return the highest epoch of a run that any node knows; 0 if no node knows an epoch."""
     answers, _ = call_all(sessions, lambda node, session: STATUS.call(session, {"run": run, "node": node}))
     return max((int(answer["epoch"] or 0) for answer in answers.values()), default=0)

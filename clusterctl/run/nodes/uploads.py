@@ -136,7 +136,7 @@ def build_code_upload(manifest: CodeManifest, store: ContentStore) -> Upload:
 def sync_files(
     session: Session, workdir: str, code: Upload, *, run: str | None, on_activity: Callable[[str], None]
 ) -> tuple[int, int, tuple[str, ...]]:
-    """Sync the code to the workdir of a node; return how many files and bytes were sent, and which were edited there.
+    """Sync the code to the workdir of a node; return the counts of sent files and bytes, and files edited on the node.
 
     Args:
         session: The session with the node.
@@ -181,7 +181,7 @@ class SyncPreview:
         files_to_send: Path and size of each file to send.
         removal_count: Number of files to remove.
         removed_paths: Paths of the first files to remove.
-        active_run: A live run that uses the workdir, so that the sync would be refused; `None` if there is none.
+        active_run: The live run that uses the workdir, so that the sync would be refused, or `None`.
     """
 
     files_to_send: tuple[tuple[str, int], ...]
@@ -229,7 +229,7 @@ def build_file_upload(sources: Sequence[str], max_bytes: int) -> Upload:
         raise RefusedError(text, hint="`--max-size` allows more")
     hashed = [(name, path, found) for name, path in files if path.is_file() and (found := _hash_file(path)) is not None]
     if not hashed:
-        raise NotFoundError(f"{', '.join(sources)}: no file is in there")
+        raise NotFoundError(f"{', '.join(sources)}: this contains no file")
     entries = [(name, *found) for name, _, found in hashed]
     return Upload(entries, [path for _, path, _ in hashed], [path for _, path in files if not path.is_file()])
 
@@ -274,7 +274,7 @@ class Destination:
     Attributes:
         folder: Folder to which `target` is relative.
         target: A folder, or the new name of the one source.
-        is_folder: `target` is a folder, or becomes one.
+        is_folder: `target` is a folder, or a folder to create.
     """
 
     folder: str

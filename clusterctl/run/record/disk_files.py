@@ -26,7 +26,7 @@ def reserve_space(fd: int, offset: int, length: int) -> bool:
 
 
 def free_file_start(fd: int, length: int) -> None:
-    """Free the first `length` bytes of a file, if the file system supports it. They read as zeros then."""
+    """Free the first `length` bytes of a file, if the file system supports this. Freed bytes read as zeros."""
     _LIBC.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length))
 
 

@@ -137,7 +137,7 @@ def find_rebooted_nodes(events: Iterable[TimedEvent], boots: Mapping[str, str]) 
 
 
 def find_recent_reboots(runs: Iterable[RunDir], boots: Mapping[str, str], since: float) -> dict[str, str]:
-    """Return the rebooted nodes, each with the id of the newest run that lost it.
+    """Return the rebooted nodes, each with the id of the newest run that lost the node.
 
     Args:
         runs: The runs of this head, newest last.

@@ -28,7 +28,7 @@ class LockedError(ClusterctlError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockHolder:
-    """The controller that holds a run: the name of its machine, and its pid there."""
+    """The controller that holds the lock of a run: the name of its machine, and its pid on this machine."""
 
     host: str
     pid: int
@@ -109,7 +109,7 @@ def is_locked(path: Path) -> bool:
 
 
 def read_holder(path: Path) -> LockHolder | None:
-    """Return the last holder of the lock; `None` if the file names none."""
+    """Return the last holder of the lock; `None` if the file names no holder."""
     try:
         written = json.loads(path.read_bytes())
         return LockHolder(host=str(written["host"]), pid=int(written["pid"]))

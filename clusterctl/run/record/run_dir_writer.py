@@ -180,7 +180,7 @@ class RunDirWriter(ThreadOwned):
 
 def _read_last_seq(path: Path) -> int:
     last = 0
-    for line in LineTail(path).read():
+    for line in LineTail(path).read_new_lines():
         with contextlib.suppress(frames.FrameError):
             decoded = head.decode(line)
             last = decoded[0] if decoded else last

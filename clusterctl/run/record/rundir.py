@@ -1,4 +1,4 @@
-"""The paths in a run directory on the head, and the verdict that is saved there."""
+"""The paths in a run directory on the head, and its saved verdict."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class RunDir:
 
     @property
     def last_controller(self) -> lock_files.LockHolder | None:
-        """The present or last controller; `None` if there was none."""
+        """The present or last controller; `None` if the run never had a controller."""
         return lock_files.read_holder(self.lock)
 
 
@@ -149,7 +149,7 @@ _MAX_VERDICT_BYTES = 1 << 20
 
 
 def read_saved_verdict(run: RunDir) -> dict[str, Any] | None:
-    """Return the saved verdict on a run, as JSON; `None` if there is none."""
+    """Return the saved verdict on a run, as JSON; `None` without a verdict."""
     try:
         verdict = json.loads((run.path / VERDICT_JSON).read_bytes()[:_MAX_VERDICT_BYTES])
     except (OSError, ValueError, RecursionError):

@@ -57,7 +57,7 @@ def _read_latest_first(run: RunDir, node: str) -> Iterator[bytes]:
 def read_latest_activities(
     run: RunDir, state: RunState, fields: samples.RankFields | None = None
 ) -> dict[str, ActivitySample]:
-    """Return the latest sample of the ranks of each node that has one."""
+    """Return the latest sample of the ranks of each node that has such samples."""
     found = {node: read_latest_activity(run, node, fields) for node in state.nodes}
     return {node: sample for node, sample in found.items() if sample is not None}
 
@@ -102,7 +102,7 @@ class NodeStats:
     def refresh(self) -> None:
         """Read the new samples."""
         is_first = self._tail.skip_to_last_lines(_TAIL_BYTES)
-        lines = list(self._tail.read())
+        lines = list(self._tail.read_new_lines())
         active, measured = [[line for line in lines if samples.may_be_sample(line, kind)] for kind in _KINDS]
         if is_first:
             active, measured = choose_evenly(active, self._max_first), choose_evenly(measured, self._max_first)
@@ -251,7 +251,7 @@ def find_memory_before_kill(run: RunDir, state: RunState) -> tuple[float, float]
     worker = state.workers[cause.rank]
     if worker.exit_analysis is None:
         return None
-    ended = worker.exit_analysis.latest + state.ahead(worker.node)
+    ended = worker.exit_analysis.latest + state.clock_ahead_s(worker.node)
     lines = read_last_lines(run.node(worker.node) / SAMPLES_FILE, _MAX_SAMPLE_BYTES)
     for health in samples.parse_samples(reversed(lines), "health", "t", "mem"):
         used_percent, age = health["mem"], ended - health["t"]

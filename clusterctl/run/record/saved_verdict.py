@@ -62,7 +62,7 @@ def read_outputs_before_stop(run: RunDir, state: RunState) -> dict[int, str]:
         folder, size = run.node(worker.node), None
         if worker.signal != signal.SIGTERM:
             index = TimeIndex(str(folder / format_index_path(state.attempt, worker.rank)))
-            size = index.find_size_before(first + state.ahead(worker.node))
+            size = index.find_size_before(first + state.clock_ahead_s(worker.node))
         if text := _read_end(folder / format_output_path(state.attempt, worker.rank), size):
             outputs[worker.rank] = text
     return outputs
@@ -73,7 +73,7 @@ def read_collective_counts_before_failure(run: RunDir, state: RunState) -> dict[
     first = _find_first_exit(state)
     if first is None:
         return {}
-    before = {node: first + state.ahead(node) for node in state.nodes}
+    before = {node: first + state.clock_ahead_s(node) for node in state.nodes}
     return rank_timing.read_collective_counts_before(read_sample_lines(run, state), state.attempt, before)
 
 
@@ -131,7 +131,7 @@ def measure_start_wait_s(lines: Mapping[str, Sequence[bytes]], state: RunState) 
         return None
     newest = [next(samples.parse_samples(reversed(own), "activity", "t"), None) for own in lines.values()]
     return max(
-        (s["t"] - state.ahead(node) - state.running_since for node, s in zip(lines, newest, strict=True) if s),
+        (s["t"] - state.clock_ahead_s(node) - state.running_since for node, s in zip(lines, newest, strict=True) if s),
         default=0.0,
     )
 

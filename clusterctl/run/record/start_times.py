@@ -46,7 +46,7 @@ class StartTimes:
 
 
 def read_start_times(run: RunDir) -> StartTimes | None:
-    """Return the steps of a run's first start so far; `None` if there are none."""
+    """Return the steps of a run's first start so far; `None` before the first step."""
     steps: list[StepTime] = []
     moments: list[float] = []
     began: list[float] = []
@@ -77,7 +77,7 @@ def _find_first_output(run: RunDir, state: RunState, began: float) -> dict[str, 
     for attempt, node, ranks in state.placements:
         if attempt == 0:
             times = [_read_first_record_time(run.node(node) / format_index_path(0, rank)) for rank in ranks]
-            known = [moment - state.ahead(node) - began for moment in times if moment is not None]
+            known = [moment - state.clock_ahead_s(node) - began for moment in times if moment is not None]
             found |= {node: round(max(0.0, min(known)), 3)} if known else {}
     return found
 

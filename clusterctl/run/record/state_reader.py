@@ -38,7 +38,7 @@ class LineTail:
         self._path = path
         self._offset = 0
 
-    def end(self) -> int:
+    def find_size(self) -> int:
         """Return the present size of the file."""
         try:
             return os.stat(self._path).st_size
@@ -49,16 +49,16 @@ class LineTail:
         """If nothing was read yet, skip all but the last lines of the file; return whether nothing was read yet."""
         if self._offset:
             return False
-        skipped = self.end() - max_bytes
+        skipped = self.find_size() - max_bytes
         if skipped > 0:
             with open(self._path, "rb") as file:
                 file.seek(skipped)
                 self._offset = skipped + len(file.readline())
         return True
 
-    def read(self, end: int | None = None) -> Iterator[bytes]:
+    def read_new_lines(self, end: int | None = None) -> Iterator[bytes]:
         """Yield the new lines that begin before the offset `end`; by default all new lines."""
-        limit = self.end() if end is None else end
+        limit = self.find_size() if end is None else end
         if limit <= self._offset:
             return
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
@@ -102,12 +102,12 @@ class StateReader:
         for node in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
             if node not in self._nodes:
                 self._nodes[node] = LineTail(f"{folder}/{node}/{run_files.JOURNAL_FILE}")
-        ends = {node: tail.end() for node, tail in self._nodes.items()}
+        ends = {node: tail.find_size() for node, tail in self._nodes.items()}
         errors: dict[str, Exception] = {}
         self.apply_new_controller_events(on_controller_event)
         builder = StateBuilder(self.state)
         for node, end in ends.items():
-            for line in self._nodes[node].read(end):
+            for line in self._nodes[node].read_new_lines(end):
                 try:
                     entry = journal_lines.parse_event_line(line)
                     if entry is not None:
@@ -126,7 +126,7 @@ class StateReader:
         """Apply only the new events of the controller."""
         builder = StateBuilder(self.state)
         errors: Exception | None = None
-        for line in self._head.read():
+        for line in self._head.read_new_lines():
             try:
                 decoded = head.decode(line)
                 if decoded is not None:
@@ -260,7 +260,7 @@ def find_run_of_folder(folder: Path, root: Path | None = None) -> RunDir | None:
 
 
 def find_run_to_read(reference: str | None, root: Path | None = None) -> RunDir:
-    """Return the run that a command shows: without a reference the newest one of the working directory, if any."""
+    """Return the run that a command shows. Without a reference, prefer the newest run of the working directory."""
     of_folder = find_run_of_folder(Path(), root) if reference is None else None
     return of_folder or find_run(reference, root)
 

@@ -90,7 +90,7 @@ class ClockEstimated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TouchedNodes:
-    """From now on these nodes may hold files of the run, even if no attempt begins there."""
+    """From now on these nodes may hold files of the run, even if no attempt begins on them."""
 
     KIND: ClassVar[str] = "traces"
     nodes: list[str] = field(default_factory=list)

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def choose_evenly(items: Sequence[T], max_count: int) -> list[T]:
-    """Return at most `max_count` items, evenly chosen. The first and the last are among them."""
+    """Return at most `max_count` items, evenly chosen, with the first and the last item."""
     if len(items) <= max_count:
         return list(items)
     return [items[round(index * (len(items) - 1) / (max_count - 1))] for index in range(max_count)]

@@ -86,7 +86,7 @@ class ExitAnalysis:
     output: str = ""
 
     def may_precede(self, other: ExitAnalysis) -> bool:
-        """Return whether this exit may have come before another one."""
+        """Return whether this exit may have come before another exit."""
         if self.on_node_clock is not None and other.on_node_clock is not None and self.cause.node == other.cause.node:
             return self.on_node_clock[0] <= other.on_node_clock[1]
         return self.earliest <= other.latest
@@ -220,7 +220,7 @@ def find_swallowed_exception(output: str) -> str:
 
 
 def is_peer_loss(text: str) -> bool:
-    """Return whether an error says that a peer was lost."""
+    """Return whether an error text reports a lost peer."""
     return bool(re.search(PEER_LOSS, text))
 
 
@@ -308,7 +308,7 @@ def _build_message(exited: Exited, heading: headline.Headline) -> str:
         doubt = "probably " if exited.oom == "probably" else ""
         return f"{doubt}killed by the kernel for lack of memory ({exited.oom})"
     if exited.exit_code is None and exited.signal is None and not heading.is_recognised:
-        return "exit status unknown: supervisor and waiter were both gone"
+        return "exit status unknown: supervisor and waiter had both ended"
     unset = dict.fromkeys(_UNSET_NOTE.findall(exited.tail)) if exited.exit_code else {}
     return heading.text + (f" ({', '.join(unset)} not set on this node)" if unset else "")
 

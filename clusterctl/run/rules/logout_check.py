@@ -21,7 +21,7 @@ def refuse_kill_at_logout(hellos: Mapping[str, Mapping[str, Any]]) -> None:
         hellos: The first answer of each node's agent.
 
     Raises:
-        RefusedError: Some nodes end all processes at logout. The hint tells how to change that.
+        RefusedError: Some nodes end all processes at logout. The hint has the command that changes this.
     """
     bad = [node for node, hello in hellos.items() if kills_at_logout(hello.get("logind"))]
     if not bad:

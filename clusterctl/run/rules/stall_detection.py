@@ -133,12 +133,12 @@ def update_rank_observation(
     )
 
 
-def has_activity(before: RankObservation, view: RankObservation) -> bool:
+def has_activity(before: RankObservation, after: RankObservation) -> bool:
     """Return whether the rank wrote output or transferred data between two observations."""
-    if (view.output or 0) > (before.output or 0):
+    if (after.output or 0) > (before.output or 0):
         return True
-    moved = (view.transferred or 0) - (before.transferred or 0)
-    return moved >= TRANSFER_BYTES_S * (view.sampled_at - before.sampled_at)
+    moved = (after.transferred or 0) - (before.transferred or 0)
+    return moved >= TRANSFER_BYTES_S * (after.sampled_at - before.sampled_at)
 
 
 MIN_LIMIT_S = 30.0
@@ -151,13 +151,13 @@ SHARE_OF_GROUP_TIMEOUT = 0.8
 FIRST_STEPS, FIRST_ADVANCES = 3, 10
 """A run has started after so many steps of one rank, or after so many advances of the run."""
 FIRST_COLLECTIVES, FIRST_INTERVALS, FIRST_PRINTED_STEPS = 16, 2, 3
-"""If a run reports no steps, so many collectives over several intervals are more than a set-up, and so are so many
-steps that several ranks have printed.
+"""A run without reported steps has started after so many collectives over several intervals, or after so many printed
+steps of several ranks.
 """
 INDIRECT_LIMIT_S = 120.0
-"""The least limit if steps are visible as collectives or printed numbers alone: a further set-up may follow."""
+"""The minimum limit if steps are visible only as collectives or printed numbers. More set-up may follow."""
 BUSY_FACTOR = 3.0
-"""Activity of some ranks lengthens the limit by this factor while other ranks wait in a collective."""
+"""While some ranks wait in a collective and other ranks are active, the limit is longer by this factor."""
 CONFIRM_MIN_S, CONFIRM_MAX_S, CONFIRM_SHARE = 15.0, 60.0, 0.2
 SAME_ADVANCE_S = 1.0
 """Ranks report one step at slightly different times. All progress within this time is one advance."""
@@ -366,7 +366,7 @@ def _add_progress(watch: StallWatch, moment: float, seen_at: float, now: float, 
 
 
 def find_busy_limit_s(watch: StallWatch, limits: StallSpec) -> float:
-    """Return the longest time without progress for a group in which some ranks wait and others show activity."""
+    """Return the longest time without progress while some ranks wait in a collective and other ranks are active."""
     top = find_max_stall_limit_s(watch, limits)
     return limits.busy_timeout or min(BUSY_FACTOR * top, max(top, _default_max_limit_s(watch)))
 
@@ -376,10 +376,10 @@ def _has_started(watch: StallWatch) -> bool:
 
 
 def _describe_indirect_start(watch: StallWatch) -> str | None:
-    """Return what shows that the first steps are over although no rank reports steps; `None` if nothing does."""
+    """Return the sign that the first steps are over although no rank reports steps, or `None`."""
     live = list(watch.live_ranks.values())
     collectives = max((view.collectives for view in watch.ranks.values()), default=0)
-    # If every rank is in a collective and some have ended before, no rank can still prepare its first step.
+    # If every rank waits in a collective after an earlier collective, no rank still prepares its first step.
     all_wait = bool(live) and all(view.is_in_collective and view.ended_collectives for view in live)
     if all_wait or (collectives >= FIRST_COLLECTIVES and len(watch.intervals) >= FIRST_INTERVALS):
         return f"{collectives} collectives"
@@ -410,7 +410,7 @@ def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tup
     limit = max([limit, *(phase[2] for phase in phases)])
     since = view_time - active_at
     if any(view.is_in_collective for view in live):
-        # A rank that saves a checkpoint under `stall.watch` is not one that retries.
+        # A change of watched files shows that a rank saves a checkpoint and does not only retry.
         idle_s, patience = view_time - max(progressed_at, watch.watched_at or 0.0), find_busy_limit_s(watch, limits)
     else:
         idle_s, patience = view_time - progressed_at, max(top, _default_max_limit_s(watch))

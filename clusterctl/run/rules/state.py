@@ -177,7 +177,7 @@ class NodeState:
         port_conflict: Which other process uses a port of the workers, or `None`.
         gpu_memory_held: Why GPU memory is not free after the attempt, or `None`.
         clock: Seconds from the monotonic clock of the node to the head's clock, and the error of this offset.
-        ahead: Seconds by which the wall clock of the node is ahead of the head's; 0 if unknown.
+        clock_ahead_s: Seconds by which the wall clock of the node is ahead of the head's; 0 if unknown.
         boot: Boot id of the machine when it was prepared; "" before that.
         seq: Sequence number of the last applied event.
     """
@@ -200,7 +200,7 @@ class NodeState:
     port_conflict: str | None = None
     gpu_memory_held: str | None = None
     clock: tuple[float, float] | None = None
-    ahead: float = 0.0
+    clock_ahead_s: float = 0.0
     boot: str = ""
     seq: int = 0
 
@@ -360,7 +360,7 @@ class RunState:
 
     @property
     def has_left_work(self) -> bool:
-        """Whether all ranks ended well within seconds and left working processes, which were ended."""
+        """Whether all ranks ended with 0 within seconds and left working processes, which the nodes then ended."""
         workers = self.workers.values()
         is_at_work = any(not is_waiting_program(one) for node in self.nodes.values() for one in node.leftovers)
         return is_at_work and all(
@@ -384,10 +384,10 @@ class RunState:
         """Return the nodes with a rank that has not ended."""
         return list({w.node: None for w in self.workers.values() if w.phase is not WorkerPhase.EXITED})
 
-    def ahead(self, node: str) -> float:
+    def clock_ahead_s(self, node: str) -> float:
         """Return by how many seconds the wall clock of a node is ahead of the head's; 0 if unknown."""
         state = self.nodes.get(node) or self.retired.get(node)
-        return 0.0 if state is None else state.ahead
+        return 0.0 if state is None else state.clock_ahead_s
 
     def find_node_phase(self, node: str) -> NodePhase:
         """Return the phase of a node."""

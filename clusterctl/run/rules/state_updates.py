@@ -225,7 +225,7 @@ def _clock(state: RunState, event: head.ClockEstimated) -> RunState:
     node = state.nodes.get(event.node)
     if node is None:
         return state
-    return _with_node(state, replace(node, clock=(event.offset, event.error), ahead=event.ahead))
+    return _with_node(state, replace(node, clock=(event.offset, event.error), clock_ahead_s=event.ahead))
 
 
 def _link(state: RunState, event: head.LinkChanged) -> RunState:
@@ -258,7 +258,7 @@ def _attempt(state: RunState, time: float, event: head.AttemptStarted) -> RunSta
         old = before.get(name)
         fresh = NodeState(node=name, node_rank=entry["node_rank"], address=entry.get("address"), ranks=ranks)
         if old is not None:
-            fresh = replace(fresh, link=old.link, clock=old.clock, ahead=old.ahead, seq=old.seq)
+            fresh = replace(fresh, link=old.link, clock=old.clock, clock_ahead_s=old.clock_ahead_s, seq=old.seq)
         nodes[name] = fresh
         workers |= {r: WorkerState(rank=r, local_rank=i, node=name) for i, r in enumerate(ranks)}
     return replace(

@@ -216,7 +216,7 @@ def test_a_death_from_outside_is_never_secondary_whatever_was_printed_before_it(
         pytest.param(
             exited(0, 1.0, code=None, tail="x"),
             "unknown",
-            "exit status unknown: supervisor and waiter were both gone",
+            "exit status unknown: supervisor and waiter had both ended",
             id="nobody saw it",
         ),
         pytest.param(

@@ -92,7 +92,7 @@ def test_output_waits_for_a_descriptor_and_a_person_is_told_why(writer: RunDirWr
     assert (writer.run.node("n1") / pieces[0].file).read_bytes() == b"abcabc"
     assert said == [
         "the head cannot open more files (`ulimit -n`): replication waits, workers are not affected",
-        "the head can open files again: replication goes on",
+        "the head can open files again: replication continues",
     ]
 
 

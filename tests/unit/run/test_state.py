@@ -231,7 +231,7 @@ def test_how_far_a_clock_is_ahead_is_known_by_the_last_measure_and_kept_over_att
 
     state = told(RUNNING, *measured)
 
-    assert (state.ahead("n0"), state.ahead("n1"), state.ahead("n9")) == (5.0, 0.0, 0.0)
+    assert (state.clock_ahead_s("n0"), state.clock_ahead_s("n1"), state.clock_ahead_s("n9")) == (5.0, 0.0, 0.0)
 
 
 def test_a_rank_that_left_early_is_found_by_the_address_of_its_node() -> None:
