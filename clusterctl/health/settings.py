@@ -112,10 +112,10 @@ EXPECT_KEYS: dict[str, str] = {
     "cuda": "CUDA version that torch was built for, shell wildcards allowed",
     "nccl": "NCCL version, shell wildcards allowed",
     "mig": "true if MIG should be on",
-    "nvlinks": "active NVLinks of each GPU (0 without a bridge)",
-    "pcie_width": "PCIe lanes of each GPU",
-    "ib_ports": "active InfiniBand or RoCE ports of each node",
-    "mounts": "paths that must answer on every node",
-    "allowed_procs": "names of processes that may hold a GPU, besides known monitoring agents",
+    "nvlinks": "number of active NVLinks of each GPU (0 without a bridge)",
+    "pcie_width": "number of PCIe lanes of each GPU",
+    "ib_ports": "number of active InfiniBand or RoCE ports of each node",
+    "mounts": "paths of mounts that must answer on every node",
+    "allowed_procs": "names of processes that may use a GPU, besides known monitoring agents",
 }
-"""Keys of `health.expect`."""
+"""Keys of `health.expect`, with descriptions for the documentation."""

@@ -248,7 +248,7 @@ def test_a_fault_is_found_and_its_gpu_named_and_no_other_blamed(
 
 def test_a_missing_gpu_is_named_by_its_address(machine: Machine) -> None:
     missing(machine)
-    assert "7 of 8 GPUs; not shown: 0000:17:00.0" in machine.judge()["gpu.count"][0].message
+    assert "7 of 8 GPUs; not shown by the driver: 0000:17:00.0" in machine.judge()["gpu.count"][0].message
 
 
 def test_a_hung_library_is_named_and_the_probe_ends_in_time(machine: Machine) -> None:
@@ -279,7 +279,7 @@ def test_a_driver_that_starts_each_gpu_first_is_slow_and_not_hung(machine: Machi
         ("gpu.responsive", WARN),
         ("gpu.persistence", WARN),
     }
-    assert re.fullmatch(r"NVML took \d\.\d s: opening it [2-9]\.\d s, the look \d\.\d s", slow.message)
+    assert re.fullmatch(r"NVML took \d\.\d s: initialisation [2-9]\.\d s, readings \d\.\d s", slow.message)
     assert "persistence mode" in str(slow.hint)
 
 
@@ -294,9 +294,9 @@ def test_looking_again_pauses_once_for_all_gpus_together(machine: Machine) -> No
 
 def test_an_odd_answer_names_the_call_that_got_it_each_time(machine: Machine) -> None:
     odd_three_times(machine)
-    assert machine.judge()["gpu.lost"][0].message.endswith(": unknown error (temp), 3 looks in a row")
+    assert machine.judge()["gpu.lost"][0].message.endswith(": unknown error (temp), 3 readings in a row")
     odd_once(machine)
-    assert machine.judge()["gpu.lost"][0].message.endswith(": unknown error (temp), then well")
+    assert machine.judge()["gpu.lost"][0].message.endswith(": unknown error (temp), then no error")
 
 
 def test_one_hung_gpu_hangs_nobody_else(machine: Machine) -> None:
@@ -418,13 +418,16 @@ def test_a_container_with_two_of_eight_gpus_is_judged_by_its_two(
 ) -> None:
     found = given(tmp_path, 2, 2).judge(declared)
     assert adverse(found) == set()
-    assert found["gpu.count"][0].message.startswith("2 GPUs; not given to us: 0000:12:00.0")
+    assert found["gpu.count"][0].message.startswith("2 GPUs; withheld by a scheduler or container: 0000:12:00.0")
 
 
 def test_a_gpu_that_has_a_device_node_and_is_not_shown_is_missing(tmp_path: Path) -> None:
     found = given(tmp_path, 7, 8).judge(None)
     assert adverse(found) == {("gpu.count", FAIL, None)}
-    assert found["gpu.count"][0].message == "7 GPUs, 8 on the PCI bus; not shown: 0000:17:00.0 (NVML leaves it out)"
+    assert (
+        found["gpu.count"][0].message
+        == "7 GPUs, 8 on the PCI bus; not shown by the driver: 0000:17:00.0 (NVML does not list it)"
+    )
 
 
 def test_a_gpu_that_a_virtual_machine_has_is_not_missing(tmp_path: Path) -> None:
@@ -450,7 +453,7 @@ def test_a_node_that_is_closed_matters_only_where_the_run_uses_the_gpu(machine: 
         )
         seen.append((found[0].status, found[0].message))
     closed = ", ".join(f"/dev/nvidia{index}" for index in range(4, 8))
-    assert seen == [(PASS, "6 device nodes are accessible"), (FAIL, f"no access to {closed}")]
+    assert seen == [(PASS, "6 device files are accessible"), (FAIL, f"no access to {closed}")]
 
 
 def test_lanes_of_a_narrow_slot_are_its_design_and_lanes_lost_in_a_wide_one_are_named(tmp_path: Path) -> None:

@@ -158,4 +158,4 @@ def test_a_framework_that_a_node_lacks_is_named_before_anything_starts(head: Loc
 
     assert done.returncode == 5, done.stderr
     assert "no jax in " in done.stderr
-    assert "point `python` of the host at the environment that has it" in done.stderr
+    assert "set `python` of the host to the Python of an environment that has it" in done.stderr

@@ -149,7 +149,7 @@ def test_one_odd_answer_ends_no_attempt_and_a_gpu_that_fell_off_the_bus_does(
     odd = {"errors": {"nvmlDeviceGetTemperature": fake_nvml.times(2)}, "fields": {"230": 3}}
     machines.scenes[1].gpu(3, **odd)
     told = wait_for(lambda: troubles(head, run), SLOW, "the driver's wish", 0.3)
-    assert told == [f"{sick} GPU 3: the driver asks for drain P2P"]
+    assert told == [f"{sick} GPU 3: the driver recommends: drain P2P"]
     assert head.json("status", run)["attempt"] == 0
     # A scenario that is written anew would play its errors once more.
     machines.scenes[1].gpu(3, errors={})

@@ -336,8 +336,8 @@ def test_a_port_that_the_first_nodes_firewall_closes_is_told_of_it_and_of_all_ot
     seen = {f["node"]: f["message"] for f in complaints(told)}
     assert (told["code"], told["took"] < ON_TIME) == (5, True)
     assert {f["check"] for f in complaints(told)} == {"net.rendezvous"}
-    assert "none of 3 nodes came through" in seen[first.name]
-    place = f"cannot reach {first.name} at {first.address}:{PORT}: no answer"
+    assert "none of 3 nodes could connect" in seen[first.name]
+    place = f"cannot connect to {first.name} at {first.address}:{PORT}: no answer"
     assert all(place in seen[node.name] for node in others)
 
 
@@ -367,7 +367,7 @@ def test_a_way_that_swallows_large_packets_is_named_with_both_its_ends(four: Mac
     (found,) = complaints(told)
     assert (found["node"], found["check"]) == (one.name, "net.ring")
     assert f"{one.name} to {other.name} at {other.address}:" in found["message"]
-    assert "it connects and answers, but then only 0 B of 256 KiB got there" in found["message"]
+    assert "the connection opens, but then only 0 B of 256 KiB arrived" in found["message"]
     assert "MTU" in found["hint"]
 
 

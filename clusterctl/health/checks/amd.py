@@ -1,4 +1,4 @@
-"""AMD GPUs: set-up, XGMI, errors that the hardware counts (RAS), and the kernel log of the driver."""
+"""Checks of AMD GPUs: set-up, XGMI links, error counters of the hardware (RAS), and the driver's kernel log."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from clusterctl.health.checks.machine_kernel_log import (
 from clusterctl.health.findings import AMD, Action, Outcome, Status, Symptom, fail, ok, skip, unknown, warn
 
 _HINTS = {
-    Action.REBOOT_NODE: "Reboot the node; twice the same on one serial number means a replacement",
+    Action.REBOOT_NODE: "Reboot the node; if the error returns on the same serial number, have the GPU replaced",
     Action.CHECK_POWER_COOLING: "Check the power supply and the cooling of the node",
     Action.RMA: "Have the GPU replaced; give its serial number and the kernel log",
 }
 
 
 def list_hive_members(node: CheckedNode, device: gpu_facts.Device) -> list[int]:
-    """Return the GPUs of the node that are reset together with one, itself among them, used by the run or not."""
+    """Return the indices of all GPUs of the node in the same XGMI hive as `device`: they can only be reset together."""
     own = gpu_facts.read_value(device, "hive")
     members = [d["index"] for d in gpu_facts.list_gpus(node) if own and gpu_facts.read_value(d, "hive") == own]
     return members or [device["index"]]
 
 
 def get_reset_hint(node: CheckedNode, device: gpu_facts.Device, action: Action) -> str | None:
-    """Return the remedy of an action for one GPU."""
+    """Return the remedy for one GPU, or `None` if the action needs no special one."""
     if action is not Action.RESET_GPU:
         return _HINTS.get(action)
     members = list_hive_members(node, device)
@@ -44,12 +44,12 @@ def get_reset_hint(node: CheckedNode, device: gpu_facts.Device, action: Action) 
 
 
 def describe_joint_reset(members: Sequence[int]) -> str:
-    """Return how some GPUs are reset at once."""
+    """Return the remedy that resets some GPUs together."""
     named = gpu_facts.format_gpu_names(members)
     return f"Stop all jobs on the node, then reset {named} together (`sudo amd-smi reset -G -g all`), or reboot"
 
 
-# --- How AMD's GPUs are set up: partitions, variables that choose among them, what slows them.
+# --- Set-up of AMD's GPUs: partitions, variables that select GPUs, reduced clocks
 
 _ROCR, _HIP, _CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 
@@ -57,19 +57,19 @@ _ROCR, _HIP, _CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBL
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
 @node_check("gpu.slowdown", "GPU temperature, power, clocks", severity="WARN", gpu=True, vendors=(AMD,))
 def check_reduced_clocks(node: CheckedNode) -> Outcome | list[Outcome]:
-    """Neither heat nor the board holds down the clocks of AMD's GPUs.
+    """Neither heat nor the board reduces the clocks of AMD's GPUs.
 
     Source: `gpu_metrics` of AMD: throttle status (MI200), residencies of two readings (MI300 and later, newer drivers)
-    Healthy: nothing but the power limit, which is normal under load, holds the clocks down
+    Healthy: only the power limit may reduce the clocks, which is normal under load
     """
     gpu_facts.require_library_facts(node)
     if not any("slowdown" in device.get("v", {}) for device in gpu_facts.list_used_gpus(node)):
-        return skip("not told by this GPU or driver")
-    return gpu_facts.judge_each_gpu(node, "slowdown", _judge_slowdown, "clocks of {n} GPUs are not held down")
+        return skip("this GPU or driver does not report reduced clocks")
+    return gpu_facts.judge_each_gpu(node, "slowdown", _judge_slowdown, "no reduced clocks on {n} GPUs")
 
 
 def _judge_slowdown(gpu: gpu_facts.GpuValue) -> Outcome | None:
-    return gpu.warn(f"held down by {', '.join(gpu.value)}") if gpu.value else None
+    return gpu.warn(f"clocks reduced by {', '.join(gpu.value)}") if gpu.value else None
 
 
 @remedy(Action.FIX_CONFIG, "`sudo amd-smi set --compute-partition SPX` (and `--memory-partition NPS1`) on all GPUs")
@@ -77,7 +77,7 @@ def _judge_slowdown(gpu: gpu_facts.GpuValue) -> Outcome | None:
 def check_partition_modes(cluster: CheckedCluster) -> Iterable[Outcome]:
     """All of AMD's GPUs have the same partition mode.
 
-    Otherwise ranks with a part of a GPU and ranks with a whole GPU wait for each other.
+    With different modes, ranks with a whole GPU wait for ranks with a part of a GPU.
 
     Source: `current_compute_partition`, `current_memory_partition` of AMD (MI300 and later)
     Healthy: the same on all GPUs of one board
@@ -88,10 +88,10 @@ def check_partition_modes(cluster: CheckedCluster) -> Iterable[Outcome]:
 @remedy(Action.FIX_CONFIG, "`sudo sysctl kernel.numa_balancing=0`")
 @node_check("gpu.numa_balancing", "GPU modes", severity="WARN", gpu=True, vendors=(AMD,))
 def check_numa_balancing(node: CheckedNode) -> Outcome:
-    """The kernel does not move memory between processors by itself while AMD's GPUs use it.
+    """The kernel does not move memory of AMD's GPUs between processors by itself (NUMA balancing).
 
     Source: /proc/sys/kernel/numa_balancing
-    Healthy: 0 (AMD's guides to MI200 and MI300 turn it off: it moves pages that GPUs have mapped)
+    Healthy: 0 (AMD's guides to MI200 and MI300 turn NUMA balancing off, because it moves pages that GPUs have mapped)
     """
     value = gpu_facts.get_library_facts(node).facts.get("numa_balancing")
     if value is None:
@@ -102,11 +102,12 @@ def check_numa_balancing(node: CheckedNode) -> Outcome:
 @remedy(Action.FIX_CONFIG, "Unset it in `env`, the prologue or the shell's start files")
 @node_check("gpu.visible_env", "GPU modes", gpu=True, vendors=(AMD,), group="host")
 def check_visible_devices(node: CheckedNode) -> Outcome:
-    """The variables that select AMD's GPUs agree: HIP counts only the GPUs that ROCR leaves visible.
+    """The variables that select AMD's GPUs agree with each other and with the cluster file.
 
     Source: ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES (else CUDA_VISIBLE_DEVICES) in the job's environment
-    Healthy: no ROCR_VISIBLE_DEVICES if the cluster file names GPUs by index; it has at least as many GPUs as
-        HIP_VISIBLE_DEVICES; neither has fewer GPUs than the file declares
+    Healthy: ROCR_VISIBLE_DEVICES is not set if the cluster file names GPUs by index. It selects at least as many GPUs
+        as HIP_VISIBLE_DEVICES, because HIP sees only GPUs that ROCR selects. No variable selects fewer GPUs than the
+        cluster file declares
     """
     env = node.read("env", "the environment was not reported")
     rocr, hip = env.get(_ROCR), env.get(_HIP)
@@ -115,43 +116,48 @@ def check_visible_devices(node: CheckedNode) -> Outcome:
         message = f"{_ROCR} is {rocr}: the cluster file's GPUs {list(declared)} would be indices into this list"
         return fail(message, value=rocr)
     if rocr is not None and hip is not None and len(hip.split(",")) > len(rocr.split(",")):
-        # torch ends with the same complaint (`_parse_visible_devices` of torch.cuda).
-        return fail(f"{_HIP} is {hip}, more than {_ROCR} leaves: {rocr}", value=[rocr, hip])
-    # HIP reads CUDA's variable only if its own is not set.
+        # torch fails with the same error (`_parse_visible_devices` of torch.cuda).
+        return fail(f"{_HIP} selects {hip}, but {_ROCR} only {rocr}", value=[rocr, hip])
+    # HIP reads CUDA_VISIBLE_DEVICES only if HIP_VISIBLE_DEVICES is not set.
     for name in () if isinstance(declared, tuple) else (_ROCR, _HIP if _HIP in env else _CUDA):
         if env.get(name) is not None and len(env[name].split(",")) < least:
             return fail(f"{name} is {env[name]}: fewer than the {least} declared GPUs", value=env[name])
-    return ok("no variables at odds")
+    return ok("the variables that select GPUs agree")
 
 
 def find_reduced_clocks_symptom(
     gpu: int, causes: Sequence[str] | None, degrees: float | None, lasting: float
 ) -> Symptom | None:
-    """Return the symptom of reduced clocks in a sample; it must last for `lasting` seconds to be reported."""
+    """Return the symptom of reduced clocks, or `None`.
+
+    Args:
+        gpu: Index of the GPU.
+        causes: What reduces the clocks.
+        degrees: Temperature in degrees Celsius.
+        lasting: Seconds that the symptom must last before clusterctl reports it.
+    """
     if not causes:
         return None
-    words, detail = f"held down by {', '.join(causes)}", f"{degrees:.0f} °C" if degrees is not None else ""
+    words, detail = f"clocks reduced by {', '.join(causes)}", f"{degrees:.0f} °C" if degrees is not None else ""
     action = Action.CHECK_POWER_COOLING
     return Symptom("gpu.slowdown", Status.WARN, words, action, gpu=gpu, min_duration_s=lasting, detail=detail)
 
 
-# --- Links between AMD's GPUs (XGMI, Infinity Fabric): a hive is whole, and every link of it is up.
+# --- Links between AMD's GPUs (XGMI, also called Infinity Fabric); linked GPUs form a hive
 
 _FAMILY = "PCIe, NVLink, fabric"
-_REMEDY = "Reset all GPUs of the hive together, or reboot; if the link stays down, have the module looked at"
+_REMEDY = "Reset all GPUs of the hive together, or reboot; if the link stays down, have the module examined"
 _LASTING = 30.0
 
 
 @remedy(Action.RESET_GPU, _REMEDY)
 @node_check("gpu.xgmi", _FAMILY, gpu=True, vendors=(AMD,))
 def check_xgmi_links(node: CheckedNode) -> Outcome | list[Outcome]:
-    """AMD's GPUs that are joined by XGMI have all their links up.
-
-    A link that is down slows every collective.
+    """All XGMI links of AMD's GPUs are up: a link that is down slows every collective.
 
     Source: hive and links of KFD's topology; state of each link in `gpu_metrics` (MI300 and later, newer drivers)
-    Healthy: as many active links as on most GPUs of the hive; every pair of a hive is linked; no GPU is outside the
-        hive of all others. SKIP if XGMI joins no GPUs
+    Healthy: each GPU has as many active links as most GPUs of its hive. Every pair of a hive has a link. No GPU is
+        outside the hive of all others. SKIP if the GPUs have no XGMI links
     """
     gpu_facts.require_library_facts(node)
     devices = gpu_facts.list_used_gpus(node)
@@ -161,12 +167,12 @@ def check_xgmi_links(node: CheckedNode) -> Outcome | list[Outcome]:
         *_judge_inactive_links(node, devices),
     ]
     joined = sum(bool(gpu_facts.read_value(device, "xgmi")) for device in devices)
-    healthy = ok(f"XGMI links as they should be on {joined} GPUs") if joined else skip("no GPUs are joined by XGMI")
+    healthy = ok(f"all XGMI links are up on {joined} GPUs") if joined else skip("these GPUs have no XGMI links")
     return bad or healthy
 
 
 def _judge_hive_membership(devices: Sequence[gpu_facts.Device]) -> Iterator[Outcome]:
-    """Name the one GPU that is in no hive with the others. Two hives of equal size are how bridged cards are built."""
+    """Yield a FAIL for a GPU that is outside the hive of all others. Two hives of equal size are a design of cards."""
     hives = Counter(gpu_facts.read_value(device, "hive") for device in devices)
     if len(devices) < 3:
         return
@@ -191,11 +197,11 @@ def _judge_unlinked_pairs(node: CheckedNode, devices: Sequence[gpu_facts.Device]
     if pairs:
         names = [f"{one['index']}-{other['index']}" for one, other in pairs]
         hint = _describe_remedy(list_hive_members(node, pairs[0][0]))
-        yield fail(f"no XGMI between GPUs {', '.join(names[:8])}, which are in one hive", value=names, hint=hint)
+        yield fail(f"no XGMI link between GPUs {', '.join(names[:8])}, which are in one hive", value=names, hint=hint)
 
 
 def _has_link(one: gpu_facts.Device, other: gpu_facts.Device) -> bool:
-    # A partition reaches the others of its own GPU without a link.
+    # Partitions of one GPU reach each other without a link.
     if gpu_facts.read_value(one, "pci") == gpu_facts.read_value(other, "pci"):
         return True
     return str(other["index"]) in (gpu_facts.read_value(one, "xgmi") or {})
@@ -215,7 +221,7 @@ def _judge_inactive_links(node: CheckedNode, devices: Sequence[gpu_facts.Device]
 
 
 def _describe_remedy(members: Sequence[int]) -> str:
-    return f"{describe_joint_reset(members)}; if the link stays down, have the module looked at"
+    return f"{describe_joint_reset(members)}; if the link stays down, have the module examined"
 
 
 @remedy(Action.RESET_GPU, _REMEDY)
@@ -225,7 +231,7 @@ def check_xgmi_outliers(cluster: CheckedCluster) -> Outcome | list[Outcome]:
 
     Source: active links, hops and bandwidth of each pair of GPUs, compared at the same addresses of machines with the
         same layout
-    Healthy: the same as on most nodes; if only two nodes differ, the lesser one is WARN
+    Healthy: the same as on most nodes. If only two nodes can be compared, the worse one is WARN
     """
     fast = comparison.group_by_slot(cluster, lambda node: _read_pairs(node, 1))
     near = comparison.group_by_slot(
@@ -234,11 +240,11 @@ def check_xgmi_outliers(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     if not fast:
         return comparison.report_no_outlier(cluster, 0, "pairs of GPUs")
     odd = _report_deficits(fast, "slower than") or _report_deficits(near, "farther apart than")
-    return odd or ok("pairs of GPUs are joined as on other nodes")
+    return odd or ok("pairs of GPUs have the same links as on other nodes")
 
 
 def _read_pairs(node: CheckedNode, which: int) -> dict[str, int]:
-    """Return the weight (0) or the bandwidth (1) of each pair, by their indices."""
+    """Return the weight (`which` is 0) or the bandwidth (1) of the link of each pair of GPUs, by their indices."""
     return {
         f"{device['index']}-{peer}": link[which]
         for device in gpu_facts.list_used_gpus(node)
@@ -256,14 +262,14 @@ def _report_deficits(places: Mapping[str, Mapping[str, int]], how: str) -> list[
 
 
 def find_xgmi_symptom(gpu: int, lost_links: int | None) -> Symptom | None:
-    """Return the symptom of a GPU whose links went down during a run."""
+    """Return the symptom of a GPU whose XGMI links went down during a run, or `None`."""
     if not lost_links or lost_links < 0:
         return None
     words = f"{lost_links} XGMI links have gone down"
     return Symptom("gpu.xgmi", Status.FAIL, words, Action.RESET_GPU, gpu=gpu, min_duration_s=_LASTING)
 
 
-# --- What AMD's driver has reported in the kernel log: errors, hangs, resets, and how they ended.
+# --- Messages of AMD's driver in the kernel log: errors, hangs, resets
 
 Event = dict[str, Any]
 _ENDED = ("done", "failed")
@@ -274,8 +280,8 @@ class _Meaning:
     """The meaning of a kind of event.
 
     Attributes:
-        is_hardware: It speaks of hardware.
-        repaired_by_reset: A reset of the GPU repairs it.
+        is_hardware: The event is a hardware error.
+        repaired_by_reset: A reset of the GPU repairs the error.
     """
 
     description: str
@@ -295,7 +301,7 @@ _MEANINGS: dict[tuple[str, str], _Meaning] = {
 
 
 def was_reset_after(node: CheckedNode, device: gpu_facts.Device, event_kind: str) -> bool:
-    """Return whether the kernel log has a reset of a GPU after the last event of a kind."""
+    """Return whether the kernel log shows a reset of the GPU after the last event of a kind."""
     own = [event for event in _list_events(node) if event["device"] == gpu_facts.read_value(device, "pci")]
     of_kind = [event["order"] for event in own if event["kind"] == event_kind]
     resets = [event["order"] for event in own if (event["kind"], event["grade"]) == ("reset", "done")]
@@ -317,21 +323,21 @@ def _list_events(node: CheckedNode) -> list[Event]:
     gpu=True,
     vendors=(AMD,),
     group="kernel_log",
-    without_root="counts of errors and bad pages, and that the GPUs answer, speak for them",
+    without_root="counts of errors and bad pages, and the answers of the GPUs, are the evidence",
     judge_without_source=report_unreadable_gpu_log,
     thresholds={"lookback": 86400.0, "unended": 120.0},
 )
 def check_driver_log(node: CheckedNode) -> Outcome | list[Outcome]:
-    """Errors, hangs and resets that AMD's driver reported since boot.
+    """AMD's driver reported no error, hang or reset of a GPU since the boot.
 
     Source: lines of amdgpu in the kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted
-    Healthy: no GPU is lost, and the driver could start each. No reset failed or went on for `unended` seconds, and
-        there are no more bad pages than the driver accepts. An uncorrected error is FAIL within `lookback` seconds, and
-        WARN once the GPU was reset; resets and hung queues, which programs cause too, are WARN within `lookback`
+    Healthy: no GPU is lost, and the driver could start every GPU. No reset failed or lasted `unended` seconds. The
+        driver accepts the number of bad pages. An uncorrected error is FAIL within `lookback` seconds, and WARN once
+        the GPU was reset. Resets and hung queues, which programs cause too, are WARN within `lookback` seconds
     """
     events = _list_events(node)
     outcomes = [outcome for event in events if (outcome := _judge_event(node, event, events)) is not None]
-    return outcomes or ok(f"no trouble of amdgpu {describe_covered_time(node)}")
+    return outcomes or ok(f"no error of amdgpu {describe_covered_time(node)}")
 
 
 def _judge_event(node: CheckedNode, event: Event, events: list[Event]) -> Outcome | None:
@@ -377,7 +383,7 @@ def _select_events(event: Event, events: list[Event], kind: str) -> list[Event]:
 
 
 def _find_gpu(node: CheckedNode, address: str) -> tuple[gpu_facts.Device | None, int | None, bool]:
-    """Return the GPU at an address, its index, and whether the run uses it, which an unknown address may be."""
+    """Return the GPU at a PCI address, its index, and whether the run may use it (also at an unknown address)."""
     device = next((d for d in gpu_facts.list_gpus(node) if gpu_facts.read_value(d, "pci") == address), None)
     if device is None:
         return None, None, True
@@ -392,22 +398,20 @@ def _format_gpu(index: int | None, address: str) -> str:
 
 def _choose_hint(node: CheckedNode, device: gpu_facts.Device | None, action: Action) -> str:
     if action is Action.RESTART_APP:
-        return "A program may have caused it; if it comes again with others, have the hardware looked at"
+        return "A program may have caused this; if it happens with other programs too, have the hardware examined"
     if action is Action.NONE:
-        return "Nothing to do: the GPU has been reset; look at what came before it if it was not on purpose"
+        return "Nothing to do: the GPU was reset; if nobody reset it on purpose, see the kernel log before the reset"
     remedy = get_reset_hint(node, device or {"index": 0}, action)
-    return remedy or "Look at the lines of amdgpu around it in the kernel log (`dmesg -T`)"
+    return remedy or "See the lines of amdgpu in the kernel log at that time (`dmesg -T`)"
 
 
-# --- Errors of AMD's GPUs: those that memory and engines could not correct, and pages of memory that are bad.
+# --- Uncorrected errors and bad memory pages of AMD's GPUs
 
-_REPAIRED = (
-    "Nothing to do: the GPU was reset since, which takes bad pages out of use; the count ends with the next boot"
-)
+_REPAIRED = "Nothing to do: a later reset took the bad pages out of use; the count starts again at the next boot"
 
 
 def judge_uncorrected_errors(node: CheckedNode) -> list[Outcome]:
-    """Judge uncorrected errors since the driver was loaded; a reset does not clear the driver's counts."""
+    """Judge uncorrected errors since the driver was loaded. A reset does not clear these counts."""
     return gpu_facts.judge_each_gpu(node, "ecc_unc", _judge_uncorrected, "no uncorrected errors on {n} GPUs")
 
 
@@ -432,11 +436,11 @@ def _judge_uncorrected(gpu: gpu_facts.GpuValue) -> Outcome | None:
     thresholds={"warn": 256.0},
 )
 def check_bad_pages(gpu: gpu_facts.GpuValue) -> Outcome | None:
-    """No bad memory page of an AMD GPU is still in use, and few have been taken out of it.
+    """No bad memory page of an AMD GPU is in use, and few pages are retired.
 
     Source: `ras/gpu_vram_bad_pages` of AMD's driver
-    Healthy: no bad page waits for retirement, and none failed to retire; WARN above `warn` retired pages (the driver
-        itself reports too many: `gpu.driver_log`)
+    Healthy: no bad page waits for retirement, and no retirement failed. WARN above `warn` retired pages.
+        `gpu.driver_log` reports more retired pages than the driver accepts
     """
     in_use, retired = gpu.value["pending"] + gpu.value["failed"], gpu.value["retired"]
     if in_use:
@@ -445,11 +449,11 @@ def check_bad_pages(gpu: gpu_facts.GpuValue) -> Outcome | None:
     if retired <= gpu.limit("warn"):
         return None
     hint = get_reset_hint(gpu.node, gpu.device, Action.RMA)
-    return gpu.warn(f"{retired} bad memory pages taken out of use", action=Action.RMA, hint=hint)
+    return gpu.warn(f"{retired} bad memory pages retired", action=Action.RMA, hint=hint)
 
 
 def find_uncorrected_errors_symptom(gpu: int, new_errors: int) -> Symptom | None:
-    """Return the symptom of a GPU with `new_errors` uncorrected errors since the start of the run."""
+    """Return the symptom of a GPU with `new_errors` uncorrected errors since the start of the run, or `None`."""
     if new_errors <= 0:
         return None
     check, detail = "gpu.ecc_uncorrected", f"{new_errors} since the start"

@@ -1,4 +1,4 @@
-"""The clocks of the nodes: their differences, and the daemon that sets them."""
+"""Checks of the clocks of the nodes: differences between clocks, and the time daemon."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _CLOCK_FAMILY = "Clocks"
 @remedy(Action.FIX_CONFIG, "Set the clock (`sudo chronyc makestep`) and keep a time daemon running")
 @cluster_check("net.clock_skew", _CLOCK_FAMILY, thresholds={"warn": 1.0, "fail": 30.0})
 def check_clock_skew(cluster: CheckedCluster) -> Outcome | list[Outcome]:
-    """Clocks agree: certificates, caches and file times depend on it.
+    """The clocks of all nodes agree: certificates, caches and file times depend on the clock.
 
-    Logs do not: clusterctl never orders events by them.
+    The order of log lines does not depend on it, because clusterctl corrects their times.
 
-    Source: the node's clock against the controller's, measured over the connection with a bound of its error
-    Healthy: within `warn` seconds of the median of all nodes and the head; FAIL above `fail` seconds. The measurement
-        error counts in favour of the node
+    Source: the difference between the node's clock and the head's, measured over the connection, with its error bound
+    Healthy: within `warn` seconds of the median of all nodes and the head; FAIL above `fail` seconds. The check
+        subtracts the error bound from the difference
     """
     clocks = {n.name: n.controller.get("clock") or {} for n in cluster.nodes}
     measured = {node: clock for node, clock in clocks.items() if clock.get("offset") is not None}
     if not measured:
         return unknown("no clock was measured")
     offsets = [clock["offset"] for clock in measured.values()]
-    # The head votes too, so that one of two nodes can be told to be the odd one.
+    # The clock of the head counts too, so that one of two nodes can be the wrong one.
     reference = 0.0 if len(offsets) == 1 else median([*offsets, 0.0])
     odd = []
     for node, clock in measured.items():
@@ -42,31 +42,31 @@ def check_clock_skew(cluster: CheckedCluster) -> Outcome | list[Outcome]:
 
 
 @remedy(
-    Action.FIX_CONFIG, "`sudo systemctl enable --now chronyd`, and see that it reaches its servers (`chronyc tracking`)"
+    Action.FIX_CONFIG,
+    "`sudo systemctl enable --now chronyd`, and check that it reaches its servers (`chronyc tracking`)",
 )
 @node_check("host.time_daemon", _CLOCK_FAMILY, severity="WARN", group="host", thresholds={"error": 16.0, "agree": 0.5})
 def check_time_daemon(node: CheckedNode) -> Iterator[Outcome]:
     """A time daemon, or the host of a virtual machine, sets the clock.
 
-    Source: adjtimex: the bound that the kernel has for the clock's error (as systemd's timedatectl does; no root, and
-        in containers too); process list; the node's clock against the head's
-    Healthy: the bound is below `error` seconds: it is 16 s if no daemon sets the clock. With a larger bound, a clock
-        within `agree` seconds of the head's passes too (the host of a virtual machine may set it), and the finding says
-        so
+    Source: the kernel's error bound of the clock (adjtimex, as timedatectl does); process list; the difference between
+        the node's clock and the head's
+    Healthy: the error bound is below `error` seconds; it is 16 s if no daemon sets the clock. With a larger bound, a
+        clock within `agree` seconds of the head's is healthy too: the host of a virtual machine may set it
     """
     bound, daemon = node.group().facts.get("clock_error"), node.group("procs").facts.get("time_daemon")
     who = f" by {daemon}" if daemon else ""
     if bound is not None and bound < node.limit("error"):
-        yield ok(f"the clock is kept{who}, within {bound:.3f} s", value=bound)
+        yield ok(f"the clock is synchronised{who}, within {bound:.3f} s", value=bound)
     elif bound is None and daemon:
         yield ok(f"{daemon} is running")
     elif (apart := _compute_max_skew(node)) is not None and apart <= node.limit("agree"):
-        seen = f"{daemon} has not set the clock" if daemon else "no time daemon is seen"
+        seen = f"{daemon} has not set the clock" if daemon else "no time daemon is visible"
         yield ok(f"{seen}, but it agrees with the head's within {apart:.3f} s", value=apart)
     elif bound is None and node.group("procs").status != "ok":
-        yield unknown("neither the kernel nor the process list tells who keeps the clock")
+        yield unknown("neither the kernel nor the process list shows whether a daemon sets the clock")
     else:
-        seen = f"{daemon} runs and has not set the clock" if daemon else "no time daemon is running"
+        seen = f"{daemon} runs, but has not set the clock" if daemon else "no time daemon is running"
         yield warn(seen, value=bound)
 
 

@@ -1,9 +1,9 @@
-"""Comparison of nodes and GPUs with each other.
+"""Compares nodes and GPUs with each other.
 
-Categories: the strict majority is right, the rest is named. With no majority (two nodes, or a tie) nodes disagree and
-nobody is blamed. Numbers: an outlier is far from the median by the check's own measure *and* by more than three
-deviations (MAD scaled as for a normal distribution), so that neither noise nor a tiny difference fires. Only GPUs of
-the same board (model and maker) are compared.
+Categories: if more than half of the members have one value, the others are reported. Without such a majority (two
+nodes, or a tie) the members disagree, and none is blamed. Numbers: an outlier is far from the median by the measure of
+the check, and also by more than three deviations (MAD scaled as for a normal distribution). GPUs are compared only with
+GPUs of the same board (model and maker).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clusterctl.health.checks import gpu_facts
 from clusterctl.health.findings import Outcome, ok, skip, unknown, warn
 
 ABSENT = "absent"
-"""A value of its own: a package that one node lacks is a difference."""
+"""Stands for a missing value, which differs from every other value."""
 
 MOST_OUTLIERS_SHOWN = 8
 _MAD_TO_SIGMA = 1.4826
@@ -30,9 +30,9 @@ class Vote:
     """The values of the members of a group.
 
     Attributes:
-        majority: The value of more than half of them, as given, or `None` where there is none.
-        dissenters: The members that say something else than the majority; empty where there is none.
-        values: Every value to its members, the commonest first.
+        majority: The value of more than half of the members, or `None` if there is no such value.
+        dissenters: The members with another value than the majority; empty without a majority.
+        values: Each value with its members, the most frequent value first.
     """
 
     majority: Any
@@ -41,12 +41,16 @@ class Vote:
 
     @property
     def is_unanimous(self) -> bool:
-        """All members have the same value."""
+        """Whether all members have the same value."""
         return len(self.values) <= 1
 
 
 def count_votes(answers: Mapping[str, Any]) -> Vote:
-    """Count answers (member to JSON value); values of different types are different."""
+    """Count the values of some members. Values of different JSON types are different.
+
+    Args:
+        answers: Member to its value as JSON.
+    """
     by_key: dict[str, tuple[Any, list[str]]] = {}
     for member, value in answers.items():
         by_key.setdefault(json.dumps(value, sort_keys=True), (value, []))[1].append(member)
@@ -61,12 +65,12 @@ def count_votes(answers: Mapping[str, Any]) -> Vote:
 def find_outliers(
     numbers: Mapping[str, float], is_far: Callable[[float, float], bool], *, least: int = 4
 ) -> dict[str, float]:
-    """Return the members with a number far from the median; empty if there are fewer than `least` members.
+    """Return the members with a number far from the median, and their numbers.
 
     Args:
         numbers: Member to number.
-        is_far: Given (number, median), says whether the difference matters at all.
-        least: Size of population below which nothing can be said.
+        is_far: Takes a number and the median; returns whether the difference matters.
+        least: Minimum number of members: with fewer members there are no outliers.
     """
     if len(numbers) < least:
         return {}
@@ -86,22 +90,22 @@ def compare_nodes(
     """Compare one value of every node.
 
     Args:
-        cluster: All nodes.
-        read: Returns a node's value; `None` means it has none.
-        what: Its name for a person.
-        say: How grave a difference is (`failed` or `warned`).
-        absent: A node without the value differs from one with it; else such nodes are left out.
+        cluster: The nodes.
+        read: Returns the value of a node, or `None`.
+        what: Name of the value, for messages.
+        say: Makes the outcome of a difference (`fail` or `warn`).
+        absent: A missing value counts as a difference. Otherwise nodes without the value are ignored.
     """
     answers = {node.name: read(node) for node in cluster.nodes}
     given = {name: value for name, value in answers.items() if value is not None}
     if not given:
-        return [skip(f"no node has a {what}") if absent else unknown(f"no node tells its {what}")]
+        return [skip(f"no node has a {what}") if absent else unknown(f"no node reports its {what}")]
     if len(answers) < 2:
-        return [skip("only one node to look at")]
+        return [skip("only one node to compare")]
     if absent:
         given = {name: ABSENT if value is None else value for name, value in answers.items()}
     elif len(given) < 2:
-        return [unknown(f"only {next(iter(given))} tells its {what}")]
+        return [unknown(f"only {next(iter(given))} reports its {what}")]
     return _judge_values(given, what, say)
 
 
@@ -134,12 +138,12 @@ def compare_gpus(
     """Compare one value of every GPU with the GPUs of the same board.
 
     Args:
-        cluster: All nodes.
-        read: Returns a GPU's value; `None` means that it has none.
-        what: Its name for a person.
-        show: Says a value.
-        say: How grave it is to be the odd one out (`failed` or `warned`). Disagreement without a majority WARNs.
-        at_least_nodes: On how many nodes there have to be such GPUs for anything to be said.
+        cluster: The nodes.
+        read: Returns the value of a GPU, or `None`.
+        what: Name of the value, for messages.
+        show: Formats a value for messages.
+        say: Makes the outcome of a GPU that differs from the majority (`fail` or `warn`). Without a majority: WARN.
+        at_least_nodes: Minimum number of nodes with such GPUs; with fewer nodes the GPUs are not compared.
     """
     outcomes, judged = [], 0
     for board, values in group_by_board(cluster, read).items():
@@ -159,13 +163,13 @@ def compare_gpus(
             continue
         for key in result.dissenters:
             node, gpu = key.rsplit("/", 1)
-            message = f"GPU {gpu}: {what} {show(values[key])}, {show(result.majority)} on its like"
+            message = f"GPU {gpu}: {what} {show(values[key])}, {show(result.majority)} on other GPUs of its board"
             outcomes.append(say(message, node=node, gpu=int(gpu), value=values[key], expected=result.majority))
     return outcomes or [report_no_outlier(cluster, judged, what)]
 
 
 def find_gpu_outliers(cluster: CheckedCluster, field: str, unit: str) -> list[Outcome]:
-    """Find GPUs with a number more than `warn` above the median of their board, and above `floor`."""
+    """Return a WARN for each GPU with a number above the threshold `floor` and `warn` above the median of its board."""
     far, floor = cluster.limit("warn"), cluster.limit("floor")
     outcomes, judged = [], 0
     for members in group_by_board(cluster, lambda device: gpu_facts.read_value(device, field)).values():
@@ -174,25 +178,31 @@ def find_gpu_outliers(cluster: CheckedCluster, field: str, unit: str) -> list[Ou
         for key, value in list(odd.items())[:MOST_OUTLIERS_SHOWN]:
             node, gpu = key.rsplit("/", 1)
             middle = median(members.values())
-            message = f"GPU {gpu}: {value:.0f} {unit}, its like {middle:.0f} {unit}"
+            message = f"GPU {gpu}: {value:.0f} {unit}, others of its board {middle:.0f} {unit}"
             outcomes.append(warn(message, node=node, gpu=int(gpu), value=value, expected=middle))
     return outcomes or [report_no_outlier(cluster, judged, field)]
 
 
 def report_no_outlier(cluster: CheckedCluster, judged: int, what: str) -> Outcome:
-    """Return the outcome of a comparison without an outlier: all GPUs are equal, or there was nothing to compare."""
+    """Return the outcome of a comparison of GPUs without outliers.
+
+    Args:
+        cluster: The nodes.
+        judged: Number of compared GPUs.
+        what: Name of the compared value, for messages.
+    """
     if judged:
-        return ok(f"{what}: {judged} GPUs alike")
+        return ok(f"{what}: equal on {judged} GPUs")
     with_gpus = [v for v in cluster.nodes if gpu_facts.find_skip_reason(v) is None]
     if with_gpus and all(gpu_facts.find_library_problem(v) is not None for v in with_gpus):
-        return unknown("no node's GPUs could be asked")
+        return unknown("no node could read its GPUs")
     return skip("too few GPUs to compare")
 
 
 def group_by_board(cluster: CheckedCluster, read: Callable[[gpu_facts.Device], Any]) -> dict[str, dict[str, Any]]:
-    """Return the value of each used GPU that has one, as board -> "node/index" -> value.
+    """Return a value of each GPU of the run, as board -> "node/index" -> value, without GPUs that lack the value.
 
-    A board is a model as one maker sells it, told apart by the PCI subsystem: limits and firmware are the maker's.
+    A board is a GPU model of one maker, identified by its PCI subsystem: makers set limits and firmware.
     """
     values: dict[str, dict[str, Any]] = {}
     for node in cluster.nodes:
@@ -210,15 +220,14 @@ def group_by_board(cluster: CheckedCluster, read: Callable[[gpu_facts.Device], A
 def group_by_slot(
     cluster: CheckedCluster, read: Callable[[CheckedNode], Mapping[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """Return slot -> node -> number for machines with the same layout.
+    """Return slot -> node -> number for machines with the same layout: the same GPU models at the same PCI addresses.
 
-    A place is the PCI address of a GPU, or of a pair of them. Only machines with the same models at the same addresses
-    are compared: of others, one cannot tell damage from design.
+    A slot is the place of a GPU or of a pair of GPUs in a layout. Its name ends with the indices of the GPUs. Between
+    machines of different layouts, a difference may be by design.
 
     Args:
-        cluster: All nodes.
-        read: Returns a node's numbers, by index of the GPU (`"3"`) or pair of indices (`"0-1"`). The index ends the
-            name of the slot, behind a blank.
+        cluster: The nodes.
+        read: Returns the numbers of a node by the index of a GPU (`"3"`) or by a pair of indices (`"0-1"`).
     """
     numbers: dict[str, dict[str, int]] = {}
     for node in cluster.nodes:
@@ -237,21 +246,21 @@ def group_by_slot(
 
 
 def read_gpu_numbers(node: CheckedNode, read: Callable[[gpu_facts.Device], int | None]) -> dict[str, int]:
-    """Return a number of each GPU of a node by index, without the GPUs that have none."""
+    """Return index -> number of the GPUs of a node, without GPUs that lack the number."""
     numbers = {str(device["index"]): read(device) for device in gpu_facts.list_used_gpus(node)}
     return {index: number for index, number in numbers.items() if number is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class SlotDeficit:
-    """A slot of a node with a smaller number of links or lanes than the same slot of other nodes.
+    """A slot of a node that has fewer links or lanes than the same slot of other nodes.
 
     Attributes:
-        node: The node.
+        node: Name of the node.
         index: The index of the GPU, or the pair of indices.
-        number: The number of this node.
-        needed: The number of the others.
-        is_certain: The others are the majority.
+        number: The number of links or lanes on this node.
+        needed: The number on the other nodes.
+        is_certain: Most nodes have the needed number.
     """
 
     node: str
@@ -262,7 +271,11 @@ class SlotDeficit:
 
 
 def find_slot_deficits(slots: Mapping[str, Mapping[str, int]]) -> Iterator[SlotDeficit]:
-    """Yield the slots with less than others: than the majority, else than the greatest. No link comes from nowhere."""
+    """Yield the slots with a smaller number than most nodes. Without a majority, the greatest number is the needed one.
+
+    Args:
+        slots: Slot -> node -> number (`group_by_slot`).
+    """
     for slot, numbers in slots.items():
         majority = count_votes(numbers).majority
         needed = max(numbers.values()) if majority is None else int(majority)

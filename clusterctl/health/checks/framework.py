@@ -1,4 +1,4 @@
-"""The framework of the job: whether it imports, sees the GPUs, and fits the driver and the other nodes."""
+"""Checks of the job's framework: installed, built for the GPUs, supported by the driver."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ _PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu"),
     "jax": ("jax",),
 }
-"""The packages that each framework needs. TensorFlow has several; one of these is enough."""
+"""The packages that each framework needs; one of them is enough for a framework in `_ANY_OF`."""
 _ANY_OF = frozenset({"tensorflow"})
 
 
-@remedy(Action.FIX_CONFIG, "Install it on the node, or point `python` of the host at the environment that has it")
+@remedy(
+    Action.FIX_CONFIG, "Install it on the node, or set `python` of the host to the Python of an environment that has it"
+)
 @node_check("version.framework", _FAMILY, group="versions")
 def check_framework_installed(node: CheckedNode) -> Outcome:
     """The job's Python has the framework that the cluster file names.
 
     Source: package metadata in the job's Python (nothing is imported)
-    Healthy: what `job.framework` names is there
+    Healthy: the packages of `job.framework` are installed
     """
     framework, versions = node.settings.framework, node.group().facts
     wanted, names = _PACKAGES.get(framework or "", ()), versions.get("names", {})
     if not wanted:
-        return skip("`job.framework` names none")
+        return skip("`job.framework` names no framework")
     missing = [name for name in wanted if name not in names]
     if not missing or (framework in _ANY_OF and len(missing) < len(wanted)):
         return ok(", ".join(f"{name} {names[name]}" for name in wanted if name in names))
@@ -49,29 +51,28 @@ def check_framework_installed(node: CheckedNode) -> Outcome:
 def check_gpu_build(node: CheckedNode) -> Outcome:
     """Torch can use the GPUs that the cluster file declares.
 
-    A build for CPUs would ignore them silently.
+    A build for CPUs would silently ignore GPUs.
 
     Source: torch/version.py in the job's Python (nothing is imported)
-    Healthy: torch is built for the GPUs of the node (CUDA for NVIDIA's, ROCm for AMD's) if the cluster file declares
-        some
+    Healthy: if the cluster file declares GPUs, torch is built for them: with CUDA for NVIDIA, with ROCm for AMD
     """
     versions, framework, declared = node.group().facts, node.settings.framework, node.declaration.gpu_count
     torch = versions.get("torch")
     if not declared or framework in ("tensorflow", "jax", "none"):
         return skip("not a job for torch" if declared else "no GPUs declared")
     if torch is None:
-        return skip("no torch here")
-    # If the file does not say that the job uses torch, other frameworks of the environment may use the GPUs.
+        return skip("torch is not installed")
+    # If the cluster file does not name torch, another framework may use the GPUs.
     say = fail if framework in ("torch", "keras") else warn
     built, maker = _built_for(torch, versions), _find_gpu_vendor(node)
     if built is None:
-        return say(f"torch {torch} is built for CPUs alone, {declared} GPUs are declared", value=torch)
+        return say(f"torch {torch} is built for CPUs only, but {declared} GPUs are declared", value=torch)
     if maker is None or built == maker:
         return ok(f"torch {torch}")
     names = f"torch {torch} is built for GPUs of {VENDORS[built].name}"
     index = "rocm6.4" if maker == AMD else "cu128"
     hint = f"`pip install torch --index-url https://download.pytorch.org/whl/{index}` (or another of its kind)"
-    return say(f"{names}, those of the node are {VENDORS[maker].name}'s", value=torch, hint=hint)
+    return say(f"{names}, but the node has GPUs of {VENDORS[maker].name}", value=torch, hint=hint)
 
 
 def _built_for(torch: str, versions: dict[str, Any]) -> str | None:
@@ -88,25 +89,25 @@ def _find_gpu_vendor(node: CheckedNode) -> str | None:
     return gpu_facts.find_gpu_vendor(node) if gpu_facts.list_compute_cards(node) or gpu_facts.list_gpus(node) else None
 
 
-# --- Whether the framework's CUDA can run here: on this driver, and on these GPUs.
+# --- The framework's CUDA, the driver and the GPUs
 
 _DRIVERS = {11: 450, 12: 525, 13: 580}
-"""The oldest driver branch for each major CUDA: NVIDIA, CUDA compatibility, minor version compatibility."""
+"""Major CUDA version to the oldest driver branch that supports it (NVIDIA, CUDA minor version compatibility)."""
 _FIRST_CUDA = {8: (11, 0), 9: (11, 8), 10: (12, 8), 11: (13, 0), 12: (12, 8)}
-"""The first CUDA that makes code for GPUs of a major compute capability (release notes of the CUDA toolkit)."""
+"""Major compute capability to the first CUDA that compiles for it (release notes of the CUDA toolkit)."""
 _LAST_CUDA = ((3, 11), (7, 12))
-"""Major compute capability up to which a major CUDA is the last that makes code for it: CUDA 12 has dropped Kepler,
-CUDA 13 all before Turing (7.5)."""
+"""(Major compute capability, last major CUDA that compiles for it and for older GPUs): CUDA 12 has dropped Kepler,
+CUDA 13 all GPUs before Turing (7.5)."""
 _TURING = (7, 5)
 _OWN_BUILD = re.compile(r"\d(?:a|b|rc|\.dev)\d|\+git")
-"""Versions of builds that one makes or gets from a vendor: they may carry code that a driver translates."""
+"""Versions of the user's or a vendor's own builds. They may contain PTX code, which the driver can compile."""
 _LIBRARY_NOT_FOUND = 12
 _OTHER_FRAMEWORKS = frozenset({"jax", "tensorflow", "tensorflow-cpu"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Build:
-    """A framework and the CUDA that it is built for; a `minor` of `None` is not known."""
+    """A framework and the CUDA version of its build; `minor` is `None` if it is not known."""
 
     name: str
     major: int
@@ -114,40 +115,42 @@ class _Build:
 
     @property
     def description(self) -> str:
-        """What it is built for."""
+        """The framework and its CUDA version, for messages."""
         minor = "" if self.minor is None else f".{self.minor}"
         return f"{self.name} is built for CUDA {self.major}{minor}"
 
 
 @remedy(
     Action.FIX_CONFIG,
-    "Install a build of the framework for a CUDA that this driver and these GPUs run, or a newer driver",
+    "Install a build of the framework for a CUDA version that this driver and these GPUs support, or a newer driver",
 )
 @node_check("version.cuda_driver", "Versions", gpu=True, group="versions")
 def check_cuda_driver_support(node: CheckedNode) -> Iterator[Outcome]:
-    """The framework's CUDA starts on this driver and has code for these GPUs; else its first call ends the run.
+    """The driver supports the CUDA version of the framework, and the framework has code for the GPUs of the run.
 
-    Source: CUDA that torch or JAX is built for (package metadata), CUDA of the driver and compute capability (NVML)
-    Healthy: the driver supports the CUDA of the build: the same major version or a later one, as the driver's library
-        in the job's environment reports it (a compatibility package counts). The build has code for every GPU of the
-        run: CUDA 11.8 for sm_90, 12.8 for sm_100 and sm_120, less than 13 for sm_70 and older. WARN if the job may use
-        another framework, or if the build is the user's own
+    Otherwise the first call of CUDA ends the run.
+
+    Source: CUDA version of torch or JAX (package metadata), CUDA version of the driver and compute capability (NVML)
+    Healthy: the driver's library in the job's environment supports the major CUDA version of the framework (also from a
+        compatibility package). The framework has code for every GPU of the run: CUDA 11.8 for sm_90, 12.8 for sm_100
+        and sm_120, less than 13 for sm_70 and older. WARN if the job may use another framework, or if the user built
+        the framework
     """
     nvml = node.group("nvml")
     build = _find_cuda_build(node)
     if isinstance(build, str):
         yield skip(build)
     elif nvml.status != "ok" or nvml.facts.get("init_error") is not None:
-        yield unknown("the driver could not be asked for its CUDA")
+        yield unknown("NVML did not report the CUDA version of the driver")
     elif nvml.facts.get("cuda_error") == _LIBRARY_NOT_FOUND:
-        yield warn(f"{build.description}, and there is no `libcuda.so.1`", hint=_NO_LIBRARY)
+        yield warn(f"{build.description}, but there is no `libcuda.so.1`", hint=_NO_LIBRARY)
     elif (most := _read_newest_cuda(nvml.facts)) is None:
-        yield unknown("the driver does not tell its CUDA")
+        yield unknown("the driver does not report its CUDA version")
     else:
         yield from _judge_build(node, build, most)
 
 
-_NO_LIBRARY = "Give a container the driver's compute libraries (`NVIDIA_DRIVER_CAPABILITIES=compute,utility`)"
+_NO_LIBRARY = "Start the container with the driver's compute libraries (`NVIDIA_DRIVER_CAPABILITIES=compute,utility`)"
 
 
 def _judge_build(node: CheckedNode, build: _Build, most: tuple[int, int]) -> Iterator[Outcome]:
@@ -176,7 +179,7 @@ def _suggest_install(needed: int, there: int) -> str:
 
 
 def _find_gpus_without_code(node: CheckedNode, build: _Build, say: Callable[..., Outcome]) -> Iterator[Outcome]:
-    """Yield the GPUs for which the build has no code. Code of a major compute capability runs on its minor ones."""
+    """Yield an outcome for each GPU without code. Code for a major compute capability runs on all minor versions."""
     for device in gpu_facts.list_used_gpus(node):
         major, minor = gpu_facts.read_value(device, "capability") or (0, 0)
         first = _FIRST_CUDA.get(major, (0, 0))
@@ -184,9 +187,9 @@ def _find_gpus_without_code(node: CheckedNode, build: _Build, say: Callable[...,
         last = next((cuda for oldest, cuda in _LAST_CUDA if major <= oldest), build.major)
         dropped = major and build.major > last and (major, minor) < _TURING
         if old:
-            why = f"CUDA {first[0]}.{first[1]} is the first that has it"
+            why = f"CUDA {first[0]}.{first[1]} is the first with this code"
         elif dropped:
-            why = f"CUDA {last} was the last that had it"
+            why = f"CUDA {last} is the last with this code"
         else:
             continue
         code = f"sm_{major}{minor}"
@@ -195,7 +198,7 @@ def _find_gpus_without_code(node: CheckedNode, build: _Build, say: Callable[...,
 
 
 def _find_cuda_build(node: CheckedNode) -> _Build | str:
-    """Return the framework and its CUDA, or why there is nothing to compare."""
+    """Return the framework and its CUDA version, or a text that says why there is none."""
     data, framework = node.group("versions").facts, node.settings.framework
     if framework in ("tensorflow", "none"):
         return f"`job.framework` is {framework}"
@@ -203,15 +206,15 @@ def _find_cuda_build(node: CheckedNode) -> _Build | str:
         plugins = {name: text for name, text in (data.get("names") or {}).items() if name.startswith("jax-cuda")}
         for name, text in plugins.items():
             return _Build(f"{name} {text}", int("".join(filter(str.isdigit, name))), None)
-        return "no CUDA plugin of JAX here"
+        return "the CUDA plugin of JAX is not installed"
     if not data.get("torch_cuda"):
-        return "no torch here" if not data.get("torch") else "torch is not built for CUDA"
+        return "torch is not installed" if not data.get("torch") else "torch is not built for CUDA"
     major, _, minor = str(data["torch_cuda"]).partition(".")
     return _Build(f"torch {data['torch']}", int(major), int(minor.split(".")[0] or 0))
 
 
 def _read_newest_cuda(nvml: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the newest CUDA that the driver's library in the job's environment runs, a compatibility package's too."""
+    """Return the newest CUDA version that the driver's library in the job's environment supports, as (major, minor)."""
     if nvml.get("cuda"):
         return int(nvml["cuda"]) // 1000, int(nvml["cuda"]) % 1000 // 10
     branch = int(str(nvml.get("driver") or "0").split(".", maxsplit=1)[0])

@@ -1,4 +1,4 @@
-"""Driver and library, and whether they answer."""
+"""Checks of the GPU driver and its library: loaded, equal versions, answers in time; GPU models and vendors."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from clusterctl.health.checks import gpu_facts, gpu_presence
 from clusterctl.health.findings import AMD, JUDGED, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
 
 _SETUP = {4, 9, 12, 17}
-"""Codes that mean "not set up" rather than "broken"."""
+"""NVML return codes of a missing or wrong installation, not of broken hardware."""
 
 
 @remedy(Action.FIX_CONFIG, "Install or load the NVIDIA driver (`nvidia-smi` must work as the same user)")
 @node_check("gpu.driver", "GPU driver", gpu=True, vendors=JUDGED, judges_by_vendor={AMD: gpu_presence.judge_amd_driver})
 def check_driver(node: CheckedNode) -> Iterator[Outcome]:
-    """The vendor's driver is loaded, and its library opens.
-
-    Declared GPUs without a driver are a failure, not a gap.
+    """The GPU driver is loaded, and its library can be initialised.
 
     Source: NVML nvmlInit, nvidia-smi, /sys/module/nvidia; of AMD /sys/class/kfd, /sys/module/amdgpu
-    Healthy: NVML opens, or KFD exists; FAIL if GPUs are declared, WARN if only the PCI bus shows some
+    Healthy: NVML can be initialised, or KFD exists. Otherwise FAIL if GPUs are declared, WARN if only the PCI bus shows
+        GPUs
     """
     nvml = node.group("nvml")
     if nvml.status == "timeout":
@@ -31,7 +30,7 @@ def check_driver(node: CheckedNode) -> Iterator[Outcome]:
     elif nvml.status == "absent" and node.group("smi").facts.get("devices"):
         yield unknown(f"{nvml.reason}; `nvidia-smi` works")
     elif nvml.status != "ok":
-        yield unknown(f"could not ask NVML: {nvml.reason or nvml.status}")
+        yield unknown(f"NVML did not answer: {nvml.reason or nvml.status}")
     elif (code := nvml.facts.get("init_error")) is None:
         yield ok(f"driver {nvml.facts.get('driver')}", value=nvml.facts.get("driver"))
     elif code == 18:
@@ -40,14 +39,14 @@ def check_driver(node: CheckedNode) -> Iterator[Outcome]:
         say = fail if node.declaration.gpu_count else warn
         action = Action.FIX_CONFIG if code in _SETUP else Action.REBOOT_NODE
         yield say(
-            f"NVML does not open: {gpu_errors.describe_nvml_error(code)}{_describe_smi_error(node)}",
+            f"NVML cannot be initialised: {gpu_errors.describe_nvml_error(code)}{_describe_smi_error(node)}",
             value=code,
             action=action,
         )
 
 
 def _describe_smi_error(node: CheckedNode) -> str:
-    """Return the error of nvidia-smi for a message, or an empty text."""
+    """Return the error of nvidia-smi for a message, or ""."""
     smi = node.group("smi").facts
     errors = smi.get("errors") or []
     return f"; nvidia-smi exits {smi['rc']}: {errors[0]}" if smi.get("rc") and errors else ""
@@ -60,12 +59,12 @@ def _describe_smi_error(node: CheckedNode) -> str:
 )
 @node_check("gpu.lib_mismatch", "GPU driver", gpu=True, group="nvml")
 def check_library_version(node: CheckedNode) -> Iterator[Outcome]:
-    """Kernel module and user library are of one version.
+    """Kernel module and user library of the driver have the same version.
 
-    An upgrade under a running kernel breaks every new process, while old ones go on.
+    An upgrade without a reboot breaks every new process, while running processes continue.
 
-    Source: NVML return code 18; NVML driver version against /sys/module/nvidia/version
-    Healthy: kernel module and user library are of one version
+    Source: NVML return code 18; the driver version of NVML and /sys/module/nvidia/version
+    Healthy: the same version
     """
     nvml, module = node.group("nvml").facts, node.group("driver").facts.get("module")
     code, library = nvml.get("init_error"), nvml.get("driver")
@@ -88,7 +87,7 @@ def check_library_version(node: CheckedNode) -> Iterator[Outcome]:
 )
 @node_check("gpu.model", "GPU driver", gpu=True, vendors=JUDGED)
 def check_gpu_model(node: CheckedNode) -> Iterator[Outcome]:
-    """All GPUs of the node are of one model, which is the model that the cluster file expects, if it expects one.
+    """All GPUs of the node are of one model, the expected one.
 
     Source: NVML device name, of AMD `product_name`
     Healthy: one model on the node, the one of `health.expect.gpu_model` if it is set
@@ -97,7 +96,7 @@ def check_gpu_model(node: CheckedNode) -> Iterator[Outcome]:
     names = sorted({d["v"]["name"] for d in gpu_facts.list_used_gpus(node) if d.get("v", {}).get("name")})
     wanted = node.settings.expect.get("gpu_model")
     if not names:
-        yield unknown("no GPU tells its name")
+        yield unknown("no GPU reports its name")
     elif wanted and not all(fnmatch.fnmatchcase(name, str(wanted)) for name in names):
         yield fail(f"{', '.join(names)}, expected {wanted}", value=names, expected=wanted)
     elif len(names) > 1:
@@ -106,23 +105,20 @@ def check_gpu_model(node: CheckedNode) -> Iterator[Outcome]:
         yield ok(names[0], value=names[0], expected=wanted)
 
 
-@remedy(Action.REBOOT_NODE, "Reboot the node: a driver that hangs makes every process that touches it unkillable")
+@remedy(Action.REBOOT_NODE, "Reboot the node: a process that uses a hanging driver cannot be killed")
 @node_check("gpu.responsive", "GPU driver", gpu=True, vendors=JUDGED, thresholds={"warn": 5.0, "fail": 30.0})
 def check_response_time(node: CheckedNode) -> Iterator[Outcome]:
-    """The driver answers in time.
+    """The GPU driver answers in time.
 
-    A slow driver does not hang: without persistence mode it first starts the GPUs.
-
-    Source: duration of one pass over NVML, or over the files of amdgpu, in a process of its own, which may take `fail`
-        seconds; other checks have the time of the probe
-    Healthy: answers; WARN above `warn` seconds; FAIL if it did not answer within `fail` seconds, or if the process was
-        stuck in the kernel for five seconds without waking up once
+    Source: the time of a separate process to read all facts of NVML, or all files of amdgpu
+    Healthy: at most `warn` seconds, else WARN: without persistence mode the driver first starts the GPUs. FAIL if the
+        process took `fail` seconds, or was stuck in the kernel for five seconds without waking up
     """
     library, source = gpu_facts.get_library_facts(node), gpu_facts.get_library_name(node)
     if library.status == "timeout":
         yield fail(f"{source} hangs: {library.reason}", value=library.duration_ms)
     elif library.status != "ok" or library.duration_ms is None:
-        yield unknown(f"could not ask {source}: {library.reason or library.status}")
+        yield unknown(f"{source} did not answer: {library.reason or library.status}")
     elif library.facts.get("init_error") is not None:
         yield unknown(f"{source} could not be used: {gpu_errors.describe_nvml_error(library.facts['init_error'])}")
     elif library.duration_ms > node.limit("warn") * 1000:
@@ -134,17 +130,17 @@ def check_response_time(node: CheckedNode) -> Iterator[Outcome]:
 def _report_slow_library(node: CheckedNode, took: float, opening: float | None) -> Outcome:
     message = f"{gpu_facts.get_library_name(node)} took {took / 1000:.1f} s"
     if opening is None:
-        return warn(message, value={"ms": took}, action=Action.NONE, hint="Look at the kernel log (`dmesg -T`)")
-    parts = f"opening it {opening / 1000:.1f} s, the look {max(0.0, took - opening) / 1000:.1f} s"
+        return warn(message, value={"ms": took}, action=Action.NONE, hint="See the kernel log (`dmesg -T`)")
+    parts = f"initialisation {opening / 1000:.1f} s, readings {max(0.0, took - opening) / 1000:.1f} s"
     return warn(
         f"{message}: {parts}",
         value={"ms": took, "init_ms": opening},
         action=Action.FIX_CONFIG,
-        hint="Turn on persistence mode (`sudo nvidia-smi -pm 1`, or nvidia-persistenced): it costs 1 to 3 s a GPU",
+        hint="Turn on persistence mode (`sudo nvidia-smi -pm 1`, or nvidia-persistenced): it saves 1 to 3 s per GPU",
     )
 
 
-@remedy(Action.FIX_CONFIG, "Blacklist nouveau and reboot: it keeps the NVIDIA driver from taking the card")
+@remedy(Action.FIX_CONFIG, "Blacklist nouveau and reboot: it prevents the NVIDIA driver from using the card")
 @node_check("gpu.nouveau", "GPU driver", severity="WARN", gpu=True, group="driver")
 def check_nouveau(node: CheckedNode) -> Outcome:
     """The nouveau driver is not loaded.
@@ -155,20 +151,17 @@ def check_nouveau(node: CheckedNode) -> Outcome:
     return warn("nouveau is loaded") if node.group().facts.get("nouveau") else ok("nouveau is not loaded")
 
 
-@remedy(Action.NONE, "`ignore: [gpu.vendor]` accepts GPUs that nobody looks at")
+@remedy(Action.NONE, "`ignore: [gpu.vendor]` accepts GPUs without checks")
 @node_check("gpu.vendor", "GPU driver", severity="WARN", gpu=True, group="driver", vendors=tuple(VENDORS))
 def check_vendor(node: CheckedNode) -> Iterator[Outcome]:
-    """Clusterctl has checks for GPUs of this vendor.
-
-    For other vendors only this check reports that their GPUs are not checked.
+    """The node has GPUs of a vendor that clusterctl can check.
 
     Source: PCI bus
-    Healthy: GPUs of NVIDIA or AMD; for other vendors all GPU checks are SKIP
+    Healthy: GPUs of NVIDIA or AMD. For GPUs of other vendors, this check is WARN and all other GPU checks are SKIP
     """
     whose = gpu_facts.find_gpu_vendor(node)
     there = sum(card["vendor"] == whose for card in gpu_facts.list_compute_cards(node))
     if whose in JUDGED:
         yield ok(f"GPUs of {VENDORS[whose].name}") if there else skip("no GPU on the PCI bus")
     else:
-        which = "which is" if there == 1 else "which are"
-        yield warn(f"{plural(there, 'GPU')} of {VENDORS[whose].name}, {which} not judged", value=there)
+        yield warn(f"clusterctl cannot check {plural(there, 'GPU')} of {VENDORS[whose].name}", value=there)

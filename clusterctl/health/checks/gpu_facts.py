@@ -1,7 +1,7 @@
-"""Facts of GPUs: values, reasons for missing ones, folding of many GPUs into few outcomes; ranks of a node.
+"""Reads the facts of a node's GPUs for checks, judges one value of every GPU, and counts the ranks of a node.
 
-A device of a vendor's group is `{"vendor", "index", "v": {field: value}, "err": {field: word}, "codes": {field: n}}`;
-`clusterctl.health.gpu_errors` explains the words.
+A GPU in the facts is `{"vendor", "index", "v": {field: value}, "err": {field: word}, "codes": {field: n}}`. `err` has
+the word of the error of each missing value (`clusterctl.health.gpu_errors`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _DISPLAY = "0x0300"
 
 
 def find_gpu_vendor(node: CheckedNode) -> str:
-    """Return the vendor of the node's GPUs; NVIDIA if nothing shows the vendor."""
+    """Return the vendor of the node's GPUs; NVIDIA if no fact shows the vendor."""
     groups = {key: node.group(entry.group) for key, entry in VENDORS.items() if entry.group}
     of_cards = {card["vendor"] for card in list_compute_cards(node)}
     signs = [key for key, group in groups.items() if group.facts.get("devices")]
     signs += [key for key in VENDORS if key in of_cards]
-    # AMD's driver is asked only where there is one.
+    # The agent reads facts of AMD's driver only if the node has it, so a timeout shows AMD too.
     versions = node.group("versions").facts
     if groups[AMD].status == "timeout" or versions.get("torch_hip") or "+rocm" in str(versions.get("torch")):
         signs.append(AMD)
@@ -34,7 +34,7 @@ def find_gpu_vendor(node: CheckedNode) -> str:
 
 
 def get_library_facts(node: CheckedNode) -> FactGroup:
-    """Return the facts from the library, or the driver, of the node's GPUs."""
+    """Return the facts that the library or the driver of the node's GPUs reported."""
     return node.group(VENDORS[find_gpu_vendor(node)].group or "")
 
 
@@ -46,8 +46,8 @@ def get_library_name(node: CheckedNode) -> str:
 def list_compute_cards(node: CheckedNode) -> list[dict[str, Any]]:
     """Return the cards on the PCI bus that are made for computing.
 
-    Of a display that is not NVIDIA's one cannot tell: most are part of a processor. Where its driver computes, it is
-    among the devices.
+    GPUs with a display count only if they are NVIDIA's: most others are part of a processor. If the driver of such a
+    GPU can compute, `list_gpus` contains it.
     """
     entries = node.group("driver").facts.get("pci") or []
     return [card for card in entries if card["vendor"] == NVIDIA or card.get("class") != _DISPLAY]
@@ -82,13 +82,13 @@ def find_skip_reason(node: CheckedNode) -> Outcome | None:
         return skip(f"not for {VENDORS[find_gpu_vendor(node)].name}")
     if node.declaration.gpu_count is None and not shows_gpu(node):
         if node.group("driver").status != "ok":
-            return unknown(f"could not search for GPUs: {node.group('driver').reason}")
-        return skip("no GPU here and none declared")
+            return unknown(f"the search for GPUs failed: {node.group('driver').reason}")
+        return skip("no GPU on this node, and none declared")
     return None
 
 
 def find_library_problem(node: CheckedNode) -> Outcome | None:
-    """Return why the facts of the library cannot be judged, or `None`; other checks report the cause."""
+    """Return UNKNOWN with the reason if facts of the library are missing, else `None`. Another check reports why."""
     group, name = get_library_facts(node), get_library_name(node)
     if group.status != "ok":
         return unknown(f"{name} did not answer: {group.reason or group.status}")
@@ -111,7 +111,7 @@ def describe_gpu(device: Device) -> str:
 
 
 def require_library_facts(node: CheckedNode) -> None:
-    """Raise `NotJudgedError` if the library's answers cannot be judged."""
+    """Raise `NotJudgedError` if facts of the library are missing."""
     blocked = find_library_problem(node)
     if blocked is not None:
         raise NotJudgedError(blocked)
@@ -119,7 +119,13 @@ def require_library_facts(node: CheckedNode) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GpuValue:
-    """One value of one GPU."""
+    """One value of one GPU, as the input of a check.
+
+    Attributes:
+        node: The node of the GPU.
+        device: The facts of the GPU.
+        value: The value to judge.
+    """
 
     node: CheckedNode
     device: Device
@@ -153,7 +159,7 @@ GpuJudge = Callable[[GpuValue], Outcome | None]
 def gpu_check(
     name: str, family: str, field: str, healthy: str, *, absent: str | None = None, **fields: Any
 ) -> Callable[[GpuJudge], Check]:
-    """Make a check of one value of each GPU from a function that judges the value (see `judge_each_gpu`)."""
+    """Turn a function that judges one value of a GPU into a check of every GPU (see `judge_each_gpu`)."""
 
     def make(judge: GpuJudge) -> Check:
         def judge_node(node: CheckedNode) -> list[Outcome]:
@@ -172,9 +178,9 @@ def judge_each_gpu(
     Args:
         node: The node.
         field: Name of the value.
-        judge: Says what is wrong with a value; `None` for nothing.
-        healthy: What to say when nothing is wrong; `{n} GPUs` (or `{n} GPUs are`) is filled with how many were judged.
-        absent: What to say where no GPU has the value.
+        judge: Returns the problem of a value, or `None`.
+        healthy: Message if all GPUs are healthy. `{n} GPUs` or `{n} GPUs are` stands for the number of judged GPUs.
+        absent: Message if no GPU has the value.
     """
     require_library_facts(node)
     outcomes: list[Outcome] = []
@@ -201,11 +207,11 @@ def judge_each_gpu(
 
 
 def format_gpu_names(gpus: Sequence[int]) -> str:
-    """Return the name of some GPUs: `GPU 3`, `GPUs 0, 2`."""
+    """Return the indices of some GPUs for messages: `GPU 3`, `GPUs 0, 2`."""
     return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
 
 
-# --- How many ranks a node is to run, which says how much of it they need.
+# --- The number of ranks of a node, on which needed resources depend
 
 
 def uses_gpus(node: CheckedNode) -> bool:

@@ -1,4 +1,4 @@
-"""Errors of GPUs as their library reports them, and the recovery that it asks for."""
+"""Checks of GPUs for fatal errors that the library reports, and for recovery actions that the driver recommends."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from clusterctl.health.findings import AMD, JUDGED, Action, Outcome, Status, Sym
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A recovery action.
+    """A recovery action that the driver can recommend.
 
     Attributes:
-        description: What the driver asks for.
-        action: What a person should do.
-        status_before_run: How grave it is where a run is to start.
-        status_during_run: How grave it is while one goes on.
+        description: Name of the recovery action.
+        action: The repair.
+        status_before_run: Status of the finding before a run.
+        status_during_run: Status of the symptom during a run.
     """
 
     description: str
@@ -42,16 +42,16 @@ RECOVERIES: dict[int, Recovery] = {
     6: Recovery("bus reset", Action.RESET_GPU),
     7: Recovery("system reboot", Action.REBOOT_NODE),
 }
-_UNKNOWN_RECOVERY = Recovery("an action that is newer than we are", Action.CONTACT_SUPPORT, Status.FAIL, Status.WARN)
+_UNKNOWN_RECOVERY = Recovery("an unknown action", Action.CONTACT_SUPPORT, Status.FAIL, Status.WARN)
 
 HINTS: dict[Action, str] = {
-    Action.RESET_GPU: "Stop all jobs on the node, then `sudo nvidia-smi -r -i N`, or reboot where there is an NVSwitch",
-    Action.REBOOT_NODE: "Reboot the node; twice the same on one serial number means a replacement",
+    Action.RESET_GPU: "Stop all jobs on the node, then `sudo nvidia-smi -r -i N`; with an NVSwitch, reboot instead",
+    Action.REBOOT_NODE: "Reboot the node; if the error returns on the same serial number, have the GPU replaced",
     Action.RESTART_FABRICMANAGER: "`sudo systemctl restart nvidia-imex` on all nodes of the NVLink domain",
-    Action.CONTACT_SUPPORT: "Ask your vendor; `nvidia-smi -q` names the action under `GPU Recovery Action`",
+    Action.CONTACT_SUPPORT: "Ask your vendor; `nvidia-smi -q` shows the action as `GPU Recovery Action`",
     Action.CHECK_POWER_COOLING: "Check the power cables of the GPU and the power supply of the node",
 }
-"""The remedy of each action that a GPU or its driver may ask for."""
+"""The remedy of each action for an NVIDIA GPU."""
 
 _CHANGED_ACTION = re.compile(r"\bto\s+(?:0x([0-9a-fA-F]+))?\s*(?:\(?([A-Za-z0-9 ]+)\)?)?\s*$")
 _ACTION_NAMES = {
@@ -69,15 +69,15 @@ _ACTION_NAMES = {
 
 
 def get_recovery(action: int) -> Recovery:
-    """Return the meaning of a recovery action; an unknown number is an action too."""
+    """Return the recovery of a number of NVML; an unknown number needs a repair too."""
     return RECOVERIES.get(action, _UNKNOWN_RECOVERY)
 
 
 def parse_new_action(text: str) -> int | None:
-    """Return the action that the end of the text of an XID 154 names; `None` if it names none.
+    """Return the number of the recovery action at the end of the text of an XID 154, or `None`.
 
-    The number counts: it has stayed, while the words behind it change (driver 610 writes `0x2 (OS Reboot)` where others
-    write `0x2 (Node Reboot Required)`).
+    The number in the text decides if there is one. Its name changes between drivers: driver 610 writes
+    `0x2 (OS Reboot)`, others write `0x2 (Node Reboot Required)`.
     """
     match = _CHANGED_ACTION.search(text.strip())
     if match is None:
@@ -86,31 +86,31 @@ def parse_new_action(text: str) -> int | None:
     return int(number, 16) if number else _ACTION_NAMES.get((words or "").strip().lower())
 
 
-@remedy(Action.RESET_GPU, "Do what the driver recommends: stop all jobs, then `sudo nvidia-smi -r -i N` or reboot")
+@remedy(Action.RESET_GPU, "Follow the driver's recommendation: stop all jobs, then `sudo nvidia-smi -r -i N` or reboot")
 @gpu_facts.gpu_check("gpu.recovery_action", "GPU state", "recovery_action", "no recovery action on {n} GPUs")
 def check_recovery_action(gpu: gpu_facts.GpuValue) -> Outcome | None:
-    """The driver's own verdict: it recommends no reset and no reboot.
+    """The driver recommends no reset and no reboot.
 
-    Needs no root, unlike the kernel log.
+    Unlike the kernel log, this recommendation is readable without root.
 
     Source: NVML field 230 (driver 570 and later)
-    Healthy: none; drain P2P and recover IMEX domain are WARN (the GPU works with limits: NVIDIA lets work continue and
-        move away later)
+    Healthy: none. The actions drain P2P and recover IMEX domain are WARN: the GPU works with limits, and NVIDIA lets
+        running work continue
     """
     if gpu.value == NONE:
         return None
     recommended = get_recovery(gpu.value)
     say = gpu.fail if recommended.status_before_run is Status.FAIL else gpu.warn
     action = recommended.action
-    return say(f"the driver asks for {recommended.description}", expected=NONE, action=action, hint=HINTS[action])
+    return say(f"the driver recommends: {recommended.description}", expected=NONE, action=action, hint=HINTS[action])
 
 
 def find_recovery_symptom(gpu: int, value: int | None) -> Symptom | None:
-    """Return the symptom of a GPU whose sample has a recovery action."""
+    """Return the symptom of a GPU for which the driver recommends a recovery action, or `None`."""
     if not value:
         return None
     recommended = get_recovery(value)
-    words, status = f"the driver asks for {recommended.description}", recommended.status_during_run
+    words, status = f"the driver recommends: {recommended.description}", recommended.status_during_run
     drained = status is Status.WARN
     return Symptom("gpu.recovery_action", status, words, recommended.action, gpu=gpu, drains_node=drained)
 
@@ -118,7 +118,7 @@ def find_recovery_symptom(gpu: int, value: int | None) -> Symptom | None:
 # --- Whether each GPU answers, before a run and during it.
 
 ErrorStreaks = dict[tuple[int, str], int]
-"""GPU and call to the number of looks in a row that gave it an answer which may be chance."""
+"""(Index of a GPU, name of a call) to the number of samples in a row with a possibly transient error of the call."""
 
 
 @remedy(Action.REBOOT_NODE, "Reboot the node; if it happens again to the same serial number, have the GPU replaced")
@@ -128,9 +128,9 @@ def check_lost_gpus(node: CheckedNode) -> Outcome | list[Outcome]:
 
     A lost GPU has fallen off the bus or needs a reset.
 
-    Source: the results of every NVML call on the GPU, or of every file of amdgpu and the card's configuration space;
-        possibly transient errors are read three times
-    Healthy: no call returns lost or reset required; none returns unknown error, timed out, interrupt problem, being
+    Source: the results of every NVML call on the GPU; of AMD every file of amdgpu and the card's configuration space.
+        The agent repeats a reading with a possibly transient error up to three times
+    Healthy: no call returns lost or reset required. No call returns unknown error, timed out, interrupt problem, being
         reset or insufficient power 3 times in a row; once is WARN
     """
     gpu_facts.require_library_facts(node)
@@ -144,7 +144,7 @@ def _judge_gpu(node: CheckedNode, device: gpu_facts.Device) -> Outcome | None:
     if gravest is not None:
         word, calls = gravest
         action, text = (gpu_errors.ERROR_MEANINGS[word].action, gpu_errors.describe_missing_value(device, calls[0]))
-        looks = "" if gpu_errors.ERROR_MEANINGS[word].is_conclusive else f", {gpu_errors.READINGS} looks in a row"
+        looks = "" if gpu_errors.ERROR_MEANINGS[word].is_conclusive else f", {gpu_errors.READINGS} readings in a row"
         message = f"{gpu_facts.describe_gpu(device)}: {text} ({gpu_errors.format_failed_calls(calls)}){looks}"
         code = (device.get("codes") or {}).get(calls[0])
         hint = amd.get_reset_hint(node, device, action) if device.get("vendor") == AMD else HINTS.get(action)
@@ -152,28 +152,37 @@ def _judge_gpu(node: CheckedNode, device: gpu_facts.Device) -> Outcome | None:
     odd = device.get("odd") or {}
     if odd:
         text = gpu_errors.describe_error_code(device, next(iter(odd.values())))
-        message = f"{gpu_facts.describe_gpu(device)}: {text} ({gpu_errors.format_failed_calls(odd)}), then well"
+        message = f"{gpu_facts.describe_gpu(device)}: {text} ({gpu_errors.format_failed_calls(odd)}), then no error"
         return warn(message, gpu=device["index"], value=odd, action=Action.NONE, hint=_ONCE_HINT)
     return None
 
 
-_ONCE_HINT = "Once may be chance; if it comes again, look at the kernel log around it (`dmesg -T`)"
+_ONCE_HINT = "A single error may be transient; if it returns, see the kernel log at that time (`dmesg -T`)"
 
 
 def is_answering(gpu: Mapping[str, Any]) -> bool:
-    """Return whether no call reported an error of the GPU itself, in facts or in a sample."""
+    """Return whether no call reported an error of the GPU itself.
+
+    Args:
+        gpu: The GPU in the facts or in a sample.
+    """
     return gpu_errors.find_worst_error(gpu.get("err") or {}) is None
 
 
 def update_error_streaks(streaks: ErrorStreaks, gpu: Mapping[str, Any]) -> ErrorStreaks:
-    """Return how many samples in a row each call of a GPU has returned a possibly transient error."""
+    """Return the streaks of one GPU after its next sample.
+
+    Args:
+        streaks: The streaks before this sample.
+        gpu: The GPU in the sample.
+    """
     index = int(gpu["gpu"])
     doubtful = [call for call, word in (gpu.get("err") or {}).items() if word in gpu_errors.ERROR_MEANINGS]
     return {(index, call): streaks.get((index, call), 0) + 1 for call in doubtful}
 
 
 def find_gpu_error_symptom(gpu: Mapping[str, Any], streaks: ErrorStreaks) -> Symptom | None:
-    """Return the symptom of a GPU whose calls fail; one failed call alone is no symptom."""
+    """Return the symptom of a GPU with a conclusive error, or with `READINGS` other errors of one call in a row."""
     index = int(gpu["gpu"])
     certain = {
         call: word
@@ -196,7 +205,7 @@ def find_gpu_error_symptom(gpu: Mapping[str, Any], streaks: ErrorStreaks) -> Sym
 )
 @node_check("gpu.inforom", "GPU state", gpu=True)
 def check_inforom(node: CheckedNode) -> list[Outcome]:
-    """The configuration memory of every GPU is intact.
+    """The configuration memory (infoROM) of every GPU is intact.
 
     Source: NVML nvmlDeviceValidateInforom, and `corrupted infoROM` from any other call
     Healthy: valid

@@ -1,4 +1,4 @@
-"""Links of NVIDIA GPUs: PCIe, NVLink, peer-to-peer access, and the fabric with its SXID errors."""
+"""Checks of the links of GPUs: PCIe, NVLink, peer-to-peer access, NVSwitch fabric, and SXids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RESEAT = "Reseat or replace the card or riser; the kernel log may say `limited 
 
 
 def _read_slot_width(node: CheckedNode, device: gpu_facts.Device) -> int | None:
-    """Return the lanes of the port above a card; `None` if the machine does not show it, like most virtual ones."""
+    """Return the PCIe lanes of a card's slot; `None` if the machine, often a virtual one, does not show the slot."""
     address = gpu_facts.read_value(device, "pci")
     for entry in node.group("driver").facts.get("pci") or []:
         if address and (_parse_address(entry["address"]) == _parse_address(address)):
@@ -38,15 +38,14 @@ def _parse_address(address: str) -> tuple[int, str]:
 @remedy(Action.CHECK_LINK, _RESEAT)
 @node_check("gpu.pcie_width", _FAMILY, gpu=True, vendors=JUDGED)
 def check_pcie_width(node: CheckedNode) -> Outcome | list[Outcome]:
-    """Every GPU has all the PCIe lanes of its slot.
+    """Every GPU uses all PCIe lanes of its slot.
 
-    The generation is not judged: it falls at idle on a healthy GPU.
+    The PCIe generation is not judged, because it drops on a healthy idle GPU. The number of lanes does not drop.
 
-    Source: current and maximum PCIe link width (NVML, sysfs of AMD, whose cards have bridges of their own), sysfs
-        `max_link_width` of the port above (width does not drop at idle, generation does)
-    Healthy: `health.expect.pcie_width` lanes, else as many as both the card and the port above it have. If the port is
-        not visible, nodes are compared instead (`gpu.pcie_outlier`): NVIDIA's own captures of healthy T4 and L40S in
-        virtual machines show 8 lanes of 16
+    Source: current and maximum PCIe link width (NVML, sysfs of AMD), `max_link_width` of the slot's port in sysfs
+    Healthy: `health.expect.pcie_width` lanes, else as many lanes as both card and slot support. If the slot is not
+        visible, `gpu.pcie_outlier` compares the nodes instead: healthy T4 and L40S in virtual machines show 8 lanes
+        of 16
     """
     outcomes = gpu_facts.judge_each_gpu(node, "pcie_width", _judge_width, "all PCIe lanes on {n} GPUs")
     if [outcome.status for outcome in outcomes] != [Status.PASS]:
@@ -55,9 +54,9 @@ def check_pcie_width(node: CheckedNode) -> Outcome | list[Outcome]:
     for device in gpu_facts.list_used_gpus(node):
         width, most = gpu_facts.read_value(device, "pcie_width"), gpu_facts.read_value(device, "pcie_width_max")
         if width is not None and most and width < most:
-            why = "by its slot's design" if _read_slot_width(node, device) else "(the slot cannot be seen)"
+            why = "because of its slot" if _read_slot_width(node, device) else "(the slot is not visible)"
             by_design.append(f"GPU {device['index']} has {width} of {most} {why}")
-    return ok(f"all PCIe lanes that there are: {', '.join(by_design)}") if by_design else outcomes
+    return ok(f"all available PCIe lanes: {', '.join(by_design)}") if by_design else outcomes
 
 
 def _judge_width(gpu: gpu_facts.GpuValue) -> Outcome | None:
@@ -67,17 +66,17 @@ def _judge_width(gpu: gpu_facts.GpuValue) -> Outcome | None:
     if not needed or gpu.value >= needed:
         return None
     of_slot = "" if wanted else f": the card has {most} and its slot {slot}"
-    return gpu.fail(f"{gpu.value} PCIe lanes of {needed}{of_slot}", expected=needed)
+    return gpu.fail(f"{gpu.value} of {needed} PCIe lanes{of_slot}", expected=needed)
 
 
 @remedy(Action.CHECK_LINK, _RESEAT)
 @cluster_check("gpu.pcie_outlier", _FAMILY, gpu=True, vendors=JUDGED)
 def check_pcie_outliers(cluster: CheckedCluster) -> Outcome | list[Outcome]:
-    """No GPU has fewer PCIe lanes than those in the same slot of other nodes.
+    """No GPU uses fewer PCIe lanes than GPUs in the same slot of other nodes.
 
     Source: current PCIe link width, compared at the same address of machines with the same layout
-    Healthy: as many lanes as on most nodes; if only two nodes differ, the lesser one is WARN. SKIP if the port above
-        the card is visible (`gpu.pcie_width`)
+    Healthy: as many lanes as on most nodes. If only two nodes can be compared, the smaller number is WARN. SKIP if the
+        slots are visible (`gpu.pcie_width` judges them)
     """
     slots = comparison.group_by_slot(
         cluster, lambda node: comparison.read_gpu_numbers(node, lambda device: _read_unchecked_width(node, device))
@@ -86,9 +85,9 @@ def check_pcie_outliers(cluster: CheckedCluster) -> Outcome | list[Outcome]:
         seen = any(
             _read_slot_width(node, device) for node in cluster.nodes for device in gpu_facts.list_used_gpus(node)
         )
-        return skip("slots can be seen") if seen else comparison.report_no_outlier(cluster, 0, "PCIe lanes")
+        return skip("the slots are visible") if seen else comparison.report_no_outlier(cluster, 0, "PCIe lanes")
     outcomes = [_report_deficit(slot, "PCIe lanes", slot.is_certain) for slot in comparison.find_slot_deficits(slots)]
-    return outcomes or ok(f"PCIe lanes: {len(slots)} slots alike on all nodes")
+    return outcomes or ok(f"PCIe lanes: equal on all nodes in {len(slots)} slots")
 
 
 def _report_deficit(slot: comparison.SlotDeficit, what: str, is_certain: bool) -> Outcome:
@@ -98,23 +97,23 @@ def _report_deficit(slot: comparison.SlotDeficit, what: str, is_certain: bool) -
 
 
 def _read_unchecked_width(node: CheckedNode, device: gpu_facts.Device) -> int | None:
-    """Return the lanes of a GPU that is not judged by its slot."""
+    """Return the PCIe lanes of a GPU whose slot is not visible; `None` if the slot is visible."""
     width = gpu_facts.read_value(device, "pcie_width")
     return None if width is None or _read_slot_width(node, device) else int(width)
 
 
-# --- Which NVLinks are up: behind an NVSwitch all of them have to be; without one, as many as somebody has fitted.
+# --- NVLinks: with an NVSwitch all links must be active, without one as many as the bridges provide
 
 _NVLINK_REMEDY = "Reset the GPUs of the node; if the link stays down, reseat the module or bridge, or have it replaced"
 
 
 def count_active_links(states: Sequence[int | None]) -> int:
-    """Return the number of active links."""
+    """Return the number of active links (state 1)."""
     return sum(state == 1 for state in states)
 
 
 def has_nvswitch(node: CheckedNode, device: gpu_facts.Device) -> bool:
-    """Return whether a GPU is behind an NVSwitch: its fabric has a state, or the machine shows the switch."""
+    """Return whether a GPU is behind an NVSwitch: its fabric has a state, or the PCI bus shows a switch."""
     state = (gpu_facts.read_value(device, "fabric") or {}).get("state")
     return bool(state) or bool(node.group("driver").facts.get("nvswitches"))
 
@@ -122,22 +121,22 @@ def has_nvswitch(node: CheckedNode, device: gpu_facts.Device) -> bool:
 @remedy(Action.CHECK_LINK, _NVLINK_REMEDY)
 @node_check("gpu.nvlink", _FAMILY, gpu=True)
 def check_nvlinks(node: CheckedNode) -> Outcome | list[Outcome]:
-    """Every GPU has its NVLinks active.
+    """All NVLinks of every GPU are active.
 
-    Cards without a bridge show inactive links, which is no fault.
+    Cards without a bridge have inactive links, which is no fault.
 
     Source: NVML state of every NVLink; fabric state, NVSwitches on the PCI bus
-    Healthy: as many active links as `health.expect.nvlinks`. Behind an NVSwitch, a GPU has as many as most GPUs of the
-        node, and FAIL if none is active. Without an NVSwitch, it has as many as most cards with a bridge on the node,
-        else WARN; SKIP if no card has a bridge
+    Healthy: as many active links as `health.expect.nvlinks`. By default, a GPU behind an NVSwitch needs as many active
+        links as most GPUs of the node, and at least one, else FAIL. A GPU without an NVSwitch needs as many as most
+        cards with a bridge on the node, else WARN. SKIP if no card has a bridge
     """
     devices = gpu_facts.list_used_gpus(node)
     links = [gpu_facts.read_value(device, "nvlinks") or [] for device in devices]
     bridged = any(map(count_active_links, links)) or any(has_nvswitch(node, device) for device in devices)
     if node.settings.expect.get("nvlinks") is None and any(links) and not bridged:
-        return skip("no NVLink bridge is fitted")
+        return skip("no NVLink bridge is installed")
     return gpu_facts.judge_each_gpu(
-        node, "nvlinks", _judge_nvlinks, "NVLinks as they should be on {n} GPUs", absent="no NVLink on these GPUs"
+        node, "nvlinks", _judge_nvlinks, "NVLinks are complete on {n} GPUs", absent="no NVLink on these GPUs"
     )
 
 
@@ -149,7 +148,7 @@ def _judge_nvlinks(gpu: gpu_facts.GpuValue) -> Outcome | None:
     elif len(devices) < 2 or not (up or behind_switch):
         return None
     else:
-        # Without a switch only GPUs of the same kind tell how many bridges there should be.
+        # Without an NVSwitch, only the other GPUs show how many links the bridges provide.
         needed = _find_usual_count(devices) or (len(gpu.value) if behind_switch else up)
     if up >= needed:
         return None
@@ -159,7 +158,7 @@ def _judge_nvlinks(gpu: gpu_facts.GpuValue) -> Outcome | None:
 
 
 def _find_usual_count(devices: Sequence[gpu_facts.Device]) -> int | None:
-    """Return the number of active links of most GPUs that have any; `None` without such a majority."""
+    """Return the number of active links that most GPUs with an active link have; `None` without a majority."""
     counts = Counter(
         there for device in devices if (there := count_active_links(gpu_facts.read_value(device, "nvlinks") or []))
     )
@@ -172,10 +171,10 @@ def _find_usual_count(devices: Sequence[gpu_facts.Device]) -> int | None:
 @remedy(Action.CHECK_LINK, _NVLINK_REMEDY)
 @cluster_check("gpu.nvlink_outlier", _FAMILY, gpu=True)
 def check_nvlink_outliers(cluster: CheckedCluster) -> Outcome | list[Outcome]:
-    """No GPU has fewer NVLinks up than those in the same slot of other nodes.
+    """No GPU has fewer active NVLinks than GPUs in the same slot of other nodes.
 
     Source: active NVLinks (NVML), compared at the same address of machines with the same layout
-    Healthy: as many links as on most nodes, or as the better one of two nodes; a node without any bridge is WARN
+    Healthy: as many links as on most nodes, or as on the better one of two nodes. A node without any bridge is WARN
     """
     slots = comparison.group_by_slot(cluster, lambda node: comparison.read_gpu_numbers(node, _read_active_links))
     if not slots:
@@ -184,7 +183,7 @@ def check_nvlink_outliers(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     outcomes = [
         _report_deficit(slot, "NVLinks active", slot.node not in bare) for slot in comparison.find_slot_deficits(slots)
     ]
-    return outcomes or ok(f"active NVLinks: {len(slots)} slots alike on all nodes")
+    return outcomes or ok(f"active NVLinks: equal on all nodes in {len(slots)} slots")
 
 
 def _read_active_links(device: gpu_facts.Device) -> int | None:
@@ -193,14 +192,14 @@ def _read_active_links(device: gpu_facts.Device) -> int | None:
 
 
 def _has_no_active_link(node: CheckedNode) -> bool:
-    """Return whether a node without an NVSwitch has no active link: a bridge is missing or came off."""
+    """Return whether a node without an NVSwitch has no active NVLink: its bridge may be missing."""
     devices = gpu_facts.list_used_gpus(node)
     return not any(_read_active_links(device) for device in devices) and not any(
         has_nvswitch(node, device) for device in devices
     )
 
 
-# --- The fabric of an NVSwitch: whether GPUs have joined it, who runs it, and whether it reaches beyond the machine.
+# --- The fabric of an NVSwitch: GPUs that have joined it, the fabric manager, links to other machines
 
 _COMPLETED = 3
 _UNSUPPORTED = 0
@@ -210,7 +209,8 @@ _UNHEALTHY, _LIMITED = 2, 3
 def describe_fabric_problem(info: dict[str, Any]) -> str | None:
     """Return the problem of a GPU's fabric, or `None`.
 
-    Values are those of `nvmlGpuFabricInfoV_t` in NVIDIA's `nvml.h`.
+    Args:
+        info: Values of `nvmlGpuFabricInfoV_t` in NVIDIA's `nvml.h`.
     """
     if info["state"] == _UNSUPPORTED:
         return None
@@ -224,7 +224,7 @@ def describe_fabric_problem(info: dict[str, Any]) -> str | None:
 @remedy(
     Action.RESTART_FABRICMANAGER,
     "`sudo systemctl restart nvidia-fabricmanager` (its version must equal the driver's); "
-    "without it CUDA ends with error 802",
+    "without it CUDA fails with error 802",
 )
 @node_check("gpu.fabric", _FAMILY, gpu=True)
 def check_fabric_state(node: CheckedNode) -> Outcome | list[Outcome]:
@@ -254,13 +254,11 @@ def _judge_fabric(gpu: gpu_facts.GpuValue) -> Outcome | None:
 @remedy(Action.RESTART_FABRICMANAGER, "`sudo systemctl start nvidia-fabricmanager`")
 @node_check("gpu.fabric_manager", _FAMILY, severity="WARN", gpu=True, group="procs")
 def check_fabric_manager(node: CheckedNode) -> Iterator[Outcome]:
-    """The fabric of an NVSwitch works.
-
-    The state that GPUs report decides; the process only explains it.
+    """The fabric manager of an NVSwitch works.
 
     Source: fabric state of the GPUs; if they report none, NVSwitches on the PCI bus and the process list
     Healthy: the fabric is complete. If no GPU reports its fabric state, the fabric manager must run on a machine with
-        an NVSwitch (invisible from a container)
+        an NVSwitch. SKIP in a container, which does not show that process
     """
     driver, running = node.group("driver"), node.group().facts.get("fabric_manager")
     infos = [
@@ -273,26 +271,26 @@ def check_fabric_manager(node: CheckedNode) -> Iterator[Outcome]:
     elif running:
         yield ok("fabric manager is running")
     elif not infos and driver.status != "ok":
-        yield unknown(f"could not search for an NVSwitch: {driver.reason or driver.status}")
+        yield unknown(f"the search for an NVSwitch failed: {driver.reason or driver.status}")
     elif not infos and not driver.facts.get("nvswitches"):
         yield skip("no NVSwitch")
     elif node.group().facts.get("own_namespace"):
-        yield skip("this container does not show the machine's processes")
+        yield skip("this container does not show the processes of the machine")
     else:
-        yield warn("there is an NVSwitch, and no fabric manager runs")
+        yield warn("the machine has an NVSwitch, but no fabric manager runs")
 
 
 @remedy(
     Action.FIX_CONFIG,
-    "Start nvidia-imex on all nodes of the NVLink domain and make a channel "
-    "(`sudo nvidia-modprobe -c 0`); NCCL else goes over the network (or set `NCCL_MNNVL_ENABLE: 0`)",
+    "Start nvidia-imex on all nodes of the NVLink domain and create a channel (`sudo nvidia-modprobe -c 0`), or set "
+    "`NCCL_MNNVL_ENABLE: 0`: NCCL then uses the network",
 )
 @node_check("gpu.imex", _FAMILY, severity="WARN", gpu=True, group="driver")
 def check_imex_channels(node: CheckedNode) -> Outcome:
-    """GPUs whose NVLinks reach other nodes (GB200 NVL72) can share memory with them.
+    """GPUs with NVLinks to other nodes (GB200 NVL72) can share memory with them.
 
     Source: NVML fabric cluster of each GPU, /dev/nvidia-caps-imex-channels
-    Healthy: a channel that this user may open, if NVLinks of the GPUs reach other nodes of the run
+    Healthy: if NVLinks of the GPUs reach other nodes, this user may open an IMEX channel
     """
     clusters = {
         info.get("cluster")
@@ -301,30 +299,30 @@ def check_imex_channels(node: CheckedNode) -> Outcome:
     }
     channels = node.group().facts.get("imex") or []
     if not any(clusters):
-        return skip("the fabric ends with this machine")
+        return skip("no NVLinks to other machines")
     if not node.settings.is_multi_node:
         return skip("only one node")
     if any(channel["readable"] for channel in channels):
         return ok(f"{len(channels)} IMEX channels")
-    why = "none that this user may open" if channels else "none there"
-    return warn(f"no IMEX channel to reach the GPUs of other nodes: {why}", value=channels)
+    why = "this user may open none" if channels else "there is none"
+    return warn(f"no IMEX channel to the GPUs of other nodes: {why}", value=channels)
 
 
-# --- Whether GPUs of a node reach each other directly, by NVML's own word for each pair.
+# --- Direct access between GPUs of a node (peer-to-peer)
 
-_P2P_REMEDY = "Reset the GPUs or reboot the node; check that the fabric manager and its version are right"
+_P2P_REMEDY = "Reset the GPUs or reboot the node; check that the fabric manager runs and has the driver's version"
 _CONNECTED = 0
 P2P_STATUSES = {
-    1: "the chipset has none",
-    2: "this GPU has none",
-    3: "the topology has none",
-    4: "turned off for the driver",
+    1: "not supported by the chipset",
+    2: "not supported by this GPU",
+    3: "not supported by the topology",
+    4: "disabled in the driver",
     5: "not supported",
     6: "unknown",
 }
-"""`nvmlGpuP2PStatus_t` of NVIDIA's `nvml.h`; 0 is well."""
+"""`nvmlGpuP2PStatus_t` of NVIDIA's `nvml.h`; 0 means access."""
 _BROKEN = frozenset({5, 6})
-"""What a pair says that ought to have access and has none; the others are the choice of product, board or owner."""
+"""Statuses of a broken pair. The other statuses without access come from product, board or administrator."""
 
 Pairs = dict[str, list[int | None]]
 
@@ -340,20 +338,21 @@ def _read_pairs(node: CheckedNode) -> Pairs:
 @remedy(Action.RESET_GPU, _P2P_REMEDY)
 @node_check("gpu.p2p", _FAMILY, gpu=True)
 def check_peer_access(node: CheckedNode) -> Outcome:
-    """GPUs reach each other directly.
+    """GPUs of a node have direct access to each other.
 
     A broken pair makes transfers ten times slower, and no other check finds it.
 
     Source: NVML nvmlDeviceGetP2PStatus for every pair (NVLink, read)
-    Healthy: behind an NVSwitch every pair; elsewhere it is product and board that decide (SKIP), and nodes are compared
+    Healthy: every pair behind an NVSwitch has access. Without an NVSwitch, access depends on product and board: SKIP if
+        no pair has access, and `gpu.p2p_outlier` compares the nodes
     """
     gpu_facts.require_library_facts(node)
     devices, pairs = gpu_facts.list_used_gpus(node), _read_pairs(node)
     if len(devices) < 2:
         return skip("fewer than two GPUs")
     if not pairs:
-        return unknown("no pair of GPUs tells whether it is connected")
-    # An instance of MIG has no peers.
+        return unknown("NVML reports no status of any pair of GPUs")
+    # MIG instances have no peers.
     whole = [device for device in devices if not (gpu_facts.read_value(device, "mig") or [0])[0]]
     switched = {str(device["index"]) for device in whole if has_nvswitch(node, device)}
     dead = [pair for pair, statuses in pairs.items() if set(pair.split("-")) <= switched and statuses[0] in _BROKEN]
@@ -362,19 +361,19 @@ def check_peer_access(node: CheckedNode) -> Outcome:
     connected = sum(_CONNECTED in statuses for statuses in pairs.values())
     over_nvlink = sum(statuses[0] == _CONNECTED for statuses in pairs.values())
     if connected:
-        return ok(f"{connected} of {len(pairs)} pairs of GPUs reach each other, {over_nvlink} over NVLink")
+        return ok(f"{connected} of {len(pairs)} pairs of GPUs have direct access, {over_nvlink} over NVLink")
     codes = sorted({code for statuses in pairs.values() for code in statuses if code})
-    reasons = ", ".join(P2P_STATUSES.get(code, f"status {code}") for code in codes) or "no reason told"
+    reasons = ", ".join(P2P_STATUSES.get(code, f"status {code}") for code in codes) or "no reason reported"
     return skip(f"no pair of GPUs has direct access: {reasons}")
 
 
 @remedy(Action.RESET_GPU, _P2P_REMEDY)
 @cluster_check("gpu.p2p_outlier", _FAMILY, gpu=True)
 def check_p2p_outliers(cluster: CheckedCluster) -> Outcome | list[Outcome]:
-    """No pair of GPUs has lost an access that the same pair of other nodes has.
+    """No pair of GPUs lacks an access that the same pair has on other nodes.
 
     Source: NVML nvmlDeviceGetP2PStatus of each pair, compared at the same addresses of machines with the same layout
-    Healthy: the same as on most nodes; if only two nodes differ, the one without access is WARN
+    Healthy: the same as on most nodes. If only two nodes can be compared, the node without access is WARN
     """
     connected = comparison.group_by_slot(
         cluster, lambda node: {pair: int(_CONNECTED in codes) for pair, codes in _read_pairs(node).items()}
@@ -384,27 +383,27 @@ def check_p2p_outliers(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     )
     if not connected:
         return comparison.report_no_outlier(cluster, 0, "pairs of GPUs")
-    # A pair that has lost all access has lost its NVLink too: one finding is enough.
+    # A pair without any access has no NVLink either: one finding is enough.
     for slots, what in ((connected, "direct access"), (linked, "NVLink")):
         outcomes = [
             (fail if slot.is_certain else warn)(
-                f"no {what} between GPUs {slot.index}, on other nodes there is", node=slot.node, value=[slot.index]
+                f"no {what} between GPUs {slot.index}, unlike on other nodes", node=slot.node, value=[slot.index]
             )
             for slot in comparison.find_slot_deficits(slots)
         ]
         if outcomes:
             return outcomes
-    return ok("pairs of GPUs reach each other as on other nodes")
+    return ok("pairs of GPUs have the same access as on other nodes")
 
 
 # --- SXids: errors that an NVSwitch reports in the kernel log.
 
 _SILENT = (12021, 12023)
-"""SXids of the ECC rate limit of a switch: data may be corrupted without a word."""
+"""SXids of the ECC rate limit of a switch: data may be corrupted without an error."""
 
 
 def _judge_by_fabric_state(node: CheckedNode) -> Outcome | None:
-    """Return the outcome if the fabric state of the GPUs is evidence for the switches, else `None`."""
+    """Return the outcome by the fabric state of the GPUs; `None` if it shows a problem or is missing."""
     if gpu_facts.find_library_problem(node) is not None:
         return None
     devices = gpu_facts.list_used_gpus(node)
@@ -413,7 +412,7 @@ def _judge_by_fabric_state(node: CheckedNode) -> Outcome | None:
     infos = [info for device in devices if (info := gpu_facts.read_value(device, "fabric"))]
     if any(map(describe_fabric_problem, infos)):
         return None
-    return report_unreadable_log(node, "the fabric state of the GPUs speaks for its switches")
+    return report_unreadable_log(node, "the fabric state of the GPUs is the evidence")
 
 
 @remedy(Action.RESTART_FABRICMANAGER, "Restart the fabric manager and reset the GPUs of the node, or reboot it")
@@ -422,15 +421,15 @@ def _judge_by_fabric_state(node: CheckedNode) -> Outcome | None:
     "XID and SXid",
     gpu=True,
     group="kernel_log",
-    without_root="the fabric state of the GPUs speaks for its switches",
+    without_root="the fabric state of the GPUs is the evidence",
     judge_without_source=_judge_by_fabric_state,
     thresholds={"lookback": 86400.0},
 )
 def check_sxids(node: CheckedNode) -> Iterator[Outcome]:
-    """Errors that an NVSwitch reported since boot.
+    """No NVSwitch reported a fatal error (SXid) since the boot.
 
     Source: kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted by switch and code
-    Healthy: no fatal SXid within `lookback` seconds; others WARN
+    Healthy: no fatal SXid within `lookback` seconds; other SXids are WARN
     """
     events = [event for event in node.group().facts.get("events") or [] if event["kind"] == "sxid"]
     for event in events:

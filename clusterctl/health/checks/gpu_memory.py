@@ -1,4 +1,4 @@
-"""Memory of NVIDIA GPUs: ECC errors and remapped rows."""
+"""Checks of GPU memory: ECC errors, remapped rows, retired pages."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from clusterctl.health.findings import AMD, JUDGED, Action, Outcome, Status, Sym
 
 _FAMILY = "GPU memory"
 CONTAINED_AT_MOST = 3.0
-"""Uncorrected errors that a GPU may have had without being suspect, each contained: as many as XIDs 94 in a day."""
+"""Maximum number of contained uncorrected errors of a healthy GPU; equal to the limit for XIDs 94 in a day."""
 _REPLACE = "Have the GPU replaced; run `nvidia-bug-report.sh` and give its serial number"
 
 
 @remedy(Action.FIX_CONFIG, "Turn ECC on (`sudo nvidia-smi -e 1`) and reboot")
-@gpu_facts.gpu_check("gpu.ecc_mode", _FAMILY, "ecc_mode", "ECC as by default on {n} GPUs", severity="WARN")
+@gpu_facts.gpu_check("gpu.ecc_mode", _FAMILY, "ecc_mode", "default ECC mode on {n} GPUs", severity="WARN")
 def check_ecc_mode(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """Error correction of GPU memory is on if it is on by default for this board.
 
     Source: NVML nvmlDeviceGetEccMode, nvmlDeviceGetDefaultEccMode
-    Healthy: on, or off if the board ships with it off (GeForce, RTX); no change waits for a reboot
+    Healthy: on, or off if this is the default of the board (GeForce, RTX); no change waits for a reboot
     """
     now, pending = gpu.value
     if now != pending:
         return gpu.warn("ECC changes at the next reboot")
-    # A board that does not tell its default may be one that has ECC off.
+    # If a board does not report its default, the default may be off.
     return gpu.warn("ECC is off") if not now and gpu.get("ecc_default") else None
 
 
@@ -43,10 +43,9 @@ def check_uncorrected_errors(gpu: gpu_facts.GpuValue) -> Outcome | None:
 
     Source: NVML nvmlDeviceGetTotalEccErrors (uncorrected, since the driver was loaded), recovery action; of AMD the
         counts of every block in `ras/`; kernel log
-    Healthy: none; WARN if all were contained. FAIL above `fail` errors, if the driver requests an action, or if the
-        kernel log has XID 48, 95 or 140 of that GPU (NVIDIA's catalogue: an error with XID 94 is contained, only its
-        program died). Any error of an AMD GPU is FAIL, and WARN once the GPU was reset: its counts stay until the next
-        boot
+    Healthy: none. WARN if all errors were contained: only the program with the error died (XID 94). FAIL above `fail`
+        errors, if the driver recommends a recovery action, or if the kernel log has XID 48, 95 or 140 of that GPU. Any
+        error of an AMD GPU is FAIL, and WARN once the GPU was reset: AMD's counts stay until the next boot
     """
     if gpu.value <= 0:
         return None
@@ -58,10 +57,10 @@ def check_uncorrected_errors(gpu: gpu_facts.GpuValue) -> Outcome | None:
 
 
 _UNCONTAINED = frozenset({48, 95, 140})
-_CONTAINED_HINT = "The program that met it died, nothing else; a reset at the next occasion replaces the bad memory"
+_CONTAINED_HINT = "Only the program with the error died; a reset, when convenient, replaces the bad memory"
 
 
-@remedy(Action.NONE, "Watch this GPU: many corrected errors come before uncorrected ones")
+@remedy(Action.NONE, "Watch this GPU: many corrected errors often precede uncorrected ones")
 @gpu_facts.gpu_check(
     "gpu.ecc_corrected",
     _FAMILY,
@@ -94,7 +93,7 @@ def check_sram_errors(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """Errors of the on-chip memory stay under NVIDIA's limit for replacement.
 
     Source: NVML nvmlDeviceGetSramEccErrorStatus
-    Healthy: threshold flag not set; WARN above `warn` uncorrected errors over the GPU's life
+    Healthy: the threshold flag is not set; WARN above `warn` uncorrected errors over the lifetime of the GPU
     """
     if gpu.value["threshold"]:
         return gpu.fail("SRAM errors exceed NVIDIA's limit")
@@ -103,10 +102,7 @@ def check_sram_errors(gpu: gpu_facts.GpuValue) -> Outcome | None:
 
 
 def find_ecc_symptom(gpu: int, new_errors: int, recovery_action: int | None) -> Symptom | None:
-    """Return the symptom of a GPU with `new_errors` uncorrected errors since the start of the run.
-
-    Those that were not contained are told by their XIDs too.
-    """
+    """Return the symptom of a GPU with `new_errors` uncorrected errors since the start of the run, or `None`."""
     if new_errors <= 0:
         return None
     check, words, detail = "gpu.ecc_uncorrected", "uncorrected memory errors", f"{new_errors} since the start"
@@ -115,7 +111,7 @@ def find_ecc_symptom(gpu: int, new_errors: int, recovery_action: int | None) -> 
     return Symptom(check, Status.WARN, f"{words}, contained", Action.NONE, gpu=gpu, detail=detail)
 
 
-# --- Memory of a GPU that was found bad: rows remapped, pages retired, repairs that wait, before a run and during it.
+# --- Replacement of bad memory: remapped rows, retired pages, pending repairs
 
 
 @remedy(Action.RESET_GPU, HINTS[Action.RESET_GPU])
@@ -124,8 +120,8 @@ def check_pending_row_remapping(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """No bad memory row waits for a reset to be replaced.
 
     Source: NVML nvmlDeviceGetRemappedRows, recovery action
-    Healthy: none pending; FAIL only if the driver requests an action too. NVIDIA's guide to memory errors lets running
-        and new work continue until a convenient reset (DCGM fails it: `severity: {gpu.remap_pending: fail}`)
+    Healthy: none pending; FAIL only if the driver recommends a recovery action too. NVIDIA's guide to memory errors
+        allows work until a convenient reset. To fail as DCGM does: `severity: {gpu.remap_pending: fail}`
     """
     if not gpu.value[2]:
         return None
@@ -136,7 +132,7 @@ def check_pending_row_remapping(gpu: gpu_facts.GpuValue) -> Outcome | None:
 @remedy(Action.RMA, _REPLACE)
 @gpu_facts.gpu_check("gpu.remap_failure", _FAMILY, "remapped", "no row remapping failed on {n} GPUs")
 def check_failed_row_remapping(gpu: gpu_facts.GpuValue) -> Outcome | None:
-    """Bad memory rows could be replaced by spare ones.
+    """All bad memory rows were replaced by spare rows.
 
     Source: NVML nvmlDeviceGetRemappedRows
     Healthy: no failure
@@ -148,7 +144,7 @@ def check_failed_row_remapping(gpu: gpu_facts.GpuValue) -> Outcome | None:
     return gpu.fail(f"row remapping failed{of_serial}", value=gpu.value[3], expected=0)
 
 
-@remedy(Action.RMA, "Plan a replacement: the next bad row of such a bank cannot be replaced")
+@remedy(Action.RMA, "Plan the replacement of the GPU: the next bad row of a bank without spare rows cannot be replaced")
 @gpu_facts.gpu_check("gpu.remap_total", _FAMILY, "rows", "spare rows in all banks of {n} GPUs", severity="WARN")
 def check_spare_rows(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """Spare memory rows are not running out.
@@ -162,7 +158,7 @@ def check_spare_rows(gpu: gpu_facts.GpuValue) -> Outcome | None:
     return gpu.warn(f"{without} banks without a spare row, {few} with few, of {total}")
 
 
-@remedy(Action.REBOOT_NODE, "Reboot the node so that the repair takes place")
+@remedy(Action.REBOOT_NODE, "Reboot the node: the repair runs at the reboot")
 @gpu_facts.gpu_check("gpu.repair_pending", _FAMILY, "repair", "no repair pending on {n} GPUs", severity="WARN")
 def check_pending_repairs(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """No repair waits for a reboot.
@@ -176,11 +172,11 @@ def check_pending_repairs(gpu: gpu_facts.GpuValue) -> Outcome | None:
 @remedy(Action.RESET_GPU, HINTS[Action.RESET_GPU])
 @node_check("gpu.retired_pages", _FAMILY, gpu=True, thresholds={"warn": 15.0, "fail": 60.0})
 def check_retired_pages(node: CheckedNode) -> Outcome | list[Outcome]:
-    """No bad memory page of an older GPU waits for a reset, and there is room to retire more.
+    """No bad memory page of an older GPU waits for a reset, and more pages can be retired.
 
     Source: NVML fields 29 and 30, nvmlDeviceGetRetiredPagesPendingStatus (before Ampere)
-    Healthy: none pending (these cards go on using a bad page until a reset); WARN above `warn` retired for one reason,
-        FAIL from `fail` on in all (NVIDIA's guide to page retirement replaces at 60; 64 fit)
+    Healthy: none pending, because these cards use a bad page until a reset. WARN above `warn` pages retired for one
+        reason, FAIL from `fail` retired pages in total. A GPU can retire 64 pages, and NVIDIA replaces it at 60
     """
     waiting = gpu_facts.judge_each_gpu(
         node, "retired_pending", _judge_retirement, "no page retirement pending on {n} GPUs"
@@ -188,7 +184,7 @@ def check_retired_pages(node: CheckedNode) -> Outcome | list[Outcome]:
     retired = gpu_facts.judge_each_gpu(node, "retired", _judge_retired_pages, "few memory pages retired on {n} GPUs")
     both = [*waiting, *retired]
     adverse = [outcome for outcome in both if outcome.status not in (Status.PASS, Status.SKIP)]
-    # Two values, one check: if neither is bad, one sentence is enough.
+    # The check judges two values: if both are healthy, one outcome is enough.
     return adverse or next((outcome for outcome in both if outcome.status is Status.PASS), both[0])
 
 
@@ -205,5 +201,5 @@ def _judge_retired_pages(gpu: gpu_facts.GpuValue) -> Outcome | None:
 
 
 def find_row_remap_symptom(gpu: int, failed: int | None) -> Symptom | None:
-    """Return the symptom of a GPU whose row remapping failed; a pending one may wait for the end of the run."""
+    """Return the symptom of a GPU whose row remapping failed, or `None`. A pending remapping is no symptom."""
     return Symptom("gpu.remap_failure", Status.FAIL, "row remapping failed", Action.RMA, gpu=gpu) if failed else None

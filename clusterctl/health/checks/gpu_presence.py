@@ -1,4 +1,4 @@
-"""GPUs of a node: their number, the reasons for hidden ones, and access to their device files."""
+"""Checks of the number of GPUs of a node, the reasons for hidden GPUs, and access to device files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from clusterctl.health.findings import AMD, JUDGED, Action, Outcome, fail, ok, s
 
 
 class HiddenReason(Enum):
-    """HiddenReason a GPU that is on the PCI bus is not shown."""
+    """Why the driver does not show a GPU that is on the PCI bus."""
 
-    FAULT = "not shown"
-    WITHHELD = "not given to us"
+    FAULT = "not shown by the driver"
+    WITHHELD = "withheld by a scheduler or container"
     DENIED = "closed to this user"
     UNBOUND = "without its vendor's driver"
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenGpu:
-    """A GPU that is not shown, by its PCI address."""
+    """A GPU on the PCI bus that the driver does not show.
+
+    Attributes:
+        address: PCI address.
+        reason: Kind of the reason.
+        description: The reason in words.
+    """
 
     address: str
     reason: HiddenReason
@@ -32,21 +38,21 @@ class HiddenGpu:
 
 
 FAULT_HINT = (
-    "Look for the missing GPU's PCI address in the kernel log, then reboot; if it stays away it is the hardware"
+    "Search the kernel log for the PCI address of the missing GPU; reboot; if this does not help, replace the GPU"
 )
-WITHHELD_HINT = "Ask the scheduler or the container for more GPUs, or declare those that are given (`gpus: N`)"
+WITHHELD_HINT = "Ask the scheduler or the container for more GPUs, or declare only the given GPUs (`gpus: N`)"
 
 
 def judge_gpu_count(
     node: CheckedNode, visible: int, hidden: Sequence[HiddenGpu], remedies: Mapping[HiddenReason, tuple[Action, str]]
 ) -> Iterator[Outcome]:
-    """Judge whether the node shows as many GPUs as the cluster file declares, or as it has.
+    """Judge whether the driver shows all declared GPUs, or all GPUs of the node if none are declared.
 
     Args:
         node: The node.
-        visible: How many its driver shows.
-        hidden: Those that it does not.
-        remedies: What to do about each reason, the gravest first.
+        visible: Number of GPUs that the driver shows.
+        hidden: GPUs that the driver does not show.
+        remedies: Action and hint of each reason, the worst reason first.
     """
     declared = node.declaration.gpus
     needed = max(declared, default=-1) + 1 if isinstance(declared, tuple) else declared
@@ -63,7 +69,7 @@ def judge_gpu_count(
         whole = visible + len(faults)
         yield say(f"{visible} GPUs, {whole} on the PCI bus{_describe_hidden(faults)}", value=visible, expected=whole)
     elif visible == 0 and needed is None:
-        yield skip(f"no GPU here and none declared{_describe_hidden(hidden)}")
+        yield skip(f"no GPU on this node, and none declared{_describe_hidden(hidden)}")
     else:
         yield ok(f"{visible} GPUs{_describe_hidden(hidden)}", value=visible, expected=needed)
 
@@ -77,21 +83,21 @@ def _describe_hidden(hidden: Sequence[HiddenGpu]) -> str:
     return "".join(f"; {part}" for part in parts)
 
 
-# --- AMD's driver, which of its GPUs there are, and whether the user may open them.
+# --- AMD: the driver, the number of GPUs, and access to their device files
 
 _INSTALL = "Install or load the amdgpu driver (`rocminfo` must work as the same user)"
 _AMD_REMEDIES: dict[HiddenReason, tuple[Action, str]] = {
     HiddenReason.FAULT: (Action.REBOOT_NODE, FAULT_HINT),
     HiddenReason.UNBOUND: (
         Action.FIX_CONFIG,
-        "Give the card to the amdgpu driver (`lspci -k` names what has it), or declare the GPUs that are left",
+        "Bind the card to the amdgpu driver (`lspci -k` shows the present driver), or declare only the other GPUs",
     ),
     HiddenReason.WITHHELD: (Action.FIX_CONFIG, WITHHELD_HINT),
 }
 
 
 def judge_amd_driver(node: CheckedNode) -> Iterator[Outcome]:
-    """Judge whether the amdgpu driver is there and computes."""
+    """Judge whether the amdgpu driver is loaded and can compute."""
     group = node.group("amdgpu")
     if group.status == "timeout":
         yield unknown("the amdgpu driver hangs (see `gpu.responsive`)")
@@ -103,14 +109,12 @@ def judge_amd_driver(node: CheckedNode) -> Iterator[Outcome]:
     else:
         say = fail if node.declaration.gpu_count else warn
         loaded = "amdgpu" in (node.group("driver").facts.get("modules") or [])
-        what = (
-            "amdgpu is loaded, and computes nothing: there is no /sys/class/kfd" if loaded else "amdgpu is not loaded"
-        )
+        what = "amdgpu is loaded, but cannot compute: there is no /sys/class/kfd" if loaded else "amdgpu is not loaded"
         yield say(what, hint=_INSTALL)
 
 
 def judge_amd_count(node: CheckedNode) -> Iterator[Outcome]:
-    """Judge how many GPUs the compute driver shows."""
+    """Judge whether AMD's compute driver (KFD) shows enough GPUs."""
     group = node.group("amdgpu")
     if group.status != "ok":
         yield unknown(f"not checked: {group.reason or group.status}")
@@ -119,7 +123,7 @@ def judge_amd_count(node: CheckedNode) -> Iterator[Outcome]:
 
 
 def _list_hidden_amd(node: CheckedNode) -> list[HiddenGpu]:
-    """Return the cards that the compute driver does not show, with the reason."""
+    """Return the cards that AMD's compute driver (KFD) does not show."""
     shown = {gpu_facts.read_value(device, "pci") for device in gpu_facts.list_gpus(node)}
     absent = [
         card for card in gpu_facts.list_compute_cards(node) if card["vendor"] == AMD and card["address"] not in shown
@@ -127,19 +131,21 @@ def _list_hidden_amd(node: CheckedNode) -> list[HiddenGpu]:
     taken = [card["address"] for card in absent if card.get("driver") == "amdgpu"]
     kept = len(taken) <= int(node.group("amdgpu").facts.get("hidden") or 0)
     why, words = (
-        (HiddenReason.WITHHELD, "kept away by the device cgroup") if kept else (HiddenReason.FAULT, "KFD leaves it out")
+        (HiddenReason.WITHHELD, "the device cgroup denies access")
+        if kept
+        else (HiddenReason.FAULT, "KFD does not list it")
     )
     unshown = [HiddenGpu(address, why, words) for address in taken]
     for card in absent:
         if card.get("driver") is None:
-            unshown.append(HiddenGpu(card["address"], HiddenReason.FAULT, "no driver has taken it"))
+            unshown.append(HiddenGpu(card["address"], HiddenReason.FAULT, "no driver is bound to it"))
         elif card["address"] not in taken:
             unshown.append(HiddenGpu(card["address"], HiddenReason.UNBOUND, f"bound to {card['driver']}"))
     return unshown
 
 
 def judge_amd_device_access(node: CheckedNode) -> Iterator[Outcome]:
-    """Judge whether the user may open what HIP opens: the compute driver and the render node of each GPU of the run."""
+    """Judge whether the user may open the device files that HIP needs: /dev/kfd and the render node of each GPU."""
     access = {file["path"]: file["access"] for file in node.group("amdgpu").facts.get("dev") or []}
     minors = [
         minor
@@ -150,63 +156,63 @@ def judge_amd_device_access(node: CheckedNode) -> Iterator[Outcome]:
     shut = [path for path in wanted if access.get(path) == "denied"]
     absent = [path for path in wanted if access.get(path) == "absent"]
     if not access:
-        yield unknown("device nodes were not looked at")
+        yield unknown("access to device files was not reported")
     elif shut:
         user = node.group("host").facts.get("user") or "USER"
         hint = f"`sudo usermod -aG render,video {user}` and a new login; a container needs `--group-add render`"
         yield fail(f"no access to {', '.join(shut)}", value=shut, hint=hint)
     elif absent:
-        hint = "Give a container `--device /dev/kfd --device /dev/dri`; else load the amdgpu driver anew"
+        hint = "In a container: start it with `--device /dev/kfd --device /dev/dri`; otherwise reload the amdgpu driver"
         yield fail(f"{', '.join(absent)} missing", value=absent, hint=hint)
     else:
-        yield ok(f"{len(wanted)} device nodes are accessible")
+        yield ok(f"{len(wanted)} device files are accessible")
 
 
-# --- Which GPUs there are, which of them are ours, and why we do not have the others.
+# --- NVIDIA: the number of GPUs, and access to their device files
 
 _3D_CONTROLLER = "0x0302"
-"""The PCI class of GPUs without a display: nobody leaves one without a driver on purpose."""
+"""The PCI class of GPUs without a display. Such a GPU without a driver is a fault."""
 
 _REMEDIES: dict[HiddenReason, tuple[Action, str]] = {
     HiddenReason.FAULT: (Action.REBOOT_NODE, FAULT_HINT),
     HiddenReason.DENIED: (
         Action.FIX_CONFIG,
-        "Let the user open the device nodes (group `video`, or `NVreg_DeviceFileMode` of the driver)",
+        "Allow the user to open the device files (group `video`, or `NVreg_DeviceFileMode` of the driver)",
     ),
     HiddenReason.UNBOUND: (
         Action.FIX_CONFIG,
-        "Give the card to the nvidia driver (`lspci -k` names what has it), or declare the GPUs that are left",
+        "Bind the card to the nvidia driver (`lspci -k` shows the present driver), or declare only the other GPUs",
     ),
     HiddenReason.WITHHELD: (Action.FIX_CONFIG, WITHHELD_HINT),
 }
-"""What to do about each, the gravest first."""
+"""Action and hint of each reason, the worst reason first."""
 
 
 def _list_hidden(node: CheckedNode) -> list[HiddenGpu]:
     group = node.group("hidden_gpus")
     if group.status == "timeout":
-        return [HiddenGpu("a GPU", HiddenReason.FAULT, "opening its device node hangs")]
+        return [HiddenGpu("a GPU", HiddenReason.FAULT, "opening its device file hangs")]
     return [_explain_hidden_gpu(entry) for entry in group.facts.get("gpus") or []]
 
 
 def _explain_hidden_gpu(entry: dict[str, Any]) -> HiddenGpu:
-    """Return a hidden GPU with the reason, from its driver and from the result of opening its device node."""
+    """Return a hidden GPU with the reason: its driver, or the error of opening its device file."""
     address, driver, node = entry["address"], entry.get("driver"), entry.get("node")
     if driver != "nvidia":
         odd = driver is None and entry.get("class") == _3D_CONTROLLER
-        words = f"bound to {driver}" if driver else "no driver has taken it"
+        words = f"bound to {driver}" if driver else "no driver is bound to it"
         return HiddenGpu(address, HiddenReason.FAULT if odd else HiddenReason.UNBOUND, words)
     match node:
         case None | "absent":
-            return HiddenGpu(address, HiddenReason.WITHHELD, "no device node here")
+            return HiddenGpu(address, HiddenReason.WITHHELD, "it has no device file")
         case "EPERM":
-            return HiddenGpu(address, HiddenReason.WITHHELD, "kept away by the device cgroup")
+            return HiddenGpu(address, HiddenReason.WITHHELD, "the device cgroup denies access")
         case "EACCES":
-            return HiddenGpu(address, HiddenReason.DENIED, "its device node is closed to this user")
+            return HiddenGpu(address, HiddenReason.DENIED, "this user may not open its device file")
         case "ok":
-            return HiddenGpu(address, HiddenReason.FAULT, "NVML leaves it out")
+            return HiddenGpu(address, HiddenReason.FAULT, "NVML does not list it")
         case _:
-            return HiddenGpu(address, HiddenReason.FAULT, f"opening it ends with {node}")
+            return HiddenGpu(address, HiddenReason.FAULT, f"opening it fails with {node}")
 
 
 @remedy(Action.REBOOT_NODE, FAULT_HINT)
@@ -216,10 +222,10 @@ def check_gpu_count(node: CheckedNode) -> Iterator[Outcome]:
 
     If a GPU is on the PCI bus but its driver does not show it, the finding has its address and the reason.
 
-    Source: NVML device count, or nodes of KFD's topology; GPUs on the PCI bus, what driver has each, and whether its
-        device node opens
-    Healthy: as many GPUs as declared, and NVML or KFD shows every GPU that the driver has claimed. GPUs that a
-        scheduler, a container or another driver holds are only mentioned
+    Source: NVML device count, or nodes of KFD's topology; for each GPU on the PCI bus, its driver, and whether its
+        device file can be opened
+    Healthy: as many GPUs as declared, and NVML or KFD shows every GPU of its driver. GPUs that a scheduler, a container
+        or another driver holds are mentioned only
     """
     group = node.group("nvml")
     nvml = group.facts
@@ -228,9 +234,11 @@ def check_gpu_count(node: CheckedNode) -> Iterator[Outcome]:
     elif nvml.get("init_error") is not None:
         visible = len(node.group("smi").facts.get("devices") or [])
         reason = gpu_errors.describe_nvml_error(nvml["init_error"])
-        yield unknown(f"NVML could not be used: {reason}; nvidia-smi shows {visible}")
+        yield unknown(f"NVML could not be used: {reason}; nvidia-smi shows {visible} GPUs")
     elif nvml.get("count") is None:
-        yield unknown(f"NVML did not count: {gpu_errors.describe_nvml_error(nvml.get('count_error') or 999)}")
+        yield unknown(
+            f"NVML could not count the GPUs: {gpu_errors.describe_nvml_error(nvml.get('count_error') or 999)}"
+        )
     else:
         yield from judge_gpu_count(node, int(nvml["count"]), _list_hidden(node), _REMEDIES)
 
@@ -239,7 +247,8 @@ _UVM = "/dev/nvidia-uvm"
 
 
 @remedy(
-    Action.FIX_CONFIG, "Let the user open the device nodes (group `video`, or `NVreg_DeviceFileMode` of the driver)"
+    Action.FIX_CONFIG,
+    "Allow the user to open the device files (group `video`, or `NVreg_DeviceFileMode` of the driver)",
 )
 @node_check(
     "gpu.device_access",
@@ -250,19 +259,19 @@ _UVM = "/dev/nvidia-uvm"
     group="driver",
 )
 def check_device_access(node: CheckedNode) -> Iterator[Outcome]:
-    """The user may open the device nodes that CUDA or ROCm need.
+    """The user may open the device files that CUDA or ROCm need.
 
-    Device nodes of GPUs outside the run are ignored.
+    Device files of GPUs outside the run are ignored.
 
-    Source: /dev/nvidiactl, /dev/nvidia-uvm and the device node of each GPU that the run uses, or /dev/kfd and
-        /dev/dri/renderD* of AMD's; access for the user
-    Healthy: the device nodes exist, readable and writable. /dev/nvidia-uvm may be missing if nvidia-modprobe creates it
-        at the first use (bare machines after a boot), but not in containers, which have no such helper
+    Source: access of the user to /dev/nvidiactl, /dev/nvidia-uvm and the device file of each GPU of the run; of AMD to
+        /dev/kfd and /dev/dri/renderD*
+    Healthy: the device files exist, readable and writable. /dev/nvidia-uvm may be missing if nvidia-modprobe creates it
+        at the first use (machines after a boot). Containers do not have nvidia-modprobe
     """
     driver = node.group().facts
     nodes = {file["path"]: bool(file["readable"]) for file in driver.get("dev") or []}
     if not nodes:
-        yield unknown("there are no /dev/nvidia* nodes to look at")
+        yield unknown("there are no /dev/nvidia* device files")
         return
     wanted = _list_needed_nodes(node, nodes)
     shut = [path for path in wanted if not nodes.get(path, True)]
@@ -273,21 +282,21 @@ def check_device_access(node: CheckedNode) -> Iterator[Outcome]:
     elif absent:
         yield fail(f"{', '.join(absent)} missing", value=absent)
     elif uvm not in (None, "ok", "absent"):
-        yield fail(f"opening {_UVM} ends with {uvm}: CUDA cannot start", value=uvm)
+        yield fail(f"opening {_UVM} fails with {uvm}: CUDA cannot start", value=uvm)
     elif _UVM not in nodes and not driver.get("helper"):
         yield fail(
-            f"{_UVM} is missing: CUDA ends with `unknown error` (999)",
+            f"{_UVM} is missing: CUDA fails with `unknown error` (999)",
             value=[_UVM],
-            hint="`sudo nvidia-modprobe -u -c=0` makes it; a container has to be given it",
+            hint="create it with `sudo nvidia-modprobe -u -c=0`; a container must be started with it",
         )
     elif _UVM not in nodes:
-        yield ok(f"{len(wanted)} device nodes are accessible; CUDA makes {_UVM} at its first use")
+        yield ok(f"{len(wanted)} device files are accessible; CUDA creates {_UVM} at its first use")
     else:
-        yield ok(f"{len(wanted) + 1} device nodes are accessible")
+        yield ok(f"{len(wanted) + 1} device files are accessible")
 
 
 def _list_needed_nodes(node: CheckedNode, nodes: dict[str, bool]) -> list[str]:
-    """Return the device nodes that the run needs, except the one of unified memory."""
+    """Return the device files that the run needs, except /dev/nvidia-uvm."""
     minors = [
         minor
         for device in gpu_facts.list_used_gpus(node)

@@ -1,4 +1,4 @@
-"""Temperatures of GPUs, and the reasons for which they lower their clocks."""
+"""Checks of GPU temperatures, power limits and reduced clocks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _HARDWARE_BITS = {
     HW_THERMAL: "hardware thermal slowdown",
     HW_POWER_BRAKE: "hardware power brake",
 }
-"""Of NVML's bits, those by which hardware slows the clock. The general one comes with each of the others."""
+"""The bits of NVML's clock event reasons that stand for hardware. `HW_SLOWDOWN` is set with each of the others."""
 _CAUSES = HW_THERMAL | HW_POWER_BRAKE
 
 
 def format_hardware_reasons(bits: int) -> str:
-    """Return the hardware reasons in a set of clock event bits; the general reason only without a finer one."""
+    """Return the names of the hardware reasons in NVML's clock event bits, for messages; "" if there is none."""
     fine = [name for bit, name in _HARDWARE_BITS.items() if bits & bit and bit != HW_SLOWDOWN]
     return ", ".join(fine) or (_HARDWARE_BITS[HW_SLOWDOWN] if bits & HW_SLOWDOWN else "")
 
@@ -36,13 +36,11 @@ def _list_readings(value: Any) -> list[int]:
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
 @gpu_facts.gpu_check("gpu.throttle_hw", _FAMILY, "throttle", "no hardware slowdown on {n} GPUs", severity="WARN")
 def check_hardware_throttling(gpu: gpu_facts.GpuValue) -> Outcome | None:
-    """Hardware does not hold the clocks down.
-
-    The slowest GPU sets the speed of the run.
+    """Hardware does not reduce the clocks of a GPU: the slowest GPU sets the speed of the run.
 
     Source: NVML clock event reasons, bits 0x8, 0x40, 0x80; up to three readings in a quarter of a second
-    Healthy: not set. This alone never fails a node, because reduced clocks of an idle GPU prove nothing about its speed
-        under load. 0x200 (board limit) and 0x400 (reliability) are normal for a GPU at its highest clock
+    Healthy: these bits are not set. They are WARN, not FAIL, because reduced clocks of an idle GPU prove nothing about
+        its speed under load. 0x200 (board limit) and 0x400 (reliability) are normal for a GPU at its highest clock
     """
     samples = _list_readings(gpu.value)
     slowed = [bits for bits in samples if format_hardware_reasons(bits)]
@@ -50,17 +48,17 @@ def check_hardware_throttling(gpu: gpu_facts.GpuValue) -> Outcome | None:
         return None
     degrees = gpu.get("temp")
     warmth = f", {degrees} °C" if degrees is not None else ""
-    message = f"{format_hardware_reasons(slowed[-1])}{warmth}, in {len(slowed)} of {len(samples)} looks"
+    message = f"{format_hardware_reasons(slowed[-1])}{warmth}, in {len(slowed)} of {len(samples)} readings"
     return gpu.warn(message, value=slowed[-1], expected=0)
 
 
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
 @gpu_facts.gpu_check("gpu.throttle_sw", _FAMILY, "throttle", "no thermal slowdown on {n} GPUs", severity="WARN")
 def check_driver_throttling(gpu: gpu_facts.GpuValue) -> Outcome | None:
-    """The driver does not hold the clocks down for heat.
+    """The driver does not reduce the clocks of a GPU because of heat.
 
     Source: NVML clock event reasons, bit 0x20
-    Healthy: not set (power caps by software are normal under load and not looked at)
+    Healthy: this bit is not set. The bits of software power caps are ignored, because they are normal under load
     """
     if not any(bits & SW_THERMAL for bits in _list_readings(gpu.value)):
         return None
@@ -70,12 +68,13 @@ def check_driver_throttling(gpu: gpu_facts.GpuValue) -> Outcome | None:
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
 @cluster_check("gpu.throttle_outlier", _FAMILY, gpu=True)
 def check_throttling_outliers(cluster: CheckedCluster) -> Iterable[Outcome]:
-    """No GPU has reduced clocks for heat or power while other GPUs of the same board do not.
+    """Heat or power does not reduce the clocks of one GPU only, compared with GPUs of the same board.
 
     A constant power brake is a fault of the node.
 
-    Source: NVML clock event reasons of all GPUs of one model, bits 0x40 and 0x80, in every reading
-    Healthy: no GPU alone has them: FAIL if most GPUs of the same board, on at least two nodes, do not
+    Source: NVML clock event reasons of all GPUs of one board, bits 0x40 and 0x80, in every reading
+    Healthy: the bits are equal on the GPUs of one board. FAIL for a GPU with a bit that most of the others, on at least
+        two nodes, do not have
     """
     return comparison.compare_gpus(
         cluster, _read_constant_causes, "slowdown", _format_reasons, say=fail, at_least_nodes=2
@@ -83,7 +82,7 @@ def check_throttling_outliers(cluster: CheckedCluster) -> Iterable[Outcome]:
 
 
 def _read_constant_causes(device: gpu_facts.Device) -> int | None:
-    """Return the causes that every reading has; a single reading proves nothing."""
+    """Return the bits of heat and power that are set in every reading; 0 if there is only one reading."""
     value = gpu_facts.read_value(device, "throttle")
     if value is None:
         return None
@@ -99,7 +98,14 @@ def _format_reasons(bits: int) -> str:
 
 
 def find_throttle_symptom(gpu: int, bits: int, degrees: float | None, lasting: float) -> Symptom | None:
-    """Return the symptom of reduced clocks in a sample; it must last for `lasting` seconds to be reported."""
+    """Return the symptom of reduced clocks, or `None`.
+
+    Args:
+        gpu: Index of the GPU.
+        bits: Clock event reasons of NVML.
+        degrees: Temperature in degrees Celsius.
+        lasting: Seconds that the symptom must last before clusterctl reports it.
+    """
     hard = format_hardware_reasons(bits)
     if not hard and not bits & SW_THERMAL:
         return None
@@ -116,17 +122,18 @@ def find_throttle_symptom(gpu: int, bits: int, degrees: float | None, lasting: f
     "gpu.temperature", _FAMILY, "temp", "{n} GPUs below their limits", vendors=JUDGED, thresholds={"margin": 5.0}
 )
 def check_temperatures(gpu: gpu_facts.GpuValue) -> Outcome | None:
-    """Core and memory are cooler than the GPU's own limits.
+    """Core and memory of a GPU are cooler than its limits.
 
     Source: NVML margin to the limit (nvmlDeviceGetMarginTemperature, field 196; Ada and later), else temperature
-        against the thresholds GPU_MAX (else SLOWDOWN) and MEM_MAX; of AMD junction (else edge) and memory against
-        hwmon's `crit`
-    Healthy: below the GPU's own limit; WARN within `margin` degrees of it; UNKNOWN if no limit can be read
+        and the thresholds GPU_MAX (else SLOWDOWN) and MEM_MAX; of AMD the temperatures of junction (else edge) and
+        memory, and hwmon's `crit`
+    Healthy: more than `margin` degrees below the limit of the GPU. WARN within `margin` degrees of the limit, FAIL from
+        the limit on, UNKNOWN if no limit can be read
     """
     left = {"core": _core_margin(gpu.device, gpu.value), "memory": _memory_margin(gpu.device)}
     margins = {part: degrees for part, degrees in left.items() if degrees is not None}
     if not margins:
-        message = f"{gpu_facts.describe_gpu(gpu.device)}: {gpu.value} °C, and no limit that could be read"
+        message = f"{gpu_facts.describe_gpu(gpu.device)}: {gpu.value} °C, but no limit could be read"
         return unknown(message, gpu=gpu.index, value=gpu.value)
     part = min(margins, key=lambda name: margins[name])
     if margins[part] > gpu.limit("margin"):
@@ -138,7 +145,7 @@ def check_temperatures(gpu: gpu_facts.GpuValue) -> Outcome | None:
 
 
 def _core_margin(device: gpu_facts.Device, degrees: float) -> float | None:
-    """Return how many degrees a GPU is below its limit; `None` if it does not report one."""
+    """Return how many degrees a GPU is below its limit; `None` if the GPU reports no limit."""
     margin = gpu_facts.read_value(device, "margin")
     if margin is not None:
         return float(margin - (gpu_facts.read_value(device, "tlimit_gpu_max") or 0))
@@ -153,17 +160,14 @@ def _memory_margin(device: gpu_facts.Device) -> float | None:
 
 @remedy(
     Action.FIX_CONFIG,
-    "Set the same power limit on all GPUs (`sudo nvidia-smi -pl WATTS`, `sudo amd-smi set --power-cap WATTS`), or "
-    "leave it where it is on purpose everywhere",
+    "Set the same power limit on all GPUs (`sudo nvidia-smi -pl WATTS`, `sudo amd-smi set --power-cap WATTS`)",
 )
 @cluster_check("gpu.power_cap", _FAMILY, severity="WARN", gpu=True, vendors=JUDGED)
 def check_power_caps(cluster: CheckedCluster) -> Iterable[Outcome]:
-    """All GPUs of a board may draw the same power.
-
-    A cap is fine; one GPU capped alone is not.
+    """All GPUs of a board have the same power limit.
 
     Source: enforced power limit, as a share of the board's default: NVML, hwmon of AMD (first die of a card)
-    Healthy: the same share on all GPUs of one board; a cap on all of them is fine
+    Healthy: the same share on all GPUs of one board; a reduced limit on all of them is healthy
     """
     return comparison.compare_gpus(cluster, _read_power_share, "power limit", lambda share: f"{share} % of its default")
 
@@ -185,16 +189,14 @@ def _read_power_share(device: gpu_facts.Device) -> int | None:
 def check_temperature_outliers(cluster: CheckedCluster) -> Iterable[Outcome]:
     """No GPU is far hotter than others of the same board.
 
-    Only GPUs above `floor` degrees count.
-
     Source: core temperature of all GPUs of one board: NVML, hwmon of AMD
-    Healthy: less than `warn` degrees above the median, and within three deviations (MAD)
+    Healthy: less than `warn` degrees above the median, or within three deviations (MAD), or below `floor` degrees
     """
     return comparison.find_gpu_outliers(cluster, "temp", "°C")
 
 
 def find_temperature_symptom(gpu: Mapping[str, Any], lasting: float) -> Symptom | None:
-    """Return the symptom of a GPU at a temperature limit, if its samples have limits."""
+    """Return the symptom of a GPU at a temperature limit, or `None`; some samples contain no limits."""
     for part, key in (("core", "temp"), ("memory", "mem_temp")):
         degrees, limit = gpu.get(f"{key}_c"), gpu.get(f"{key}_limit_c")
         if degrees is not None and limit and degrees >= limit:

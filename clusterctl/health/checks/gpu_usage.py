@@ -1,4 +1,4 @@
-"""Foreign processes and memory on GPUs, and the modes of GPUs."""
+"""Checks of foreign processes and used memory on GPUs, of leftover processes, and of GPU modes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _describe_process(entry: dict[str, Any]) -> str:
     used = entry.get("used")
     size = f", {used / _GIB:.1f} GiB" if isinstance(used, int) else ""
     if not entry.get("visible", True):
-        return f"process {entry['pid']} that we cannot see (container?){size}"
+        return f"process {entry['pid']}, invisible to this user (container?){size}"
     return f"{entry.get('comm')} {entry['pid']} (uid {entry.get('user')}{size})"
 
 
@@ -31,7 +31,7 @@ def _is_allowed(node: CheckedNode, entry: dict[str, Any]) -> bool:
 
 @remedy(
     Action.KILL_PROCS,
-    "End the process, or its run (`clusterctl down RUN`); clusterctl does not kill what it did not start",
+    "End the process, or its run (`clusterctl down RUN`); clusterctl kills only processes that it started",
 )
 @gpu_facts.gpu_check("gpu.foreign_procs", _FAMILY, "procs", "no foreign process on {n} GPUs", vendors=JUDGED)
 def check_foreign_processes(gpu: gpu_facts.GpuValue) -> Outcome | None:
@@ -40,7 +40,7 @@ def check_foreign_processes(gpu: gpu_facts.GpuValue) -> Outcome | None:
     This is the most common reason why training does not start on a healthy node.
 
     Source: NVML compute, MPS and graphics processes, or /sys/class/kfd/kfd/proc of AMD; /proc
-    Healthy: none but monitoring agents, the MPS server and `health.expect.allowed_procs`; graphics clients WARN
+    Healthy: only monitoring agents, the MPS server and `health.expect.allowed_procs`; graphics clients are WARN
     """
     strangers = [entry for entry in gpu.value if not _is_allowed(gpu.node, entry)]
     if not strangers:
@@ -49,14 +49,14 @@ def check_foreign_processes(gpu: gpu_facts.GpuValue) -> Outcome | None:
     say = gpu.fail if computing else gpu.warn
     whose = computing or strangers
     runs = sorted({entry["run"] for entry in whose if entry.get("run")})
-    hint = f"They belong to run {', '.join(runs)}: `clusterctl down {runs[0]}`" if runs else None
+    hint = f"The processes belong to run {', '.join(runs)}: `clusterctl down {runs[0]}`" if runs else None
     holders = ", ".join(map(_describe_process, whose[:4]))
     return say(f"held by {holders}", value=[entry["pid"] for entry in whose], hint=hint)
 
 
 @remedy(
     Action.KILL_PROCS,
-    "Find the holder: `sudo fuser -v /dev/nvidia* /dev/kfd` (a container or a zombie is invisible to us)",
+    "Find the process: `sudo fuser -v /dev/nvidia* /dev/kfd` (it may be in a container or a zombie)",
 )
 @gpu_facts.gpu_check(
     "gpu.mem_used",
@@ -69,9 +69,9 @@ def check_foreign_processes(gpu: gpu_facts.GpuValue) -> Outcome | None:
 def check_used_memory(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """GPU memory is free before a run.
 
-    Source: NVML memory info, version 2 (which leaves out what the driver reserves); `mem_info_vram_used` of AMD
-    Healthy: less than `warn` bytes, FAIL from `fail` bytes; less than `old` bytes with the old call and on AMD, which
-        include the driver's reserve. Memory of a desktop is WARN at most
+    Source: NVML memory info, version 2 (without the memory that the driver reserves); `mem_info_vram_used` of AMD
+    Healthy: less than `warn` bytes in use, FAIL from `fail` bytes. NVML's version 1 and AMD include the memory of the
+        driver: for them less than `old` bytes. Memory of a desktop is at most WARN
     """
     used, processes = gpu.value["used"], gpu.get("procs") or []
     foreign = [entry for entry in processes if not _is_allowed(gpu.node, entry)]
@@ -80,17 +80,17 @@ def check_used_memory(gpu: gpu_facts.GpuValue) -> Outcome | None:
         return None
     desktop = sum(entry.get("used") or 0 for entry in foreign if entry["kind"] == "graphics")
     say = gpu.fail if used - own - desktop >= gpu.limit("fail") else gpu.warn
-    holders = ", ".join(map(_describe_process, foreign[:4])) or "a process that we cannot see"
+    holders = ", ".join(map(_describe_process, foreign[:4])) or "a process that is invisible to this user"
     total = gpu.value["total"]
     return say(f"{used / _GIB:.1f} of {total / _GIB:.0f} GiB in use by {holders}", value=used, expected=0)
 
 
-@remedy(Action.KILL_PROCS, "Something computes on this GPU; look at `nvidia-smi` or `amd-smi` on the node")
+@remedy(Action.KILL_PROCS, "Find the process that computes on this GPU: `nvidia-smi` or `amd-smi` on the node")
 @gpu_facts.gpu_check(
     "gpu.idle", _FAMILY, "util", "{n} GPUs are idle", severity="WARN", vendors=JUDGED, thresholds={"warn": 20.0}
 )
 def check_idle_gpus(gpu: gpu_facts.GpuValue) -> Outcome | None:
-    """GPUs do nothing before a run.
+    """GPUs are idle before a run.
 
     Source: NVML utilisation, `gpu_busy_percent` of AMD
     Healthy: below `warn` percent
@@ -98,13 +98,13 @@ def check_idle_gpus(gpu: gpu_facts.GpuValue) -> Outcome | None:
     return gpu.warn(f"{gpu.value} % busy", expected=0) if gpu.value >= gpu.limit("warn") else None
 
 
-@remedy(Action.KILL_PROCS, "`clusterctl down RUN` ends what a run left behind")
+@remedy(Action.KILL_PROCS, "`clusterctl down RUN` ends the processes of a run")
 @node_check("run.leftover", _FAMILY, group="procs")
 def check_leftover_processes(node: CheckedNode) -> Iterator[Outcome]:
     """No process of an earlier run is alive.
 
-    Source: run marker in the environment of processes of this user
-    Healthy: no process of a run that is over
+    Source: marks of runs in the environment of this user's processes
+    Healthy: no process of a run that has ended
     """
     live, strange = node.controller.get("live_runs"), node.controller.get("strange_runs") or ()
     own, entries = node.controller.get("own_run"), node.group().facts.get("runs") or []
@@ -115,28 +115,28 @@ def check_leftover_processes(node: CheckedNode) -> Iterator[Outcome]:
         if live is None:
             yield warn(f"{many} of run {run} ({shown})", value=pids, hint=hint)
         elif run in strange:
-            # Perhaps it lives under another state folder; of what we do not know we say nothing worse.
+            # The run may be active under another state folder, so this is only a warning.
             message = f"{many} of run {run} ({shown}), which neither this node nor this head knows"
-            yield warn(message, value=pids, hint=f"`kill {' '.join(map(str, pids[:5]))}` if it is not yours to keep")
+            yield warn(message, value=pids, hint=f"`kill {' '.join(map(str, pids[:5]))}` if nobody needs the run")
         elif run in live:
             yield ok(f"run {run} is alive with {many}", value=pids)
         else:
             yield fail(f"{many} left over by run {run} ({shown})", value=pids, hint=hint)
     if not holders:
-        yield ok("nothing left of earlier runs")
+        yield ok("no processes of earlier runs")
 
 
 @remedy(
     Action.REBOOT_NODE,
-    "Such a process cannot be killed; find what it waits for (mount, disk, driver), else reboot the node",
+    "A process in state D cannot be killed; repair the mount, disk or driver that it waits for, or reboot the node",
 )
 @node_check("host.stuck_procs", _FAMILY, group="procs", thresholds={"warn": 3.0})
 def check_stuck_processes(node: CheckedNode) -> Iterator[Outcome]:
     """No process that holds a GPU is stuck in the kernel.
 
     Source: /proc/*/stat, /proc/*/status, /proc/*/wchan
-    Healthy: no process that holds a GPU is in state D for five seconds without waking up once (a process that reads
-        files is in this state only for moments); other processes in state D are WARN from `warn` on
+    Healthy: no process that holds a GPU stays in state D for five seconds without waking up. A process that reads files
+        is in this state only for moments. `warn` or more other processes in state D are WARN
     """
     stuck = node.read("dstate", "states of processes were not reported")
     with_gpu = [entry for entry in stuck if entry.get("gpu") and entry.get("stuck_s")]
@@ -151,7 +151,7 @@ def check_stuck_processes(node: CheckedNode) -> Iterator[Outcome]:
         yield ok("no process is stuck")
 
 
-# --- Modes that an administrator sets on a GPU, and variables that change how CUDA works.
+# --- GPU modes, and environment variables that change CUDA
 
 _MODES_FAMILY = "GPU modes"
 _PROHIBITED = 2
@@ -161,7 +161,7 @@ _EXCLUSIVE = 3
 @remedy(Action.FIX_CONFIG, "`sudo nvidia-smi -mig 0` (or 1) and reset the GPU")
 @gpu_facts.gpu_check("gpu.mig_mode", _MODES_FAMILY, "mig", "MIG as expected on {n} GPUs")
 def check_mig_mode(gpu: gpu_facts.GpuValue) -> Outcome | None:
-    """GPUs are not split into instances, unless the cluster file says so.
+    """GPUs are not split into MIG instances, unless the cluster file expects MIG.
 
     Source: NVML nvmlDeviceGetMigMode
     Healthy: off, or on if `health.expect.mig` is true; no change pending
@@ -176,10 +176,10 @@ def check_mig_mode(gpu: gpu_facts.GpuValue) -> Outcome | None:
 @remedy(Action.FIX_CONFIG, "`sudo nvidia-smi -c 0`")
 @gpu_facts.gpu_check("gpu.compute_mode", _MODES_FAMILY, "compute_mode", "compute mode of {n} GPUs is default")
 def check_compute_mode(gpu: gpu_facts.GpuValue) -> Outcome | None:
-    """GPUs may be computed on.
+    """The compute mode of the GPUs allows all processes to compute.
 
     Source: NVML nvmlDeviceGetComputeMode
-    Healthy: default; exclusive WARN, prohibited FAIL
+    Healthy: default; exclusive is WARN, prohibited is FAIL
     """
     if gpu.value == _PROHIBITED:
         return gpu.fail("compute mode prohibited", expected=0)
@@ -187,7 +187,7 @@ def check_compute_mode(gpu: gpu_facts.GpuValue) -> Outcome | None:
 
 
 @remedy(
-    Action.FIX_CONFIG, "`sudo nvidia-smi -pm 1` (or nvidia-persistenced): without it every start of CUDA costs seconds"
+    Action.FIX_CONFIG, "`sudo nvidia-smi -pm 1` (or nvidia-persistenced): without it every start of CUDA takes seconds"
 )
 @gpu_facts.gpu_check(
     "gpu.persistence", _MODES_FAMILY, "persistence", "persistence mode is on, {n} GPUs", severity="WARN"
@@ -204,10 +204,10 @@ def check_persistence_mode(gpu: gpu_facts.GpuValue) -> Outcome | None:
 @remedy(Action.FIX_CONFIG, "Unset the variable in `env`, the prologue or the shell's start files")
 @node_check("gpu.bad_env", "GPU state", severity="WARN", gpu=True, group="host")
 def check_debug_variables(node: CheckedNode) -> Outcome:
-    """No variable is set that injects a debugger or profiler into CUDA or makes it wait.
+    """No environment variable injects a debugger or profiler into CUDA, or makes CUDA wait.
 
     Source: environment of the job
-    Healthy: none of the debugging variables of CUDA set
+    Healthy: no debugging variable of CUDA is set
     """
     env = node.read("env", "the environment was not reported")
     names = sorted(name for name in _DEBUG_VARIABLES if name in env)

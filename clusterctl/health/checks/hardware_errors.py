@@ -1,4 +1,4 @@
-"""Signs of bad hardware on a machine: reboots during a run, and errors that its hardware counts."""
+"""Checks for signs of bad hardware: reboots during a run, and error counters of PCIe links and main memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clusterctl.health.check import CheckedNode, node_check, remedy
 from clusterctl.health.findings import Action, Outcome, ok, skip, warn
 
 RECENT_BOOT_S = 600.0
-"""Seconds after a boot in which it is asked whether a run was lost by it."""
+"""For so many seconds after a boot, the head checks whether the reboot interrupted a run."""
 
 
 @remedy(
@@ -16,33 +16,33 @@ RECENT_BOOT_S = 600.0
 )
 @node_check("host.uptime", "Host", severity="WARN", group="host", thresholds={"warn": RECENT_BOOT_S})
 def check_uptime(node: CheckedNode) -> Outcome:
-    """The node has not just come back from a crash.
+    """The node did not reboot during a recent run.
 
     Source: /proc/uptime; boot ids that this head knows, and runs that lost the node
-    Healthy: more than `warn` seconds if the node went down during a run of this head. A reboot between runs is fine: it
-        is the remedy of many faults
+    Healthy: more than `warn` seconds since the boot if the node went down during a run of this head. A reboot between
+        runs is no problem, because it is the remedy of many faults
     """
     seconds, lost = node.read("uptime", "/proc/uptime cannot be read"), node.controller.get("rebooted_under")
     since = f"up for {seconds / 3600:.1f} h"
     if lost and seconds < node.limit("warn"):
-        return warn(f"{since}: it went down under run {lost}", value=seconds)
+        return warn(f"{since}: it went down during run {lost}", value=seconds)
     return ok(since, value=seconds)
 
 
-# --- Errors that hardware has counted since the boot: PCIe links of GPUs and network cards, and main memory.
+# --- Error counters since the boot: PCIe links of GPUs and network cards, and main memory
 
 _FAMILY = "Host"
 _LINK_ERRORS = frozenset({"RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout"})
-"""Correctable errors of the link itself; what else is correctable is advice."""
+"""Names of correctable errors of the link itself. Other correctable errors are only notes."""
 _HARMLESS_ERRORS = frozenset({"UnsupReq", "SDES"})
-"""Asked for something that a card does not have, as a look over the bus does; and a card that went for a reset."""
+"""Harmless errors: a request that a card does not support (as in a bus scan), and a link that goes down in a reset."""
 _DAY = 86400.0
 
 
 @remedy(
     Action.CHECK_LINK,
-    "Reseat the card or its riser. If the errors go on, swap the card with another one, and see whether the errors "
-    "follow the card or stay with the slot",
+    "Reseat the card or its riser. If errors continue, swap the card with another one: if the errors move with it, the "
+    "card is broken, otherwise the slot",
 )
 @node_check("host.pcie_errors", _FAMILY, severity="WARN", group="hardware", thresholds={"rate": 8.0})
 def check_pcie_errors(node: CheckedNode) -> Outcome | list[Outcome]:
@@ -50,15 +50,15 @@ def check_pcie_errors(node: CheckedNode) -> Outcome | list[Outcome]:
 
     Source: sysfs aer_dev_correctable, aer_dev_nonfatal, aer_dev_fatal of GPUs and network cards, of the port above each
         and of its root port
-    Healthy: since the boot fewer than `rate` corrected link errors a minute (DCGM's policy for PCIe replays), and no
-        other errors, except requests that a card does not support and links that went down for a reset
+    Healthy: since the boot fewer than `rate` corrected link errors a minute (DCGM's limit for PCIe replays), and no
+        uncorrected errors, except unsupported requests and links that went down for a reset
     """
     links, uptime = node.read("pcie", "errors of PCIe links were not reported"), node.group("host").facts.get("uptime")
     if not links:
-        return skip("this machine counts no errors of PCIe links")
+        return skip("this machine does not count errors of PCIe links")
     errors = {link["address"]: (link["of"], _describe_errors(link, uptime, node.limit("rate"))) for link in links}
     bad = [warn(f"{of} ({address}): {words}", value=address) for address, (of, words) in errors.items() if words]
-    return bad or ok(f"{len(links)} PCIe links without errors that matter")
+    return bad or ok(f"no relevant errors on {len(links)} PCIe links")
 
 
 def _describe_errors(link: dict[str, Any], uptime: float | None, rate: float) -> str:
@@ -77,8 +77,8 @@ def check_memory_errors(node: CheckedNode) -> Outcome | list[Outcome]:
     """Main memory works: many corrected errors often precede uncorrected ones.
 
     Source: sysfs edac/mc/*/ce_count, ue_count, seconds_since_reset
-    Healthy: no uncorrected error, and fewer than `corrected` corrected errors a day; ECC is made for single errors.
-        SKIP if the machine counts no errors (no ECC, a virtual machine, or firmware that hides them)
+    Healthy: no uncorrected error, and fewer than `corrected` corrected errors a day. SKIP if the machine does not count
+        errors (no ECC, a virtual machine, or firmware that hides them)
     """
     controllers, most = node.read("memory", "errors of memory were not reported"), node.limit("corrected")
     bad = []
@@ -91,5 +91,5 @@ def check_memory_errors(node: CheckedNode) -> Outcome | list[Outcome]:
             message = f"{entry['controller']}: {a_day:.0f} corrected memory errors a day"
             bad.append(warn(message, value=corrected, expected=most))
     if not controllers:
-        return skip("this machine counts no errors of memory")
-    return bad or ok(f"{len(controllers)} memory controllers without errors that matter")
+        return skip("this machine does not count errors of memory")
+    return bad or ok(f"no relevant errors on {len(controllers)} memory controllers")

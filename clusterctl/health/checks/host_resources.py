@@ -1,4 +1,4 @@
-"""Limits of processes, memory and processors."""
+"""Checks of the resources of a host: limits of processes, memory and processors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def check_shared_memory(node: CheckedNode) -> Outcome:
     The default of a container is 64 MiB.
 
     Source: statvfs of /dev/shm
-    Healthy: a rank with a GPU has `warn` bytes (data loaders) and `fail` bytes (NCCL takes 10 MB for each, nccl#290);
-        one without has `cpu` bytes
+    Healthy: `warn` free bytes for each rank with a GPU, FAIL below `fail` bytes (NCCL takes 10 MB for each rank,
+        nccl#290); `cpu` free bytes for each rank without a GPU
     """
     free, number = node.read("shm", "/dev/shm cannot be measured")["free"], gpu_facts.count_ranks(node)
     has_gpu = gpu_facts.uses_gpus(node)
@@ -47,12 +47,9 @@ def check_shared_memory(node: CheckedNode) -> Outcome:
 def check_memlock_limit(node: CheckedNode) -> Outcome:
     """Workers may lock memory for RDMA.
 
-    The limit is measured in a process that starts like a worker.
-
-    Source: RLIMIT_MEMLOCK and capabilities of a process started as a worker is (the kernel asks no limit of
-        CAP_IPC_LOCK)
+    Source: RLIMIT_MEMLOCK and capabilities of a process that starts like a worker (CAP_IPC_LOCK removes the limit)
     Healthy: if NCCL would use RDMA: unlimited or at least `need` bytes, FAIL below `fail` bytes. Without RDMA any limit
-        is fine: 64 KiB is the default of many distributions and of Docker
+        is healthy: 64 KiB is the default of many distributions and of Docker
     """
     limit = _read_limit(node, "memlock")
     if limit is None or limit >= node.limit("need"):
@@ -64,12 +61,12 @@ def check_memlock_limit(node: CheckedNode) -> Outcome:
     if not selection.used:
         return ok(f"memlock {format_size(limit)}, enough without RDMA: {selection.why_unused}", value=limit)
     say = fail if limit < node.limit("fail") else warn
-    message = f"memlock {format_size(limit)}, NCCL would use {infiniband.format_port_names(selection.used)}"
+    message = f"memlock {format_size(limit)}, but NCCL would use {infiniband.format_port_names(selection.used)}"
     return say(message, value=limit, expected=node.limit("need"))
 
 
 def _read_limit(node: CheckedNode, name: str) -> Any:
-    """Return a limit of the node; `None` for unlimited."""
+    """Return a resource limit of the node; `None` for unlimited."""
     data = node.group().facts
     if name not in data:
         raise NotJudgedError(unknown("the limit was not reported"))
@@ -81,9 +78,8 @@ def _read_limit(node: CheckedNode, name: str) -> Any:
 def check_open_files_limit(node: CheckedNode) -> Outcome:
     """Workers may open enough files and sockets.
 
-    Source: RLIMIT_NOFILE of a process that starts like a worker, after clusterctl has raised its soft limit to the hard
-        one
-    Healthy: at least `warn`; FAIL under `fail`
+    Source: hard limit RLIMIT_NOFILE of a process that starts like a worker (clusterctl raises the soft limit to it)
+    Healthy: at least `warn`; FAIL below `fail`
     """
     limit = _read_limit(node, "nofile")
     if limit is None or limit >= node.limit("warn"):
@@ -100,9 +96,9 @@ def check_open_files_limit(node: CheckedNode) -> Outcome:
 def check_process_limit(node: CheckedNode) -> Outcome:
     """Workers may start enough processes and threads.
 
-    Source: RLIMIT_NPROC of a process that starts like a worker (not for root), pids.max of its control groups in
-        version 1 and 2
-    Healthy: `warn` processes and threads a rank: 512 are a torch rank with its data loaders on a large machine
+    Source: RLIMIT_NPROC of a process that starts like a worker (not for root), pids.max of its control groups, version
+        1 and 2
+    Healthy: `warn` processes and threads per rank: a torch rank with its data loaders on a large machine uses 512
     """
     limits = {
         "the limit of this user": _read_limit(node, "nproc"),
@@ -116,7 +112,7 @@ def check_process_limit(node: CheckedNode) -> Outcome:
     return warn(message, value=given[what], expected=needed) if given[what] < needed else ok(message, value=given[what])
 
 
-# --- Main memory: what is free of it for the run, whether anything swaps, and whether a module is missing.
+# --- Main memory: free memory, swapping, total memory
 
 _MIB = 1024.0**2
 
@@ -130,8 +126,8 @@ def check_free_memory(node: CheckedNode) -> Outcome:
     """Main memory is free for the run.
 
     Source: /proc/meminfo; limit and use of memory of the control groups, version 1 and 2
-    Healthy: at least `warn` of the usable memory is available, and `rank` bytes for each rank with a GPU; a limit of a
-        scheduler or a container is no fault by itself
+    Healthy: at least the fraction `warn` of the usable memory is available, and the usable memory is at least `rank`
+        bytes for each rank with a GPU. A limit of a scheduler or container alone is no fault
     """
     data = node.group().facts
     total, free, by = data.get("mem_total"), data.get("mem_available"), ""
@@ -153,58 +149,58 @@ def check_free_memory(node: CheckedNode) -> Outcome:
 
 @remedy(
     Action.FIX_CONFIG,
-    "Find what needs the memory; `sudo swapoff -a` if in doubt: a rank that swaps holds up all others",
+    "Find the process that needs the memory, or run `sudo swapoff -a`: a rank that swaps delays all others",
 )
 @node_check("host.swap", _FAMILY, severity="WARN", group="host", thresholds={"warn": 1.0 * _MIB})
 def check_swapping(node: CheckedNode) -> Outcome:
-    """Nothing moves between memory and the swap space.
+    """The node does not swap.
 
-    Source: /proc/vmstat, read twice if anything is swapped out
-    Healthy: at most `warn` bytes a second in and out; pages that stay swapped out do no harm
+    Source: /proc/vmstat, read twice if any page is swapped out
+    Healthy: at most `warn` bytes a second swapped in and out; pages that stay swapped out do no harm
     """
     missing = "/proc/meminfo or /proc/vmstat cannot be read"
     used, rate = node.read("swap_used", missing), node.read("swap_rate", missing)
     if rate > node.limit("warn"):
         return warn(f"swapping {format_size(rate)} a second, {format_size(used)} swapped out", value=rate, expected=0)
-    return ok(f"{format_size(used)} swapped out, nothing moves", value=rate)
+    return ok(f"{format_size(used)} swapped out, no swapping now", value=rate)
 
 
 @remedy(Action.CONTACT_SUPPORT, "A memory module may have failed: compare `dmidecode -t memory`")
 @cluster_check("host.memory_total", _FAMILY, severity="WARN", thresholds={"ratio": 0.05})
 def check_total_memory(cluster: CheckedCluster) -> Outcome | list[Outcome]:
-    """All nodes have about the same amount of memory: one with less may have lost a module.
+    """All nodes have about the same amount of memory: a node with less may have lost a memory module.
 
     Source: /proc/meminfo of all nodes
-    Healthy: within `ratio` of the median
+    Healthy: at most the fraction `ratio` below the median
     """
     totals = {v.name: v.group("host").facts.get("mem_total") for v in cluster.nodes}
     numbers = {node: float(total) for node, total in totals.items() if total}
     if len(numbers) < 4:
-        return skip("fewer than four nodes to compare") if numbers else unknown("no node tells its memory")
+        return skip("fewer than four nodes to compare") if numbers else unknown("no node reports its memory")
     ratio, middle = cluster.limit("ratio"), sorted(numbers.values())[len(numbers) // 2]
     odd = comparison.find_outliers(numbers, lambda x, middle: x < middle * (1 - ratio))
     usual = f"{format_size(middle)} elsewhere"
     return [
         warn(f"{format_size(total)} of memory, {usual}", node=node, value=total, expected=middle)
         for node, total in odd.items()
-    ] or ok(f"memory alike on {len(numbers)} nodes")
+    ] or ok(f"about equal memory on {len(numbers)} nodes")
 
 
-# --- Processors: how many a worker may use, what else keeps them busy, and how their clocks are set.
+# --- Processors: load, usable CPUs, frequencies, clock source
 
 _BY_THEMSELVES = ("intel_pstate", "amd-pstate-epp", "amd-pstate", "amd_pstate")
-"""Drivers under which processors choose their clocks; `powersave` is then the usual governor and saves nothing."""
+"""Drivers with which processors choose their own frequency. `powersave` is their normal governor, and harmless."""
 _THRIFTY = ("power", "balance_power")
 _FIXED_LOW = ("powersave", "userspace")
 
 
-@remedy(Action.KILL_PROCS, "Something else keeps the CPUs busy; look at `top` on the node")
+@remedy(Action.KILL_PROCS, "Find the processes that use the CPUs: `top` on the node")
 @node_check("host.load", _FAMILY, severity="WARN", group="host", thresholds={"warn": 1.5})
 def check_cpu_load(node: CheckedNode) -> Outcome:
     """The CPUs are free for the run.
 
     Source: /proc/loadavg
-    Healthy: below `warn` a CPU
+    Healthy: a load of at most `warn` per CPU
     """
     data = node.group().facts
     load1, cpus = data.get("load1"), data.get("cpus")
@@ -223,7 +219,8 @@ def check_usable_cpus(node: CheckedNode) -> Outcome:
     """Workers may use enough CPUs.
 
     Source: sched_getaffinity of a process that starts like a worker; CPU quota of its control groups, version 1 and 2
-    Healthy: `gpu` CPUs for a rank with a GPU, `cpu` for one without; a share of the machine is no fault by itself
+    Healthy: `gpu` CPUs for each rank with a GPU, `cpu` CPUs for each rank without a GPU. Fewer CPUs than the machine
+        has are no fault
     """
     data = node.group().facts
     every, allowed, quota = data.get("cpus"), data.get("cpus_allowed"), data.get("cpu_quota")
@@ -231,7 +228,7 @@ def check_usable_cpus(node: CheckedNode) -> Outcome:
         return unknown("CPUs were not reported")
     usable = float(allowed) if quota is None else min(float(allowed), quota)
     needed = gpu_facts.count_ranks(node) * node.limit("gpu" if gpu_facts.uses_gpus(node) else "cpu")
-    of_time = f", time of {quota:g} by quota" if usable < allowed else ""
+    of_time = f", CPU time of {quota:g} by quota" if usable < allowed else ""
     message = f"{allowed} of {every} CPUs{of_time} for {gpu_facts.format_rank_count(node)}"
     return (
         warn(message, value=usable, expected=needed) if usable < needed else ok(message, value=usable, expected=every)
@@ -241,10 +238,10 @@ def check_usable_cpus(node: CheckedNode) -> Outcome:
 @remedy(Action.FIX_CONFIG, "`sudo cpupower frequency-set -g performance`")
 @node_check("host.governor", _FAMILY, severity="WARN", group="host")
 def check_cpu_governor(node: CheckedNode) -> Outcome:
-    """The CPUs run at full clocks.
+    """The CPUs may run at their full frequency.
 
     Source: /sys/devices/system/cpu/*/cpufreq: scaling_governor, scaling_driver, energy_performance_preference
-    Healthy: no governor that reduces clocks (`powersave`, `userspace`). If processors choose their clocks
+    Healthy: no governor that reduces the frequency (`powersave`, `userspace`). If processors choose their frequency
         (intel_pstate, amd-pstate), no preference for saving power. SKIP if the kernel does not set frequencies
     """
     data, governors = node.group().facts, node.read("governors", "governors were not reported")
@@ -260,13 +257,13 @@ def check_cpu_governor(node: CheckedNode) -> Outcome:
     return ok(f"{what} {', '.join(sorted(settings))}", value=settings)
 
 
-@remedy(Action.REBOOT_NODE, "The kernel gave up on the TSC (see its log); a reboot or a BIOS update brings it back")
+@remedy(Action.REBOOT_NODE, "The kernel does not trust the TSC (see its log): reboot the node or update its BIOS")
 @node_check("host.clocksource", _FAMILY, severity="WARN", group="host")
 def check_clock_source(node: CheckedNode) -> Outcome:
-    """Reading the clock is cheap.
+    """Programs can read the clock fast.
 
     Source: /sys/devices/system/clocksource
-    Healthy: tsc, or a clock of the virtual machine or architecture
+    Healthy: tsc, or a clock of the virtual machine or architecture; hpet, acpi_pm and jiffies are WARN
     """
     source = node.group().facts.get("clocksource")
     if not source:

@@ -1,4 +1,4 @@
-"""InfiniBand and RDMA: ports, links, and the memory and devices that RDMA needs."""
+"""Checks of the RDMA ports (InfiniBand and RoCE) that NCCL would use."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PortSelection:
     """The RDMA ports of a node that NCCL would use.
 
     Attributes:
-        used: The active ports that it would use.
-        named_ports: Ports that `NCCL_IB_HCA` names in full, active or not: somebody counts on them.
-        why_unused: Why it uses none, where it does not.
+        used: The active ports that NCCL would use.
+        named_ports: Ports that `NCCL_IB_HCA` names in full, active or not: the user expects them.
+        why_unused: Why NCCL would use no port; "" if it uses ports.
     """
 
     used: tuple[Port, ...] = ()
@@ -32,10 +32,10 @@ class PortSelection:
 
 
 def find_missing_facts(node: CheckedNode) -> Outcome | None:
-    """Return the outcome for missing facts about RDMA ports, or `None` if they are complete."""
+    """Return UNKNOWN with the reason if facts about RDMA ports are missing, else `None`."""
     for group in ("net", "host", "versions"):
         if node.group(group).status != "ok":
-            return unknown(f"could not search for RDMA: {node.group(group).reason or group}")
+            return unknown(f"facts about RDMA are missing: {node.group(group).reason or group}")
     return None
 
 
@@ -53,7 +53,7 @@ def select_ports(node: CheckedNode) -> PortSelection:
     if not every:
         return PortSelection(why_unused="there are no RDMA ports")
     if not gpu_facts.uses_gpus(node):
-        return PortSelection(why_unused="no GPU takes part, so NCCL does not either")
+        return PortSelection(why_unused="the node uses no GPU, so it does not use NCCL")
     if wanted == _SOCKETS:
         return PortSelection(why_unused="NCCL_NET=Socket")
     efa = [port for port in every if port.get("link_layer") not in _LINKS]
@@ -64,7 +64,7 @@ def select_ports(node: CheckedNode) -> PortSelection:
     if env.get("NCCL_IB_DISABLE", "0") not in ("0", ""):
         return PortSelection(used=by_plugin, why_unused="NCCL_IB_DISABLE is set")
     if not versions.get("verbs"):
-        return PortSelection(used=by_plugin, why_unused="libibverbs is not installed, without which NCCL uses sockets")
+        return PortSelection(used=by_plugin, why_unused="libibverbs is not installed, so NCCL uses sockets")
     used = tuple(port for port in verbs if is_active(port) and _is_selected(port, hca))
     why = "" if used or by_plugin else _explain_no_ports(verbs, hca)
     return PortSelection(used=used + by_plugin, named_ports=named, why_unused=why)
@@ -72,7 +72,7 @@ def select_ports(node: CheckedNode) -> PortSelection:
 
 def _explain_no_ports(verbs: list[Port], hca: str) -> str:
     if not verbs:
-        return "EFA is used by NCCL's plugin alone (aws-ofi-nccl), which is not there"
+        return "NCCL uses EFA only with the plugin aws-ofi-nccl, which is not installed"
     return f"NCCL_IB_HCA={hca} selects no active port" if any(map(is_active, verbs)) else "no RDMA port is active"
 
 
@@ -92,12 +92,12 @@ def format_port_names(ports: Iterable[Port]) -> str:
 
 
 def describe_port_state(port: Port) -> str:
-    """Return the state of a port: `DOWN, Polling` means no cable, or a dead port at the other end."""
+    """Return name and state of a port for messages. `DOWN, Polling` means no cable, or a dead port at its other end."""
     return f"{format_port_name(port)} {port.get('state')}, {port.get('phys')}"
 
 
 def _parse_hca(hca: str) -> list[tuple[str, str]]:
-    """Return the names and ports (empty for any) of a value of NCCL_IB_HCA."""
+    """Return the entries of a value of NCCL_IB_HCA as (device, port number); an empty number stands for all ports."""
     listed = [entry.strip() for entry in hca.lstrip("^=").split(",") if entry.strip()]
     return [(entry.partition(":")[0], entry.partition(":")[2]) for entry in listed]
 
@@ -117,29 +117,30 @@ def _is_selected(port: Port, hca: str) -> bool:
 
 
 def _is_named_in_full(port: Port, hca: str) -> bool:
-    """Return whether a port is named in full; a prefix such as `mlx5` names no port in particular."""
+    """Return whether NCCL_IB_HCA contains the full name of a port's device, not only a prefix such as `mlx5`."""
     return not hca.startswith("^") and any(
         port["device"] == device and number in ("", str(port["port"])) for device, number in _parse_hca(hca)
     )
 
 
-# --- Whether the RDMA ports that NCCL would use are up, have addresses, and are alike on all nodes.
+# --- The checks
 
 _FAMILY = "RDMA"
 _CABLED = "LinkUp"
 _MIN_ALIKE = 3
-"""So many ports of one kind of card have to be there before one that is dark counts as the odd one."""
+"""With at most so many ports of one kind of card, an inactive port does not differ from a majority."""
 
 
 @remedy(Action.CHECK_LINK, "Check cable, switch port and subnet manager (`ibstat` on the node)")
 @node_check("net.ib_port", _FAMILY, group="net")
 def check_ports(node: CheckedNode) -> Outcome | list[Outcome]:
-    """RDMA ports that NCCL would use are up.
+    """The RDMA ports that NCCL would use are active.
 
-    Source: /sys/class/infiniband/*/ports/*; NCCL_IB_HCA, NCCL_IB_DISABLE, NCCL_NET and nccl.conf; libibverbs, plugin
-    Healthy: as many active ports as `health.expect.ib_ports`; every port that NCCL_IB_HCA names in full is active. WARN
-        for a port with a link but no subnet manager, and for an inactive port if most ports of the same kind of card
-        are active. A port that NCCL does not use is no fault: storage and spare ports often have no cable
+    Source: /sys/class/infiniband/*/ports/*; NCCL_IB_HCA, NCCL_IB_DISABLE, NCCL_NET and nccl.conf; libibverbs and
+        NCCL's network plugin
+    Healthy: as many active ports as `health.expect.ib_ports`, and every port that NCCL_IB_HCA names in full is active.
+        WARN for a port with a link but no subnet manager, and for an inactive port if most ports of the same kind of
+        card are active. Other inactive ports are no fault: storage and spare ports often have no cable
     """
     ports, wanted = list_ports(node), node.settings.expect.get("ib_ports")
     up = [port for port in ports if is_active(port)]
@@ -157,7 +158,7 @@ def check_ports(node: CheckedNode) -> Outcome | list[Outcome]:
 
 
 def _require_selection(node: CheckedNode) -> PortSelection:
-    """Return the ports that NCCL would use; raise `NotJudgedError` if that cannot be known."""
+    """Return the ports that NCCL would use; raise `NotJudgedError` if facts are missing."""
     blocked = find_missing_facts(node) if list_ports(node) else None
     if blocked is not None:
         raise NotJudgedError(blocked)
@@ -175,16 +176,16 @@ def _judge_ports(found: list[Port], chosen: PortSelection) -> list[Outcome]:
         if is_active(port) or port in missing:
             continue
         if port.get("phys") == _CABLED:
-            hint = "No subnet manager has taken it up: start opensm or the one of the switch"
+            hint = "No subnet manager manages this port: start opensm, or the subnet manager of the switch"
             outcomes.append(warn(f"{describe_port_state(port)}", value=format_port_name(port), hint=hint))
         elif _is_odd_one_out(port, found):
-            message = f"{describe_port_state(port)}, while most ports of such cards are active"
+            message = f"{describe_port_state(port)}, but most ports of the same kind of card are active"
             outcomes.append(warn(message, value=format_port_name(port)))
     return outcomes
 
 
 def _is_odd_one_out(port: Port, found: list[Port]) -> bool:
-    """Return whether most ports of the same kind of card are active, which needs more than one card."""
+    """Return whether most of at least four ports of the same kind of card are active."""
     kind = (port.get("board"), port.get("link_layer"))
     like = [other for other in found if (other.get("board"), other.get("link_layer")) == kind]
     up = sum(map(is_active, like))
@@ -194,10 +195,10 @@ def _is_odd_one_out(port: Port, found: list[Port]) -> bool:
 @remedy(Action.FIX_CONFIG, "Give the interface an IP address and set RoCE v2 as its mode")
 @node_check("net.roce_gid", _FAMILY, group="net")
 def check_port_addresses(node: CheckedNode) -> Outcome | list[Outcome]:
-    """Active RDMA ports have an address that peers can use.
+    """The RDMA ports that NCCL would use have an address that peers can use.
 
     Source: /sys/class/infiniband/*/ports/*/gids, gid_attrs/types
-    Healthy: of the ports that NCCL would use: a RoCE v2 address on Ethernet, any on InfiniBand
+    Healthy: a port on Ethernet has a RoCE v2 address, a port on InfiniBand has any address
     """
     used = _require_selection(node).used
     needed = {"Ethernet": "roce_v2", "InfiniBand": "gids"}
@@ -212,10 +213,10 @@ def check_port_addresses(node: CheckedNode) -> Outcome | list[Outcome]:
 @remedy(Action.CHECK_LINK, "Reseat the card; the kernel log of the boot may say `limited by`")
 @node_check("net.ib_width", _FAMILY, severity="WARN", group="net")
 def check_pcie_lanes(node: CheckedNode) -> Outcome | list[Outcome]:
-    """RDMA cards have all the PCIe lanes of their slots.
+    """RDMA cards use all PCIe lanes of their slots.
 
     Source: sysfs current_link_width and max_link_width of the cards that NCCL would use, and of the port above each
-    Healthy: as many lanes as both the card and its slot have; SKIP if a virtual machine does not show the slot
+    Healthy: as many lanes as both card and slot support; SKIP if a virtual machine does not show the slot
     """
     lanes = {
         port["device"]: (port["width"], min(port["max_width"], port["slot_width"]))
@@ -223,9 +224,9 @@ def check_pcie_lanes(node: CheckedNode) -> Outcome | list[Outcome]:
         if port.get("width") and port.get("max_width") and port.get("slot_width")
     }
     if not lanes:
-        return skip("no RDMA card in use whose slot can be seen")
+        return skip("no slot of a used RDMA card is visible")
     narrow = [
-        warn(f"{device} has {now} PCIe lanes of {most}", value=now, expected=most)
+        warn(f"{device} uses {now} of {most} PCIe lanes", value=now, expected=most)
         for device, (now, most) in lanes.items()
         if now < most
     ]
@@ -233,10 +234,10 @@ def check_pcie_lanes(node: CheckedNode) -> Outcome | list[Outcome]:
 
 
 def _used_by_node(cluster: CheckedCluster) -> dict[str, tuple[Port, ...]]:
-    """Return the ports that NCCL would use, by node; raise `NotJudgedError` if there is nothing to compare."""
+    """Return the ports that NCCL would use on each node; raise `NotJudgedError` if no node uses RDMA."""
     used = {node.name: select_ports(node).used for node in cluster.nodes if find_missing_facts(node) is None}
     if not used:
-        raise NotJudgedError(unknown("no node could be asked for RDMA ports"))
+        raise NotJudgedError(unknown("no node reported its RDMA ports"))
     if not any(used.values()):
         raise NotJudgedError(skip("no node uses RDMA"))
     return used
@@ -244,11 +245,11 @@ def _used_by_node(cluster: CheckedCluster) -> dict[str, tuple[Port, ...]]:
 
 @remedy(
     Action.FIX_CONFIG,
-    "Bring up RDMA on all nodes, or set NCCL_IB_DISABLE=1 for all: one on RDMA and one on TCP hang (nccl#234)",
+    "Bring up RDMA on all nodes, or set NCCL_IB_DISABLE=1 on all: a node with RDMA and one without hang (nccl#234)",
 )
 @cluster_check("net.ib_mixed", _FAMILY)
 def check_rdma_on_all_nodes(cluster: CheckedCluster) -> Outcome | list[Outcome]:
-    """Either all nodes use RDMA or none.
+    """Either all nodes use RDMA, or none does.
 
     Source: ports that NCCL would use, of all nodes
     Healthy: all nodes use RDMA, or none
@@ -267,11 +268,11 @@ def check_rdma_on_all_nodes(cluster: CheckedCluster) -> Outcome | list[Outcome]:
 
 @remedy(
     Action.CHECK_LINK,
-    "Look at the port that is missing; where one node has a storage card more, name the others in NCCL_IB_HCA",
+    "Find the missing port; if one node has an additional storage card, name the other ports in NCCL_IB_HCA",
 )
 @cluster_check("net.ib_count", _FAMILY, severity="WARN")
 def check_port_count(cluster: CheckedCluster) -> Outcome | list[Outcome]:
-    """All nodes use equally many RDMA ports: each rail of a collective goes as fast as its slowest node.
+    """All nodes use the same number of RDMA ports: the node with the fewest ports slows every collective.
 
     Source: ports that NCCL would use, of all nodes that use any
     Healthy: the same number on all nodes
@@ -282,13 +283,13 @@ def check_port_count(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     )
 
 
-@remedy(Action.CHECK_LINK, "A port that came up slower than its like wants a new cable")
+@remedy(Action.CHECK_LINK, "Replace the cable of a port with a lower rate than on the other nodes")
 @cluster_check("net.ib_rate", _FAMILY, severity="WARN")
 def check_port_rates(cluster: CheckedCluster) -> Outcome | list[Outcome]:
     """RDMA ports run at the same rate on all nodes.
 
     Source: /sys/class/infiniband/*/ports/*/rate of the ports that NCCL would use
-    Healthy: the same for ports of one name on all nodes
+    Healthy: ports of the same name have the same rate on all nodes
     """
     rates: dict[str, dict[str, Any]] = {}
     for node, ports in _used_by_node(cluster).items():
@@ -296,9 +297,9 @@ def check_port_rates(cluster: CheckedCluster) -> Outcome | list[Outcome]:
             rates.setdefault(format_port_name(port), {})[node] = port.get("rate")
     shared = {name: by_node for name, by_node in rates.items() if len(by_node) > 1}
     if not shared:
-        return skip("no port of one name on several nodes")
+        return skip("no two nodes have a port of the same name")
     odd = [outcome for name, by_node in shared.items() for outcome in _report_odd_rates(name, by_node)]
-    return odd or ok(f"rates of {len(shared)} RDMA ports alike")
+    return odd or ok(f"equal rates of {len(shared)} RDMA ports on all nodes")
 
 
 def _report_odd_rates(name: str, rates: dict[str, Any]) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""Disks and mounts where a run writes."""
+"""Checks of disks and mounts: free space, free inodes, writable folders, mounts that answer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from clusterctl.health.findings import Action, Outcome, fail, ok, skip, unknown,
 
 _FAMILY = "Disks and mounts"
 MIN_FREE = 1.0 * 1024**3
-"""Bytes below which a file system is as good as full."""
+"""A file system with fewer free bytes is nearly full."""
 AMPLE_FREE = 100.0 * 1024**3
-"""Bytes with which none is crowded, whatever its size."""
+"""A file system with so many free bytes is healthy, however full it is in percent."""
 
 
 def _list_paths(node: CheckedNode) -> list[dict[str, Any]]:
@@ -27,7 +27,7 @@ def _list_unmeasured(node: CheckedNode) -> Iterator[Outcome]:
 
 
 def is_nearly_full(free: float, total: float, min_free: float) -> bool:
-    """Return whether a file system is nearly full. A small and nearly empty one is not full."""
+    """Return whether a file system is nearly full: less than `min_free` free, and more than half of it used."""
     return free < min_free and free * 2 < total
 
 
@@ -39,24 +39,24 @@ def is_nearly_full(free: float, total: float, min_free: float) -> bool:
     thresholds={"warn": 85.0, "enough": AMPLE_FREE, "least": MIN_FREE, "checkpoints": 2.0},
 )
 def check_disk_space(node: CheckedNode) -> Iterator[Outcome]:
-    """There is free space in the folders that a run writes.
+    """There is free space in the folders to which a run writes.
 
     A full disk can destroy the work of hours at the next checkpoint.
 
     Source: statvfs of working directory, checkpoints, temporary directory, home and /; size of the newest checkpoint
-    Healthy: FAIL under `least` bytes free, or if the next checkpoint does not fit; WARN if fewer than `checkpoints`
+    Healthy: FAIL below `least` free bytes, or if the next checkpoint does not fit; WARN if fewer than `checkpoints`
         checkpoints fit. WARN from `warn` percent used if less than `enough` bytes are free: a file server with
-        terabytes free is healthy at 96 %. The root file system never FAILs, and a read-only one is full by design
+        terabytes free is healthy at 96 %. The root file system is at most WARN, and PASS if it is read-only
     """
     adverse = [outcome for entry in _list_file_systems(node) if (outcome := _judge_space(node, entry)) is not None]
     yield from adverse
     yield from _list_unmeasured(node)
     if not adverse and _list_paths(node):
-        yield ok(f"{format_size(min(entry['free'] for entry in _list_paths(node)))} free at least")
+        yield ok(f"at least {format_size(min(entry['free'] for entry in _list_paths(node)))} free")
 
 
 def _judge_space(node: CheckedNode, entry: dict[str, Any]) -> Outcome | None:
-    """Return the problem of the space at one path, or `None`."""
+    """Return the outcome for too little space at a path, or `None`."""
     used, free = entry.get("used", entry["total"] - entry["free"]), entry["free"]
     percent = 100 * used / (used + free) if used + free else 0.0
     words = f"{entry['path']}: {percent:.0f} % full, {format_size(free)} free"
@@ -81,11 +81,11 @@ def _is_image(entry: dict[str, Any]) -> bool:
 
 
 _ORDER = ("checkpoints", "path", "workdir", "tmp", "home", "root")
-"""What a place is for, the most telling first, where several lie on one file system."""
+"""Purposes of paths. If several paths are on one file system, the first purpose in this order names it."""
 
 
 def _list_file_systems(node: CheckedNode) -> list[dict[str, Any]]:
-    """Return one entry per file system: paths with equal total and free space are on one."""
+    """Return one path for each file system. Paths with equal total and free space are on the same one."""
     first_by_size: dict[tuple[Any, ...], dict[str, Any]] = {}
     for entry in sorted(_list_paths(node), key=lambda entry: _ORDER.index(entry["what"])):
         first_by_size.setdefault((entry["total"], entry["free"], entry["inodes"]), entry)
@@ -97,8 +97,8 @@ def _list_file_systems(node: CheckedNode) -> list[dict[str, Any]]:
 def check_free_inodes(node: CheckedNode) -> list[Outcome]:
     """There are free inodes: a disk can run out of inodes before it runs out of space.
 
-    Source: statvfs of the same places
-    Healthy: FAIL under `least` inodes free; WARN from `warn` percent used if fewer than `enough` are free
+    Source: statvfs of the paths of `host.disk`
+    Healthy: FAIL below `least` free inodes; WARN from `warn` percent used if fewer than `enough` inodes are free
     """
     bad = []
     for entry in _list_file_systems(node):
@@ -117,8 +117,8 @@ def check_free_inodes(node: CheckedNode) -> list[Outcome]:
 def check_writable_folders(node: CheckedNode) -> Iterator[Outcome]:
     """A run can write its files.
 
-    Source: one small file written, synced and removed in working directory, temporary directory and checkpoints
-    Healthy: can be written
+    Source: the agent writes, syncs and removes a small file in working directory, temporary directory and checkpoints
+    Healthy: all three folders can be written
     """
     tried = [entry for entry in _list_paths(node) if entry.get("writable") is not None]
     for entry in tried:
@@ -127,24 +127,27 @@ def check_writable_folders(node: CheckedNode) -> Iterator[Outcome]:
             yield fail(f"{entry['path']} cannot be written: {why}", value=entry["path"])
     yield from _list_unmeasured(node)
     if not tried:
-        yield unknown("nothing was written")
+        yield unknown("the agent tried to write to no folder")
     elif all(entry["writable"] for entry in tried):
-        yield ok(f"{len(tried)} places can be written")
+        yield ok(f"{len(tried)} folders can be written")
 
 
-@remedy(Action.CHECK_MOUNT, "Remount it or ask who runs the server; what touches it now hangs and cannot be killed")
+@remedy(
+    Action.CHECK_MOUNT,
+    "Remount it, or ask the owner of the server; a process that uses the mount hangs and cannot be killed",
+)
 @node_check("host.mounts", _FAMILY, group="mounts")
 def check_mounts(node: CheckedNode) -> Outcome | list[Outcome]:
     """Every mount answers.
 
-    If a file server is dead, every process that touches its mount hangs.
+    If a file server is dead, every process that uses its mount hangs.
 
-    Source: stat and listing of every network or FUSE mount and of `health.expect.mounts`, each in a child of its own
-    Healthy: answers in time
+    Source: stat and listing of every network or FUSE mount and of `health.expect.mounts`, each in its own process
+    Healthy: every mount answers in time
     """
     entries = node.group().facts.get("paths") or []
     if not entries:
-        return skip("no network mounts and none expected")
+        return skip("no network mounts, and none expected")
     bad = []
     for entry in entries:
         path, status, reason = entry["path"], entry["status"], entry.get("reason")

@@ -1,4 +1,4 @@
-"""Versions and variables that should be equal on all nodes."""
+"""Checks of versions, code and environment variables that should be equal on all nodes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def _read_versions(node: CheckedNode) -> dict[str, Any]:
     }
 
 
-@remedy(Action.FIX_CONFIG, "Install the promised version on the node, or correct `health.expect`")
+@remedy(Action.FIX_CONFIG, "Install the expected version on the node, or correct `health.expect`")
 @node_check("version.expected", _FAMILY, group="versions")
 def check_expected_versions(node: CheckedNode) -> Iterator[Outcome]:
-    """The node has the versions that the cluster file promises.
+    """The node has the versions that the cluster file expects.
 
     Source: package metadata in the job's Python; NVML, /sys/module/amdgpu/version
     Healthy: the versions of `health.expect` for python, torch, cuda, nccl, driver
@@ -50,7 +50,7 @@ def check_expected_versions(node: CheckedNode) -> Iterator[Outcome]:
         if promised[key] is None:
             bad += 1
             say = unknown if key == "driver" else fail
-            yield say(f"{key} is absent, expected {pattern}", expected=pattern)
+            yield say(f"no {key} found, expected {pattern}", expected=pattern)
         elif not fnmatch.fnmatchcase(str(promised[key]), pattern):
             bad += 1
             yield fail(f"{key} {promised[key]}, expected {pattern}", value=promised[key], expected=pattern)
@@ -63,13 +63,13 @@ def check_expected_versions(node: CheckedNode) -> Iterator[Outcome]:
 def _same_on_all_nodes(
     name: str, what: str, group: str | None = "versions", *, absent: bool = False, **fields: Any
 ) -> Callable[[Callable[[CheckedNode], Any]], Check]:
-    """Make a check of a value that should be the same on all nodes; the function reads the value of one node.
+    """Turn a function that reads a value of one node into a check that the value is the same on all nodes.
 
     Args:
         name: Name of the check.
-        what: Name of the value.
-        group: The facts that the value is in; `None` for those of the node's GPUs.
-        absent: A node without the value differs from one with it.
+        what: Name of the value, for messages.
+        group: The group of facts with the value; `None` for the facts of the GPU library.
+        absent: A missing value counts as a difference.
         fields: Fields of the check.
     """
 
@@ -82,14 +82,14 @@ def _same_on_all_nodes(
             ]
             values = {node.name: value for node in asked if (value := read(node)) is not _UNKNOWN}
             if not values:
-                return [unknown(f"no node could be asked for its {what}")]
+                return [unknown(f"no node reports its {what}")]
             looked = tuple(node for node in asked if node.name in values)
             say = warn if fields.get("severity") == "WARN" else fail
             outcomes = comparison.compare_nodes(
                 replace(cluster, nodes=looked), lambda node: values[node.name], what, say=say, absent=absent
             )
             blind = [node.name for node in cluster.nodes if node.name not in values]
-            return [*outcomes, *(unknown(f"could not ask for its {what}", node=node) for node in blind)]
+            return [*outcomes, *(unknown(f"the node does not report its {what}", node=node) for node in blind)]
 
         defaults: dict[str, Any] = {
             "threshold": "the same on all nodes",
@@ -103,11 +103,11 @@ def _same_on_all_nodes(
 
 
 _UNKNOWN = object()
-"""The value of a node that has one and does not name it."""
+"""The value of a node that has a version but does not report it."""
 
 
 def _read_driver_version(node: CheckedNode) -> str | None:
-    """Return the version of the GPU driver; AMD's driver in the kernel has none of its own."""
+    """Return the version of the GPU driver, or `None`. AMD's driver in the kernel has no own version."""
     if gpu_facts.find_skip_reason(node) is not None:
         return None
     version = gpu_facts.get_library_facts(node).facts.get("driver")
@@ -116,21 +116,22 @@ def _read_driver_version(node: CheckedNode) -> str | None:
 
 @remedy(
     Action.FIX_CONFIG,
-    "Set `python` of the host to one that is there (`clusterctl exec -- sh -c 'command -v python3'` names one), "
-    "or mend `job.prologue` where the file has one",
+    "Set `python` of the host to an existing Python (`clusterctl exec -- sh -c 'command -v python3'` finds one), or "
+    "correct `job.prologue`",
 )
 @node_check("version.interpreter", _FAMILY)
 def check_interpreter(node: CheckedNode) -> Iterator[Outcome]:
-    """The interpreter that the cluster file names for the node is there and runs.
+    """The Python that the cluster file names for the node exists and runs.
 
-    Source: the probe itself: the job's Python starts it like a worker, with folder, prologue and environment
-    Healthy: is there, and runs
+    Source: the program that collects the facts: it starts like a worker, with the job's Python, folder, prologue and
+        environment
+    Healthy: the Python exists and runs
     """
     why = node.facts.get("unprobed")
     if why:
         yield fail(f"{why}; the agent runs on {node.facts['there']}")
     elif node.group("versions").status != "ok":
-        yield unknown(node.group("versions").reason or "it did not say where it is")
+        yield unknown(node.group("versions").reason or "the Python did not report its path")
     else:
         yield ok(str(node.group("versions").facts.get("executable")))
 
@@ -146,7 +147,7 @@ def check_python_version(node: CheckedNode) -> str:
 
 @_same_on_all_nodes("version.torch", "torch", absent=True)
 def check_torch_version(node: CheckedNode) -> Any:
-    """All nodes have the same torch. Different ones hang at the first collective or die minutes later.
+    """All nodes have the same version of torch. Different versions hang at the first collective, or fail later.
 
     Source: package metadata in the job's Python (nothing is imported)
     """
@@ -155,7 +156,7 @@ def check_torch_version(node: CheckedNode) -> Any:
 
 @_same_on_all_nodes("version.cuda", "CUDA build of torch", absent=True)
 def check_torch_cuda_version(node: CheckedNode) -> Any:
-    """All nodes have torch built for the same CUDA.
+    """All nodes have torch built for the same CUDA version.
 
     Source: package metadata in the job's Python (nothing is imported)
     """
@@ -164,11 +165,10 @@ def check_torch_cuda_version(node: CheckedNode) -> Any:
 
 @_same_on_all_nodes("version.nccl", "NCCL", absent=True, gpu=True)
 def check_nccl_version(node: CheckedNode) -> Any:
-    """All nodes have the same NCCL. Mixed versions hang.
+    """All nodes have the same version of NCCL. Different versions hang.
 
-    Source: what torch would load, without loading it: LD_PRELOAD, package metadata in the job's Python, else the
-        library that the loader would find (conda, NVIDIA's containers); a plugin of its network is
-        `version.nccl_plugin`
+    Source: the library that torch would load, without loading it: LD_PRELOAD, package metadata in the job's Python,
+        else the library that the loader would find (conda, NVIDIA's containers)
     """
     versions = node.group("versions").facts
     version = versions.get("nccl")
@@ -178,7 +178,7 @@ def check_nccl_version(node: CheckedNode) -> Any:
 @remedy(Action.FIX_CONFIG, "Install the plugin on all nodes, or set NCCL_NET_PLUGIN=none for all")
 @_same_on_all_nodes("version.nccl_plugin", "network plugin of NCCL", absent=True, gpu=True, severity="WARN")
 def check_nccl_plugin(node: CheckedNode) -> str | None:
-    """NCCL reaches other nodes by the same library on all nodes (aws-ofi-nccl, or its own). Mixed ones hang.
+    """NCCL uses the same network plugin on all nodes, or its own network code on all. A mixture hangs.
 
     Source: NCCL_NET_PLUGIN, libnccl-net.so as the loader would find it
     """
@@ -186,10 +186,10 @@ def check_nccl_plugin(node: CheckedNode) -> str | None:
     return path.rpartition("/")[2] if path else None
 
 
-@remedy(Action.FIX_CONFIG, "Compare them: `clusterctl exec --diff -- pip freeze`")
+@remedy(Action.FIX_CONFIG, "Compare the packages: `clusterctl exec --diff -- pip freeze`")
 @_same_on_all_nodes("version.packages", "set of packages", severity="WARN")
 def check_package_set(node: CheckedNode) -> Any:
-    """All nodes have the same packages.
+    """All nodes have the same Python packages in the same versions.
 
     Source: package metadata in the job's Python (nothing is imported)
     """
@@ -198,11 +198,11 @@ def check_package_set(node: CheckedNode) -> Any:
 
 @remedy(
     Action.FIX_CONFIG,
-    "Install the same driver on all nodes; whether each can run the job's CUDA is `version.cuda_driver`",
+    "Install the same driver on all nodes; `version.cuda_driver` checks whether each driver supports the job's CUDA",
 )
 @_same_on_all_nodes("version.driver", "GPU driver", None, severity="WARN")
 def check_driver_major_version(node: CheckedNode) -> str | None:
-    """All nodes have the same major version of the GPU driver. NCCL has to be equal, drivers do not.
+    """All nodes have the same major version of the GPU driver.
 
     Source: NVML driver version, /sys/module/amdgpu/version
     """
@@ -221,7 +221,7 @@ def check_driver_version(node: CheckedNode) -> str | None:
 
 @remedy(
     Action.FIX_CONFIG,
-    "A run over mixed models goes at the speed of the slowest; `severity: {version.gpu_model: ignore}` accepts it",
+    "The slowest GPU model sets the speed of the run; `severity: {version.gpu_model: ignore}` accepts mixed models",
 )
 @_same_on_all_nodes("version.gpu_model", "GPU model", None, severity="WARN")
 def check_gpu_models(node: CheckedNode) -> list[str] | None:
@@ -250,21 +250,21 @@ def check_processor_architecture(node: CheckedNode) -> Any:
     return node.group("host").facts.get("arch")
 
 
-@remedy(Action.CONTACT_SUPPORT, "Ask the vendor for the firmware that the others have")
+@remedy(Action.CONTACT_SUPPORT, "Ask the vendor for the firmware of the other GPUs")
 @cluster_check("version.vbios", _FAMILY, severity="WARN", gpu=True, vendors=JUDGED)
 def check_gpu_firmware(cluster: CheckedCluster) -> Iterable[Outcome]:
     """GPUs of one board have the same firmware.
 
     Source: VBIOS version (NVML, `vbios_version` of AMD) of all GPUs of one board (model and PCI subsystem)
-    Healthy: the same on all: makers of one model have firmware of their own
+    Healthy: the same on all GPUs of one board; makers of one model have different firmware
     """
     return comparison.compare_gpus(cluster, lambda device: gpu_facts.read_value(device, "vbios"), "VBIOS")
 
 
-@remedy(Action.FIX_CONFIG, "Sync again (`clusterctl sync`), or find who changes files on that node")
+@remedy(Action.FIX_CONFIG, "Sync again (`clusterctl sync`), or find the program that changes files on that node")
 @cluster_check("version.code", _FAMILY)
 def check_synced_code(cluster: CheckedCluster) -> Iterable[Outcome]:
-    """All nodes have the same code.
+    """All nodes have the same synced code.
 
     Source: content hash of the synced code on each node
     Healthy: the same on all nodes
@@ -291,28 +291,28 @@ _COMPARED = ("NCCL_", "CUDA_", "LD_LIBRARY_PATH", "LD_PRELOAD", "FI_")
 _NODE_SPECIFIC = frozenset(
     {"CUDA_VISIBLE_DEVICES", "NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_CONF_FILE"}
 )
-"""Variables that may differ between nodes: devices, names, files, and interfaces (another check judges these)."""
+"""Variables that may differ between nodes: devices, names, files, and interfaces (`net.ifname_env` checks those)."""
 _MAX_REPORTED = 8
 
 
 @remedy(
     Action.FIX_CONFIG,
-    "Set it in `env` of the cluster file, for all nodes; a login file of one node may say something else",
+    "Set the variable in `env` of the cluster file, for all nodes; a login file of one node may set another value",
 )
 @cluster_check("version.environment", "Versions", severity="WARN")
 def check_environment_variables(cluster: CheckedCluster) -> Iterable[Outcome]:
-    """The settings of NCCL, CUDA and the loader are the same on all nodes.
+    """The environment variables of NCCL, CUDA and the loader are the same on all nodes.
 
     Source: NCCL_*, CUDA_*, FI_*, LD_LIBRARY_PATH and LD_PRELOAD in the environment of a process that starts like a
-        worker, and nccl.conf; salted hashes of the values are compared, without the path of the home
-    Healthy: the same on all nodes, except devices, interfaces and files, which belong to one node, and variables that
-        the cluster file sets for one host alone
+        worker, and nccl.conf. The check compares salted hashes of the values, without the path of the home
+    Healthy: the same on all nodes, except variables for devices, interfaces and files of one node, and variables that
+        the cluster file sets for one host only
     """
     told = {node.name: hashes for node in cluster.nodes if (hashes := _read_variable_hashes(node)) is not None}
     if not told:
-        return [unknown("no node tells its environment")]
+        return [unknown("no node reports its environment")]
     if len(told) < 2:
-        return [skip("only one node to look at")]
+        return [skip("only one node to compare")]
     by_host = frozenset[str]().union(*(node.declaration.env for node in cluster.nodes))
     names = sorted(frozenset[str]().union(*told.values()) - by_host)
     values = {node.name: node.group("host").facts.get("env") or {} for node in cluster.nodes}
@@ -323,10 +323,10 @@ def check_environment_variables(cluster: CheckedCluster) -> Iterable[Outcome]:
             shown = ", ".join(f"{_format_setting(values[node], name)} on {node}" for node in told)
             odd.append(warn(f"nodes disagree on {name}: {shown}", value=name))
         odd += [
-            warn(f"{name} is {_format_setting(values[node], name)}, unlike elsewhere", node=node, value=name)
+            warn(f"{name} is {_format_setting(values[node], name)}, unlike on other nodes", node=node, value=name)
             for node in result.dissenters
         ]
-    return odd[:_MAX_REPORTED] or [ok(f"{plural(len(names), 'setting')} alike on {len(told)} nodes")]
+    return odd[:_MAX_REPORTED] or [ok(f"{plural(len(names), 'variable')} equal on {len(told)} nodes")]
 
 
 def _read_variable_hashes(node: CheckedNode) -> dict[str, str] | None:

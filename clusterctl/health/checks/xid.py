@@ -21,7 +21,7 @@ class XidCategory(Enum):
     """The cause of an XID."""
 
     APPLICATION = "application error, not hardware"
-    NOTE = "no action needed by itself"
+    NOTE = "no repair needed for this code alone"
     HARDWARE = "hardware error"
     UNUSED = "unused in NVIDIA's catalogue"
 
@@ -197,7 +197,7 @@ def judge_xid(code: int, text: str = "", grade: str = "") -> XidJudgement | None
         return XidJudgement(
             recommended.status_before_run is Status.FAIL,
             recommended.action,
-            f"the driver asks for {recommended.description}",
+            f"the driver recommends: {recommended.description}",
         )
     if code in NVLINK5:
         fatal = grade == "fatal"

@@ -161,9 +161,9 @@ def test_a_computer_whose_display_is_amds_has_no_gpus_to_judge() -> None:
 @pytest.mark.parametrize(
     ("hidden", "driver", "words", "action"),
     [
-        pytest.param(6, "amdgpu", "kept away by the device cgroup", "FIX_CONFIG", id="cgroup"),
-        pytest.param(0, "amdgpu", "KFD leaves it out", "REBOOT_NODE", id="not started"),
-        pytest.param(0, None, "no driver has taken it", "REBOOT_NODE", id="no driver"),
+        pytest.param(6, "amdgpu", "the device cgroup denies access", "FIX_CONFIG", id="cgroup"),
+        pytest.param(0, "amdgpu", "KFD does not list it", "REBOOT_NODE", id="not started"),
+        pytest.param(0, None, "no driver is bound to it", "REBOOT_NODE", id="no driver"),
         pytest.param(0, "vfio-pci", "bound to vfio-pci", "FIX_CONFIG", id="given away"),
     ],
 )
@@ -210,7 +210,7 @@ def test_how_cards_are_bridged_is_no_fault_and_one_that_fell_out_is(sizes: tuple
 def test_a_pair_of_one_hive_without_a_link_is_named() -> None:
     lost = {str(peer): [15, 64000] for peer in range(8) if peer not in (2, 5)}
     found = adverse(judged(MI300X, gpu2__xgmi=lost))
-    assert "no XGMI between GPUs 2-5" in found["gpu.xgmi", None].message
+    assert "no XGMI link between GPUs 2-5" in found["gpu.xgmi", None].message
     assert ALL in str(found["gpu.xgmi", None].hint)
 
 
@@ -245,17 +245,24 @@ BEGIN, DONE = line("GPU reset begin!. Source:  3"), line("GPU reset(2) succeeded
     [
         pytest.param([RAS], FAIL, "uncorrected errors in umc", id="ras"),
         pytest.param([RAS, BEGIN, DONE], WARN, "reset since", id="ras, reset"),
-        pytest.param([line("no uncorrectable hardware errors detected in umc block")], PASS, "no trouble", id="clear"),
-        pytest.param([line("0 uncorrectable hardware errors detected in umc block")], PASS, "no trouble", id="nought"),
         pytest.param(
-            [line("1048560 uncorrectable hardware errors detected in umc block")], PASS, "no trouble", id="bogus"
+            [line("no uncorrectable hardware errors detected in umc block")], PASS, "no error of amdgpu", id="clear"
         ),
         pytest.param(
-            [line("12 correctable hardware errors detected in umc block")], PASS, "no trouble", id="corrected"
+            [line("0 uncorrectable hardware errors detected in umc block")], PASS, "no error of amdgpu", id="nought"
+        ),
+        pytest.param(
+            [line("1048560 uncorrectable hardware errors detected in umc block")],
+            PASS,
+            "no error of amdgpu",
+            id="bogus",
+        ),
+        pytest.param(
+            [line("12 correctable hardware errors detected in umc block")], PASS, "no error of amdgpu", id="corrected"
         ),
         pytest.param([line("ring comp_1.0.1 timeout, signaled seq=4, emitted seq=6")], WARN, "hung", id="hang"),
-        pytest.param([line("ring comp_1.0.1 timeout, but soft recovered")], PASS, "no trouble", id="recovered"),
-        pytest.param([BEGIN], PASS, "no trouble", id="reset under way"),
+        pytest.param([line("ring comp_1.0.1 timeout, but soft recovered")], PASS, "no error of amdgpu", id="recovered"),
+        pytest.param([BEGIN], PASS, "no error of amdgpu", id="reset under way"),
         pytest.param([BEGIN, DONE], WARN, "the GPU was reset", id="reset"),
         pytest.param([BEGIN, line("GPU reset(2) failed")], FAIL, "a reset of the GPU failed", id="reset failed"),
         pytest.param([line("device lost from bus!")], FAIL, "GPU is lost", id="lost"),

@@ -78,7 +78,7 @@ CASES: dict[str, Case] = {
         {"net": "error"},
         expect={"ib_ports": 1},
     ),
-    "net.ib_width": Case({"net__ib__0__width": 8}, WARN, "mlx5_0 has 8 PCIe lanes of 16", {"host": "error"}),
+    "net.ib_width": Case({"net__ib__0__width": 8}, WARN, "mlx5_0 uses 8 of 16 PCIe lanes", {"host": "error"}),
     "net.ib_count": Case(
         {"net__ib": [hca("mlx5_0"), hca("mlx5_1")]},
         WARN,
@@ -108,7 +108,7 @@ CASES: dict[str, Case] = {
     "gpu.nouveau": Case({"driver__nouveau": True}, WARN, "nouveau is loaded", {"driver": "error"}),
     "gpu.lost": Case({"err3__temp": 15}, FAIL, "GPU 3 (00000000:13:00.0): GPU is lost", {"nvml": "timeout"}, gpu=3),
     "gpu.recovery_action": Case(
-        {"gpu2__recovery_action": 2}, FAIL, "asks for node reboot", every("recovery_action"), gpu=2
+        {"gpu2__recovery_action": 2}, FAIL, "recommends: node reboot", every("recovery_action"), gpu=2
     ),
     "gpu.inforom": Case({"err6__inforom": 14}, FAIL, "corrupted infoROM", every("inforom"), gpu=6),
     "gpu.bad_env": Case({"host__env": {"CUDA_PROFILE": "1"}}, WARN, "CUDA_PROFILE set", {"host__env": None}),
@@ -164,7 +164,7 @@ CASES: dict[str, Case] = {
     "gpu.throttle_outlier": Case(
         {"gpu1__throttle": [0x88] * 3},
         FAIL,
-        "GPU 1: slowdown hardware power brake, none on its like",
+        "GPU 1: slowdown hardware power brake, none on other GPUs of its board",
         {"nvml": "timeout"},
         gpu=1,
     ),
@@ -179,9 +179,9 @@ CASES: dict[str, Case] = {
         gpu=1,
     ),
     "gpu.temperature_outlier": Case(
-        {"gpu1__temp": 75}, WARN, "GPU 1: 75 °C, its like 32 °C", {"nvml": "timeout"}, gpu=1
+        {"gpu1__temp": 75}, WARN, "GPU 1: 75 °C, others of its board 32 °C", {"nvml": "timeout"}, gpu=1
     ),
-    "gpu.pcie_width": Case({"gpu1__pcie_width": 8}, FAIL, "8 PCIe lanes of 16", every("pcie_width"), gpu=1),
+    "gpu.pcie_width": Case({"gpu1__pcie_width": 8}, FAIL, "8 of 16 PCIe lanes", every("pcie_width"), gpu=1),
     "gpu.nvlink": Case({"gpu1__nvlinks": [1] * 12 + [0] * 6}, FAIL, "12 of 18 NVLinks", every("nvlinks"), gpu=1),
     "gpu.fabric": Case(
         {"gpu1__fabric": {"state": 1, "status": 0, "health": 0}},
@@ -198,12 +198,12 @@ CASES: dict[str, Case] = {
     ),
     "gpu.p2p": Case({"nvml__p2p__0": [0, 1, 6, 6]}, FAIL, "no NVLink between GPUs 0-1", {"nvml__p2p": []}),
     "gpu.p2p_outlier": Case(
-        {"nvml__p2p__0": [0, 1, 5, 0]}, FAIL, "no NVLink between GPUs 0-1, on other nodes there is", {"nvml": "timeout"}
+        {"nvml__p2p__0": [0, 1, 5, 0]}, FAIL, "no NVLink between GPUs 0-1, unlike on other nodes", {"nvml": "timeout"}
     ),
     "gpu.imex": Case(
         {"driver__imex": []},
         WARN,
-        "no IMEX channel to reach the GPUs of other nodes: none there",
+        "no IMEX channel to the GPUs of other nodes: there is none",
         {"driver": "error"},
         everywhere={
             "driver__imex": [{"path": "/dev/nvidia-caps-imex-channels/channel0", "readable": True}],
@@ -232,7 +232,7 @@ CASES: dict[str, Case] = {
     "gpu.mem_used": Case(
         {"gpu1__memory": {"used": 3 * GIB, "total": 80 * GIB, "version": 2}},
         FAIL,
-        "3.0 of 80 GiB in use by a process that we cannot see",
+        "3.0 of 80 GiB in use by a process that is invisible to this user",
         every("memory"),
         gpu=1,
     ),
@@ -272,7 +272,7 @@ CASES: dict[str, Case] = {
     "host.uptime": Case(
         {"host__uptime": 60.0, "controller__rebooted_under": "nightly-1"},
         WARN,
-        "up for 0.0 h: it went down under run nightly-1",
+        "up for 0.0 h: it went down during run nightly-1",
         {"host__uptime": None},
     ),
     "host.pcie_errors": Case(
@@ -319,7 +319,7 @@ CASES: dict[str, Case] = {
             ]
         },
         FAIL,
-        "port 29500 is taken by a listener of uid 7",
+        "port 29500 is in use by a listener of uid 7",
         {"ports": "error"},
     ),
     "net.rendezvous": Case(
@@ -337,7 +337,7 @@ CASES: dict[str, Case] = {
         "is declared by n0, n1",
         {"host": "error"},
     ),
-    "cluster.hostnames": Case({"names__hostname": "gpu00"}, WARN, "n0, n1 are all called gpu00", {"names": "error"}),
+    "cluster.hostnames": Case({"names__hostname": "gpu00"}, WARN, "n0, n1 are all named gpu00", {"names": "error"}),
     "net.clock_skew": Case(
         {"controller__clock": {"offset": 5.0, "error": 0.01}}, WARN, "clock 5.0 s ahead", {"controller__clock": None}
     ),
@@ -370,7 +370,7 @@ CASES: dict[str, Case] = {
     "version.environment": Case(
         {"host__env_hashes__NCCL_ALGO": "11", "host__env__NCCL_ALGO": "Ring"},
         WARN,
-        "NCCL_ALGO is `Ring`, unlike elsewhere",
+        "NCCL_ALGO is `Ring`, unlike on other nodes",
         {"host": "error"},
     ),
     "version.packages": Case(
@@ -396,7 +396,7 @@ CASES: dict[str, Case] = {
     "version.gpu_build": Case(
         {"versions__torch_cuda": None, "versions__torch": "2.13.0+cpu"},
         FAIL,
-        "torch 2.13.0+cpu is built for CPUs alone, 8 GPUs are declared",
+        "torch 2.13.0+cpu is built for CPUs only, but 8 GPUs are declared",
         {"versions": "timeout"},
     ),
     "version.cuda_driver": Case(
@@ -437,7 +437,7 @@ CASES |= {
     "gpu.visible_env": Case(
         {"host__env": {"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0,1"}},
         FAIL,
-        "more than ROCR_VISIBLE_DEVICES leaves",
+        "but ROCR_VISIBLE_DEVICES only",
         {"host": "timeout"},
     ),
 }
@@ -468,10 +468,10 @@ def judged(name: str, changes: dict[str, Any], expect: dict[str, Any], *, all_no
 def test_a_route_to_a_peer_by_an_interface_that_workers_never_choose_is_told(name: str) -> None:
     (found, *_) = judged("net.interface", {"net__routes__other__interface": name}, {})
 
-    assert (found.status, found.message) == (WARN, f"to other: by the container interface {name}")
+    assert (found.status, found.message) == (WARN, f"to other: over the container interface {name}")
 
 
-@pytest.mark.parametrize(("name", "told"), [("net.resolve", "1 peer resolves"), ("net.interface", "1 peer by ")])
+@pytest.mark.parametrize(("name", "told"), [("net.resolve", "1 peer resolves"), ("net.interface", "1 peer over ")])
 def test_one_peer_is_told_as_one(name: str, told: str) -> None:
     (found,) = judged(name, {}, {})
 

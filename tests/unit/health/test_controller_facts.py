@@ -26,7 +26,7 @@ def of_node(name: str, **changes: Any) -> Finding:
     ("controller", "status", "words"),
     [
         ({"live_runs": ["nightly-1"]}, Status.PASS, "is alive"),
-        ({"live_runs": [], "own_run": "nightly-1"}, Status.PASS, "nothing left"),
+        ({"live_runs": [], "own_run": "nightly-1"}, Status.PASS, "no processes of earlier"),
         ({"live_runs": []}, Status.FAIL, "left over by run nightly-1"),
         ({"live_runs": [], "strange_runs": ["nightly-1"]}, Status.WARN, "which neither this node nor this head knows"),
         ({"live_runs": None}, Status.WARN, "1 process of run nightly-1"),
@@ -66,7 +66,7 @@ def test_code_is_compared_where_it_is_synced(hashes: list[str | None], status: S
     ("seen", "status", "words"),
     [
         ({"ok": True, "peers": 3, "reached_by": 2}, Status.PASS, "listened at 10.0.0.1:29500"),
-        ({"ok": True, "peers": 3, "reached_by": 0}, Status.FAIL, "none of 3 nodes came through"),
+        ({"ok": True, "peers": 3, "reached_by": 0}, Status.FAIL, "none of 3 nodes could connect"),
         # Of two nodes nobody can say which one is to blame; the other has failed.
         ({"ok": True, "peers": 1, "reached_by": 0}, Status.PASS, "listened at"),
         ({"ok": False, "error": "Address already in use"}, Status.FAIL, "cannot listen at 10.0.0.1:29500: Address"),

@@ -118,8 +118,8 @@ def test_a_trouble_that_flickers_is_told_once() -> None:
         (LOST, "n GPU 5: GPU is lost"),
         (answers(16, "reset-required", "temp", "util"), "n GPU 5: GPU requires reset"),
         (answers(28, "lost", "handle"), "n GPU 5: GPU not found"),
-        ({"recovery_action": 1}, "n GPU 5: the driver asks for GPU reset"),
-        ({"recovery_action": 2}, "n GPU 5: the driver asks for node reboot"),
+        ({"recovery_action": 1}, "n GPU 5: the driver recommends: GPU reset"),
+        ({"recovery_action": 2}, "n GPU 5: the driver recommends: node reboot"),
         ({"remap_failure": 1}, "n GPU 5: row remapping failed"),
     ],
     ids=["lost", "reset required", "not found", "reset asked", "reboot asked", "remap"],
@@ -148,8 +148,8 @@ def test_a_contained_memory_error_condemns_nobody_until_the_driver_wants_somethi
 def test_a_wish_that_becomes_graver_is_told_again() -> None:
     samples = [sample(0, gpu()), sample(15, gpu(recovery_action=3)), sample(30, gpu(recovery_action=1))]
     assert told(fold("n", samples)) == [
-        ("WARN", "n GPU 5: the driver asks for drain P2P"),
-        ("FAIL", "n GPU 5: the driver asks for GPU reset"),
+        ("WARN", "n GPU 5: the driver recommends: drain P2P"),
+        ("FAIL", "n GPU 5: the driver recommends: GPU reset"),
     ]
 
 
@@ -266,9 +266,9 @@ def test_a_sample_that_sees_no_gpus_breaks_no_streak() -> None:
 def test_a_gpu_that_is_to_be_drained_goes_on_and_is_left_out_of_the_next_attempt(value: int, words: str) -> None:
     watch = watched(sample(0, gpu()), sample(15, gpu(recovery_action=value)))
     assert [(c.status, c.message) for c in list_active_problems(watch)] == [
-        (Status.WARN, f"n GPU 5: the driver asks for {words}")
+        (Status.WARN, f"n GPU 5: the driver recommends: {words}")
     ]
-    assert (find_fatal_reason(watch), find_drain_reason(watch)) == (None, f"n GPU 5: the driver asks for {words}")
+    assert (find_fatal_reason(watch), find_drain_reason(watch)) == (None, f"n GPU 5: the driver recommends: {words}")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def judged(check: str, framework: str, versions: dict[str, Any], gpus: int | Non
             "tensorflow-cpu 2.21.0",
             id="tensorflow-by-another-name",
         ),
-        pytest.param("auto", BARE, Status.SKIP, "`job.framework` names none", id="nothing-named"),
+        pytest.param("auto", BARE, Status.SKIP, "`job.framework` names no framework", id="nothing-named"),
     ],
 )
 def test_a_missing_framework_is_named_with_the_python_that_lacks_it(

@@ -199,7 +199,7 @@ OLD = {"margin": None, "tlimit_gpu_max": None}
             "gpu.throttle_hw",
             {"throttle": [0x48, 0x1, 0x48]},
             WARN,
-            "hardware thermal slowdown, 32 °C, in 2 of 3 looks",
+            "hardware thermal slowdown, 32 °C, in 2 of 3 readings",
             0x48,
             0,
             id="slowdown in some looks",
@@ -208,7 +208,7 @@ OLD = {"margin": None, "tlimit_gpu_max": None}
             "gpu.throttle_hw",
             {"throttle": [0x80, 0x80]},
             WARN,
-            "hardware power brake, 32 °C, in 2 of 2 looks",
+            "hardware power brake, 32 °C, in 2 of 2 readings",
             0x80,
             0,
             id="slowdown in both looks",
@@ -217,7 +217,7 @@ OLD = {"margin": None, "tlimit_gpu_max": None}
             "gpu.throttle_hw",
             {"throttle": [0x8], "temp": None},
             WARN,
-            "hardware slowdown, in 1 of 1 looks",
+            "hardware slowdown, in 1 of 1 readings",
             0x8,
             0,
             id="slowdown in the only look",
@@ -226,7 +226,7 @@ OLD = {"margin": None, "tlimit_gpu_max": None}
             "gpu.throttle_hw",
             {"throttle": 0x8},
             WARN,
-            "hardware slowdown, 32 °C, in 1 of 1 looks",
+            "hardware slowdown, 32 °C, in 1 of 1 readings",
             0x8,
             0,
             id="slowdown, no list",
@@ -235,7 +235,7 @@ OLD = {"margin": None, "tlimit_gpu_max": None}
             "gpu.throttle_hw",
             {"throttle": [0x8, 0xC8, 0x1]},
             WARN,
-            "hardware thermal slowdown, hardware power brake, 32 °C, in 2 of 3 looks",
+            "hardware thermal slowdown, hardware power brake, 32 °C, in 2 of 3 readings",
             0xC8,
             0,
             id="the newest slowdown is told",
@@ -311,9 +311,7 @@ def test_uncorrected_errors_that_were_contained_only_warn(count: int) -> None:
     assert (found.status, found.gpu, found.value, found.expected) == (WARN, 1, count, 0)
     assert found.message == f"{GPU}: {count} uncorrected memory errors, contained"
     assert found.action == "NONE"
-    assert (
-        found.hint == "The program that met it died, nothing else; a reset at the next occasion replaces the bad memory"
-    )
+    assert found.hint == "Only the program with the error died; a reset, when convenient, replaces the bad memory"
 
 
 def test_a_temperature_without_a_limit_is_unknown() -> None:
@@ -321,7 +319,7 @@ def test_a_temperature_without_a_limit_is_unknown() -> None:
     (found,) = judged("gpu.temperature", {f"gpu1__{name}": value for name, value in limits.items()})
 
     assert (found.status, found.gpu, found.value) == (Status.UNKNOWN, 1, 99)
-    assert found.message == f"{GPU}: 99 °C, and no limit that could be read"
+    assert found.message == f"{GPU}: 99 °C, but no limit could be read"
 
 
 @pytest.mark.parametrize(
@@ -346,12 +344,12 @@ def test_a_temperature_without_a_limit_is_unknown() -> None:
         pytest.param(
             "gpu.remap_failure", {"remapped": [9, 9, 1, 0]}, "no row remapping failed on 8 GPUs", id="failure"
         ),
-        pytest.param("gpu.ecc_mode", {"ecc_mode": [1, 1]}, "ECC as by default on 8 GPUs", id="ecc"),
+        pytest.param("gpu.ecc_mode", {"ecc_mode": [1, 1]}, "default ECC mode on 8 GPUs", id="ecc"),
         pytest.param(
-            "gpu.ecc_mode", {"ecc_mode": [0, 0], "ecc_default": 0}, "ECC as by default on 8 GPUs", id="a board without"
+            "gpu.ecc_mode", {"ecc_mode": [0, 0], "ecc_default": 0}, "default ECC mode on 8 GPUs", id="a board without"
         ),
         pytest.param(
-            "gpu.ecc_mode", {"ecc_mode": [0, 0], "ecc_default": None}, "ECC as by default on 8 GPUs", id="not told"
+            "gpu.ecc_mode", {"ecc_mode": [0, 0], "ecc_default": None}, "default ECC mode on 8 GPUs", id="not told"
         ),
         pytest.param("gpu.repair_pending", {"repair": [0, 0]}, "no repair pending on 8 GPUs", id="repair"),
         pytest.param(

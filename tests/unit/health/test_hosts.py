@@ -58,7 +58,7 @@ def saved(count: float) -> dict[str, Any]:
 
 SPACE: Final = {
     "a file server of 100 TiB, 96 % used, with 4 TiB left": Row(
-        disks(ROOT, place("workdir", "/data/me", 4 * TIB, 100 * TIB)), words="60 GiB free at least"
+        disks(ROOT, place("workdir", "/data/me", 4 * TIB, 100 * TIB)), words="at least 60 GiB free"
     ),
     "a root file system that is as good as full": Row(
         disks(place("root", "/", 0.2 * GIB, 40 * GIB), place("workdir", "/work", 2 * TIB, 4 * TIB)),
@@ -118,7 +118,7 @@ RDMA: Final = {
     ),
     "64 KiB to pin and a card that is down": Row({**LOW, "net__ib": [hca("mlx5_0", **DARK)]}),
     "64 KiB to pin and an EFA without its plugin": Row(
-        {**LOW, "net__ib": [hca("efa_0", **EFA)]}, words="EFA is used by NCCL's plugin alone"
+        {**LOW, "net__ib": [hca("efa_0", **EFA)]}, words="NCCL uses EFA only with the plugin"
     ),
     "64 KiB to pin and a card that NCCL_IB_HCA leaves out": Row(
         {**LOW, **env(NCCL_IB_HCA="=mlx5_7"), "net__ib": [hca("mlx5_an0", **ROCE)]},
@@ -128,7 +128,7 @@ RDMA: Final = {
     "64 KiB to pin where NCCL_NET is Socket": Row({**LOW, **env(NCCL_NET="Socket")}),
     "64 KiB to pin without libibverbs": Row({**LOW, "versions__verbs": None}, words="libibverbs is not installed"),
     "64 KiB to pin and a run on CPUs": Row({**LOW, **BARE, "versions__torch_cuda": None}, gpus=0),
-    "64 KiB to pin with InfiniBand": Row(LOW, {("host.memlock", FAIL)}, "memlock 64 KiB, NCCL would use mlx5_0/1"),
+    "64 KiB to pin with InfiniBand": Row(LOW, {("host.memlock", FAIL)}, "memlock 64 KiB, but NCCL would use mlx5_0/1"),
     "64 KiB to pin with an EFA and its plugin": Row(
         {**LOW, "net__ib": [hca("efa_0", **EFA)], "versions__net_plugin": "/opt/amazon/lib/libnccl-net.so"},
         {("host.memlock", FAIL)},
@@ -144,7 +144,7 @@ RDMA: Final = {
     "one of eight rails is dark": Row(
         {"net__ib": [hca(f"mlx5_{i}", **(DARK if i == 3 else {})) for i in range(8)]},
         {("net.ib_port", WARN)},
-        "mlx5_3/1 DOWN, Polling, while most ports of such cards are active",
+        "mlx5_3/1 DOWN, Polling, but most ports of the same kind of card are active",
     ),
     "one of two ports of a card is spare": Row({"net__ib": [hca("mlx5_0"), hca("mlx5_1", **DARK)]}),
     "a port with a link that no subnet manager has taken up": Row(
@@ -167,13 +167,15 @@ RDMA: Final = {
 
 APART: Final = {"controller__clock": {"offset": 0.9, "error": 0.01}}
 CLOCK: Final = {
-    "a container sees no time daemon": Row({"procs__time_daemon": None}, words="the clock is kept, within 0.004 s"),
-    "chronyd keeps the clock without rtcsync": Row({"host__clock_error": 0.9}, words="is kept by chronyd"),
+    "a container sees no time daemon": Row(
+        {"procs__time_daemon": None}, words="the clock is synchronised, within 0.004 s"
+    ),
+    "chronyd keeps the clock without rtcsync": Row({"host__clock_error": 0.9}, words="is synchronised by chronyd"),
     "a virtual machine whose host keeps the clock": Row(
-        {"host__clock_error": 16.0, "procs__time_daemon": None}, words="no time daemon is seen, but it agrees"
+        {"host__clock_error": 16.0, "procs__time_daemon": None}, words="no time daemon is visible, but it agrees"
     ),
     "a daemon that has reached no server": Row(
-        {"host__clock_error": 16.0, **APART}, {("host.time_daemon", WARN)}, "chronyd runs and has not set the clock"
+        {"host__clock_error": 16.0, **APART}, {("host.time_daemon", WARN)}, "chronyd runs, but has not set the clock"
     ),
     "nobody keeps the clock": Row(
         {"host__clock_error": 16.0, "procs__time_daemon": None, **APART}, {("host.time_daemon", WARN)}
@@ -189,7 +191,7 @@ HOT: Final = "mce: [Hardware Error]: Machine check events logged"
 KERNEL: Final = {
     "the boot lines of an Intel machine": Row(
         {"kernel_log": log("mce: CPU0: Thermal monitoring enabled (TM1)", "mce: Using 32 MCE banks")},
-        words="no complaint",
+        words="no problem in the kernel log",
     ),
     "drives without a disk and images that are gone": Row(
         {
@@ -236,11 +238,13 @@ SETTLED: Final = {"host__swap_used": 40 * GIB, "host__swap_rate": 0}
 INTEL: Final = {"host__frequency_driver": "intel_pstate", "host__governors": {"powersave": 128}}
 SMALL: Final = {"host__shm": {"total": 64 * MIB, "free": 64 * MIB}}
 MACHINE: Final = {
-    "pages that were swapped out long ago": Row(SETTLED, words="40 GiB swapped out, nothing moves"),
+    "pages that were swapped out long ago": Row(SETTLED, words="40 GiB swapped out, no swapping now"),
     "a machine that swaps": Row({**SETTLED, "host__swap_rate": 90 * MIB}, {("host.swap", WARN)}, "90 MiB a second"),
     "a reboot that somebody made between runs": Row({"host__uptime": 200.0}, words="up for 0.1 h"),
     "a machine that went down under a run": Row(
-        {"host__uptime": 200.0, "controller__rebooted_under": "nightly-1"}, {("host.uptime", WARN)}, "under run nightly"
+        {"host__uptime": 200.0, "controller__rebooted_under": "nightly-1"},
+        {("host.uptime", WARN)},
+        "during run nightly",
     ),
     "a cpuset of Slurm, 16 of 128": Row({"host__cpus_allowed": 16}, words="16 of 128 CPUs for 8 ranks"),
     "a cpuset too small for its ranks": Row({"host__cpus_allowed": 8}, {("host.cpus", WARN)}),
@@ -274,7 +278,7 @@ MACHINE: Final = {
         {"host__cgroup_mem_max": 8 * GIB, "host__cgroup_mem_free": 8 * GIB}, {("host.memory", WARN)}, "for 8 ranks"
     ),
     "127.0.1.1 is its own name (Debian)": Row(
-        {"names__addresses": ["127.0.1.1"]}, words="told their interface instead"
+        {"names__addresses": ["127.0.1.1"]}, words="get their interface in a variable"
     ),
 }
 
@@ -298,7 +302,9 @@ COUNTED: Final = {
         {("host.pcie_errors", WARN)},
         "mlx5_0 (0000:18:00.0): 2 CmpltTO (nonfatal)",
     ),
-    "a machine that counts nothing": Row({"hardware": {"pcie": [], "memory": []}}, words="counts no errors of memory"),
+    "a machine that counts nothing": Row(
+        {"hardware": {"pcie": [], "memory": []}}, words="does not count errors of memory"
+    ),
     "memory with a few corrected errors": Row({"hardware__memory__0__corrected": 500}),
     "memory with errors all the time": Row(
         {"hardware__memory__0__corrected": 500_000},
@@ -327,15 +333,17 @@ WAYS: Final = {
         way(), {("net.ring", FAIL)}, "n0 to n1 at 10.0.0.2:41234: no answer: a firewall drops the packets"
     ),
     "large packets do not get there": Row(
-        way(still=3.9), {("net.ring", FAIL)}, "it connects and answers, but then only 0 B of 256 KiB got there"
+        way(still=3.9), {("net.ring", FAIL)}, "the connection opens, but then only 0 B of 256 KiB arrived"
     ),
     "large packets do not come back": Row(
         way(sent=RING, received=1400, still=3.8), {("net.ring", FAIL)}, "only 1 KiB of 256 KiB came back"
     ),
     "a way that is slow": Row(
-        way(sent=90_000, received=60_000, still=0.1), {("net.ring", WARN)}, "only 88 KiB of 256 KiB got there in 4 s"
+        way(sent=90_000, received=60_000, still=0.1), {("net.ring", WARN)}, "only 88 KiB of 256 KiB arrived in 4 s"
     ),
-    "a cut in the middle": Row(way(error="hung up", sent=RING), {("net.ring", FAIL)}, "cut in the middle"),
+    "a cut in the middle": Row(
+        way(error="hung up", sent=RING), {("net.ring", FAIL)}, "closed the connection during the transfer"
+    ),
     "a peer that did not answer us": Row(
         {"controller__ring": [{**TRIED, "ok": None, "port": None, "ms": None, "error": "n1 was not heard: no answer"}]},
         {("net.ring", UNKNOWN)},
@@ -428,8 +436,8 @@ def test_a_library_of_nccl_is_no_affair_of_a_run_on_cpus() -> None:
 @pytest.mark.parametrize(
     ("name", "told", "words"),
     [
-        ("NCCL_P2P_DISABLE", "1", "NCCL_P2P_DISABLE is `1`, unlike elsewhere"),
-        ("LD_LIBRARY_PATH", None, "LD_LIBRARY_PATH is another value, unlike elsewhere"),
+        ("NCCL_P2P_DISABLE", "1", "NCCL_P2P_DISABLE is `1`, unlike on other nodes"),
+        ("LD_LIBRARY_PATH", None, "LD_LIBRARY_PATH is another value, unlike on other nodes"),
         ("CUDA_VISIBLE_DEVICES", "0,1", ""),
         ("NCCL_IB_HCA", "mlx5_3", ""),
         ("NCCL_TOPO_FILE", None, ""),

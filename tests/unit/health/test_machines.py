@@ -85,7 +85,7 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, Status, int | None], str]] = 
     "two RTX 4090 of two makers": ({"versions__torch_cuda": "13.0"}, ("version.cuda_driver", FAIL, None), "580"),
     "two RTX 5090": ({"versions__torch_cuda": "12.4"}, ("version.cuda_driver", FAIL, 0), "Install"),
     "board with x16 and x4": ({"gpu1__pcie_width": 1}, ("gpu.pcie_width", FAIL, 1), "Reseat"),
-    "Slurm, two of eight": ({"nvml__uvm": "EPERM"}, ("gpu.device_access", FAIL, None), "open the device nodes"),
+    "Slurm, two of eight": ({"nvml__uvm": "EPERM"}, ("gpu.device_access", FAIL, None), "open the device files"),
     "Docker, two of eight": ({"driver__dev": NO_UVM}, ("gpu.device_access", FAIL, None), "nvidia-modprobe -u"),
     "two GPUs given to a virtual machine": (
         {"hidden_gpus": {"gpus": [healthy.pci(0x12, minor=2, node="EIO")]}},
@@ -188,8 +188,8 @@ def test_a_card_that_is_capped_alone_is_named_and_a_cap_on_all_is_nobodys_fault(
 @pytest.mark.parametrize(
     ("name", "words", "hint"),
     [
-        ("Slurm, two of eight", "kept away by the device cgroup", "Ask the scheduler"),
-        ("Docker, two of eight", "no device node here", "Ask the scheduler"),
+        ("Slurm, two of eight", "the device cgroup denies access", "Ask the scheduler"),
+        ("Docker, two of eight", "it has no device file", "Ask the scheduler"),
         ("two GPUs given to a virtual machine", "bound to vfio-pci", "nvidia driver"),
     ],
 )
@@ -320,7 +320,7 @@ def test_checks_that_do_not_know_a_vendor_leave_its_gpus_alone() -> None:
     told["groups"]["driver"]["data"]["pci"] = [{**healthy.pci(0x10), "vendor": "ascend", "class": "0x1200"}]
     found = judge_node("n", told, HealthSettings(nodes={"n": NodeDeclaration(gpus=1)}))
     assert {f.status for f in found if f.check.startswith("gpu.") and f.check != "gpu.vendor"} == {SKIP}
-    assert [f.message for f in found if f.check == "gpu.vendor"] == ["1 GPU of Huawei Ascend, which is not judged"]
+    assert [f.message for f in found if f.check == "gpu.vendor"] == ["clusterctl cannot check 1 GPU of Huawei Ascend"]
 
 
 def test_insufficient_power_is_answered_with_cables_and_not_with_a_reboot() -> None:

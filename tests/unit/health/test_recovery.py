@@ -64,7 +64,7 @@ def test_a_number_counts_and_what_cannot_be_read_is_nothing(text: str, value: in
         (5, "recover IMEX domain", Action.RESTART_FABRICMANAGER, WARN, WARN),
         (6, "bus reset", Action.RESET_GPU, FAIL, FAIL),
         (7, "system reboot", Action.REBOOT_NODE, FAIL, FAIL),
-        (99, "an action that is newer than we are", Action.CONTACT_SUPPORT, FAIL, WARN),
+        (99, "an unknown action", Action.CONTACT_SUPPORT, FAIL, WARN),
     ],
 )
 def test_what_a_driver_asks_for_is_as_grave_as_it_is(
@@ -81,7 +81,7 @@ def test_what_a_driver_asks_for_is_as_grave_as_it_is(
     said = find_recovery_symptom(5, value)
     assert said is not None
     assert (said.gpu, said.check, said.status) == (5, "gpu.recovery_action", during)
-    assert (said.description, said.action) == (f"the driver asks for {words}", action)
+    assert (said.description, said.action) == (f"the driver recommends: {words}", action)
     # What may go on is better left out of the next attempt; what fails is left out anyway.
     assert said.drains_node is (during is WARN)
 
@@ -95,7 +95,7 @@ def test_a_driver_that_asks_for_nothing_is_no_sign(value: int | None) -> None:
     ("action", "remedy"),
     [
         (Action.RESET_GPU, "Stop all jobs on the node, then `sudo nvidia-smi -r -i N`"),
-        (Action.REBOOT_NODE, "Reboot the node; twice"),
+        (Action.REBOOT_NODE, "Reboot the node; if the error returns"),
         (Action.RESTART_FABRICMANAGER, "`sudo systemctl restart nvidia-imex`"),
         (Action.CONTACT_SUPPORT, "Ask your vendor; `nvidia-smi -q`"),
         (Action.CHECK_POWER_COOLING, "Check the power cables"),
@@ -116,7 +116,7 @@ def test_before_a_run_a_gpu_whose_driver_asks_for_something_is_found_with_what_t
         (3, FAIL, 7, 0, Action.REBOOT_NODE),
     ]
     assert [f.message for f in found] == [
-        "GPU 2 (00000000:12:00.0): the driver asks for recover IMEX domain",
-        "GPU 3 (00000000:13:00.0): the driver asks for system reboot",
+        "GPU 2 (00000000:12:00.0): the driver recommends: recover IMEX domain",
+        "GPU 3 (00000000:13:00.0): the driver recommends: system reboot",
     ]
     assert [f.hint for f in found] == [HINTS[Action.RESTART_FABRICMANAGER], HINTS[Action.REBOOT_NODE]]

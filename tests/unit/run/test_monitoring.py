@@ -157,7 +157,7 @@ def ended(
 def test_a_node_that_is_to_be_drained_is_left_out_of_the_next_attempt_and_condemned_for_nothing() -> None:
     observer = HealthObserver(spec())
     observer.add_sample_lines("b", line(0.0, recovery_action=4), 0.0)
-    why = {"b": "GPU 5: the driver asks for drain and reset"}
+    why = {"b": "GPU 5: the driver recommends: drain and reset"}
     assert (observer.find_unhealthy(["a", "b"]), observer.find_degraded(["a", "b"])) == ({}, why)
     action = ended({}, 1, degraded=why)
     assert isinstance(action, next_action.Restart)
@@ -165,7 +165,7 @@ def test_a_node_that_is_to_be_drained_is_left_out_of_the_next_attempt_and_condem
 
 
 def test_of_two_that_are_better_left_out_the_condemned_one_goes_first() -> None:
-    action = ended({"b": "GPU 5: GPU is lost"}, 1, degraded={"a": "GPU 5: the driver asks for drain and reset"})
+    action = ended({"b": "GPU 5: GPU is lost"}, 1, degraded={"a": "GPU 5: the driver recommends: drain and reset"})
     assert isinstance(action, next_action.Restart)
     assert action.excluded == ("b",)
 
