@@ -1,7 +1,7 @@
-"""Train with checkpoints such that a run that was interrupted and resumed ends with exactly the same weights.
+"""Train with checkpoints: an interrupted and resumed run ends with exactly the same weights as an uninterrupted one.
 
-Three things make it exact: all that a step depends on is saved (weights, optimizer), all else follows from the step's
-number alone (the batch, dropout's random numbers), and a checkpoint is either whole or not there.
+Three things make the result exact. A checkpoint contains weights and optimizer. The step number determines the batch
+and the random numbers of dropout. A checkpoint is either complete or absent.
 """
 
 from __future__ import annotations
@@ -33,17 +33,23 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--directory", type=Path, default=Path("checkpoints"))
     parser.add_argument("--every", type=int, default=20, metavar="STEPS", help="save this often")
-    parser.add_argument("--keep", type=int, default=3, help="newest checkpoints to keep, beside the best")
+    parser.add_argument(
+        "--keep", type=int, default=3, help="number of newest checkpoints to keep, in addition to the best one"
+    )
     parser.add_argument("--sharded", action="store_true", help="shard the model (FSDP2); every rank writes its part")
     parser.add_argument("--per-node", action="store_true", help="the directory is not shared: each node writes a copy")
-    parser.add_argument("--resume", type=Path, help="default: $CLUSTERCTL_RESUME_FROM, else start anew")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        help="checkpoint to resume from; default: $CLUSTERCTL_RESUME_FROM, else start from scratch",
+    )
     parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
     parser.add_argument("--min-accuracy", type=float, default=0.95, help="fail below it")
     return parser.parse_args()
 
 
 def join_run(backend: str) -> torch.device:
-    """Meet the other processes; return the device that this one trains on: NCCL means its GPU, gloo the CPU."""
+    """Join the process group; return the device of this rank: its GPU for NCCL, the CPU for gloo."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     gpus = torch.cuda.device_count()
@@ -74,18 +80,18 @@ def load_data(device: torch.device) -> tuple[torch.Tensor, ...]:
 
 
 def batch_of_step(step: int, samples: int, batch_size: int) -> torch.Tensor:
-    """Return this rank's indices in this step: a function of the step alone, so that no data loader needs saving."""
+    """Return the sample indices of this rank for a step. They depend only on the step, so no loader must be saved."""
     epoch, place = divmod(step, samples // batch_size)
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch))
     return order[place * batch_size : (place + 1) * batch_size][dist.get_rank() :: dist.get_world_size()]
 
 
 def settle_buckets(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
-    """Let DDP arrange its buckets before the first step, in every attempt.
+    """Let DDP arrange its buckets before the first step of each attempt.
 
-    After its first backward pass DDP regroups the gradients in the order in which they came. From three ranks on, a
-    gradient's place decides in which order the ranks' parts are added, and so its last bits: without this, the first
-    step after a resume would be rounded differently from the same step of an uninterrupted run.
+    After the first backward pass, DDP regroups the gradients in the order of their arrival. With three or more ranks,
+    the position of a gradient determines the order of its sum over the ranks, and so the rounding. Without this
+    function, the first step after a resume would be rounded differently from the same step of an uninterrupted run.
     """
     nn.functional.cross_entropy(model(images), labels).backward()
     model.zero_grad()
@@ -93,7 +99,7 @@ def settle_buckets(model: nn.Module, images: torch.Tensor, labels: torch.Tensor)
 
 @torch.no_grad()
 def evaluate(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
-    """Return (loss, accuracy) on the test images; every rank judges all, since a sharded model needs all ranks."""
+    """Return (loss, accuracy) on the test images. A sharded model needs all ranks, so each evaluates all images."""
     model.eval()
     logits = model(images)
     model.train()
@@ -101,17 +107,17 @@ def evaluate(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> tu
 
 
 def is_writer(args: argparse.Namespace) -> bool:
-    """Tell whether this process tidies the directory: one per directory, that is per run or per node."""
+    """Return whether this process deletes old checkpoints: one process for each directory does."""
     return (int(os.environ.get("LOCAL_RANK", "0")) if args.per_node else dist.get_rank()) == 0
 
 
 def save(step: int, loss: float, model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> None:
-    """Write a checkpoint beside its place, then rename it into place: whoever sees the name sees a whole one."""
+    """Write a checkpoint under a temporary name, then rename it: no incomplete checkpoint has the final name."""
     final = args.directory / f"step-{step:08d}"
     partial = args.directory / f".{final.name}.partial"
     writes = is_writer(args)
     if writes:
-        shutil.rmtree(partial, ignore_errors=True)  # left by an attempt that died while it saved
+        shutil.rmtree(partial, ignore_errors=True)  # left over from an attempt that died while it saved a checkpoint
         partial.mkdir(parents=True)
     dist.barrier()
     weights, moments = get_state_dict(model, optimizer)
@@ -133,7 +139,7 @@ def save(step: int, loss: float, model: nn.Module, optimizer: torch.optim.Optimi
 
 
 def set_aside(directory: Path, writes: bool) -> None:
-    """Move checkpoints of an earlier run away: a restart of this run must not find them."""
+    """Move checkpoints of an earlier run to another directory: a restart of this run must not find them."""
     if writes and any(directory.glob("step-*")):
         number = 1
         while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
@@ -144,19 +150,19 @@ def set_aside(directory: Path, writes: bool) -> None:
 
 
 def digest(file: Path) -> str:
-    """Return what tells a whole file from a torn one."""
+    """Return the digest of a file, which shows whether the file is complete."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def flush(path: Path) -> None:
-    """Make sure that a file, or a directory's names, survive a power cut."""
+    """Flush a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Point `best` at the checkpoint with the lowest loss; delete all but it and the newest ones."""
+    """Point `best` at the checkpoint with the lowest loss; delete all other checkpoints except the newest ones."""
     saved = sorted(directory.glob("step-*"))
     best = min(saved, key=lambda path: json.loads((path / "about.json").read_text())["loss"])
     link = directory / ".best.partial"
@@ -169,10 +175,10 @@ def prune(directory: Path, keep: int) -> None:
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> int:
-    """Restore a checkpoint; return the number of steps that it has behind it."""
+    """Restore a checkpoint; return the number of steps that the model has been trained."""
     problem, about = inspect(path, args.sharded)
     problems = [None] * dist.get_world_size()
-    dist.all_gather_object(problems, problem)  # all ranks give up together, and none waits for one that did
+    dist.all_gather_object(problems, problem)  # all ranks stop together, so no rank waits for a stopped one
     if any(problems):
         sys.exit(f"error: cannot resume from {path}: {next(filter(None, problems))}")
     weights, moments = get_state_dict(model, optimizer)
@@ -186,25 +192,28 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, args: a
 
 
 def inspect(path: Path, sharded: bool) -> tuple[str | None, dict]:
-    """Return what speaks against resuming from a checkpoint (None: nothing), and what it says about itself."""
+    """Return the reason why a checkpoint cannot be used (or None), and the checkpoint's description."""
     try:
         about = json.loads((path / "about.json").read_text())
         torn = [name for name, expected in about["files"].items() if digest(path / name) != expected]
     except (OSError, ValueError, KeyError) as error:
-        return f"it is torn or no checkpoint ({error}); delete it: the job then loads an older one", {}
+        return f"it is incomplete or not a checkpoint ({error}); delete it, then the job loads an older one", {}
     if torn:
-        return f"it is torn: {torn[0]} is not what was written; delete it: the job then loads an older one", about
+        return f"it is damaged: {torn[0]} has changed; delete the checkpoint, then the job loads an older one", about
     if about["sharded"] != sharded:
-        return f"it was written {'with' if about['sharded'] else 'without'} --sharded; start it in the same way", about
+        return (
+            f"it was written {'with' if about['sharded'] else 'without'} --sharded; start the job in the same way",
+            about,
+        )
     if about["world_size"] != dist.get_world_size():
-        # The weights would load, but ranks would see other batches: the end would not be that of the same run.
+        # The weights would load, but the ranks would see other batches, so the result would differ.
         remedy = f"start {about['world_size']} workers, or begin a new run"
         return f"it is from {about['world_size']} ranks, this run has {dist.get_world_size()}; {remedy}", about
     return None, about
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return a digest of all weights, gathered where they are sharded."""
+    """Return a digest of all weights; sharded weights are gathered first."""
     whole = hashlib.sha256()
     for parameter in model.parameters():
         full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
@@ -213,7 +222,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def run(args: argparse.Namespace, device: torch.device) -> None:
-    """Train from the newest checkpoint, or from the start, to the end."""
+    """Train from the newest checkpoint or from scratch until the last step."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     say = print if rank == 0 else lambda *_: None
     if args.batch_size < world_size:
@@ -238,7 +247,7 @@ def run(args: argparse.Namespace, device: torch.device) -> None:
     say(f"resumed from {resume} at step {done}" if resume else "started anew")
     first_loss, _ = evaluate(model, test_images, test_labels)
     for step in range(done, args.steps):
-        torch.manual_seed(step * world_size + rank)  # dropout's random numbers follow from the step, too
+        torch.manual_seed(step * world_size + rank)  # the step also determines the random numbers of dropout
         indices = batch_of_step(step, len(images), args.batch_size)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images[indices]), labels[indices]).backward()
@@ -253,7 +262,7 @@ def run(args: argparse.Namespace, device: torch.device) -> None:
     dist.all_gather_object(digests, fingerprint(model))
     odd = [rank for rank, its in enumerate(digests) if its != digests[0]]
     if odd:
-        sys.exit(f"error: weights differ: ranks {odd} do not hold what rank 0 holds")
+        sys.exit(f"error: weights differ: ranks {odd} differ from rank 0")
     say(f"weights identical on all {world_size} ranks")
     say(f"test accuracy {accuracy:.4f}  final weights {digests[0][:16]}")
     if accuracy < args.min_accuracy or (done < args.steps and loss > first_loss):
@@ -261,11 +270,11 @@ def run(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def main() -> None:
-    """Join the run, do the work, leave."""
+    """Join the process group, train, and leave the group."""
     args = read_arguments()
     run(args, join_run(args.backend))
-    # DDP's objects refer to each other in circles. If they outlived the process group, it would be torn down later by
-    # whoever drops the last of them, with the interpreter's lock held, and now and then a process hangs at its end.
+    # The objects of DDP refer to each other in cycles. If they outlive the process group, the garbage collector
+    # destroys the group later while it holds the interpreter's lock, and a process sometimes hangs at its end.
     gc.collect()
     dist.destroy_process_group()
 

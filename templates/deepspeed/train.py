@@ -32,8 +32,8 @@ def read_arguments() -> argparse.Namespace:
 
 
 def join_run() -> torch.device:
-    """Meet the other processes; return the device that this one trains on."""
-    if "RANK" not in os.environ:  # DeepSpeed would look for MPI
+    """Join the process group; return the device of this process."""
+    if "RANK" not in os.environ:  # without these variables DeepSpeed looks for MPI
         alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         os.environ.update(alone)
     accelerator = deepspeed.get_accelerator()
@@ -100,19 +100,19 @@ def train_epoch(engine, images, labels, epoch: int, args) -> float:
 
 
 def engine_dtype(args: argparse.Namespace) -> torch.dtype:
-    """Return the type that the engine computes in."""
+    """Return the number type in which the engine computes."""
     return torch.bfloat16 if args.precision == "bf16" else torch.float32
 
 
 @torch.no_grad()
 def evaluate(engine, images, labels, args) -> float:
-    """Return the accuracy; every rank judges all images, since in stage 3 each forward pass needs every rank."""
+    """Return the accuracy. Every rank evaluates all images, because in stage 3 each forward pass needs every rank."""
     engine.eval()
     return (engine(images.to(engine_dtype(args))).argmax(-1) == labels).float().mean().item()
 
 
 def check_identical_weights(engine) -> None:
-    """End the process unless every weight is the same, bit for bit, on every rank (in stage 3 gathered for it)."""
+    """End the process unless all ranks have bitwise equal weights. In stage 3, weights are gathered first."""
     digest = hashlib.sha256()
     with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
         for parameter in engine.module.parameters():
@@ -121,13 +121,13 @@ def check_identical_weights(engine) -> None:
     dist.all_gather_object(digests, digest.hexdigest())
     odd = [rank for rank, its in enumerate(digests) if its != digests[0]]
     if odd:
-        sys.exit(f"error: weights differ: ranks {odd} do not hold what rank 0 holds")
+        sys.exit(f"error: weights differ: ranks {odd} differ from rank 0")
     if dist.get_rank() == 0:
         print(f"weights identical on all {len(digests)} ranks")
 
 
 def main() -> None:
-    """Train, evaluate, and prove that the ranks agree."""
+    """Train, evaluate, and check that all ranks have equal weights."""
     args = read_arguments()
     device = join_run()
     world_size = dist.get_world_size()

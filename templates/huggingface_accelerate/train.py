@@ -27,7 +27,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=24, help="per rank")
     parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--precision", choices=["no", "bf16", "fp16"], default="no")
-    parser.add_argument("--cpu", action="store_true", help="train on the CPU (gloo) even where there are GPUs")
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU (gloo) even if there are GPUs")
     parser.add_argument("--min-accuracy", type=float, default=0.95, help="fail below it")
     return parser.parse_args()
 
@@ -68,7 +68,7 @@ def train_epoch(accelerator: Accelerator, model, loader, optimizer) -> float:
 
 @torch.no_grad()
 def evaluate(accelerator: Accelerator, model, loader) -> float:
-    """Return the accuracy over all ranks' parts; gather_for_metrics drops the samples that padding repeated."""
+    """Return the accuracy over all ranks; gather_for_metrics drops the repeated samples of padding."""
     model.eval()
     correct = samples = 0
     for images, labels in loader:
@@ -85,14 +85,14 @@ def check_identical_weights(accelerator: Accelerator, model) -> None:
     digests = gather_object([digest.hexdigest()])
     odd = [rank for rank, its in enumerate(digests) if its != digests[0]]
     if odd:
-        sys.exit(f"error: weights differ: ranks {odd} do not hold what rank 0 holds")
+        sys.exit(f"error: weights differ: ranks {odd} differ from rank 0")
     if accelerator.is_main_process:
         print(f"weights identical on all {len(digests)} ranks")
 
 
 def run(args: argparse.Namespace, accelerator: Accelerator) -> None:
-    """Train, evaluate, and prove that the ranks agree."""
-    say = print if accelerator.is_main_process else lambda *_: None  # accelerator.print speaks once per node
+    """Train, evaluate, and check that all ranks have equal weights."""
+    say = print if accelerator.is_main_process else lambda *_: None  # accelerator.print would print once per node
     set_seed(0)
     train_set, test_set = load_data()
     if len(train_set) < accelerator.num_processes * args.batch_size:
@@ -124,17 +124,17 @@ def run(args: argparse.Namespace, accelerator: Accelerator) -> None:
 
 
 def main() -> None:
-    """Join the run, do the work, leave."""
+    """Join the process group, train, and leave the group."""
     args = read_arguments()
-    # Without GPUs and without cpu=True, Accelerate leaves every process to train alone, whatever the launcher says.
+    # Without GPUs and without cpu=True, every process of Accelerate trains alone, also under a launcher.
     accelerator = Accelerator(mixed_precision=args.precision, cpu=args.cpu or not torch.cuda.is_available())
     if accelerator.num_processes != int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(
             f"error: the launcher started {os.environ['WORLD_SIZE']} ranks, Accelerate sees {accelerator.num_processes}"
         )
     run(args, accelerator)
-    # DDP's objects refer to each other in circles. If they outlived the process group, it would be torn down later by
-    # whoever drops the last of them, with the interpreter's lock held, and now and then a process hangs at its end.
+    # The objects of DDP refer to each other in cycles. If they outlive the process group, the garbage collector
+    # destroys the group later while it holds the interpreter's lock, and a process sometimes hangs at its end.
     gc.collect()
     accelerator.end_training()
 

@@ -1,7 +1,7 @@
 """Train a Keras convnet on the torch backend with DistributedDataParallel, one process per GPU (or CPU worker).
 
-Every process runs this same file. The launcher says who is who through RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR
-and MASTER_PORT; started by hand with none of them, the script trains alone.
+Every process runs this same file. The launcher sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+Without these variables, the script trains in one process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 import time
 
-os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it once, at import
+os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads this variable once, at import
 
 import keras
 import torch
@@ -40,7 +40,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def join_run(backend: str) -> torch.device:
-    """Meet the other processes; return the device that this one trains on: NCCL means its GPU, gloo the CPU."""
+    """Join the process group; return the device of this rank: its GPU for NCCL, the CPU for gloo."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     gpus = torch.cuda.device_count()
@@ -65,7 +65,7 @@ def load_data(name: str) -> tuple[TensorDataset, TensorDataset]:
 
         digits = load_digits()
         images, labels = digits.images / 16.0, digits.target
-        # The order in the file is by writer: shuffle before splitting, alike on all ranks.
+        # The file is sorted by writer, so shuffle before the split, in the same order on all ranks.
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).numpy()
         train, test = order[:1437], order[1437:]
         parts = (images[train], labels[train]), (images[test], labels[test])
@@ -79,7 +79,7 @@ def load_data(name: str) -> tuple[TensorDataset, TensorDataset]:
 
 
 def download_mnist() -> tuple:
-    """Fetch MNIST: one process per node downloads, the others then find it in the cache."""
+    """Load MNIST: one process per node downloads it, the others then read the cache."""
     error, data = None, None
     first = int(os.environ.get("LOCAL_RANK", "0")) == 0
     for turn in (True, False):
@@ -92,7 +92,7 @@ def download_mnist() -> tuple:
         dist.all_gather_object(errors, error)
         if any(errors):
             reason = next(filter(None, errors))
-            sys.exit(f"error: MNIST cannot be had: {reason}; use --data digits, which needs no network")
+            sys.exit(f"error: MNIST cannot be downloaded: {reason}; use --data digits, which needs no network")
     return data
 
 
@@ -119,10 +119,10 @@ def train_epoch(ddp, loader, optimizer, scaler, device) -> torch.Tensor:
     for batch in loader:
         images, labels = (tensor.to(device) for tensor in batch)
         optimizer.zero_grad()
-        # Keras layers infer unless told that they train: without training=True, BatchNormalization would not learn.
+        # Keras layers are in inference mode by default: without training=True, BatchNormalization would not learn.
         logits = ddp(images, training=True)
         loss = torch.nn.functional.cross_entropy(logits, labels)
-        scaler.scale(loss).backward()  # DDP averages the gradients over all ranks meanwhile
+        scaler.scale(loss).backward()  # DDP averages the gradients over all ranks during the backward pass
         scaler.step(optimizer)
         scaler.update()
         correct = (logits.argmax(-1) == labels).sum()
@@ -133,7 +133,7 @@ def train_epoch(ddp, loader, optimizer, scaler, device) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate(model, dataset, batch_size, device) -> float:
-    """Return the accuracy over the whole data set; each rank judges its own part, no sample twice."""
+    """Return the accuracy over the whole data set; each rank evaluates its own part, and no sample counts twice."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     images, labels = (tensor[rank::world_size] for tensor in dataset.tensors)
     correct = torch.zeros((), dtype=torch.int64, device=device)
@@ -168,27 +168,27 @@ def check_identical_weights(model) -> None:
     usual = max(digests, key=digests.count)
     odd = [rank for rank, its in enumerate(digests) if its != usual]
     if odd:
-        sys.exit(f"error: weights differ: ranks {odd} do not hold what the other {len(digests) - len(odd)} ranks hold")
+        sys.exit(f"error: weights differ: ranks {odd} differ from the other {len(digests) - len(odd)} ranks")
     if dist.get_rank() == 0:
         print(f"weights identical on all {len(digests)} ranks")
 
 
 def main() -> None:
-    """Find this process's device, and let Keras use it for everything that it makes."""
+    """Return the device of this process, and make it the default device of Keras."""
     args = read_arguments()
     device = join_run(args.backend)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with keras.device(str(device)):
         run(args, device)
-    # DDP's objects refer to each other in circles. If they outlived the process group, it would be torn down later by
-    # whoever drops the last of them, with the interpreter's lock held, and now and then a process hangs at its end.
+    # The objects of DDP refer to each other in cycles. If they outlive the process group, the garbage collector
+    # destroys the group later while it holds the interpreter's lock, and a process sometimes hangs at its end.
     gc.collect()
     dist.destroy_process_group()
 
 
 def run(args: argparse.Namespace, device: torch.device) -> None:
-    """Train, evaluate, and prove that the ranks agree."""
+    """Train, evaluate, and check that all ranks have equal weights."""
     world_size = dist.get_world_size()
     say = print if dist.get_rank() == 0 else lambda *_: None
 
@@ -212,7 +212,7 @@ def run(args: argparse.Namespace, device: torch.device) -> None:
     losses = []
     for epoch in range(args.epochs):
         start = time.perf_counter()
-        sampler.set_epoch(epoch)  # without it every epoch has the same order
+        sampler.set_epoch(epoch)  # without this call every epoch has the same order
         loss_sum, correct, samples = train_epoch(ddp, loader, optimizer, scaler, device).tolist()
         losses.append(loss_sum / samples)
         seconds = time.perf_counter() - start

@@ -11,7 +11,7 @@ import hashlib
 import os
 import sys
 
-os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it once, at import
+os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads this variable once, at import
 
 import jax
 import keras
@@ -33,25 +33,25 @@ def read_arguments() -> argparse.Namespace:
 
 
 def join_run() -> None:
-    """Meet the other processes. Must come before anything asks JAX for its devices."""
-    if "JAX_COORDINATOR_ADDRESS" in os.environ:  # clusterctl sets these three for `framework: jax`
+    """Join the other processes. Call this before any code asks JAX for its devices."""
+    if "JAX_COORDINATOR_ADDRESS" in os.environ:  # clusterctl sets these three variables with `framework: jax`
         address = os.environ["JAX_COORDINATOR_ADDRESS"]
         processes, mine = int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
-    elif "RANK" in os.environ:  # another launcher: torchrun itself may listen on MASTER_PORT, so take the next one
+    elif "RANK" in os.environ:  # for another launcher: torchrun itself may listen on MASTER_PORT, so use the next port
         address = f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1}"
         processes, mine = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     else:
         return
     announce_reachable_address()
-    # A lone process of a node takes all its GPUs. Several take one each: the launcher shows each one its own through
-    # CUDA_VISIBLE_DEVICES; where it shows all of them to all, say which.
+    # A single process on a node uses all GPUs. Several processes use one GPU each: the launcher sets
+    # CUDA_VISIBLE_DEVICES; if this variable shows all GPUs to every process, JAX needs the index of the GPU.
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", ",")
     several = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and "," in shown
     jax.distributed.initialize(address, processes, mine, [int(os.environ["LOCAL_RANK"])] if several else None)
 
 
 def announce_reachable_address() -> None:
-    """Let JAX's collectives on CPUs meet on the interface that clusterctl names (on GPUs, NCCL is told it).
+    """Let JAX's collectives on CPUs use the interface that clusterctl found (on GPUs, NCCL reads NCCL_SOCKET_IFNAME).
 
     They announce what this machine's name resolves to. On Debian that is 127.0.1.1, where no other machine finds them,
     and JAX (0.10) has no setting for it, hence the private name.
@@ -64,14 +64,14 @@ def announce_reachable_address() -> None:
 
 
 def choose_distribution(mode: str) -> keras.distribution.Distribution:
-    """Say how data and weights lie over all devices of all processes."""
+    """Set the distribution of data and weights over all devices of all processes."""
     devices = keras.distribution.list_devices()
     if mode == "data":
         return keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
     split = jax.local_device_count() if jax.local_device_count() > 1 else min(2, len(devices))
     mesh = keras.distribution.DeviceMesh((len(devices) // split, split), ["batch", "model"], devices)
     layout = keras.distribution.LayoutMap(mesh)
-    layout["hidden/kernel"] = (None, "model")  # the large matrix, by columns; its bias goes along
+    layout["hidden/kernel"] = (None, "model")  # the large matrix is split by columns, and its bias as well
     layout["hidden/bias"] = ("model",)
     return keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch", auto_shard_dataset=False)
 
@@ -81,7 +81,7 @@ def build_model() -> keras.Model:
     steps = [
         keras.Input((8, 8, 1)),
         layers.Conv2D(16, 3, padding="same", use_bias=False),
-        layers.BatchNormalization(momentum=0.9),  # JAX sees the whole batch: its statistics are those of all ranks
+        layers.BatchNormalization(momentum=0.9),  # JAX sees the whole batch, so the statistics cover all ranks
         layers.ReLU(),
         layers.Conv2D(32, 3, padding="same", strides=2, activation="relu"),
         layers.Flatten(),
@@ -101,7 +101,7 @@ def load_data() -> tuple[np.ndarray, ...]:
 
 
 class MyShare(keras.utils.PyDataset):
-    """This process's rows of each global batch, in an order that all processes derive from the epoch alike."""
+    """The rows of this process in each global batch. The epoch determines the order, equally in all processes."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, batch_size: int, distribution) -> None:
         super().__init__()
@@ -129,26 +129,30 @@ def check_identical_weights(model: keras.Model) -> None:
     """End the process unless every weight is the same, bit for bit, in every process."""
     digest = hashlib.sha256()
     for variable in model.trainable_variables:
-        whole = multihost_utils.process_allgather(variable.value, tiled=True)  # joins what is split over processes
+        whole = multihost_utils.process_allgather(
+            variable.value, tiled=True
+        )  # joins weights that are split over processes
         digest.update(np.asarray(whole).tobytes())
     mine = np.frombuffer(digest.digest(), np.uint8).astype(np.int32)
     every = np.atleast_2d(multihost_utils.process_allgather(mine))
     odd = [process for process, its in enumerate(every) if (its != every[0]).any()]
     if odd:
-        sys.exit(f"error: weights differ: processes {odd} do not hold what process 0 holds")
+        sys.exit(f"error: weights differ: processes {odd} differ from process 0")
     if jax.process_index() == 0:
         print(f"weights identical on all {jax.process_count()} ranks")
 
 
 def main() -> None:
-    """Train, evaluate, and prove that the processes agree."""
+    """Train, evaluate, and check that all processes have equal weights."""
     args = read_arguments()
     join_run()
     processes = jax.process_count()
     say = print if jax.process_index() == 0 else lambda *_: None
     if args.batch_size % jax.device_count():
         sys.exit(f"error: --batch-size {args.batch_size} does not divide over {jax.device_count()} devices")
-    keras.utils.set_random_seed(0)  # before the distribution: all processes must draw the same first weights
+    keras.utils.set_random_seed(
+        0
+    )  # set before the distribution, because all processes must draw the same initial weights
     distribution = choose_distribution(args.mode)
     keras.distribution.set_distribution(distribution)
     images, labels, test_images, test_labels = load_data()

@@ -31,13 +31,13 @@ def read_arguments() -> argparse.Namespace:
 
 
 def choose_strategy() -> tf.distribute.Strategy:
-    """Return the strategy for this run. Must come before TensorFlow touches a device."""
+    """Return the strategy for this run. Call this before TensorFlow uses a device."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if "TF_CONFIG" not in os.environ and world_size > 1:
         if world_size > local_world_size:
             sys.exit("error: TF_CONFIG is not set; start the run with `framework: tensorflow`")
-        # Another launcher on a single machine: agree on ports from MASTER_PORT on.
+        # For another launcher on a single machine, use consecutive ports from MASTER_PORT.
         port = int(os.environ["MASTER_PORT"]) + 1
         workers = [f"{os.environ['MASTER_ADDR']}:{port + rank}" for rank in range(world_size)]
         task = {"type": "worker", "index": int(os.environ["RANK"])}
@@ -51,7 +51,7 @@ def choose_strategy() -> tf.distribute.Strategy:
 
 
 def claim_own_gpu(local_rank: int) -> None:
-    """Leave the node's other GPUs to its other workers; TensorFlow would take the memory of all."""
+    """Hide the node's other GPUs, because TensorFlow takes the memory of all visible GPUs."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus and local_rank >= len(gpus):
         sys.exit(
@@ -109,11 +109,11 @@ def check_identical_weights(strategy: tf.distribute.Strategy, model: keras.Model
     every = strategy.experimental_local_results(gather())[0].numpy()
     odd = [worker for worker, its in enumerate(every) if (its != every[0]).any()]
     if odd:
-        sys.exit(f"error: weights differ: workers {odd} do not hold what worker 0 holds")
+        sys.exit(f"error: weights differ: workers {odd} differ from worker 0")
 
 
 def main() -> None:
-    """Train, evaluate, and prove that the processes agree."""
+    """Train, evaluate, and check that all processes have equal weights."""
     args = read_arguments()
     strategy = choose_strategy()
     workers = int(os.environ.get("WORLD_SIZE", "1"))

@@ -22,7 +22,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=24, help="per rank")
     parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--precision", choices=["32-true", "bf16-mixed", "16-mixed"], default="32-true")
-    parser.add_argument("--cpu", action="store_true", help="train on the CPU (gloo) even where there are GPUs")
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU (gloo) even if there are GPUs")
     parser.add_argument("--min-accuracy", type=float, default=0.95, help="fail below it")
     return parser.parse_args()
 
@@ -37,7 +37,7 @@ def load_data() -> tuple[TensorDataset, TensorDataset]:
 
 
 class Classifier(lightning.LightningModule):
-    """A small convnet; remembers each epoch's loss over all ranks."""
+    """A small convnet that records each epoch's loss over all ranks."""
 
     def __init__(self, learning_rate: float) -> None:
         super().__init__()
@@ -86,12 +86,12 @@ def check_identical_weights(trainer: lightning.Trainer, model: Classifier) -> No
         torch.distributed.all_gather_object(digests, digest.hexdigest())
     odd = [rank for rank, its in enumerate(digests) if its != digests[0]]
     if odd:
-        sys.exit(f"error: weights differ: ranks {odd} do not hold what rank 0 holds")
+        sys.exit(f"error: weights differ: ranks {odd} differ from rank 0")
     model.print(f"weights identical on all {len(digests)} ranks")
 
 
 def main() -> None:
-    """Train, evaluate, and prove that the ranks agree."""
+    """Train, evaluate, and check that all ranks have equal weights."""
     args = read_arguments()
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -102,11 +102,11 @@ def main() -> None:
             "lower --batch-size or start fewer workers"
         )
     if world_size % local_world_size:
-        sys.exit("error: Lightning wants the same number of workers on every node; give all hosts the same `workers`")
+        sys.exit("error: Lightning needs the same number of workers on every node; set equal `workers` for all hosts")
     lightning.seed_everything(0, verbose=False)
     model = Classifier(args.learning_rate)
     trainer = lightning.Trainer(
-        # Lightning checks that devices x num_nodes is the launcher's world size.
+        # Lightning requires that devices x num_nodes equals the world size.
         num_nodes=world_size // local_world_size,
         devices=local_world_size,
         accelerator="cpu" if args.cpu or torch.cuda.device_count() < local_world_size else "gpu",

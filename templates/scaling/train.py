@@ -114,12 +114,12 @@ def run(args: argparse.Namespace, device: torch.device) -> None:
             first_rate = first_rate or rate / size
             speedup = rate / first_rate
             say(f"{size:5}  {rate:9.0f}  {speedup:8.2f}  {speedup / size:10.0%}")
-        gc.collect()  # DDP's objects refer to each other in circles and must not outlive their group
-        dist.barrier()  # the ranks outside the group wait here, so that they do not disturb the others
+        gc.collect()  # the objects of DDP refer to each other in cycles and must not outlive their group
+        dist.barrier()  # the ranks outside the group wait here and do not disturb the measurement
 
 
 def main() -> None:
-    """Join the run, measure, leave."""
+    """Join the process group, measure, and leave the group."""
     args = read_arguments()
     run(args, join_run(args.backend))
     gc.collect()

@@ -56,8 +56,8 @@ def main() -> None:
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     images = (torch.tensor(digits.images, dtype=torch.float32) / 16)[order].unsqueeze(1).to(device)
     labels = torch.tensor(digits.target, dtype=torch.int64)[order].to(device)
-    # Without GPUs, DataParallel calls the model as it is. The copies live for one step only; the weights are the
-    # model's own, so there is one set of them and nothing to compare.
+    # Without GPUs, DataParallel calls the model directly. Its copies live for one step only. There is only one set of
+    # weights, so there is nothing to compare.
     model = nn.DataParallel(build_model().to(device))
     optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate)
     print(f"training in one process on {gpus} GPUs" if gpus else "training in one process on the CPU")

@@ -39,7 +39,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def join_run(backend: str) -> torch.device:
-    """Meet the other processes; return the device that this one trains on: NCCL means its GPU, gloo the CPU."""
+    """Join the process group; return the device of this rank: its GPU for NCCL, the CPU for gloo."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     gpus = torch.cuda.device_count()
@@ -83,7 +83,7 @@ def build_model(dropout: float) -> nn.Module:
 
 
 def split_evenly_enough(indices: torch.Tensor, parts: int) -> list[torch.Tensor]:
-    """Return exactly `parts` pieces, some of them one shorter than others or empty; nothing dropped or padded."""
+    """Split into exactly `parts` pieces without dropping or padding; some may be one item shorter, or empty."""
     return [indices[part::parts] for part in range(parts)]
 
 
@@ -96,7 +96,7 @@ def train_epoch(ddp, optimizer, scaler, images, labels, epoch, args) -> torch.Te
     for batch in order.split(args.batch_size):
         micro_batches = split_evenly_enough(split_evenly_enough(batch, world_size)[rank], args.accumulate)
         for step, indices in enumerate(micro_batches, start=1):
-            # Gradients add up locally; only the last backward pass of the optimizer step sends them.
+            # Gradients accumulate locally; only the last backward pass of an optimizer step exchanges them.
             with ddp.no_sync() if step < args.accumulate else contextlib.nullcontext():
                 with torch.autocast(device.type, dtype=half, enabled=args.precision != "fp32"):
                     logits = ddp(images[indices])
@@ -115,7 +115,7 @@ def train_epoch(ddp, optimizer, scaler, images, labels, epoch, args) -> torch.Te
 
 @torch.no_grad()
 def evaluate(model, images, labels) -> float:
-    """Return the accuracy over all test images; each rank judges its own part."""
+    """Return the accuracy over all test images; each rank evaluates its own part."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     correct = (model(images[rank::world_size]).argmax(-1) == labels[rank::world_size]).sum()
     dist.all_reduce(correct)
@@ -132,7 +132,7 @@ def check_identical_weights(model: nn.Module) -> None:
     usual = max(digests, key=digests.count)
     odd = [rank for rank, its in enumerate(digests) if its != usual]
     if odd:
-        sys.exit(f"error: weights differ: ranks {odd} do not hold what the other {len(digests) - len(odd)} ranks hold")
+        sys.exit(f"error: weights differ: ranks {odd} differ from the other {len(digests) - len(odd)} ranks")
     if dist.get_rank() == 0:
         print(f"weights identical on all {len(digests)} ranks")
 
@@ -147,7 +147,7 @@ def profiler(directory: Path | None, epoch: int):
 
 
 def run(args: argparse.Namespace, device: torch.device) -> None:
-    """Train, evaluate, and prove that the ranks agree."""
+    """Train, evaluate, and check that all ranks have equal weights."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     say = print if rank == 0 else lambda *_: None
     if args.batch_size < world_size * args.accumulate:
@@ -157,9 +157,9 @@ def run(args: argparse.Namespace, device: torch.device) -> None:
         )
 
     images, labels, test_images, test_labels = load_data(device)
-    torch.manual_seed(args.seed)  # the same weights everywhere (DDP would send rank 0's anyway) ...
+    torch.manual_seed(args.seed)  # the same initial weights on all ranks (DDP would send those of rank 0 anyway) ...
     model = build_model(args.dropout).to(device)
-    torch.manual_seed(args.seed + 1 + rank)  # ... but dropout's masks must not be alike on all ranks
+    torch.manual_seed(args.seed + 1 + rank)  # ... but different dropout masks on each rank
     ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(ddp.parameters(), args.learning_rate)
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
@@ -185,11 +185,11 @@ def run(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def main() -> None:
-    """Join the run, do the work, leave."""
+    """Join the process group, train, and leave the group."""
     args = read_arguments()
     run(args, join_run(args.backend))
-    # DDP's objects refer to each other in circles. If they outlived the process group, it would be torn down later by
-    # whoever drops the last of them, with the interpreter's lock held, and now and then a process hangs at its end.
+    # The objects of DDP refer to each other in cycles. If they outlive the process group, the garbage collector
+    # destroys the group later while it holds the interpreter's lock, and a process sometimes hangs at its end.
     gc.collect()
     dist.destroy_process_group()
 

@@ -35,12 +35,12 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--depth", type=int, default=4, help="blocks between the first and the last layer")
     parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
-    parser.add_argument("--min-accuracy", type=float, default=0.95, help="fail if the last epoch's is below it")
+    parser.add_argument("--min-accuracy", type=float, default=0.95, help="fail if the last epoch's accuracy is lower")
     return parser.parse_args()
 
 
 def join_run(backend: str) -> torch.device:
-    """Meet the other processes; return the device that this one trains on: NCCL means its GPU, gloo the CPU."""
+    """Join the process group; return the device of this rank: its GPU for NCCL, the CPU for gloo."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     gpus = torch.cuda.device_count()
@@ -91,8 +91,8 @@ def mesh_of_nodes(device: torch.device, names: tuple[str, str]) -> DeviceMesh:
 
 
 def whole_model_step(model: nn.Module, args: argparse.Namespace, part: int = 0, parts: int = 1) -> Step:
-    """Return a step for a model that is called as a whole, on this part of the batch."""
-    # foreach mixes plain and distributed parameters in one call, which torch refuses.
+    """Return a training step for a model that runs as a whole on its part of the batch."""
+    # With foreach, one call would get plain and distributed parameters, which torch refuses.
     optimizer = torch.optim.SGD(model.parameters(), args.learning_rate, momentum=0.9, foreach=False)
 
     def step(images: torch.Tensor, labels: torch.Tensor) -> tuple[float, int]:
@@ -103,7 +103,7 @@ def whole_model_step(model: nn.Module, args: argparse.Namespace, part: int = 0, 
         loss.backward()
         optimizer.step()
         sums = torch.stack([loss.detach() / parts, (logits.argmax(-1) == answers).sum()])
-        if parts > 1:  # every part is held by as many ranks as every other
+        if parts > 1:  # every part is on the same number of ranks
             dist.all_reduce(sums)
             sums *= parts / dist.get_world_size()
         return sums[0].item(), round(sums[1].item())
@@ -115,7 +115,7 @@ def fsdp(model: nn.Sequential, args: argparse.Namespace, device: torch.device) -
     """Shard parameters, gradients and optimizer state within a node, and replicate them over nodes."""
     mesh = mesh_of_nodes(device, ("replicate", "shard"))
     for layer in model:
-        fully_shard(layer, mesh=mesh)  # each layer is gathered just before its turn and freed after it
+        fully_shard(layer, mesh=mesh)  # each layer is gathered just before its use and freed afterwards
     fully_shard(model, mesh=mesh)
     return model, whole_model_step(model, args, dist.get_rank(), dist.get_world_size())
 
@@ -138,7 +138,7 @@ def pipeline(model: nn.Sequential, args: argparse.Namespace, device: torch.devic
     if stages > len(model):
         sys.exit(f"error: {len(model)} layers do not fill {stages} pipeline stages; raise --depth")
     bounds = [len(model) * stage // stages for stage in range(stages + 1)]
-    layers = model[bounds[rank] : bounds[rank + 1]]  # a slice keeps the layers' names: see compare
+    layers = model[bounds[rank] : bounds[rank + 1]]  # a slice keeps the names of the layers, which `compare` needs
     micro_batches = 2 * stages
     if args.batch_size % micro_batches:
         sys.exit(f"error: --batch-size {args.batch_size} does not divide into {micro_batches} micro-batches")
@@ -154,7 +154,7 @@ def pipeline(model: nn.Sequential, args: argparse.Namespace, device: torch.devic
         logits = schedule.step(*inputs, **({"target": labels, "losses": losses} if last else {}))
         optimizer.step()
         sums = torch.zeros(2, device=device)
-        if last:  # only the last stage knows how well it went
+        if last:  # only the last stage knows loss and accuracy
             sums = torch.stack([torch.stack(losses).mean().detach(), (logits.argmax(-1) == labels).sum()])
         dist.broadcast(sums, src=stages - 1)
         return sums[0].item(), round(sums[1].item())
@@ -206,14 +206,14 @@ def main() -> None:
     expected = train(whole_model_step(whole, args), args, device, say=lambda *_: None)
     for mode in MODES if args.mode == "all" else [args.mode]:
         train_split(mode, args, device, whole, expected[-1][0])
-    # A mesh makes process groups that refer to each other in circles. If they outlived the default group, they would be
-    # torn down later by whoever drops the last of them, and now and then a process hangs at its end.
+    # The process groups of a mesh refer to each other in cycles. If they outlive the default group, the garbage
+    # collector destroys them later, and a process sometimes hangs at its end.
     gc.collect()
     dist.destroy_process_group()
 
 
 def train_split(mode: str, args: argparse.Namespace, device: torch.device, whole: nn.Module, expected: float) -> None:
-    """Train the split model; end the process unless it goes the way of the unsplit one, whose last loss is given."""
+    """Train the split model; end the process if its last loss differs from that of the unsplit model."""
     say = print if dist.get_rank() == 0 else lambda *_: None
     split, step = MODES[mode](build_model(args).to(device), args, device)
     held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in split.parameters())
@@ -223,10 +223,10 @@ def train_split(mode: str, args: argparse.Namespace, device: torch.device, whole
 
     history = train(step, args, device, say)
     drift = compare(split, whole)
-    say(f"weights are those of the unsplit model to within {drift:.1e}")
+    say(f"weights equal those of the unsplit model to within {drift:.1e}")
     (first_loss, _), (last_loss, accuracy) = history[0], history[-1]
     if drift > 1e-3 or abs(last_loss - expected) > 1e-3:
-        sys.exit(f"error: the split model went astray: loss {last_loss:.6f}, unsplit {expected:.6f}")
+        sys.exit(f"error: the split model deviates: loss {last_loss:.6f}, unsplit {expected:.6f}")
     if last_loss > first_loss or accuracy < args.min_accuracy:
         sys.exit(f"error: not learnt: loss {first_loss:.4f} to {last_loss:.4f}, accuracy {accuracy:.4f}")
 

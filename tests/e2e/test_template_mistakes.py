@@ -80,7 +80,7 @@ CASES = [
     ),
     pytest.param(
         ("keras_ddp", ["--data", "mnist"], None),
-        "error: MNIST cannot be had: ",
+        "error: MNIST cannot be downloaded: ",
         id="dataset-out-of-reach",
     ),
     pytest.param(
