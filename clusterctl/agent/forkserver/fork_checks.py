@@ -93,12 +93,12 @@ class ImportWatch:
         original = getattr(module, name)
 
         @functools.wraps(original)
-        def noting(*arguments: Any, **more: Any) -> Any:
-            self._note(what)
+        def recording(*arguments: Any, **more: Any) -> Any:
+            self._record_reason(what)
             return original(*arguments, **more)
 
         self._originals.append((module, name, original))
-        setattr(module, name, noting)
+        setattr(module, name, recording)
 
     def _watch_generators(self) -> None:
         original = random.Random.seed
@@ -106,14 +106,14 @@ class ImportWatch:
         @functools.wraps(original)
         def seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
             if a is None and self._is_watching:
-                self._note("has made a random number generator")
+                self._record_reason("has made a random number generator")
                 self.unseeded.append(weakref.ref(generator))
             original(generator, a, version)
 
         self._originals.append((random.Random, "seed", original))
         random.Random.seed = seed  # type: ignore[method-assign, assignment]
 
-    def _note(self, what: str) -> None:
+    def _record_reason(self, what: str) -> None:
         package = _find_caller() if self._is_watching else None
         if package is not None and package not in _SAFE:
             self._reasons.append(f"`{package}` {what} when it was imported")

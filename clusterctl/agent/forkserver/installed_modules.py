@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-def _standard_folders() -> tuple[str, ...]:
+def _list_standard_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     found = {paths["stdlib"], paths["platstdlib"], os.path.dirname(os.__file__)}
     return tuple(path + os.sep for path in (*found, *map(os.path.realpath, found)))
 
 
-_STANDARD = _standard_folders()
+_STANDARD = _list_standard_folders()
 _STANDARD_ZIP = "python{}{}.zip".format(*sys.version_info)
 
 

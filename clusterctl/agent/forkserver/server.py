@@ -66,7 +66,7 @@ def serve_forks(path: list[str]) -> bool:
     try:
         return _Server(sock, started, path).serve()
     except BaseException as error:
-        _send(sock, {"cannot": _describe(error)})
+        _send(sock, {"cannot": _describe_error(error)})
         os._exit(0 if isinstance(error, CannotForkError) else 1)
 
 
@@ -74,7 +74,7 @@ def _send(sock: socket.socket, message: dict[str, Any]) -> None:
     sock.sendall(json.dumps(message).encode())
 
 
-def _describe(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return the message of a `CannotForkError`, or a text with type, message and line of another exception."""
     if isinstance(error, CannotForkError):
         return str(error)
@@ -95,7 +95,7 @@ class _Server:
         self._sock, self._started, self._path = sock, started, path
         with open("/proc/self/comm") as file:
             self._rank_name = file.read().strip()
-        _set_name(_NAME)
+        _set_process_name(_NAME)
 
     def serve(self) -> bool:
         (descriptor,) = self._receive()[1]
@@ -185,7 +185,7 @@ class _Server:
                     file.write("0")
             self._set_environment(_encode_environment(request["env"]))
             _renew_state(watch.unseeded)
-            _set_name(self._rank_name)
+            _set_process_name(self._rank_name)
             del request
         except BaseException as error:
             _refuse(descriptors, error)
@@ -247,7 +247,7 @@ def _import_all(names: list[str]) -> None:
 def _refuse(descriptors: list[int], error: BaseException) -> None:
     """Report to the supervisor why the rank cannot be forked."""
     with contextlib.suppress(OSError):
-        os.write(descriptors[1], json.dumps({"refused": _describe(error)}).encode() + b"\n")
+        os.write(descriptors[1], json.dumps({"refused": _describe_error(error)}).encode() + b"\n")
 
 
 def _exec_waiter(descriptors: list[int], go: int, ready: int, worker: int) -> NoReturn:
@@ -273,7 +273,7 @@ def _exec_waiter(descriptors: list[int], go: int, ready: int, worker: int) -> No
     os.execve(argv[0], argv, _encode_environment(request["waiter_env"]))
 
 
-def _set_name(name: str) -> None:
+def _set_process_name(name: str) -> None:
     """Set the process name, which `ps -o comm` shows."""
     with open("/proc/self/comm", "w") as file:
         file.write(name)

@@ -63,20 +63,20 @@ class EventLoop:
 
     def on_readable(self, fd: int, action: Action | None) -> None:
         """Call `action` whenever `fd` can be read; `None` removes the action."""
-        self._set(fd, action, self._find_actions(fd)[1])
+        self._set_actions(fd, action, self._find_actions(fd)[1])
 
     def on_writable(self, fd: int, action: Action | None) -> None:
         """Call `action` whenever `fd` can be written; `None` removes the action."""
-        self._set(fd, self._find_actions(fd)[0], action)
+        self._set_actions(fd, self._find_actions(fd)[0], action)
 
     def remove_descriptor(self, fd: int) -> None:
         """Remove all actions of `fd`. Call this before you close `fd`."""
-        self._set(fd, None, None)
+        self._set_actions(fd, None, None)
 
     def _find_actions(self, fd: int) -> tuple[Action | None, Action | None]:
         return self._interest.get(fd) or self._paused.get(fd, (None, None))
 
-    def _set(self, fd: int, read: Action | None, write: Action | None) -> None:
+    def _set_actions(self, fd: int, read: Action | None, write: Action | None) -> None:
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         registered = fd in self._interest
         self._paused.pop(fd, None)
@@ -115,7 +115,7 @@ class EventLoop:
         """Call `action` each time before the loop waits."""
         self._idle.append(action)
 
-    def _wait(self) -> float | None:
+    def _compute_wait_s(self) -> float | None:
         while self._timers and self._timers[0][2].action is None:
             heapq.heappop(self._timers)
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
@@ -154,7 +154,7 @@ class EventLoop:
         while self._running:
             for action in self._idle:
                 action()
-            wait = self._wait()
+            wait = self._compute_wait_s()
             # epoll counts milliseconds. Round up, or the loop would spin during the last millisecond of a timer.
             events = self._poll.poll(-1 if wait is None else math.ceil(wait * 1e3) / 1e3)
             self._registered.clear()
@@ -189,12 +189,12 @@ class EventLoop:
         sides = self._find_actions(fd)
         if sides == (None, None):
             return
-        self._set(fd, None, None)
+        self._set_actions(fd, None, None)
         self._paused[fd] = sides
 
         def again() -> None:
             if fd in self._paused:
-                self._set(fd, *self._paused[fd])
+                self._set_actions(fd, *self._paused[fd])
 
         self.call_later(_PAUSE_AFTER_ERROR_S, again)
 

@@ -34,9 +34,9 @@ class FsyncQueue:
     def _schedule(self, seconds: float) -> None:
         if self._fd < 0 and not self._is_scheduled and self._paths:
             self._is_scheduled = True
-            self._loop.call_later(seconds, self._begin)
+            self._loop.call_later(seconds, self._start_child)
 
-    def _begin(self) -> None:
+    def _start_child(self) -> None:
         self._is_scheduled = False
         paths = list(self._paths)
 
@@ -51,9 +51,9 @@ class FsyncQueue:
             self._schedule(_RETRY_S)
             return
         self._paths.clear()
-        self._loop.on_readable(self._fd, self._end)
+        self._loop.on_readable(self._fd, self._finish_child)
 
-    def _end(self) -> None:
+    def _finish_child(self) -> None:
         # Wait for the end of the child; its result does not matter.
         if os.read(self._fd, 4096):
             return
@@ -66,14 +66,14 @@ class FsyncQueue:
         """Fsync all queued files, for at most `seconds`, without the event loop."""
         deadline = time.monotonic() + seconds
         if self._fd < 0 and self._paths:
-            self._begin()
+            self._start_child()
         while self._fd >= 0 and time.monotonic() < deadline:
             poll = select.poll()
             poll.register(self._fd, select.POLLIN)
             if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                self._end()
+                self._finish_child()
             if self._fd < 0 and self._paths:
-                self._begin()
+                self._start_child()
 
 
 def fsync_file_and_folder(path: str) -> None:

@@ -135,9 +135,9 @@ class JournalReader:
         if status.st_ino != self._inode or status.st_size < self._position:
             self.was_restarted = self._inode != 0
             self._inode, self._position = status.st_ino, 0
-        return iter(()) if status.st_size == self._position else self._new()
+        return iter(()) if status.st_size == self._position else self._read_new_lines()
 
-    def _new(self) -> Iterator[bytes]:
+    def _read_new_lines(self) -> Iterator[bytes]:
         with contextlib.suppress(OSError), open(self._path, "rb", buffering=_READ_BYTES) as file:
             file.seek(self._position)
             for line in file:
@@ -180,9 +180,9 @@ class JournalWriter:
                 self.seq = self.seq + 1 if entry is None else entry[0].seq
         os.ftruncate(self._fd, self._end)
         self._reserved = 0
-        self._keep_reserve()
+        self._extend_reserve()
 
-    def _keep_reserve(self) -> None:
+    def _extend_reserve(self) -> None:
         if self._reserved - self._end >= _MIN_RESERVE_BYTES:
             return
         with contextlib.suppress(OSError):
@@ -210,7 +210,7 @@ class JournalWriter:
                 self._reserved = self._end
                 return False
             self._end += len(self._waiting.popleft())
-            self._keep_reserve()
+            self._extend_reserve()
         return True
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ class OutputOffsets:
         return self.file_start + file_size < max(self.size, self.sent)
 
 
-def _boot_number() -> int:
+def _read_boot_number() -> int:
     return int(proc.read_boot_id().replace("-", "")[:15] or "0", 16)
 
 
@@ -88,7 +88,7 @@ class OffsetTable:
         *values, boot = self._offset_table.get(rank)
         offsets = OutputOffsets(*values)
         offsets.sent = self.read_sent(rank)
-        if boot != _boot_number():
+        if boot != _read_boot_number():
             # After a reboot no process writes to the file any more, so its present size is its final size.
             offsets.size = offsets.file_start
         return offsets
@@ -96,15 +96,15 @@ class OffsetTable:
     def read_sent(self, rank: int) -> int:
         """Return the offset up to which sessions have sent the output of a rank since the last boot."""
         end, boot = self._sent.get(rank)
-        return end if boot == _boot_number() else 0
+        return end if boot == _read_boot_number() else 0
 
     def write_offsets(self, rank: int, offsets: OutputOffsets) -> None:
         """Write the offsets of a rank, except `sent`."""
-        self._offset_table.put(rank, (*astuple(offsets)[:-1], _boot_number()))
+        self._offset_table.put(rank, (*astuple(offsets)[:-1], _read_boot_number()))
 
     def write_sent(self, rank: int, end: int) -> None:
         """Record that a session has sent the output of a rank up to the offset `end`."""
-        self._sent.put(rank, (end, _boot_number()))
+        self._sent.put(rank, (end, _read_boot_number()))
 
     def close(self) -> None:
         """Close the files; the next access opens them again."""
@@ -232,10 +232,10 @@ def read_output(
             offsets = offset_table.read_offsets(rank)
             begin = max(offset, offsets.first_valid)
             data = os.pread(fd, length, begin - offsets.file_start)
-            now, size = _check_output(fd, offset_table, rank)
+            now, size = _read_offsets_and_size(fd, offset_table, rank)
             if size is not None and sending and begin + len(data) > now.sent and _has_same_start(offsets, now):
                 offset_table.write_sent(rank, begin + len(data))
-                now, size = _check_output(fd, offset_table, rank)
+                now, size = _read_offsets_and_size(fd, offset_table, rank)
             if size is None:
                 return None
             if _has_same_start(offsets, now):
@@ -276,7 +276,7 @@ def _find_first_valid(name: str, fd: int, size: int) -> int:
     return find_first_index_byte(fd, size) if name.endswith(run_files.INDEX_SUFFIX) else 0
 
 
-def _check_output(fd: int, offset_table: OffsetTable, rank: int) -> tuple[OutputOffsets, int | None]:
+def _read_offsets_and_size(fd: int, offset_table: OffsetTable, rank: int) -> tuple[OutputOffsets, int | None]:
     """Return the offsets and the size of an output; the size is `None` if the worker has emptied the file."""
     size = os.fstat(fd).st_size
     # Read the record after the file size: the supervisor writes the record before it changes the file.

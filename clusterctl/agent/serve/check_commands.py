@@ -116,11 +116,11 @@ class _CheckCommands:
             if isinstance(answer, Exception):
                 self._session.answer_error(request_id, answer)
             else:
-                self._probe(request_id, arguments, str(answer["cwd"]), str(answer["python"]))
+                self._run_probe(request_id, arguments, str(answer["cwd"]), str(answer["python"]))
 
         self._session.children.run_task(find_python, use_python, seconds=_FIND_PYTHON_TIMEOUT_S)
 
-    def _probe(
+    def _run_probe(
         self, request_id: int, arguments: command_payload_types.ProbeArguments, workdir: str, python: str
     ) -> None:
         name = workers.get_python_argv0(python, arguments.get("python"), arguments.get("prologue"))

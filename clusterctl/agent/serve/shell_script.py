@@ -36,7 +36,7 @@ def write_shell_script(
 ) -> None:
     """Write a script that removes itself and executes the shell; answer with the path of the script."""
     rank = arguments.get("rank")
-    program = _copy_rank(runs, rank) if rank else None
+    program = _copy_rank_environment(runs, rank) if rank else None
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else session.state_root
 
     def write() -> command_payload_types.ShellScriptAnswer:
@@ -73,7 +73,7 @@ def _quote(text: bytes) -> bytes:
     return os.fsencode(shlex.quote(os.fsdecode(text)))
 
 
-def _copy_rank(runs: RunCommands, arguments: command_payload_types.RankArguments) -> spawn.Program:
+def _copy_rank_environment(runs: RunCommands, arguments: command_payload_types.RankArguments) -> spawn.Program:
     """Return a program without argv in the folder and environment of a rank, without the markers of the run."""
     run, rank = runs.find_run(arguments), int(arguments["rank"])
     started = runs.journal_states.read_state(run).started.get(rank)

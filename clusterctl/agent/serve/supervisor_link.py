@@ -85,7 +85,7 @@ class SupervisorLink:
         if command in _QUICK_COMMANDS:
             self._loop.call_later(_ANSWER_TIMEOUT_S, lambda: self._kill_overdue(pending))
         self.ensure_supervisor()
-        self._flush()
+        self._send_queue()
 
     def send_without_answer(
         self, command: command_messages.Command, arguments: Mapping[str, object], epoch: int | None
@@ -117,15 +117,15 @@ class SupervisorLink:
         uid = syscalls.read_peer_credentials(sock)[1]
         if uid != os.getuid():
             sock.close()
-            self._fail(f"uid {uid} listens on the supervisor's socket of run {self._run.run}")
+            self._answer_queue_with_error(f"uid {uid} listens on the supervisor's socket of run {self._run.run}")
             return True
         fd = sock.detach()
-        self._channel = FrameChannel(self._loop, fd, fd, self._receive_answer, self._handle_loss)
+        self._channel = FrameChannel(self._loop, fd, fd, self._receive_answer, self._handle_disconnect)
         self._failed_starts = 0
-        self._flush()
+        self._send_queue()
         return True
 
-    def _flush(self) -> None:
+    def _send_queue(self) -> None:
         while self._channel is not None and self._queue:
             pending = self._queue.pop(0)
             pending.tries += 1
@@ -142,7 +142,7 @@ class SupervisorLink:
             if pending is not None:
                 pending.answer_once(frame)
 
-    def _handle_loss(self, _why: str) -> None:
+    def _handle_disconnect(self, _why: str) -> None:
         """Queue the open requests for the next supervisor, because this supervisor has ended."""
         self._channel = None
         resent = [self._sent[number] for number in sorted(self._sent)]
@@ -210,7 +210,7 @@ class SupervisorLink:
             _, fd = supervisor.fork_supervisor(self._run)
         except OSError as error:
             self._starting = False
-            self._fail(f"cannot start a supervisor: {error.strerror}")
+            self._answer_queue_with_error(f"cannot start a supervisor: {error.strerror}")
             return
         self._loop.on_readable(fd, lambda: self._read_start_report(fd))
 
@@ -222,7 +222,9 @@ class SupervisorLink:
         if not report:
             self._failed_starts += 1
             if self._failed_starts >= _MAX_TRIES:
-                self._fail(f"the supervisor ended at its start {_MAX_TRIES} times{self._read_last_log_line()}")
+                self._answer_queue_with_error(
+                    f"the supervisor ended at its start {_MAX_TRIES} times{self._read_last_log_line()}"
+                )
                 self._failed_starts = 0
             if self._queue or self._is_needed():
                 self._retry_later()
@@ -234,7 +236,7 @@ class SupervisorLink:
         lines = syscalls.read_bytes(self._run.log_file).decode("utf-8", "replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
 
-    def _fail(self, message: str) -> None:
+    def _answer_queue_with_error(self, message: str) -> None:
         queue, self._queue = self._queue, []
         for pending in queue:
             with contextlib.suppress(OSError):

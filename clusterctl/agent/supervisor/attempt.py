@@ -188,7 +188,7 @@ class Attempt:
         self.known_processes.workers[worker.identity] = None
         self.known_processes.protected.add(worker.waiter)
         worker.last_alive_at = time.monotonic()
-        self._open_watch(worker)
+        self._watch_pidfd(worker)
 
     def adopt_worker(self, worker: Worker, state: JournalState) -> None:
         """Watch a worker that an earlier supervisor started; record its start if the journal does not have it."""
@@ -199,7 +199,7 @@ class Attempt:
             worker.exited = True
             self.known_processes.workers[worker.identity] = proc.convert_to_ticks(state.exited[worker.rank].latest)
 
-    def _open_watch(self, worker: Worker) -> None:
+    def _watch_pidfd(self, worker: Worker) -> None:
         if worker.pidfd is not None:
             self._loop.remove_descriptor(worker.pidfd)
         workers.open_pidfd(worker)
@@ -269,13 +269,13 @@ class Attempt:
         path = self._run.rank_file(self.number, worker.rank, "exit")
         end = exit_status.collect_exit_record(worker, path, lambda: self.outputs.release_reserve(worker.rank))
         if end is None and worker.watched_process is not None and not proc.is_alive(worker.watched_process):
-            self._open_watch(worker)
+            self._watch_pidfd(worker)
         return end
 
     def _record_exit(self, worker: Worker, exit_record: ExitRecord) -> None:
         if (since := fencing.read_fence_time(self._run.fence_file(self.number), exit_record)) is not None:
             self.shutdown.record_fence_stop(since, run_requests.StopReason.FENCE.value, self.prepare.grace)
-        self._untrack(worker)
+        self._mark_exited(worker)
         event = self._make_exit_event(worker, exit_record)
         self.record(event)
         failed = event.exit_code != 0 or event.error is not None
@@ -286,7 +286,7 @@ class Attempt:
         if failed and not event.stopped and self.living_workers and self.shutdown.stopped_at is None:
             self.shutdown.stop(self.prepare.grace, run_requests.StopReason.PEER_FAILED.value)
 
-    def _untrack(self, worker: Worker) -> None:
+    def _mark_exited(self, worker: Worker) -> None:
         """Mark a worker as ended and close its pidfd."""
         worker.exited = True
         if worker.pidfd is not None:
@@ -330,7 +330,7 @@ class Attempt:
             else exit_status.read_final_output(
                 output, has_failed=bad, stopped_size=self._sizes_at_stop.get(worker.rank, 0) if stopped else None
             ),
-            outside_signal=None if bad or stopped else self._outside_signal(worker.rank, latest),
+            outside_signal=None if bad or stopped else self._read_outside_signal(worker.rank, latest),
             worked_alone=has_ended_well and shim_files.has_worked_alone(status_dir, worker.rank),
             failed_child=None if stopped else shim_files.read_failed_child(status_dir, worker.rank, has_failed=bad),
             shell_error=shell_error,
@@ -345,7 +345,7 @@ class Attempt:
                 path = self._run.rank_file(self.number, worker.rank, "log")
                 self._sizes_at_stop[worker.rank] = os.stat(path).st_size
 
-    def _outside_signal(self, rank: int, latest: float) -> OutsideSignal | None:
+    def _read_outside_signal(self, rank: int, latest: float) -> OutsideSignal | None:
         handled = shim_files.read_handled_signal(self._run.status_dir(self.number), rank)
         stopped_at = self.shutdown.stopped_at
         if handled is None or (stopped_at is not None and handled[1] >= stopped_at):

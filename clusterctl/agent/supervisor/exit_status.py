@@ -142,7 +142,7 @@ def _is_in_kernel_log(pid: int, since: float) -> bool | None:
 _TRACEBACK_MARKS = ("Traceback (most recent call last)", '  File "')
 _MAX_FINAL_OUTPUT = 1024
 _READ_FACTOR = 8
-"""The function reads this many times `limit`, to find the message above long stack dumps."""
+"""`read_output_tail` reads this many times `limit`, because an error message may stand above long stack dumps."""
 
 
 def read_error_file(path: str) -> WorkerError | None:
@@ -199,11 +199,11 @@ def read_output_tail(path: str, limit: int = 8192, size: int | None = None) -> s
         return ""
     if len(end) > limit:
         # The error message stands above the frames.
-        end = b"".join([line for line in end.splitlines(keepends=True) if not _is_frame(line)])
+        end = b"".join([line for line in end.splitlines(keepends=True) if not _is_stack_frame(line)])
     return end[-limit:].decode("utf-8", "replace")
 
 
-def _is_frame(line: bytes) -> bool:
+def _is_stack_frame(line: bytes) -> bool:
     """Return whether a line is a C++ stack frame, or a stack frame of a thread in a dump of `faulthandler`."""
     line = line.lstrip()
     of_thread = line.startswith(b'File "') and b" in " in line and b", in " not in line

@@ -44,7 +44,7 @@ RANK_NAMES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     "TORCHELASTIC_USE_AGENT_STORE",
 )
-"""Environment variables that differ between ranks. A forkserver cannot import a module that reads one at import."""
+"""Environment variables that differ between ranks. One import for all ranks is impossible if a module reads them."""
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """This variable makes torch count GPUs through NVML. A call of the CUDA driver would prevent CUDA in all forks."""
 _ROOM_BYTES = 16384
@@ -52,7 +52,7 @@ _ROOM_BYTES = 16384
 memory, so that /proc/PID/environ shows the variables.
 """
 _PROBE = "import sys; sys.exit(f'{sys.executable} ignores PYTHONPATH')"
-"""This code runs only if Python has not executed clusterctl's `sitecustomize`, which executes the other arguments."""
+"""Python executes this code only if it has not executed clusterctl's `sitecustomize`, which never returns."""
 _IMPORT_TIMEOUT_S = 120.0
 """The imports may last this many seconds; after that, the ranks start without the forkserver."""
 _EXIT_READ_TIMEOUT_MS = 1000

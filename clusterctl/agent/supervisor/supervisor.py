@@ -87,7 +87,7 @@ class Supervisor:
         self._loop.call_repeatedly(_SLOW_TICK_S, self._slow_tick)
         self._loop.call_later(_SLOW_TICK_S, self._touch_files)
         self._loop.call_repeatedly(_TOUCH_INTERVAL_S, self._touch_files)
-        signal.signal(signal.SIGTERM, lambda _number, _frame: self._schedule_end())
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self._end_after_last_worker())
         self._reap()
         self._loop.run()
         for sampler in (self._health_sampler, self._activity):
@@ -97,7 +97,7 @@ class Supervisor:
         if not self._replaced:
             self._journal.close()
 
-    def _schedule_end(self) -> None:
+    def _end_after_last_worker(self) -> None:
         """End after the last worker; the handler of SIGTERM."""
         self._is_ending = True
 
@@ -140,7 +140,7 @@ class Supervisor:
         if state.attempt < 0:
             return
         prepare, python = workers.read_prepare(self._run, state)
-        attempt = self._new_attempt(prepare)
+        attempt = self._make_attempt(prepare)
         attempt.python = python
         with contextlib.suppress(gpu_claims.GpuClaimError):
             self._claims.claim(prepare.gpus)
@@ -167,7 +167,7 @@ class Supervisor:
             if worker is not None:
                 attempt.adopt_worker(worker, self._state)
 
-    def _new_attempt(self, prepare: run_requests.PrepareArguments) -> Attempt:
+    def _make_attempt(self, prepare: run_requests.PrepareArguments) -> Attempt:
         resources = (self._claims, self._ports)
         return Attempt(self._loop, self._run, self._markers, prepare, self._record, *resources, self._state.dropped)
 
@@ -216,7 +216,7 @@ class Supervisor:
         attempt = self._attempt
         active = None if attempt is None or attempt.shutdown.is_swept else attempt
         if attempt is not None:
-            self._keep_lock_and_socket()
+            self._restore_lock_and_socket()
         if active is not None:
             active.record_process_groups()
         if attempt is not None and attempt.shutdown.remaining:
@@ -237,7 +237,7 @@ class Supervisor:
         ):
             self._loop.stop()
 
-    def _keep_lock_and_socket(self) -> None:
+    def _restore_lock_and_socket(self) -> None:
         """Make the lock file and the socket again if another process has removed them."""
         try:
             replaced = self._supervisor_lock.restore()
@@ -299,7 +299,7 @@ class Supervisor:
             raise command_messages.make_refused_error(
                 f"attempt {prepare.attempt} of run {self._run.run} has already ended on this node"
             )
-        attempt = self._new_attempt(prepare)
+        attempt = self._make_attempt(prepare)
         attempt.prepare_node()
         self._fsync_queue.add(self._run.prepare_file)
         fencing.touch_lease(self._run.lease_file)

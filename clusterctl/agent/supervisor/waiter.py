@@ -3,8 +3,8 @@
 A waiter survives its supervisor, and holds the claims on the GPUs while the worker lives. A waiter also enforces the
 fence, so that the worker ends even if no supervisor runs.
 
-There are two kinds of waiters. One kind is a fork of the supervisor, and forks the worker. The other kind is the
-command `wait` of the agent, for a worker that a forkserver forks.
+A waiter is either a fork of the supervisor, which forks the worker; or the command `wait` of the agent, for a worker
+that a forkserver forks.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class _ExitFile:
             syscalls.sleep_interval(_WRITE_RETRY_S)
 
     def discard(self) -> None:
-        """Remove the file that is not yet in place."""
+        """Remove the temporary exit file."""
         with contextlib.suppress(OSError):
             os.unlink(self._temporary)
 

@@ -159,13 +159,13 @@ class OpenWorkerOutput(WorkerOutput):
         offsets.sent = self._offset_table.read_sent(self.rank)
         before, emptied = offsets.size, offsets.is_emptied(file_size)
         if emptied:
-            self._start_part()
+            self._start_after_truncation()
         offsets.size = offsets.file_start + file_size
         if offsets.size != before or emptied:
             self.write_offsets()
         return OutputGrowth(offsets.size - before, emptied)
 
-    def _start_part(self) -> None:
+    def _start_after_truncation(self) -> None:
         """Set the offset at which new output starts, because the worker has truncated the file.
 
         The new offset is larger than the offsets of all bytes that may have been sent.
@@ -198,12 +198,12 @@ class OpenWorkerOutput(WorkerOutput):
             syscalls.write_all(self._index, record)
             self._index_size += len(record)
             self._indexed, self._indexed_at = self.offsets.size, now
-            self._keep_index_reserve()
+            self._extend_index_reserve()
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._index, self._index_size)
 
-    def _keep_index_reserve(self) -> None:
+    def _extend_index_reserve(self) -> None:
         if self._index_reserved - self._index_size < _INDEX_RESERVE // 2:
             syscalls.reserve_blocks(self._index, self._index_size, _INDEX_RESERVE)
             self._index_reserved = self._index_size + _INDEX_RESERVE
@@ -228,7 +228,7 @@ class OpenWorkerOutput(WorkerOutput):
         if self._reserve and syscalls.reserve_blocks(self.fd, size, self._reserve):
             self._reserved = size + self._reserve
         with contextlib.suppress(OSError):
-            self._keep_index_reserve()
+            self._extend_index_reserve()
 
     def release_reserve(self) -> None:
         """Release the reserved space of the index."""
@@ -311,7 +311,7 @@ class WorkerOutputs:
             OSError: The disk has no space, or a file is not writable.
         """
         output = self._files[rank] = OpenWorkerOutput(self._run, self._attempt, rank, self._offset_table, self._reserve)
-        output.offsets.first_valid = max(output.offsets.first_valid, self._get_recorded(output)[0])
+        output.offsets.first_valid = max(output.offsets.first_valid, self._get_recorded_discards(output)[0])
         self._update_output(output)
         output.extend_reserve()
 
@@ -458,12 +458,12 @@ class WorkerOutputs:
 
     # --- events
 
-    def _get_recorded(self, output: WorkerOutput) -> tuple[int, int]:
+    def _get_recorded_discards(self, output: WorkerOutput) -> tuple[int, int]:
         return self._journalled.get((output.attempt, output.rank), (0, 0))
 
     def _record_discarded(self, output: WorkerOutput, *, last: bool = False) -> None:
         """Record discarded output in the journal, but not each time, to keep the journal of a long run small."""
-        first_valid, lost = self._get_recorded(output)
+        first_valid, lost = self._get_recorded_discards(output)
         gone, lost, now = output.offsets.first_valid - first_valid, output.offsets.lost - lost, time.monotonic()
         if not gone and not lost:
             return
