@@ -96,7 +96,9 @@ class Attempt:
             except OSError as error:
                 if syscalls.is_disk_full(error):
                     whose = "1 worker" if len(self.prepare.ranks) == 1 else f"{len(self.prepare.ranks)} workers"
-                    raise command_messages.make_refused_error(f"no space left for the output of {whose}") from error
+                    text = f"no space left for the output of {whose}"
+                    hint = f"free space on the disk of `{self._run.root}`"
+                    raise command_messages.make_refused_error(text, hint) from error
                 raise command_messages.convert_to_request_error(error) from error
             undo.pop_all()
         self.ports.release_unused()
