@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from clusterctl.agent.protocol.command_messages import LOGIN_VARIABLES
 from clusterctl.config.program_analysis import (
     NonPythonFile,
     find_python_problem,
@@ -247,7 +248,9 @@ def warn_of_shell_mistakes(
     texts = [(mark, where, analyze_shell_variables(text)) for mark, where, text in (*_list_texts(root, job), *scripts)]
     # The command of a transport may open a shell inside a job of another launcher, which sets its own variables.
     may_be_in_foreign_job = any(host.spec.transport not in (TransportKind.SSH, TransportKind.LOCAL) for host in hosts)
-    known = {*declared_names, *context.environ, *(name for _, _, found in texts for name in found.assigned)}
+    is_local = all(host.spec.transport is TransportKind.LOCAL for host in hosts)
+    is_all_known = is_local and not any(found.may_set_others for _, _, found in texts)
+    known = {*declared_names, *context.environ, *LOGIN_VARIABLES, *(n for _, _, found in texts for n in found.assigned)}
     for mark, where, found in texts:
         if found.overwritten:
             context.report.warn(mark, *_describe_overwritten(where, found.overwritten))
@@ -281,10 +284,9 @@ def warn_of_shell_mistakes(
             text = f"{where}: the nodes do not get {_quote_names(ours)} of this shell"
             hint = f'`env: {{{ours[0]}: "${{env:{ours[0]}}}"}}` sends it; ignore this if the nodes set it'
             context.report.warn(mark, text, hint)
-        is_local = all(host.spec.transport is TransportKind.LOCAL for host in hosts)
-        set_nowhere = [name for name in found.inherited if name not in known and name not in found.inherited_arrays]
-        if where.startswith("job.") and (found.inherited_arrays or (set_nowhere and is_local)):
-            context.report.warn(mark, *_describe_empty(where, found.inherited_arrays, set_nowhere if is_local else ()))
+        set_nowhere = [name for name in found.inherited if name not in known and is_all_known]
+        if where.startswith("job.") and (found.inherited_arrays or set_nowhere):
+            context.report.warn(mark, *_describe_empty(where, found.inherited_arrays, set_nowhere))
 
 
 def _list_texts(root: TreeNode, job: JobSpec) -> Iterator[tuple[Mark, str, str]]:

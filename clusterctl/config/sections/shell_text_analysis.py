@@ -396,6 +396,7 @@ class ShellVariables:
         read_of_launchers: Variables of other launchers that the text reads without a default and without a test.
         inherited: Other variables that the text reads without default and test but does not set.
         inherited_arrays: Those of `inherited` that the text reads as arrays; the environment cannot contain arrays.
+        may_set_others: The text reads another file or the like, which may set any variable.
         unexported: Variables that the text sets but neither reads nor exports.
         expanded_too_early: Variables in a command such as `A=1 x $A`: bash replaces `$A` before it sets A.
     """
@@ -405,6 +406,7 @@ class ShellVariables:
     read_of_launchers: tuple[str, ...] = ()
     inherited: tuple[str, ...] = ()
     inherited_arrays: tuple[str, ...] = ()
+    may_set_others: bool = False
     unexported: tuple[str, ...] = ()
     expanded_too_early: tuple[str, ...] = ()
 
@@ -441,6 +443,7 @@ def analyze_shell_variables(text: str) -> ShellVariables:
         ),
         inherited=inherited,
         inherited_arrays=tuple(name for name in inherited if f"${{{name}[@]}}" in plain or f"${{{name}[*]}}" in plain),
+        may_set_others=_SETS_UNKNOWN_NAMES.search(text) is not None,
         unexported=tuple(_list_unexported_names(plain, commands)),
         expanded_too_early=tuple(name for name in _list_expanded_too_early(text, commands) if name not in optional),
     )

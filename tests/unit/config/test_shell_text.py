@@ -160,9 +160,14 @@ def test_variables_that_only_the_environment_can_set_are_found(text: str, names:
 def test_a_variable_that_is_empty_for_certain_is_warned_of(
     host: str, command: str, words: list[str], parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
-    text = f"version: 1\nhosts: {host}\njob: {{command: '{command}'}}\n"
+    text = f"version: 1\nhosts: {host}\njob: {{command: '{command}', prologue: 'export P=1'}}\n"
     found = [one.text for one in parse_text(text, environ={"N": "3"}).warnings]
     assert [word in text for word, text in zip(words, found, strict=True)] == [True] * len(words)
+
+
+def test_a_prologue_that_reads_another_file_may_set_any_variable(parse_text: Callable[..., LoadedClusterFile]) -> None:
+    job = "job: {command: 'python x.py $OTHER', prologue: 'source env.sh'}\n"
+    assert parse_text("version: 1\nhosts: {a: {transport: local}}\n" + job).warnings == ()
 
 
 def test_a_variable_of_this_shell_that_is_not_sent_is_warned_of(parse_text: Callable[..., LoadedClusterFile]) -> None:
