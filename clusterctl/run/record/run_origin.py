@@ -11,12 +11,14 @@ import subprocess
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.secret_redaction import redact_text, redact_words
-from clusterctl.config.spec import ClusterSpec, JobSpec
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
+
+if TYPE_CHECKING:
+    from clusterctl.config.spec import ClusterSpec, JobSpec
 
 _FILE, _COMMIT_FILE = "origin.json", "commit.json"
 _TEXTS = ("user", "host", "file", "folder", "command", "slurm_job", "slurm_restarts")

@@ -255,7 +255,8 @@ def find_run_of_folder(folder: Path, root: Path | None = None) -> RunDir | None:
     """Return the newest run of the cluster files in a folder, if this head has runs of other folders as well."""
     runs = list_runs(root)
     wanted = os.path.realpath(folder)
-    here = [run for run in runs if os.path.dirname(os.path.realpath(_load_controller_state(run).path)) == wanted]
+    created = [(run, event) for run in runs if (event := _read_creation(run)) is not None]
+    here = [run for run, event in created if os.path.dirname(os.path.realpath(event.path)) == wanted]
     return here[-1] if here and len(runs) > 1 else None
 
 
@@ -268,11 +269,21 @@ def find_run_to_read(reference: str | None, root: Path | None = None) -> RunDir:
 def _match_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
     path = Path(reference)
     real_path = os.path.realpath(path) if path.is_file() else None
-    states = [(r, _load_controller_state(r)) for r in runs]
-    matching = [
-        (r, s) for r, s in states if s.name == reference or (real_path and os.path.realpath(s.path) == real_path)
-    ]
-    return [r for r, s in matching if not s.is_over] or [r for r, _ in matching[-1:]]
+    created = [(r, event) for r in runs if (event := _read_creation(r)) is not None]
+    matching = [r for r, e in created if e.name == reference or (real_path and os.path.realpath(e.path) == real_path)]
+    active = [r for r in matching if not _load_controller_state(r).is_over] if len(matching) > 1 else []
+    return active or matching[-1:]
+
+
+def _read_creation(run: RunDir) -> head.RunCreated | None:
+    """Return the event with name and file of a run, which is the first event of its controller."""
+    with contextlib.suppress(OSError):
+        for line in LineTail(run.events).read_new_lines():
+            with contextlib.suppress(*_UNREADABLE):
+                decoded = head.decode(line)
+                if decoded is not None and isinstance(decoded[2], head.RunCreated):
+                    return decoded[2]
+    return None
 
 
 def _describe_near_match(runs: list[RunDir], reference: str | None) -> str | None:

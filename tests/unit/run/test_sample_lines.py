@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.validation.samples import MAX_LINE_BYTES, SampleLineSplitter, may_be_sample, parse_samples
+from clusterctl.validation.samples import MAX_LINE_BYTES, RankFields, SampleLineSplitter, may_be_sample, parse_samples
 
 
 @given(st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=8), st.data())
@@ -44,3 +46,33 @@ def test_of_a_line_longer_than_any_may_be_nothing_is_held(size: int, kept: bool)
 def test_a_sample_is_of_the_kind_that_it_says_wherever_it_says_so(line: bytes) -> None:
     assert may_be_sample(line, "health")
     assert not list(parse_samples([line], "activity"))
+
+
+PROGRESS = RankFields(activity=("alive",), status=("step",))
+
+
+def activity(**rank: object) -> bytes:
+    return json.dumps({"t": 1.5, "m": 2.5, "attempt": 0, "ranks": {"3": rank}, "kind": "activity"}).encode()
+
+
+def test_a_reader_of_few_fields_gets_these_alone() -> None:
+    line = activity(alive=True, pid=7, inside={"step": 4, "pid": 7, "looks": 9})
+
+    (sample,) = parse_samples([line], "activity", fields=PROGRESS)
+
+    ranks = {"3": {"alive": True, "inside": {"step": 4}}}
+    assert sample == {"kind": "activity", "t": 1.5, "m": 2.5, "attempt": 0, "ranks": ranks}
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        pytest.param(activity(alive=True, inside=None), 1, id="a rank without a status"),
+        pytest.param(activity(pid="no number", inside={"step": 4}), 1, id="a bad field that is not read"),
+        pytest.param(activity(inside={"step": "\x1b[31m"}), 0, id="a bad field that is read"),
+        pytest.param(b'{"ranks":7,"kind":"activity"}', 0, id="ranks that are a number"),
+        pytest.param(b'{"ranks":{"3":null},"kind":"activity"}', 0, id="a rank that is null"),
+    ],
+)
+def test_only_the_fields_that_are_read_must_be_valid(line: bytes, count: int) -> None:
+    assert len(list(parse_samples([line], "activity", fields=PROGRESS))) == count
