@@ -288,14 +288,14 @@ def describe_refused_fork(job: JobSpec) -> str | None:
 def build_fork_request(
     spec: ClusterSpec, identity: RunIdentity, layout: NodeLayout, facts: NodeFacts | None
 ) -> dict[str, Any] | None:
-    """Return the JSON form of `ForkserverSettings` for a node; `None` if every worker starts as a new process."""
+    """Return the JSON form of `ForkSettings` for a node; `None` if every worker starts as a new process."""
     job = get_job(spec)
     if job.start_method is StartMethod.SPAWN or find_fork_obstacle(job) is not None:
         return None
     # With `None` the node imports torch, or numpy if torch is not installed.
     preload = {Framework.TORCH: ["torch"], Framework.KERAS: ["keras"]}.get(job.framework)
     return asdict(
-        run_requests.ForkserverSettings(
+        run_requests.ForkSettings(
             argv=list(build_job_argv(job)),
             env=dict(build_shared_environment(spec, identity, layout, facts)),
             preload=preload if job.preload is None else list(job.preload),

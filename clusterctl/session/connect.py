@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from clusterctl.agent.protocol.command_messages import PROTOCOL_VERSION
 from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
@@ -29,13 +29,6 @@ E = TypeVar("E", bound=ClusterctlError)
 
 AGENT_START_TIMEOUT_S = 20.0
 """The time limit for a shell to start the agent: login scripts and cold disks are slow."""
-
-
-class StageReporter(Protocol):
-    """A callback for the connection stage of a node ("connected, looking for Python"). Any thread may call it."""
-
-    def __call__(self, node: str, stage: str) -> None:
-        """Report that `node` has reached `stage`."""
 
 
 class Transports:
@@ -183,13 +176,14 @@ def open_sessions(
     epoch: int | None = None,
     parallel: int = 64,
     answer_timeout: float = AGENT_START_TIMEOUT_S,
-    progress: StageReporter = lambda _node, _stage: None,
+    progress: Callable[[str, str], None] = lambda _node, _stage: None,
     on_open: Callable[[Session], None] = lambda _session: None,
 ) -> tuple[dict[str, Session], dict[str, NodeError]]:
     """Open a session with every host, `parallel` at a time. Return the sessions, and the errors of all other hosts.
 
-    Sessions and errors are by node, in the order of `hosts`. A pool thread calls `on_open` with each session as soon as
-    the session is open. Ctrl-C closes every open session.
+    Sessions and errors are by node, in the order of `hosts`. Any thread may call `progress` with a node and its stage
+    ("connected, looking for Python"). A pool thread calls `on_open` with each session as soon as the session is open.
+    Ctrl-C closes every open session.
     """
 
     def attempt(host: HostSpec) -> Session:

@@ -22,13 +22,13 @@ import clusterctl.agent
 from clusterctl.agent.facts import (
     child_tasks,
     collect_facts,
-    disks_and_checkpoints,
     host,
     host_network,
     kernel_errors,
     link_probe,
     main,
     process_scan,
+    storage_facts,
 )
 from tests import fake_nvml
 
@@ -437,7 +437,7 @@ def test_a_process_that_waits_for_a_moment_only_is_not_stuck(tmp_path: Path) -> 
 def test_mounts_that_answer_or_fail_are_told_one_by_one(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
     root = write(tmp_path, proc__mounts=f"filer:/x {tmp_path}/gone\\040away nfs4 rw 0 0\nproc /proc proc rw 0 0")
-    found = disks_and_checkpoints.collect_mounts(root, [str(tmp_path / "good")], time.monotonic() + 3)["paths"]
+    found = storage_facts.collect_mounts(root, [str(tmp_path / "good")], time.monotonic() + 3)["paths"]
     assert [(p["path"], p["fs"], p["status"]) for p in found] == [
         (str(tmp_path / "good"), None, "ok"),
         (f"{tmp_path}/gone away", "nfs4", "error"),

@@ -28,10 +28,10 @@ def together(program: str, *arguments: str, count: int = 2) -> list[str]:
 
 
 PROBE = """
-from clusterctl.agent.facts import disks_and_checkpoints
+from clusterctl.agent.facts import storage_facts
 wrong = set()
 for _ in range(300):
-    for entry in disks_and_checkpoints.collect_disks("/", sys.argv[2], []).get("paths"):
+    for entry in storage_facts.collect_disks("/", sys.argv[2], []).get("paths"):
         if entry["what"] == "workdir" and not entry["writable"]:
             wrong.add(entry["error"])
 print(sorted(wrong))

@@ -112,7 +112,7 @@ DEFAULT_DEADLINE_S = 3.0
 _SECOND_ROUND_S = 2.0
 """The minimum seconds for the second round."""
 
-_SAMPLE_GROUPS = {"machine": "sample_machine", "gpus": "sample_gpus"}
+_SAMPLES = {"machine": "sample_machine", "gpus": "sample_gpus"}
 """Groups with samples of the present moment. No health check judges them, so a probe collects them only on request."""
 
 _KFD = "/sys/class/kfd/kfd/topology"
@@ -135,7 +135,7 @@ def collect_facts(request: FactsRequest) -> Facts:
     chosen = request.get("groups")
     tasks = {name: task for name, task in _make_tasks(request, deadline).items() if not chosen or name in chosen}
     tasks.update(
-        {name: _make_task("machine_sampler", call) for name, call in _SAMPLE_GROUPS.items() if name in (chosen or ())}
+        {name: _make_task("machine_sampler", call) for name, call in _SAMPLES.items() if name in (chosen or ())}
     )
     groups: dict[str, FactGroup] = children.run_tasks(tasks, deadline, SHARED_CHILD_GROUPS, later)
     second = _choose_second_round(request, groups)
@@ -186,7 +186,7 @@ def _make_tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
     if os.path.isdir(root.rstrip("/") + _KFD):
         optional["amdgpu"] = _make_task("amdgpu", "collect_amdgpu", root, wanted)
     if workdir and checkpoints:
-        optional["checkpoint"] = _make_task("disks_and_checkpoints", "collect_newest_checkpoint", workdir, checkpoints)
+        optional["checkpoint"] = _make_task("storage_facts", "collect_newest_checkpoint", workdir, checkpoints)
     return {
         "nvml": _make_task("nvml", "collect_nvml", root, wanted),
         **optional,
@@ -195,9 +195,9 @@ def _make_tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
         "host": _make_task("host", "collect_host", root, str(request.get("salt") or "")),
         "hardware": _make_task("kernel_errors", "collect_hardware_errors", root),
         "disk": _make_task(
-            "disks_and_checkpoints", "collect_disks", root, workdir, request.get("paths") or [], requester, checkpoints
+            "storage_facts", "collect_disks", root, workdir, request.get("paths") or [], requester, checkpoints
         ),
-        "mounts": _make_task("disks_and_checkpoints", "collect_mounts", root, request.get("mounts") or [], deadline),
+        "mounts": _make_task("storage_facts", "collect_mounts", root, request.get("mounts") or [], deadline),
         "names": _make_task("host_network", "collect_name_resolution", peers),
         "net": _make_task("host_network", "collect_network", root, peers),
         "ports": _make_task("host_network", "collect_port_states", request.get("ports") or [], root),

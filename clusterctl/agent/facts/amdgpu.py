@@ -64,11 +64,10 @@ class FirmwareMetrics:
 
 def list_slowdown_causes(before: FirmwareMetrics, after: FirmwareMetrics) -> list[str] | None:
     """Return the causes that slowed the clocks between two readings; `None` if the layout has no such values."""
-    if after.slowdown_causes is not None or after.slowdown_counters is None or before.slowdown_counters is None:
+    counts, earlier = after.slowdown_counters, before.slowdown_counters
+    if after.slowdown_causes is not None or counts is None or earlier is None:
         return after.slowdown_causes
-    return [
-        name for name, count in after.slowdown_counters.items() if count > before.slowdown_counters.get(name, count)
-    ]
+    return [name for name, count in counts.items() if count > earlier.get(name, count)]
 
 
 def _unpack_at(data: bytes, layout: str, offset: int) -> int | None:
@@ -342,7 +341,7 @@ class AmdGpuReading(GpuReading):
         self._gpu, self._files = gpu, GpuFiles(root, gpu["pci"])
         self.values = {name: gpu[name] for name in ("uuid", "pci") if gpu[name]}
         self.metrics = before
-        self._has_slowdown_counters = False
+        self._has_counters = False
 
     def read_all(self, holders: list[dict[str, Any]]) -> AmdGpuReading:
         """Read all values that the health checks before a run need."""
@@ -367,7 +366,7 @@ class AmdGpuReading(GpuReading):
 
     def is_doubtful(self) -> bool:  # type: ignore[explicit-override]  # the mark would have to be imported
         """Return whether to read again: an error may be transient, or a slowdown needs two readings of the counters."""
-        return super().is_doubtful() or (self._has_slowdown_counters and "slowdown" not in self.values)
+        return super().is_doubtful() or (self._has_counters and "slowdown" not in self.values)
 
     def reread_values(self, names: list[str]) -> None:  # type: ignore[explicit-override]
         """Read these values and the firmware's table again."""
@@ -403,9 +402,9 @@ class AmdGpuReading(GpuReading):
         except OSError:
             # The GPU has no such table.
             return
-        self._has_slowdown_counters = self.metrics.slowdown_counters is not None
+        self._has_counters = self.metrics.slowdown_counters is not None
         slowdown = list_slowdown_causes(before or self.metrics, self.metrics)
-        if slowdown is not None and (before is not None or not self._has_slowdown_counters):
+        if slowdown is not None and (before is not None or not self._has_counters):
             self.values["slowdown"] = slowdown
         if self.metrics.xgmi_links is not None:
             self.values["xgmi_links"] = self.metrics.xgmi_links

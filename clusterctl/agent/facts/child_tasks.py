@@ -138,9 +138,8 @@ def run_tasks(
     batches = [[name for name in batch if name in tasks] for batch in shared_children]
     shared = {name for batch in batches for name in batch}
     batches += [[name] for name in tasks if name not in shared]
-    waiting = {
-        c.reader: c for c in (_Child(batch, tasks, deadline, later_deadlines or {}) for batch in batches if batch)
-    }
+    started = [_Child(batch, tasks, deadline, later_deadlines or {}) for batch in batches if batch]
+    waiting = {child.reader: child for child in started}
     results: dict[str, FactGroup] = {}
     poll = select.poll()
     for reader in waiting:

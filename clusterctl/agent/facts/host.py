@@ -224,14 +224,9 @@ def find_library(name: str, root: str = "/", *, prefix: str | None = None) -> st
     for place in [*listed, own]:
         if os.path.exists(kernel_files.join_root(root, f"{place}/{name}")):
             return f"{place.rstrip('/')}/{name}"
-    return _find_cached_library(name, root) or next(
-        (
-            f"{place}/{name}"
-            for place in _LIBRARY_FOLDERS
-            if os.path.exists(kernel_files.join_root(root, f"{place}/{name}"))
-        ),
-        None,
-    )
+    usual = (f"{folder}/{name}" for folder in _LIBRARY_FOLDERS)
+    existing = (path for path in usual if os.path.exists(kernel_files.join_root(root, path)))
+    return _find_cached_library(name, root) or next(existing, None)
 
 
 def _find_cached_library(name: str, root: str) -> str | None:

@@ -241,17 +241,15 @@ class LostLinkCounter:
     def __init__(self, reader: Any) -> None:
         readable = not isinstance(reader, str) and reader.init_error is None
         self._reader = reader
-        self._links_at_start = {index: reader.count_active_links(index) for index in reader.indices} if readable else {}
-        self._watched = set(self._links_at_start) if readable and reader.vendor == "amd" else set[int]()
+        self._first_links = {index: reader.count_active_links(index) for index in reader.indices} if readable else {}
+        self._watched = set(self._first_links) if readable and reader.vendor == "amd" else set[int]()
 
     def add_lost_links(self, sample: record_types.GpuSamples) -> None:
         """Add the number of lost links to each GPU of a sample whose links are counted."""
-        self._watched |= {xid["gpu"] for xid in sample["xids"] if xid["xid"] == _NVLINK_ERROR} & set(
-            self._links_at_start
-        )
+        self._watched |= {xid["gpu"] for xid in sample["xids"] if xid["xid"] == _NVLINK_ERROR} & set(self._first_links)
         for gpu in sample["gpus"]:
             if gpu["gpu"] in self._watched:
-                gpu["links_lost"] = self._links_at_start[gpu["gpu"]] - self._reader.count_active_links(gpu["gpu"])
+                gpu["links_lost"] = self._first_links[gpu["gpu"]] - self._reader.count_active_links(gpu["gpu"])
 
 
 def sample_gpus(reader: Any = None) -> record_types.GpuSamples:

@@ -52,7 +52,7 @@ class PrepareArguments:
         sample_seconds: The interval of activity samples.
         health_seconds: The interval of GPU and host samples; 0 turns them off.
         watch: The patterns of the files whose changes count as progress.
-        forked: The JSON form of `ForkserverSettings`; `None` if every worker starts a new interpreter.
+        forked: The JSON form of `ForkSettings`; `None` if every worker starts a new interpreter.
     """
 
     run: str
@@ -79,7 +79,7 @@ class PrepareArguments:
 
 
 @dataclass(frozen=True)
-class ForkserverSettings:
+class ForkSettings:
     """The settings of the forkserver of a node; see `job.start_method`.
 
     Attributes:

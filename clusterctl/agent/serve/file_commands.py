@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.facts import disks_and_checkpoints
+from clusterctl.agent.facts import storage_facts
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import command_messages, file_list, frames
 from clusterctl.agent.protocol.command_messages import Command
@@ -194,7 +194,7 @@ class _FileCommands:
                 found = place.prepare_sync({path: entry for path, *entry in entries}, user, run)
                 edited: command_payload_types.ManifestAnswer = {
                     "need": [],
-                    "edited": found.locally_edited[:_MAX_REMOVED_NAMES],
+                    "edited": found.edited[:_MAX_REMOVED_NAMES],
                 }
                 return {**edited, **_list_needed(entries, found.differing_files)}
 
@@ -341,17 +341,17 @@ class _FileCommands:
 
         def list_checkpoints(_out: HelperOutput) -> command_payload_types.CheckpointsAnswer:
             if "files" in arguments:
-                files = disks_and_checkpoints.list_checkpoint_files(
+                files = storage_facts.list_checkpoint_files(
                     folder, str(arguments["files"]), with_hashes=bool(arguments.get("hashes"))
                 )
                 return {"found": [], "files": files}
             answer: command_payload_types.CheckpointsAnswer = {
-                "found": disks_and_checkpoints.list_complete_checkpoints(folder, pattern)
+                "found": storage_facts.list_complete_checkpoints(folder, pattern)
             }
             if arguments.get("versions"):
-                answer["versions"] = disks_and_checkpoints.list_checkpoint_file_versions(folder, pattern)
+                answer["versions"] = storage_facts.list_checkpoint_file_versions(folder, pattern)
                 answer["network"] = run_dir.is_on_network_filesystem(
-                    disks_and_checkpoints.find_checkpoint_folder(folder, pattern)
+                    storage_facts.find_checkpoint_folder(folder, pattern)
                 )
             return answer
 

@@ -19,7 +19,7 @@ _BINDINGS = "torch._C._distributed_c10d"
 # gloo and newer backends share one recorder; the older NCCL backend has a recorder of its own.
 _DUMP_FUNCTIONS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 READINGS_BEFORE_DUMP = 5
-_MAX_ENTRIES = 40
+_MAX_KEPT = 40
 _MAX_GROUPS = 32
 _DEFAULT_GROUP = "0"
 _FILES = ("torch/distributed/distributed_c10d.py", "torch/distributed/rendezvous.py")
@@ -81,7 +81,7 @@ class CollectiveCounters:
         return _read_newest_entries() if self.seq and self._unchanged_readings == READINGS_BEFORE_DUMP else None
 
 
-def _find_dump_functions() -> list[Any]:
+def _get_dumps() -> list[Any]:
     bindings = sys.modules.get(_BINDINGS)
     dumps = [dump for dump in (getattr(bindings, name, None) for name in _DUMP_FUNCTIONS) if dump is not None]
     if not dumps:
@@ -92,15 +92,9 @@ def _find_dump_functions() -> list[Any]:
 def _read_newest_entries() -> list[dict[str, Any]]:
     import json
 
-    entries = [
-        entry
-        for dump in _find_dump_functions()
-        for entry in json.loads(dump(includeCollectives=True)).get("entries", [])
-    ]
+    entries = [entry for dump in _get_dumps() for entry in json.loads(dump(includeCollectives=True)).get("entries", [])]
     call = _read_current_call()
-    last = [entry for entry in entries[:-_MAX_ENTRIES] if not entry["retired"]][-_MAX_ENTRIES:] + entries[
-        -_MAX_ENTRIES:
-    ]
+    last = [entry for entry in entries[:-_MAX_KEPT] if not entry["retired"]][-_MAX_KEPT:] + entries[-_MAX_KEPT:]
     found = [
         {
             "group": str(entry["process_group"][0]),
@@ -173,7 +167,7 @@ def _list_unused_groups() -> list[dict[str, Any]]:
 
 
 def _read_sequence_numbers() -> dict[str, tuple[int, int]]:
-    dumps = _find_dump_functions()
+    dumps = _get_dumps()
     import json
 
     found: dict[str, tuple[int, int]] = {}

@@ -48,7 +48,7 @@ class ExitWatcher:
         os._exit = self._wrap(os._exit, self._note_quick_exit)
         for name in ("execv", "execve"):
             # The exit code of the next program does not belong to this Python.
-            setattr(os, name, self._wrap(getattr(os, name), lambda *_: self._write(_WELL)))
+            setattr(os, name, self._wrap(getattr(os, name), lambda *_: self._write_end(_WELL, "", "")))
 
     def _wrap(self, original: Any, note: Callable[..., None]) -> Any:
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ class ExitWatcher:
         self._exit = (status, monotonic())
 
     def _note_quick_exit(self, status: object = 0, *_: object) -> None:
-        self._write(_FAILED if status else _WELL, f"os._exit({status})" if status else "")
+        self._write_end(_FAILED if status else _WELL, f"os._exit({status})" if status else "", "")
 
     def _finish(self) -> None:
         """Write the reason for the end. `sys.last_value` is the exception that ended the program."""
@@ -77,14 +77,11 @@ class ExitWatcher:
 
             message = "".join(traceback.format_exception_only(type(error), error)).strip()
             trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            self._write(_FAILED, message, trace)
+            self._write_end(_FAILED, message, trace)
         elif status and monotonic() - time < _PROMPT_S:
-            self._write(_FAILED, f"SystemExit: {status}")
+            self._write_end(_FAILED, f"SystemExit: {status}", "")
         else:
-            self._write(_WELL)
-
-    def _write(self, end: str, message: str = "", trace: str = "") -> None:
-        self._write_end(end, message, trace)
+            self._write_end(_WELL, "", "")
 
 
 class ExitRecorder:

@@ -113,7 +113,7 @@ class ForkServer:
     def __init__(
         self,
         loop: EventLoop,
-        request: run_requests.ForkserverSettings,
+        request: run_requests.ForkSettings,
         program: spawn.Program,
         shim: str,
         on_change: Action,
@@ -159,12 +159,12 @@ class ForkServer:
         self._send(b"s", [file])
         os.close(file)
 
-    def matches(self, request: run_requests.ForkserverSettings, program: spawn.Program) -> bool:
+    def matches(self, request: run_requests.ForkSettings, program: spawn.Program) -> bool:
         """Return whether a new forkserver for this request would have the same program, environment and imports."""
         same = dataclasses.replace(request, keep=self.request.keep, demanded=self.request.demanded)
         return same == self.request and _select_stable_variables(program) == _select_stable_variables(self._program)
 
-    def reuse(self, request: run_requests.ForkserverSettings, program: spawn.Program) -> None:
+    def reuse(self, request: run_requests.ForkSettings, program: spawn.Program) -> None:
         """Use the forkserver for another attempt, after it has checked that the imported files are unchanged."""
         self.request, self._program = request, program
         if self.stage is ServerStage.READY:
@@ -305,7 +305,7 @@ class ForkServerManager:
         self._loop, self._run, self._markers, self._record = loop, run, markers, record
         self._server: ForkServer | None = None
         self._attempt: Attempt | None = None
-        self._request: run_requests.ForkserverSettings | None = None
+        self._request: run_requests.ForkSettings | None = None
         self._deferred_starts: list[tuple[Action, Action, DeferredReply]] = []
         self._warned_reasons: set[str] = set()
 
@@ -316,7 +316,7 @@ class ForkServerManager:
         requested = attempt.prepare.forked
         self._attempt, self._warned_reasons = attempt, set()
         self._request = (
-            None if requested is None else run_requests.parse_dataclass(run_requests.ForkserverSettings, requested)
+            None if requested is None else run_requests.parse_dataclass(run_requests.ForkSettings, requested)
         )
         if self._request is None:
             self.close()
@@ -330,7 +330,7 @@ class ForkServerManager:
             self.close()
             self._start(attempt, self._request, program)
 
-    def _build_program(self, attempt: Attempt, request: run_requests.ForkserverSettings) -> spawn.Program:
+    def _build_program(self, attempt: Attempt, request: run_requests.ForkSettings) -> spawn.Program:
         worker_start = run_requests.WorkerStart(rank=0, local_rank=0, argv=request.argv, env=request.env)
         # The number of the attempt does not matter: `select_common_variables` removes variables that depend on it.
         start = run_requests.StartArguments(self._run.run, self._run.node, 0, [], inject=request.inject)
@@ -338,7 +338,7 @@ class ForkServerManager:
             self._run, self._markers, attempt.prepare, start, worker_start, attempt.python
         )
 
-    def _start(self, attempt: Attempt, request: run_requests.ForkserverSettings, program: spawn.Program) -> None:
+    def _start(self, attempt: Attempt, request: run_requests.ForkSettings, program: spawn.Program) -> None:
         try:
             if not workers.install_shim(self._run):
                 raise OSError(0, "cannot write the modules of the forkserver")

@@ -41,14 +41,14 @@ class SyncDiff:
         mode_changes: The files with other permissions, and the permissions to set.
         files_to_remove: The files of an earlier sync that are missing in this sync.
         hashes: The size, time, inode and hash of the files that were read.
-        locally_edited: The `differing_files` that have changed on this node, not on the head, since the last sync.
+        edited: The `differing_files` that have changed on this node, not on the head, since the last sync.
     """
 
     differing_files: list[str]
     mode_changes: list[tuple[str, int]]
     files_to_remove: list[str]
     hashes: dict[str, Any]
-    locally_edited: list[str]
+    edited: list[str]
 
     @property
     def changed_paths(self) -> list[str]:
@@ -139,9 +139,7 @@ class SyncedWorkdir(FileTree):
             for path, (_, mode, _) in remembered["files"].items()
             if path not in files and mode != FOLDER_MODE and self._is_unchanged(path, remembered, fresh)
         ]
-        return SyncDiff(
-            differing_files=need, mode_changes=modes, files_to_remove=gone, hashes=fresh, locally_edited=edited
-        )
+        return SyncDiff(differing_files=need, mode_changes=modes, files_to_remove=gone, hashes=fresh, edited=edited)
 
     def prepare_sync(self, files: dict[str, list[Any]], live_run: str | None, run: str | None = None) -> SyncDiff:
         """Remove the files that are missing in this sync, set permissions, and return all changes of the sync.
@@ -197,11 +195,7 @@ class SyncedWorkdir(FileTree):
             return None
         listing = []
         for path in remembered["files"]:
-            _, mode, digest = self.read_fingerprint(check_relative_path(path), remembered["hashes"], {}) or (
-                None,
-                None,
-                None,
-            )
+            _, mode, digest = self.read_fingerprint(check_relative_path(path), remembered["hashes"], {}) or (None,) * 3
             listing.append((path, mode, digest))
         return _hash_listing(listing)
 

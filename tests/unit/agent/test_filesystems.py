@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.facts import disks_and_checkpoints
+from clusterctl.agent.facts import storage_facts
 from clusterctl.agent.linux import cgroup, filesystems
 from clusterctl.agent.node_state import run_dir
 
@@ -52,7 +52,7 @@ def test_a_network_mount_of_any_name_is_known_as_one_and_looked_at(tmp_path: Pat
     root = write_table(tmp_path, b"/dev/sda / ext4 rw 0 0", b"filer:/x " + point + b" nfs4 rw 0 0")
 
     assert run_dir.is_on_network_filesystem(str(place / "home"), root)
-    (entry,) = disks_and_checkpoints.collect_mounts(root, [], time.monotonic() + 3)["paths"]
+    (entry,) = storage_facts.collect_mounts(root, [], time.monotonic() + 3)["paths"]
     assert (entry["path"], entry["device"], entry["status"]) == (str(place), "filer:/x", "ok")
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_payload_types import Checkpoint, CheckpointFile
 
 
-_MAX_REQUESTER_LENGTH = 100
+_MAX_REQUESTER = 100
 """The maximum length of the requester in the name of a test file. A file name may have 255 bytes."""
 
 
@@ -78,9 +78,7 @@ def _test_write(place: str, requester: str) -> dict[str, Any]:
 
     Nodes with the same name may share the folder, so the file name ends in random characters.
     """
-    plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in requester)[
-        :_MAX_REQUESTER_LENGTH
-    ]
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in requester)[:_MAX_REQUESTER]
     name = os.path.join(place, f".clusterctl-probe-{plain}-{os.urandom(6).hex()}")
     try:
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
