@@ -15,7 +15,14 @@ from clusterctl.agent.linux import cgroup, proc, syscalls, tcp_ports
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.node_state import fencing
 from clusterctl.agent.processes import run_processes, termination
-from clusterctl.agent.protocol import command_messages, events, run_requests
+from clusterctl.agent.protocol import command_messages, events
+from clusterctl.agent.protocol.run_requests import (
+    PrepareArguments,
+    StartArguments,
+    StopReason,
+    WorkerStart,
+    parse_dataclass,
+)
 from clusterctl.agent.supervisor import exit_status, gpu_claims, output_errors, waiter, workers
 from clusterctl.agent.supervisor.worker_outputs import WorkerOutputs
 
@@ -47,7 +54,7 @@ class Attempt:
         loop: EventLoop,
         run: RunDir,
         markers: RunMarkers,
-        prepare: run_requests.PrepareArguments,
+        prepare: PrepareArguments,
         record: Record,
         claims: gpu_claims.GpuClaims,
         reserved_ports: tcp_ports.ReservedPorts,
@@ -113,7 +120,7 @@ class Attempt:
 
     # --- start
 
-    def start(self, start: run_requests.StartArguments) -> None:
+    def start(self, start: StartArguments) -> None:
         """Start the workers of the request that have not been started yet.
 
         Raises:
@@ -131,7 +138,7 @@ class Attempt:
             raise command_messages.make_refused_error(str(error)) from error
         if start.inject and not workers.install_shim(self._run):
             start = dataclasses.replace(start, inject=False)
-        planned = [run_requests.parse_dataclass(run_requests.WorkerStart, fields) for fields in start.workers]
+        planned = [parse_dataclass(WorkerStart, fields) for fields in start.workers]
         self.started = True
         self.watch_ports(self.ports.attempt_ports)
         if self.known_processes.cgroup is None:
@@ -152,9 +159,7 @@ class Attempt:
             self.watch_worker(worker)
             self._record_started(worker)
 
-    def _make_waiter_config(
-        self, start: run_requests.StartArguments, worker_start: run_requests.WorkerStart
-    ) -> waiter.WaiterConfig:
+    def _make_waiter_config(self, start: StartArguments, worker_start: WorkerStart) -> waiter.WaiterConfig:
         if worker_start.rank not in self.outputs:
             self.outputs.open_file(worker_start.rank)
         return waiter.WaiterConfig(
@@ -222,7 +227,7 @@ class Attempt:
         intruder = self._port_check.find_intruder(now)
         if intruder is not None:
             self.record_alarm(events.PORT_TAKEN, intruder)
-            self.shutdown.stop(self.prepare.grace, run_requests.StopReason.PORT_TAKEN.value)
+            self.shutdown.stop(self.prepare.grace, StopReason.PORT_TAKEN.value)
 
     def record_process_groups(self) -> None:
         """Record which workers have joined a process group of torch.distributed, and its size."""
@@ -276,7 +281,7 @@ class Attempt:
 
     def _record_exit(self, worker: Worker, exit_record: ExitRecord) -> None:
         if (since := fencing.read_fence_time(self._run.fence_file(self.number), exit_record)) is not None:
-            self.shutdown.record_fence_stop(since, run_requests.StopReason.FENCE.value, self.prepare.grace)
+            self.shutdown.record_fence_stop(since, StopReason.FENCE.value, self.prepare.grace)
         self._mark_exited(worker)
         event = self._make_exit_event(worker, exit_record)
         self.record(event)
@@ -286,7 +291,7 @@ class Attempt:
             # A worker may have failed because another process has its port, and cannot say which process this is.
             self.stop_if_port_is_taken()
         if failed and not event.stopped and self.living_workers and self.shutdown.stopped_at is None:
-            self.shutdown.stop(self.prepare.grace, run_requests.StopReason.PEER_FAILED.value)
+            self.shutdown.stop(self.prepare.grace, StopReason.PEER_FAILED.value)
 
     def _mark_exited(self, worker: Worker) -> None:
         """Mark a worker as ended and close its pidfd."""

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, cast
 
 from clusterctl.agent import inject
 from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
-from clusterctl.agent.protocol import command_messages, events, run_requests
+from clusterctl.agent.protocol import command_messages, events
+from clusterctl.agent.protocol.run_requests import ForkSettings, StartArguments, WorkerStart, parse_dataclass
 from clusterctl.agent.supervisor import workers
 from clusterctl.agent.supervisor.control_server import DeferredReply
 
@@ -111,12 +112,7 @@ class ForkServer:
     """
 
     def __init__(
-        self,
-        loop: EventLoop,
-        request: run_requests.ForkSettings,
-        program: spawn.Program,
-        shim: str,
-        on_change: Action,
+        self, loop: EventLoop, request: ForkSettings, program: spawn.Program, shim: str, on_change: Action
     ) -> None:
         """Start the forkserver.
 
@@ -159,12 +155,12 @@ class ForkServer:
         self._send(b"s", [file])
         os.close(file)
 
-    def matches(self, request: run_requests.ForkSettings, program: spawn.Program) -> bool:
+    def matches(self, request: ForkSettings, program: spawn.Program) -> bool:
         """Return whether a new forkserver for this request would have the same program, environment and imports."""
         same = dataclasses.replace(request, keep=self.request.keep, demanded=self.request.demanded)
         return same == self.request and _select_stable_variables(program) == _select_stable_variables(self._program)
 
-    def reuse(self, request: run_requests.ForkSettings, program: spawn.Program) -> None:
+    def reuse(self, request: ForkSettings, program: spawn.Program) -> None:
         """Use the forkserver for another attempt, after it has checked that the imported files are unchanged."""
         self.request, self._program = request, program
         if self.stage is ServerStage.READY:
@@ -305,7 +301,7 @@ class ForkServerManager:
         self._loop, self._run, self._markers, self._record = loop, run, markers, record
         self._server: ForkServer | None = None
         self._attempt: Attempt | None = None
-        self._request: run_requests.ForkSettings | None = None
+        self._request: ForkSettings | None = None
         self._deferred_starts: list[tuple[Action, Action, DeferredReply]] = []
         self._warned_reasons: set[str] = set()
 
@@ -315,9 +311,7 @@ class ForkServerManager:
         """Provide a forkserver if the attempt requests one: the forkserver of the last attempt, or a new one."""
         requested = attempt.prepare.forked
         self._attempt, self._warned_reasons = attempt, set()
-        self._request = (
-            None if requested is None else run_requests.parse_dataclass(run_requests.ForkSettings, requested)
-        )
+        self._request = None if requested is None else parse_dataclass(ForkSettings, requested)
         if self._request is None:
             self.close()
             return
@@ -330,15 +324,15 @@ class ForkServerManager:
             self.close()
             self._start(attempt, self._request, program)
 
-    def _build_program(self, attempt: Attempt, request: run_requests.ForkSettings) -> spawn.Program:
-        worker_start = run_requests.WorkerStart(rank=0, local_rank=0, argv=request.argv, env=request.env)
+    def _build_program(self, attempt: Attempt, request: ForkSettings) -> spawn.Program:
+        worker_start = WorkerStart(rank=0, local_rank=0, argv=request.argv, env=request.env)
         # The number of the attempt does not matter: `select_common_variables` removes variables that depend on it.
-        start = run_requests.StartArguments(self._run.run, self._run.node, 0, [], inject=request.inject)
+        start = StartArguments(self._run.run, self._run.node, 0, [], inject=request.inject)
         return workers.build_worker_program(
             self._run, self._markers, attempt.prepare, start, worker_start, attempt.python
         )
 
-    def _start(self, attempt: Attempt, request: run_requests.ForkSettings, program: spawn.Program) -> None:
+    def _start(self, attempt: Attempt, request: ForkSettings, program: spawn.Program) -> None:
         try:
             if not workers.install_shim(self._run):
                 raise OSError(0, "cannot write the modules of the forkserver")
@@ -428,9 +422,7 @@ class ForkServerManager:
         self._warn_not_forked(reason)
         return None
 
-    def _read_forked_worker(
-        self, server: ForkServer, worker_start: run_requests.WorkerStart, report: int
-    ) -> Worker | None:
+    def _read_forked_worker(self, server: ForkServer, worker_start: WorkerStart, report: int) -> Worker | None:
         """Return the forked worker, or `None` if the fork failed and no process of the rank runs."""
         try:
             answer = workers.read_waiter_report(report)

@@ -16,7 +16,8 @@ from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.linux.spawn import encode_text
 from clusterctl.agent.node_state import run_dir
-from clusterctl.agent.protocol import command_messages, frames, run_requests
+from clusterctl.agent.protocol import command_messages, frames
+from clusterctl.agent.protocol.run_requests import PrepareArguments, StartArguments, WorkerStart, parse_dataclass
 from clusterctl.agent.supervisor import output_errors, waiter
 from clusterctl.agent.workdir import file_tree, synced_code
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.processes.run_processes import RunMarkers
     from clusterctl.agent.protocol.record_types import SpawnRecord
 
-    WorkerToStart = tuple[run_requests.WorkerStart, waiter.WaiterConfig]
+    WorkerToStart = tuple[WorkerStart, waiter.WaiterConfig]
     StartWorkers = Callable[[Sequence[WorkerToStart]], Iterator["Worker"]]
 
 _REPORT_TIMEOUT_S = 20.0
@@ -123,7 +124,7 @@ def find_cwd_and_python(
     return {"python": resolve_python(cwd, python, python_hint), "cwd": cwd}
 
 
-def prepare_workdir(run: RunDir, prepare: run_requests.PrepareArguments) -> str:
+def prepare_workdir(run: RunDir, prepare: PrepareArguments) -> str:
     """Make the code folder, check its content, and return the path of the workers' interpreter.
 
     Helper processes access the files, because a mount may hang.
@@ -185,9 +186,9 @@ def _find_executable(name: str, workdir: str) -> str | None:
 def build_worker_program(
     run: RunDir,
     markers: RunMarkers,
-    prepare: run_requests.PrepareArguments,
-    start: run_requests.StartArguments,
-    worker_start: run_requests.WorkerStart,
+    prepare: PrepareArguments,
+    start: StartArguments,
+    worker_start: WorkerStart,
     python: str,
 ) -> spawn.Program:
     """Return argv, environment and working directory of a worker."""
@@ -208,11 +209,7 @@ def build_worker_program(
 
 
 def _build_environment(
-    run: RunDir,
-    markers: RunMarkers,
-    prepare: run_requests.PrepareArguments,
-    start: run_requests.StartArguments,
-    worker_start: run_requests.WorkerStart,
+    run: RunDir, markers: RunMarkers, prepare: PrepareArguments, start: StartArguments, worker_start: WorkerStart
 ) -> dict[bytes, bytes]:
     env = spawn.build_base_environment()
     env.pop(b"OLDPWD", None)
@@ -351,16 +348,16 @@ def close_pidfd(worker: Worker) -> None:
 # A power loss or a clean-up may have removed these files. The journal is enough to end an attempt without them.
 
 
-def read_prepare(run: RunDir, state: JournalState) -> tuple[run_requests.PrepareArguments, str]:
+def read_prepare(run: RunDir, state: JournalState) -> tuple[PrepareArguments, str]:
     """Return the `Prepare` request of the newest attempt, and the path of its interpreter.
 
     The path is "" if the file of this attempt is lost; then no more workers can start.
     """
     stored = syscalls.read_json(run.prepare_file) or {}
     try:
-        prepare = run_requests.parse_dataclass(run_requests.PrepareArguments, stored)
+        prepare = parse_dataclass(PrepareArguments, stored)
     except frames.FrameError:
-        prepare = run_requests.PrepareArguments(run.run, run.node, -1, workdir="/", health_seconds=0.0)
+        prepare = PrepareArguments(run.run, run.node, -1, workdir="/", health_seconds=0.0)
     if prepare.attempt == state.attempt:
         return prepare, str(stored.get("interpreter", ""))
     return replace(prepare, attempt=state.attempt, ranks=sorted(state.started)), ""
