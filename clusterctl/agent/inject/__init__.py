@@ -34,7 +34,7 @@ import hashlib
 import os
 import shutil
 
-from clusterctl.agent.linux.syscalls import read_bytes, write_atomically
+from clusterctl.agent.linux.syscalls import read_or_empty, write_atomically
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _AGENT = os.path.dirname(_HERE)
@@ -100,7 +100,7 @@ def install_shim(target_dir: str) -> str:
     os.makedirs(target, mode=0o700, exist_ok=True)
     for destination, data in _read_sources().items():
         path = os.path.join(target, destination)
-        if os.path.exists(path) and read_bytes(path, len(data) + 1) == data:
+        if os.path.exists(path) and read_or_empty(path, len(data) + 1) == data:
             continue
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         write_atomically(path, data)

@@ -12,7 +12,7 @@ import signal
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.linux.syscalls import read_or_empty
 from clusterctl.agent.protocol import validators
 from clusterctl.agent.protocol.validators import (
     COUNT,
@@ -104,7 +104,7 @@ def read_status(status_dir: str, rank: int, now: float) -> WorkerStatusSample | 
     `unseen` is true if the file is old and the thread that writes it has ended. If this thread still exists, an old
     file shows that the process is stopped, or that its C code does not let the thread run.
     """
-    data = read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json"))
+    data = read_or_empty(os.path.join(status_dir, f"rank-{rank}.status.json"))
     try:
         status = sanitize_status(json.loads(data)) if data else None
     except (ValueError, RecursionError):
@@ -151,7 +151,7 @@ def list_foreign_ranks(status_dir: str, own_ranks: Iterable[int]) -> list[int]:
 def _read_json_file(path: str, parse: Callable[[Any], T]) -> T | None:
     """Return the parsed content of a file, or `None` if it is missing or malformed."""
     try:
-        return parse(json.loads(read_bytes(path) or b"null"))
+        return parse(json.loads(read_or_empty(path) or b"null"))
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return None
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 
 from clusterctl.agent.linux.filesystems import list_mounts
-from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.linux.syscalls import read_or_empty
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def _find_mount(hierarchy: str, root: str = "") -> str | None:
 
 def _read_own_path(hierarchy: str, root: str = "") -> str | None:
     """Return the path of this process's cgroup in a hierarchy, named by its controller (version 2: an empty name)."""
-    for line in read_bytes(f"{root}/proc/self/cgroup").decode("utf-8", "replace").splitlines():
+    for line in read_or_empty(f"{root}/proc/self/cgroup").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2)
         if hierarchy in controllers.split(","):
             return path
@@ -55,10 +55,10 @@ def read_cpu_limit(root: str = "") -> float | None:
     """Return the number of CPU cores that this process's cgroup and those above it allow, or `None` without a limit."""
     limits = []
     for folder in _list_own_folders("", root):
-        quota, _, period = read_bytes(f"{folder}/cpu.max").decode().strip().partition(" ")
+        quota, _, period = read_or_empty(f"{folder}/cpu.max").decode().strip().partition(" ")
         limits.append((quota, period))
     for folder in _list_own_folders("cpu", root):
-        quota, period = (read_bytes(f"{folder}/cpu.cfs_{name}_us").decode().strip() for name in ("quota", "period"))
+        quota, period = (read_or_empty(f"{folder}/cpu.cfs_{name}_us").decode().strip() for name in ("quota", "period"))
         limits.append((quota, period))
     # Unlimited is `max` in version 2 and -1 in version 1.
     return min((int(q) / int(p) for q, p in limits if q.isdigit() and p.isdigit() and int(p)), default=None)
@@ -104,13 +104,13 @@ def _read_limit_and_free(files: Iterable[tuple[str, str, str, str | None]], root
 
 def _read_limit(path: str) -> int | None:
     """Return the number in a file, or `None` for "unlimited": `max` in version 2, a huge number in version 1."""
-    text = read_bytes(path).strip()
+    text = read_or_empty(path).strip()
     return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
 
 
 def _read_counter(path: str, name: str) -> int | None:
     """Return the number of a name in a file that has a name and a number on each line."""
-    pairs = (line.split(b" ") for line in read_bytes(path).splitlines())
+    pairs = (line.split(b" ") for line in read_or_empty(path).splitlines())
     return next((int(pair[1]) for pair in pairs if pair[0] == name.encode() and pair[1:] and pair[1].isdigit()), None)
 
 
@@ -135,7 +135,7 @@ def list_members(folder: str | None) -> set[int]:
     pids: set[int] = set()
     if folder is not None:
         for place, _, _ in os.walk(folder):
-            pids.update(int(pid) for pid in read_bytes(os.path.join(place, "cgroup.procs")).split())
+            pids.update(int(pid) for pid in read_or_empty(os.path.join(place, "cgroup.procs")).split())
     return pids - {0}
 
 

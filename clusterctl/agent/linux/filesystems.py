@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
-from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.linux.syscalls import read_or_empty
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ def list_mounts(root: str = "") -> tuple[Mount, ...]:
         root: Prefix of /proc.
     """
     base = root.rstrip("/")
-    table = read_bytes(f"{base}/proc/self/mounts", _MAX_TABLE_BYTES) or read_bytes(
+    table = read_or_empty(f"{base}/proc/self/mounts", _MAX_TABLE_BYTES) or read_or_empty(
         f"{base}/proc/mounts", _MAX_TABLE_BYTES
     )
     return _parse_mounts(table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 
-from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.linux.syscalls import read_or_empty
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,25 +32,22 @@ def read_logind_settings(user: str, root: str = "/") -> LogindSettings | None:
     settings = {"KillUserProcesses": "no", "KillOnlyUsers": "", "KillExcludeUsers": "root"}
     for pattern in _LOGIND_FILES:
         for path in sorted(glob.glob(os.path.join(root, pattern.lstrip("/")))):
-            for line in read_bytes(path).decode("utf-8", "replace").splitlines():
+            for line in read_or_empty(path).decode("utf-8", "replace").splitlines():
                 name, equals, value = line.partition("=")
                 if equals and name.strip() in settings:
                     settings[name.strip()] = value.strip()
     kill = settings["KillUserProcesses"].lower() in ("yes", "true", "1", "on")
-    is_excluded = user in settings["KillExcludeUsers"].split()
+    excluded = user in settings["KillExcludeUsers"].split()
     only_users = settings["KillOnlyUsers"].split()
     linger = os.path.exists(os.path.join(root, "var/lib/systemd/linger", user))
-    return {
-        "linger": linger,
-        "kill_user_processes": kill and not is_excluded and (not only_users or user in only_users),
-    }
+    return {"linger": linger, "kill_user_processes": kill and not excluded and (not only_users or user in only_users)}
 
 
 def read_nccl_conf(files: list[str]) -> dict[str, str]:
     """Return the `NCCL_*` settings in NCCL's configuration files; a later file overrides an earlier one."""
     values: dict[str, str] = {}
     for path in files:
-        for line in read_bytes(path).decode("utf-8", "replace").splitlines():
+        for line in read_or_empty(path).decode("utf-8", "replace").splitlines():
             name, equals, value = line.strip().partition("=")
             if equals and name.startswith("NCCL_"):
                 values[name] = value.strip()

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 
-from clusterctl.agent.linux.syscalls import read_boot_time, read_bytes
+from clusterctl.agent.linux.syscalls import read_boot_time, read_or_empty
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 @functools.lru_cache(maxsize=1)
 def read_boot_id() -> str:
     """Return the id of this boot of the machine."""
-    return read_bytes("/proc/sys/kernel/random/boot_id").decode().strip()
+    return read_or_empty("/proc/sys/kernel/random/boot_id").decode().strip()
 
 
 @functools.lru_cache(maxsize=1)
@@ -159,7 +159,7 @@ def read_uid(pid: int) -> int | None:
 
 def read_status_field(folder: str, name: str) -> list[bytes]:
     """Return the words of a field in the file `status` of a process or thread; an empty list if it cannot be read."""
-    lines = (line.split() for line in read_bytes(f"{folder}/status").splitlines())
+    lines = (line.split() for line in read_or_empty(f"{folder}/status").splitlines())
     return next((words[1:] for words in lines if words and words[0] == name.encode() + b":"), [])
 
 
@@ -168,7 +168,7 @@ def find_user_name(uid: int) -> str:
 
     `pwd.getpwuid` is not used, because it may query a directory service, which may hang.
     """
-    for line in read_bytes("/etc/passwd", 4 << 20).decode("utf-8", "replace").splitlines():
+    for line in read_or_empty("/etc/passwd", 4 << 20).decode("utf-8", "replace").splitlines():
         name, _, rest = line.partition(":")
         if rest.split(":")[1:2] == [str(uid)] and name.isprintable():
             return name
@@ -177,26 +177,27 @@ def find_user_name(uid: int) -> str:
 
 def read_environment(pid: int) -> dict[bytes, bytes]:
     """Return the environment with which a process was started; empty if it cannot be read."""
-    pairs = (entry.partition(b"=") for entry in read_bytes(f"/proc/{pid}/environ", 4 << 20).split(b"\0"))
+    pairs = (entry.partition(b"=") for entry in read_or_empty(f"/proc/{pid}/environ", 4 << 20).split(b"\0"))
     return {name: value for name, equals, value in pairs if equals}
 
 
 def read_meminfo(root: str = "") -> dict[str, int]:
     """Return the sizes in /proc/meminfo in bytes, by name; `root` is the prefix of /proc."""
     lines = (
-        line.split() for line in read_bytes(f"{root.rstrip('/')}/proc/meminfo").decode("ascii", "replace").splitlines()
+        line.split()
+        for line in read_or_empty(f"{root.rstrip('/')}/proc/meminfo").decode("ascii", "replace").splitlines()
     )
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[1:] and words[1].isdigit()}
 
 
 def has_resource_limit(pid: int, value: int) -> bool:
     """Return whether any resource limit of a process has exactly this value."""
-    return b"%d" % value in read_bytes(f"/proc/{pid}/limits").split()
+    return b"%d" % value in read_or_empty(f"/proc/{pid}/limits").split()
 
 
 def read_command(pid: int) -> str:
     """Return the command line of a process as printable text of at most 200 characters."""
-    line = read_bytes(f"/proc/{pid}/cmdline", 4096).rstrip(b"\0").replace(b"\0", b" ")
+    line = read_or_empty(f"/proc/{pid}/cmdline", 4096).rstrip(b"\0").replace(b"\0", b" ")
     if not line:
         process = read_stat(pid)
         return "" if process is None else f"[{process.comm}]"
@@ -205,7 +206,7 @@ def read_command(pid: int) -> str:
 
 def read_wait_channel(pid: int, root: str = "") -> str:
     """Return the kernel function in which a process waits, or "" if it is unknown; `root` is the prefix of /proc."""
-    function = read_bytes(f"{root.rstrip('/')}/proc/{pid}/wchan").decode("ascii", "replace").strip()
+    function = read_or_empty(f"{root.rstrip('/')}/proc/{pid}/wchan").decode("ascii", "replace").strip()
     return "" if function == "0" else function
 
 
@@ -221,7 +222,7 @@ def is_exiting_unblocked(stat: ProcessStat) -> bool:
         names = os.listdir(base) if is_alive(stat.identity) else []
     except OSError:
         names = []
-    threads = [thread for name in names if (thread := parse_stat(read_bytes(f"{base}/{name}/stat"))) is not None]
+    threads = [thread for name in names if (thread := parse_stat(read_or_empty(f"{base}/{name}/stat"))) is not None]
     return all(thread.state in "ZX" or (is_exiting(thread) and thread.state != "D") for thread in threads)
 
 
@@ -242,7 +243,7 @@ def is_dying(identity: ProcessIdentity) -> bool:
 
 
 def _is_thread_dying(path: str) -> bool:
-    thread = parse_stat(read_bytes(f"{path}/stat"))
+    thread = parse_stat(read_or_empty(f"{path}/stat"))
     if thread is None or thread.state in "ZX" or is_exiting(thread):
         return True
     pending = read_status_field(path, "SigPnd")
@@ -256,7 +257,7 @@ def convert_to_ticks(monotonic_s: float) -> int:
 
 def read_run_delay(pid: int | str = "self") -> float | None:
     """Return how many seconds the main thread of a process was runnable but had no processor; `None` if unknown."""
-    fields = read_bytes(f"/proc/{pid}/schedstat").split()
+    fields = read_or_empty(f"/proc/{pid}/schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) >= 2 else None
 
 

@@ -156,7 +156,7 @@ def set_process_name(name: str) -> None:
 
 def set_process_title(title: str) -> None:
     """Set the command line that `ps` shows: overwrite the memory of the arguments, which may cut off the title."""
-    fields = read_bytes("/proc/self/stat").rpartition(b")")[2].split()
+    fields = read_or_empty("/proc/self/stat").rpartition(b")")[2].split()
     start, end = (int(fields[45]), int(fields[46])) if len(fields) > 46 else (0, 0)
     if 0 < start < end:
         ctypes.memmove(
@@ -252,7 +252,7 @@ def read_json(path: str, limit: int = 16 << 20) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def read_bytes(path: str, limit: int = 1 << 20) -> bytes:
+def read_or_empty(path: str, limit: int = 1 << 20) -> bytes:
     """Return the first `limit` bytes of a file; no bytes if the file cannot be read."""
     try:
         with open(path, "rb") as file:

@@ -23,7 +23,7 @@ _FENCE_WRITE_TIMEOUT_S = 2.0
 
 def read_epoch(path: str) -> int:
     """Return the highest epoch that this node has accepted for a run, or 0."""
-    text = syscalls.read_bytes(path).strip()
+    text = syscalls.read_or_empty(path).strip()
     return int(text) if text.isdigit() else 0
 
 
@@ -54,7 +54,7 @@ def read_lease_clock() -> float:
 def read_lease(path: str) -> float | None:
     """Return when the controller's last frame arrived (`read_lease_clock`), or `None` without a lease file."""
     try:
-        return float(syscalls.read_bytes(path))
+        return float(syscalls.read_or_empty(path))
     except ValueError:
         return None
 

@@ -14,7 +14,7 @@ import os
 import stat
 
 from clusterctl.agent.linux import filesystems, kernel_files
-from clusterctl.agent.linux.syscalls import read_bytes, read_json
+from clusterctl.agent.linux.syscalls import read_json, read_or_empty
 from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.command_messages import make_refused_error
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
@@ -203,7 +203,7 @@ class RunDir:
 
     def tmpfs_dir(self) -> str | None:
         """Return the private tmpfs folder of the run, or `None` if the machine has none."""
-        folder = read_bytes(self.file_path("memory")).decode("utf-8", "surrogateescape")
+        folder = read_or_empty(self.file_path("memory")).decode("utf-8", "surrogateescape")
         return folder if folder and _is_private_folder(folder) else None
 
     def make(self) -> None:

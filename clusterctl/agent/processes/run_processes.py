@@ -135,9 +135,7 @@ def list_known_processes(known_processes: KnownProcesses) -> list[ProcessStat]:
     """Return the living processes among the known ones, without a scan of all processes."""
     identities = dict.fromkeys((*known_processes.workers, *known_processes.processes))
     stats = (proc.read_stat(who.pid) for who in identities)
-    return [
-        stat for stat in stats if stat is not None and not stat.is_gone and _is_known_process(stat, known_processes)
-    ]
+    return [stat for stat in stats if stat is not None and not stat.is_gone and _is_member(stat, known_processes)]
 
 
 def classify_process(
@@ -164,7 +162,7 @@ def classify_process(
         or pid == os.getpid()
     ):
         return {}
-    if pid in cgroup_pids or _is_known_process(process, known_processes) or _in_session(process, known_processes):
+    if pid in cgroup_pids or _is_member(process, known_processes) or _in_session(process, known_processes):
         return {"member": vars(process)}
     has_tag = markers.has_tag(pid)
     is_unrelated = (
@@ -179,7 +177,7 @@ def classify_process(
     return {} if is_marked is None else {"unrelated": process.start_time}
 
 
-def _is_known_process(process: ProcessStat, known_processes: KnownProcesses) -> bool:
+def _is_member(process: ProcessStat, known_processes: KnownProcesses) -> bool:
     return process.identity in known_processes.workers or process.identity in known_processes.processes
 
 

@@ -205,13 +205,11 @@ class _FileCommands:
 
                 return _PendingTransfer(make_receiver, lambda: locks.downgrade(place))
 
-            self._compare_listing(
-                request_id, stream, prepare_sync, plan_transfer, lambda: locks.release(place), [lock.fd]
-            )
+            self._compare_list(request_id, stream, prepare_sync, plan_transfer, lambda: locks.release(place), [lock.fd])
 
         self._collect_stream(request_id, stream, int(arguments["size"]), compare)
 
-    def _compare_listing(
+    def _compare_list(
         self,
         request_id: int,
         stream: int,
@@ -279,7 +277,7 @@ class _FileCommands:
 
                 return _PendingTransfer(make_receiver)
 
-            self._compare_listing(request_id, stream, list_missing, plan_transfer)
+            self._compare_list(request_id, stream, list_missing, plan_transfer)
 
         self._collect_stream(request_id, stream, int(arguments["size"]), compare)
 

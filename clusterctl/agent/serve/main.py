@@ -29,9 +29,8 @@ def main(arguments: list[str]) -> NoReturn:
     syscalls.set_process_title("clusterctl-agent serve")
     # Supervisors are forks of this process, so they get this limit too.
     spawn.raise_file_limit()
-    session = AgentSession(
-        read, write, idle, (node_commands.make_node_handlers, _make_check_handlers, _make_run_handlers)
-    )
+    makers = (node_commands.make_node_handlers, _make_check_handlers, _make_run_handlers)
+    session = AgentSession(read, write, idle, makers)
     # The loaded modules are never garbage, and forks share their memory, so exclude them from garbage collections.
     gc.freeze()
     gc.enable()

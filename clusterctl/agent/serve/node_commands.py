@@ -10,7 +10,7 @@ import time
 from clusterctl.agent.linux import addresses, cgroup, gpu_devices, helper_process, kernel_files, proc, spawn
 from clusterctl.agent.linux.logind_and_nccl_files import read_logind_settings, read_nccl_conf
 from clusterctl.agent.linux.spawn import encode_text
-from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.linux.syscalls import read_or_empty
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import command_messages
 from clusterctl.agent.protocol.command_messages import Command
@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 def make_node_handlers(session: AgentSession) -> dict[Command, Handler]:
     """Return the handlers of the node commands."""
     node = _NodeCommands(session)
-    return {
-        Command.HELLO: node.hello,
-        Command.EXEC: node.execute,
-        Command.CANCEL: node.cancel,
-    }
+    return {Command.HELLO: node.hello, Command.EXEC: node.execute, Command.CANCEL: node.cancel}
 
 
 class _NodeCommands:
@@ -196,7 +192,7 @@ def read_account() -> tuple[str, str, str]:
     If /etc/passwd does not have the user, a helper process queries the directory service, which may hang.
     """
     env, uid = os.environ, os.getuid()
-    for line in read_bytes("/etc/passwd").decode("utf-8", "surrogateescape").splitlines():
+    for line in read_or_empty("/etc/passwd").decode("utf-8", "surrogateescape").splitlines():
         words = line.split(":")
         if len(words) == 7 and words[2] == str(uid):
             return words[0], env.get("HOME") or words[5], words[6]

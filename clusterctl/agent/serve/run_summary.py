@@ -22,9 +22,7 @@ def list_survivors(state: JournalState) -> list[SurvivingProcess]:
     """Return the processes that SIGKILL did not end and that still live, according to the journal and `/proc`."""
     if state.swept is None or state.boot_id != proc.read_boot_id():
         return []
-    return [
-        entry for entry in state.swept.remaining if proc.is_alive(ProcessIdentity(entry["pid"], entry["start_time"]))
-    ]
+    return [each for each in state.swept.remaining if proc.is_alive(ProcessIdentity(each["pid"], each["start_time"]))]
 
 
 def has_supervisor(run: RunDir) -> bool:

@@ -233,7 +233,7 @@ class SupervisorLink:
             self._retry_later()
 
     def _read_last_log_line(self) -> str:
-        lines = syscalls.read_bytes(self._run.log_file).decode("utf-8", "replace").strip().splitlines()
+        lines = syscalls.read_or_empty(self._run.log_file).decode("utf-8", "replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
 
     def _answer_queue_with_error(self, message: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.linux import cgroup, proc
-from clusterctl.agent.linux.syscalls import read_bytes, read_json
+from clusterctl.agent.linux.syscalls import read_json, read_or_empty
 from clusterctl.agent.node_state import run_dir
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class OomKillCounts:
 
 def read_oom_kill_counts() -> OomKillCounts:
     """Read how often the OOM killer has killed a process so far."""
-    match = re.search(rb"^oom_kill (\d+)$", read_bytes("/proc/vmstat"), re.MULTILINE)
+    match = re.search(rb"^oom_kill (\d+)$", read_or_empty("/proc/vmstat"), re.MULTILINE)
     return OomKillCounts(cgroup.count_oom_kills(), int(match[1]) if match else None, time.monotonic())
 
 

@@ -45,7 +45,7 @@ class WorkerOutput:
     Attributes:
         offsets: The offsets of this output, as in the table.
         fd: Descriptor of the file, which the worker inherits, or -1.
-        discard_reason: Why bytes were discarded last.
+        drop_reason: Why bytes were discarded last.
         journalled_at: Monotonic time of the last journal event about this output.
     """
 
@@ -58,7 +58,7 @@ class WorkerOutput:
         self._shared = offset_table is not None
         self.offsets = self._offset_table.read_offsets(rank)
         self.fd = -1
-        self.discard_reason = ""
+        self.drop_reason = ""
         self.journalled_at = float("-inf")
         if offset_table is None:
             self._offset_table.close()
@@ -104,7 +104,7 @@ class WorkerOutput:
         if after <= before:
             return 0
         offsets.lost += max(0, offsets.file_start + after - max(offsets.first_valid, offsets.replicated))
-        offsets.first_valid, self.discard_reason = offsets.file_start + after, reason
+        offsets.first_valid, self.drop_reason = offsets.file_start + after, reason
         # Write the offsets before the hole: readers check the offsets again after each read.
         self.write_offsets()
         with contextlib.suppress(OSError), self._writable() as fd:
@@ -176,7 +176,7 @@ class OpenWorkerOutput(WorkerOutput):
         # If bytes are lost, leave a gap of at least a page, so that a reader of the replica sees it.
         offsets.file_start = offsets.first_valid = _round_down(end + 2 * BLOCK_BYTES - 1) if lost else end
         offsets.lost += lost
-        self._reserved, self.discard_reason = 0, "its worker emptied the file"
+        self._reserved, self.drop_reason = 0, "its worker emptied the file"
 
     # --- the index
 
@@ -467,13 +467,11 @@ class WorkerOutputs:
         gone, lost, now = output.offsets.first_valid - first_valid, output.offsets.lost - lost, time.monotonic()
         if not gone and not lost:
             return
-        late = now - output.journalled_at >= _JOURNAL_EVERY_S and (lost > 0 or output.discard_reason != _LIMIT)
+        late = now - output.journalled_at >= _JOURNAL_EVERY_S and (lost > 0 or output.drop_reason != _LIMIT)
         if last or late or gone >= _JOURNAL_EVERY_BYTES:
             output.journalled_at = now
             self._record(
-                events.OutputDropped(
-                    output.attempt, output.rank, output.offsets.first_valid, lost, output.discard_reason
-                )
+                events.OutputDropped(output.attempt, output.rank, output.offsets.first_valid, lost, output.drop_reason)
             )
 
     def _alarm(self, code: str, message: str, rank: int | None = None) -> None:

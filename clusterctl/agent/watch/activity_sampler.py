@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.inject.shim_files import list_foreign_ranks, read_status
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import ProcessIdentity, list_process_tree, read_all_processes
-from clusterctl.agent.linux.syscalls import read_bytes, sleep_interval
+from clusterctl.agent.linux.syscalls import read_or_empty, sleep_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -215,7 +215,7 @@ def _read_tail(path: str, size: int) -> bytes:
 
 def _read_transfers(pid: int) -> tuple[int, int] | None:
     """Return the bytes that a process and its reaped children have read and written by system calls."""
-    data = read_bytes(f"/proc/{pid}/io")
+    data = read_or_empty(f"/proc/{pid}/io")
     if not data:
         return None
     fields = dict(line.split(b": ", 1) for line in data.splitlines())

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.inject.shim_files import get_shim_thread_id, read_stack_dump_offer
 from clusterctl.agent.linux import proc, syscalls
-from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.linux.syscalls import read_or_empty
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.record_types import StackDumpOffer
@@ -149,7 +149,7 @@ def _wait_for_dump(path: str, before: int, deadline: float) -> str:
 
 def _dump_by_py_spy(pid: int, deadline: float) -> str:
     """Return the dump of the py-spy on PATH, or of the py-spy in the folder of the process's interpreter."""
-    interpreter = read_bytes(f"/proc/{pid}/cmdline", 4096).partition(b"\0")[0].decode("utf-8", "replace")
+    interpreter = read_or_empty(f"/proc/{pid}/cmdline", 4096).partition(b"\0")[0].decode("utf-8", "replace")
     beside = os.path.join(os.path.dirname(interpreter), "py-spy") if os.path.isabs(interpreter) else ""
     program = shutil.which("py-spy") or shutil.which(beside)
     if program is None:

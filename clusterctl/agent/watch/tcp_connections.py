@@ -8,7 +8,7 @@ import re
 import socket
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.linux.syscalls import read_or_empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +87,7 @@ def _parse_address(text: str) -> tuple[str, int]:
 
 def _find_awaited_descriptor(pid: int) -> int | None:
     """Return the descriptor from which the main thread waits to read; `None` if it is not in a call that reads."""
-    words = read_bytes(f"/proc/{pid}/syscall", 256).split()
+    words = read_or_empty(f"/proc/{pid}/syscall", 256).split()
     with contextlib.suppress(ValueError, IndexError):
         if int(words[0]) in _READ_SYSCALLS.get(os.uname().machine, ()):
             return int(words[1], 16)
