@@ -19,7 +19,7 @@ from clusterctl.formatting import describe_duration, signal_name
 from clusterctl.why import headline
 from clusterctl.why.crash import find_user_position
 from clusterctl.why.headline_patterns import PEER_LOSS, WORKER_DEATH
-from clusterctl.why.verdict import Confidence, ProblemClass
+from clusterctl.why.verdict import Confidence, Fault
 
 _ADDRESS = re.compile(r"(?:\[(?P<in>[0-9a-fA-F.:%\w]+)\]|(?P<plain>\d+\.\d+\.\d+\.\d+)):\d+")
 _WARNING = re.compile(r"\[[IW]\d{3,4} ")
@@ -64,7 +64,7 @@ class Cause:
     traceback: str | None = None
     certain: bool = False
     secondary: bool = False
-    cls: ProblemClass | None = None
+    cls: Fault | None = None
     is_recognised: bool = False
 
 
@@ -179,7 +179,7 @@ def find_errors_before_stop(stopped: Sequence[Cause], failed: Sequence[tuple[Exi
     """
     if not failed or not all(analysis.cause.secondary for analysis, _ in failed):
         return ()
-    own = [cause for cause in stopped if not cause.secondary and cause.cls is not ProblemClass.PEER_LOST]
+    own = [cause for cause in stopped if not cause.secondary and cause.cls is not Fault.PEER_LOST]
     own = [cause for cause in own if not any(cause.message in output for _, output in failed)]
     return tuple(replace(cause, kind="stopped", exit_code=None) for cause in own)
 
@@ -241,29 +241,25 @@ def _find_headline(exited: Exited) -> headline.Headline:
         # The program has printed its error and then called `exit` with a number.
         heading = headline.find_headline(exited.tail, exit_code=code or 1)
         text = f"{record['message']}; last words: {heading.text}" if bare["inside"] else heading.text
-        return (
-            heading
-            if heading.cls is not ProblemClass.UNKNOWN
-            else replace(heading, text=text, cls=ProblemClass.EXCEPTION)
-        )
+        return heading if heading.cls is not Fault.UNKNOWN else replace(heading, text=text, cls=Fault.EXCEPTION)
     traced = headline.find_headline(str(record.get("traceback") or ""))
     heading = traced if traced.traceback else headline.find_headline(str(record["message"]))
     heading = headline.add_detail_from_output(heading, exited.tail)
-    if heading.cls is ProblemClass.UNKNOWN:
+    if heading.cls is Fault.UNKNOWN:
         # `torch.distributed.elastic` records only exceptions.
-        return replace(heading, cls=ProblemClass.EXCEPTION, confidence=Confidence.CERTAIN)
+        return replace(heading, cls=Fault.EXCEPTION, confidence=Confidence.CERTAIN)
     return heading
 
 
 def _find_child_failure(exited: Exited, heading: headline.Headline) -> headline.Headline:
     """Return the headline of the first failed child process if the worker's own headline gives no reason."""
     child = exited.failed_child
-    is_victim = heading.cls in (ProblemClass.UNKNOWN, ProblemClass.KILLED) and not heading.is_recognised
+    is_victim = heading.cls in (Fault.UNKNOWN, Fault.KILLED) and not heading.is_recognised
     if child is None or child["message"].startswith("SIGTERM") or exited.signal is not None or not is_victim:
         return heading
     found = headline.find_headline(child["message"])
     text = f"{found.text or child['message']} (in its child process {child['pid']}, which failed first)"
-    cls = ProblemClass.EXCEPTION if found.cls is ProblemClass.UNKNOWN else found.cls
+    cls = Fault.EXCEPTION if found.cls is Fault.UNKNOWN else found.cls
     return replace(found, text=text, cls=cls, confidence=Confidence.LIKELY)
 
 
@@ -298,7 +294,7 @@ def _build_cause(node: str, exited: Exited, heading: headline.Headline) -> Cause
         secondary=not exited.oom
         and exited.signal in (None, signal.SIGABRT)
         and is_peer_loss(_find_reason_text(exited, heading)),
-        cls=ProblemClass.OUT_OF_MEMORY if exited.oom else heading.cls,
+        cls=Fault.OUT_OF_MEMORY if exited.oom else heading.cls,
         is_recognised=bool(exited.oom) or heading.is_recognised,
     )
 

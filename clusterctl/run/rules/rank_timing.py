@@ -31,6 +31,9 @@ _MOMENT = re.compile(rb'"m":\s*([0-9.]+)')
 _ATTEMPT = re.compile(rb'"attempt":\s*([0-9]+)')
 
 WAIT_FIELDS = samples.RankFields(activity=("alive", "pid"), status=("looks", "held", "seq"))
+_TIMING_FIELDS = samples.RankFields(
+    (*WAIT_FIELDS.activity, "cpu_s", "starved_s", "faults", "wchan"), status=WAIT_FIELDS.status
+)
 
 WaitShares = tuple[float, ...]
 """The share of time in collectives, for each part of the window."""
@@ -211,7 +214,7 @@ def measure_rank_timings(
     timings: dict[int, RankTiming] = {}
     for own in lines.values():
         chosen = choose_evenly([line for line in own if samples.may_be_sample(line, "activity")], max_lines)
-        parsed = samples.parse_samples(chosen, "activity", "m", "ranks", "attempt", fields=WAIT_FIELDS)
+        parsed = samples.parse_samples(chosen, "activity", "m", "ranks", "attempt", fields=_TIMING_FIELDS)
         read = [sample for sample in parsed if sample["attempt"] == attempt]
         read = [sample for sample in read if read[-1]["m"] - sample["m"] <= WINDOW_S]
         gpu_clock_mhz = _find_gpu_clock_mhz(own)
