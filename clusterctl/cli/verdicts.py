@@ -24,7 +24,7 @@ from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunState
 from clusterctl.suggestion import suggest_similar_file
 from clusterctl.why.headline import parse_missing_command
-from clusterctl.why.verdict import Confidence, ProblemClass, Verdict
+from clusterctl.why.verdict import Confidence, Fault, Verdict
 
 _MAX_MEMBER_BYTES = 64 << 20
 
@@ -139,7 +139,7 @@ _COMPARED_CHARS = 80
 
 def add_argument_with_blanks_hint(run: RunDir, verdict: Verdict) -> Verdict:
     """Return a verdict that names an argument with blanks if the program did not accept this argument."""
-    if verdict.cls is not ProblemClass.WRONG_ARGUMENT:
+    if verdict.cls is not Fault.WRONG_ARGUMENT:
         return verdict
     try:
         job = load_spec(run.spec.read_text()).job
@@ -164,7 +164,7 @@ def explain_argument_with_blanks(job: JobSpec, error_text: str) -> str | None:
 
 def add_missing_code_hint(run: RunDir, verdict: Verdict) -> Verdict:
     """Return a verdict with the reason why a module or file is missing, if the code folder shows it."""
-    if verdict.cls not in (ProblemClass.MISSING_MODULE, ProblemClass.MISSING_FILE):
+    if verdict.cls not in (Fault.MISSING_MODULE, Fault.MISSING_FILE):
         return verdict
     try:
         spec, manifest = load_spec(run.spec.read_text()), code_manifest.load_manifest(run)
@@ -198,7 +198,7 @@ def add_login_path_hint(run: RunDir, verdict: Verdict) -> Verdict:
     """Return a verdict that says whether a login shell of the node finds the missing command."""
     culprit = next((one for one in verdict.culprits if one.node is not None), None)
     name = parse_missing_command(culprit.evidence) if culprit is not None else None
-    if verdict.cls is not ProblemClass.COMMAND_NOT_FOUND or culprit is None or culprit.node is None or name is None:
+    if verdict.cls is not Fault.COMMAND_NOT_FOUND or culprit is None or culprit.node is None or name is None:
         return verdict
     with contextlib.suppress(ClusterctlError, OSError):
         path = _find_path_at_login(run, culprit.node, name)

@@ -66,10 +66,7 @@ def render_ps(
     wide = terminal.width is None or terminal.width >= _WIDE
     rows = [_row(snapshot, now, wide=wide) for snapshot in snapshots]
     if sizes is not None:
-        rows = [
-            row | {"SIZE": format_size(sizes[snapshot.state.run])}
-            for row, snapshot in zip(rows, snapshots, strict=True)
-        ]
+        rows = [row | {"SIZE": format_size(sizes[run.state.run])} for row, run in zip(rows, snapshots, strict=True)]
     left_out = {"PROGRESS"} if all(snapshot.state.is_over for snapshot in snapshots) else set[str]()
     columns = [c for c in _COLUMNS if c.title not in left_out and (c.title != "SIZE" or sizes is not None)]
     if terminal.width is not None:
@@ -100,11 +97,8 @@ def _needed(columns: Sequence[Column], rows: Sequence[_Row], max_reason: int | N
 def adoption_hints(snapshots: Sequence[RunSnapshot]) -> list[str]:
     """Return a hint with the command for runs without a controller."""
     alone = [snapshot.state.run for snapshot in snapshots if not snapshot.has_controller and not snapshot.state.is_over]
-    return (
-        [f"hint: `clusterctl attach --adopt {alone[0] if len(alone) == 1 else 'RUN'}` starts a new controller"]
-        if alone
-        else []
-    )
+    command = f"clusterctl attach --adopt {alone[0] if len(alone) == 1 else 'RUN'}"
+    return [f"hint: `{command}` starts a new controller"] if alone else []
 
 
 def ps_hints(snapshots: Sequence[RunSnapshot]) -> list[str]:

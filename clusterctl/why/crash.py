@@ -18,16 +18,7 @@ from clusterctl.why.stack_position import (
     name_culprits,
     shorten_path,
 )
-from clusterctl.why.verdict import (
-    Confidence,
-    Culprit,
-    ProblemClass,
-    ProblemKind,
-    Verdict,
-    Waiting,
-    format_ranks,
-    shorten,
-)
+from clusterctl.why.verdict import Confidence, Culprit, Fault, ProblemKind, Verdict, Waiting, format_ranks, shorten
 
 if TYPE_CHECKING:
     from clusterctl.why.evidence_types import Evidence, Rank, RankExit
@@ -48,15 +39,15 @@ _TRACEBACK_FRAME = re.compile(
 )
 
 
-def classify_exit(end: RankExit) -> ProblemClass:
+def classify_exit(end: RankExit) -> Fault:
     """Return the problem class of the exit of a rank."""
     if end.oom:
-        return ProblemClass.OUT_OF_MEMORY
+        return Fault.OUT_OF_MEMORY
     if end.ended_well:
-        return ProblemClass.EXITED_EARLY
-    if end.secondary and end.cls in (None, ProblemClass.UNKNOWN):
-        return ProblemClass.PEER_LOST
-    return end.cls or ProblemClass.UNKNOWN
+        return Fault.EXITED_EARLY
+    if end.secondary and end.cls in (None, Fault.UNKNOWN):
+        return Fault.PEER_LOST
+    return end.cls or Fault.UNKNOWN
 
 
 def is_end_explained(end: RankExit) -> bool:
@@ -93,7 +84,7 @@ def describe_exit(end: RankExit) -> str:
 
 def find_extra_advice(end: RankExit) -> str:
     """Return advice beyond the message of a rank; "" if there is none."""
-    if classify_exit(end) is ProblemClass.SHARED_MEMORY and not re.search(headline_patterns.SHARED_MEMORY, end.message):
+    if classify_exit(end) is Fault.SHARED_MEMORY and not re.search(headline_patterns.SHARED_MEMORY, end.message):
         return _BUS_ERROR
     if " of its local rank " in end.message:
         return "its error is in the output, or with `--redirects` in a file below the `--log-dir` of torchrun"
@@ -115,43 +106,41 @@ def find_extra_advice(end: RankExit) -> str:
     return f"`{name}` is a variable of {launcher.name}, which clusterctl does not set: {remedy}"
 
 
-def list_next_commands(
-    cls: ProblemClass, run: str, rank: int | None, node: str | None, message: str = ""
-) -> tuple[str, ...]:
+def list_next_commands(cls: Fault, run: str, rank: int | None, node: str | None, message: str = "") -> tuple[str, ...]:
     """Return the commands to run next; `message` is the error message of the rank."""
     logs = f"clusterctl logs {run} --rank {rank}" if rank is not None else f"clusterctl logs {run}"
     at = f" --nodes {node}" if node is not None else ""
     match cls:
-        case ProblemClass.OUT_OF_MEMORY if _GPU_MEMORY.search(message):
+        case Fault.OUT_OF_MEMORY if _GPU_MEMORY.search(message):
             tool = "rocm-smi" if re.search(r"\bHIP\b|ROCm", message) else "nvidia-smi"
             return (f"clusterctl exec{at} -- {tool}", _MORE_GPU_MEMORY, logs)
-        case ProblemClass.OUT_OF_MEMORY:
+        case Fault.OUT_OF_MEMORY:
             return (logs, f"clusterctl exec{at} -- free -h")
-        case ProblemClass.DISK_FULL:
+        case Fault.DISK_FULL:
             return (f"clusterctl exec{at} -- df -h", "clusterctl clean")
-        case ProblemClass.NO_INPUT:
+        case Fault.NO_INPUT:
             return ("give the answer in advance: by an option in `job.args`, or a variable in `env`", logs)
-        case ProblemClass.SHARED_MEMORY:
+        case Fault.SHARED_MEMORY:
             return (f"clusterctl exec{at} -- df -h /dev/shm", logs)
-        case ProblemClass.COMMAND_NOT_FOUND:
+        case Fault.COMMAND_NOT_FOUND:
             return (f"clusterctl exec{at} --in-job --shell 'echo $PATH'", logs)
-        case ProblemClass.KILLED if not re.search(r"SIGKILL|\b9\b", message):
+        case Fault.KILLED if not re.search(r"SIGKILL|\b9\b", message):
             return (_WHO_SENDS, logs)
-        case ProblemClass.KILLED:
+        case Fault.KILLED:
             return (
                 f"clusterctl exec{at} --shell 'dmesg -T | grep -iE \"oom|out of memory\" | tail'",
                 _OUT_OF_MEMORY,
                 logs,
             )
-        case ProblemClass.MISSING_MODULE:
+        case Fault.MISSING_MODULE:
             return (f"clusterctl health{at} version.python", logs)
-        case ProblemClass.NO_PERMISSION if script := _NOT_EXECUTABLE.search(message):
+        case Fault.NO_PERMISSION if script := _NOT_EXECUTABLE.search(message):
             return (f"`chmod +x {script[1]}` here, or `bash {script[1]}` in `job.command`", logs)
-        case ProblemClass.MISSING_FILE | ProblemClass.NO_PERMISSION:
+        case Fault.MISSING_FILE | Fault.NO_PERMISSION:
             return (logs, f"clusterctl exec{at} -- ls -la")
-        case ProblemClass.GPU | ProblemClass.UNHEALTHY | ProblemClass.NODE_LOST:
+        case Fault.GPU | Fault.UNHEALTHY | Fault.NODE_LOST:
             return (f"clusterctl health{at}",)
-        case ProblemClass.PORT_TAKEN:
+        case Fault.PORT_TAKEN:
             return (f"clusterctl exec{at} -- ss -ltnp",)
         case _:
             return (logs,)
@@ -206,9 +195,7 @@ def judge_crash(evidence: Evidence) -> Verdict | None:
     if not failed:
         return None  # `run_verdict` judges ranks that ended with 0 while others wait.
     early = [(rank, end) for rank, end in ended if end.ended_well]
-    own = [
-        (rank, end) for rank, end in failed if not end.secondary and classify_exit(end) is not ProblemClass.PEER_LOST
-    ]
+    own = [(rank, end) for rank, end in failed if not end.secondary and classify_exit(end) is not Fault.PEER_LOST]
     if own:
         return _judge_own_failures(evidence, own, failed)
     return _judge_exits_before_peers(evidence, early, failed) if early else _judge_peer_losses(evidence, failed)
@@ -218,7 +205,7 @@ def _judge_own_failures(evidence: Evidence, own: Sequence[RankEnd], failed: Sequ
     """Judge ranks that failed for a reason of their own: the first one, or all of them if they failed alike."""
     first, end = min(own, key=lambda each: (each[1].latest, each[0].rank))
     cls = classify_exit(end)
-    if cls is ProblemClass.MISMATCH:
+    if cls is Fault.MISMATCH:
         # The rank that noticed the mismatch may have passed the right tensor.
         name = evidence.name_ranks([first.rank])
         return Verdict(
@@ -238,13 +225,13 @@ def _judge_own_failures(evidence: Evidence, own: Sequence[RankEnd], failed: Sequ
     if not alike_ranks.issuperset(rivals):
         confidence = Confidence.AMBIGUOUS
         named = [(r, e) for r, e in own if r.rank == first.rank or r.rank in set(rivals) - alike_ranks]
-    elif cls is not ProblemClass.UNKNOWN and (not rivals or len(named) == len(own)) and is_end_explained(end):
+    elif cls is not Fault.UNKNOWN and (not rivals or len(named) == len(own)) and is_end_explained(end):
         confidence = Confidence.CERTAIN
     how = "failed alike" if len(named) > 1 and confidence is not Confidence.AMBIGUOUS else "failed first"
     named_ranks = {rank.rank for rank, _ in named}
     advice = find_extra_advice(end)
     return Verdict(
-        kind=ProblemKind.START if cls is ProblemClass.NOT_STARTED else ProblemKind.CRASH,
+        kind=ProblemKind.START if cls is Fault.NOT_STARTED else ProblemKind.CRASH,
         cls=cls,
         confidence=confidence,
         summary=f"{_name(evidence, named)} {how}: {describe_exit(end)}{advice and f'; {advice}'}",
@@ -273,12 +260,12 @@ def _judge_exits_before_peers(evidence: Evidence, ended: Sequence[RankEnd], fail
     sure = Confidence.CERTAIN if certain else Confidence.LIKELY
     return Verdict(
         kind=ProblemKind.CRASH,
-        cls=ProblemClass.EXITED_EARLY,
+        cls=Fault.EXITED_EARLY,
         confidence=Confidence.AMBIGUOUS if is_majority else sure,
         summary=f"{_name(evidence, named)} ended with 0 while others were still working",
         culprits=_name_failed([*named, *(failed if is_majority else ())]),
         waiting=_list_victims(rank for rank, _ in failed),
-        next_commands=list_next_commands(ProblemClass.EXITED_EARLY, evidence.run, named[0][0].rank, None),
+        next_commands=list_next_commands(Fault.EXITED_EARLY, evidence.run, named[0][0].rank, None),
     )
 
 
@@ -289,9 +276,7 @@ def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict
     stopped ranks, ranks that the others name, ranks in no collective, and the node whose address the others name.
     """
     stopped = [(rank, rank.end) for rank in evidence.ranks if rank.end is not None and rank.end.stopped]
-    own = [
-        (r, e) for r, e in stopped if e.traceback and not e.secondary and classify_exit(e) is not ProblemClass.PEER_LOST
-    ]
+    own = [(r, e) for r, e in stopped if e.traceback and not e.secondary and classify_exit(e) is not Fault.PEER_LOST]
     if own:
         first, end = own[0]
         alike = all(normalize_message(other.message) == normalize_message(end.message) for _, other in own)
@@ -313,14 +298,14 @@ def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict
     names, gave_up = evidence.name_ranks(r.rank for r in missed), format_ranks(rank.rank for rank, _ in victims)
     return Verdict(
         kind=ProblemKind.CRASH,
-        cls=ProblemClass.NOT_JOINED,
+        cls=Fault.NOT_JOINED,
         confidence=Confidence.LIKELY if len(missed) == 1 else Confidence.AMBIGUOUS,
         summary=f"{names} did not join a collective, and {gave_up} gave up waiting",
         culprits=name_culprits(
             missed, lambda _: "its peers waited for it until a timeout", lambda rank: locate_rank(rank.snapshot)
         ),
         waiting=_list_victims(rank for rank, _ in victims),
-        next_commands=list_next_commands(ProblemClass.NOT_JOINED, evidence.run, missed[0].rank, missed[0].node),
+        next_commands=list_next_commands(Fault.NOT_JOINED, evidence.run, missed[0].rank, missed[0].node),
     )
 
 
@@ -360,25 +345,25 @@ def _judge_accused_node(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdic
         there = [rank for rank in evidence.ranks if rank.node == node]
         return Verdict(
             kind=ProblemKind.CRASH,
-            cls=ProblemClass.PEER_LOST,
+            cls=Fault.PEER_LOST,
             confidence=Confidence.AMBIGUOUS,
             summary=f"all ranks lost a peer; they name {node}, whose ranks give no reason",
             culprits=name_culprits(there, _describe_accused)
             if len(there) > 1
             else (Culprit(rank=None, node=node, evidence="its peers lost it"),),
             waiting=_list_victims(rank for rank, _ in failed if rank.node != node),
-            next_commands=list_next_commands(ProblemClass.NODE_LOST, evidence.run, None, node),
+            next_commands=list_next_commands(Fault.NODE_LOST, evidence.run, None, node),
         )
     # A single victim is not named as culprit: the rank that it lost may have been stopped before it ended.
     first, end = min(failed, key=lambda each: (each[1].latest, each[0].rank))
     return Verdict(
         kind=ProblemKind.CRASH,
-        cls=ProblemClass.PEER_LOST,
+        cls=Fault.PEER_LOST,
         confidence=Confidence.AMBIGUOUS,
         summary=f"{_name(evidence, [(first, end)])} was the first to lose a peer: {describe_exit(end)}",
         culprits=_name_failed(failed) if len(failed) > 1 else (),
         waiting=() if len(failed) > 1 else _list_victims([first]),
-        next_commands=list_next_commands(ProblemClass.PEER_LOST, evidence.run, first.rank, first.node),
+        next_commands=list_next_commands(Fault.PEER_LOST, evidence.run, first.rank, first.node),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry, GroupSetup, ProcessState, TcpConnection
-from clusterctl.why.verdict import ProblemClass, format_ranks
+from clusterctl.why.verdict import Fault, format_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class RankExit:
     tail: str = ""
     secondary: bool = False
     stopped: bool = False
-    cls: ProblemClass | None = None
+    cls: Fault | None = None
     is_recognised: bool = False
     failed_inside: bool = False
 

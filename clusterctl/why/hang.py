@@ -26,16 +26,7 @@ from clusterctl.why.stack_position import (
     locate_rank,
     name_culprits,
 )
-from clusterctl.why.verdict import (
-    MAX_NAMED,
-    Confidence,
-    Culprit,
-    ProblemClass,
-    ProblemKind,
-    Verdict,
-    Waiting,
-    format_ranks,
-)
+from clusterctl.why.verdict import MAX_NAMED, Confidence, Culprit, Fault, ProblemKind, Verdict, Waiting, format_ranks
 
 _STUCK_SHIM_S = 4.0
 """The shim's thread writes a status every second. If the status is older, a thread holds the interpreter lock."""
@@ -64,7 +55,7 @@ class HangAnalysis:
 
     def build_verdict(
         self,
-        cls: ProblemClass,
+        cls: Fault,
         confidence: Confidence,
         summary: str,
         ranks: Iterable[int],
@@ -98,7 +89,7 @@ class HangAnalysis:
         unobserved = f"; {format_ranks(self.unobserved)} could not be examined" if self.unobserved else ""
         return Verdict(
             kind=ProblemKind.HANG,
-            cls=ProblemClass.NOT_JOINED,
+            cls=Fault.NOT_JOINED,
             confidence=Confidence.UNKNOWN,
             summary=summary + unobserved,
             waiting=self.list_waiting(self.snapshots),
@@ -157,16 +148,12 @@ def has_outdated_status(snapshot: RankSnapshot) -> bool:
     return age is not None and age > _STUCK_SHIM_S and snapshot.state not in ("T", "t", "D", "Z")
 
 
-def classify_missing_ranks(hang: HangAnalysis, ranks: Iterable[int]) -> ProblemClass:
+def classify_missing_ranks(hang: HangAnalysis, ranks: Iterable[int]) -> Fault:
     """Return the problem class of a hang in which these ranks are missing."""
     named = list(ranks)
     if any(hang.holds_interpreter_lock(rank) for rank in named):
-        return ProblemClass.GIL_HELD
-    return (
-        ProblemClass.STORAGE
-        if any(is_waiting_for_storage(hang.snapshots[r]) for r in named)
-        else ProblemClass.NOT_JOINED
-    )
+        return Fault.GIL_HELD
+    return Fault.STORAGE if any(is_waiting_for_storage(hang.snapshots[r]) for r in named) else Fault.NOT_JOINED
 
 
 def format_waiting(ranks: Iterable[int]) -> str:
@@ -230,7 +217,7 @@ def _judge_missing_nodes_or_starts(evidence: Evidence, ranks: Sequence[Rank]) ->
     if lost:
         return Verdict(
             kind=ProblemKind.HANG,
-            cls=ProblemClass.NODE_LOST,
+            cls=Fault.NODE_LOST,
             confidence=Confidence.CERTAIN,
             summary=f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost: {evidence.nodes[lost[0]].why}",
             culprits=tuple(Culprit(rank=None, node=node, evidence=evidence.nodes[node].why) for node in lost),
@@ -246,7 +233,7 @@ def _judge_missing_nodes_or_starts(evidence: Evidence, ranks: Sequence[Rank]) ->
     never = evidence.has_ended or evidence.stalled
     return Verdict(
         kind=ProblemKind.START,
-        cls=ProblemClass.NOT_STARTED,
+        cls=Fault.NOT_STARTED,
         confidence=Confidence.CERTAIN if known else Confidence.LIKELY,
         summary=f"{format_ranks(rank.rank for rank in absent)} {'never started' if never else waiting}",
         culprits=name_culprits(absent, lambda _: "its node has not reported its start"),
@@ -263,10 +250,10 @@ def _judge_stopped(hang: HangAnalysis) -> Verdict | None:
     if not found:
         return None
     if others := find_root_ranks(hang) - set(found):
-        return _judge_ambiguous(hang, ProblemClass.STOPPED, found, others)
+        return _judge_ambiguous(hang, Fault.STOPPED, found, others)
     are = "is" if len(found) == 1 else "are"
     return hang.build_verdict(
-        ProblemClass.STOPPED,
+        Fault.STOPPED,
         Confidence.CERTAIN,
         f"{hang.describe(found)} {are} stopped (state T) by a signal or a debugger",
         found,
@@ -274,7 +261,7 @@ def _judge_stopped(hang: HangAnalysis) -> Verdict | None:
     )
 
 
-def _judge_ambiguous(hang: HangAnalysis, cls: ProblemClass, found: Sequence[int], others: Iterable[int]) -> Verdict:
+def _judge_ambiguous(hang: HangAnalysis, cls: Fault, found: Sequence[int], others: Iterable[int]) -> Verdict:
     """Judge ranks that the kernel holds while other ranks are missing too: either may be the cause."""
     return hang.build_verdict(
         cls,
@@ -295,7 +282,7 @@ def _judge_kernel_waits(hang: HangAnalysis) -> Verdict | None:
     found = storage or sorted(uninterruptible)
     if not found or (late and late.isdisjoint(found)):
         return None
-    cls = ProblemClass.STORAGE if storage else ProblemClass.DSTATE
+    cls = Fault.STORAGE if storage else Fault.DSTATE
     if others := find_root_ranks(hang) - set(found):
         return _judge_ambiguous(hang, cls, found, others)
     if len(found) == len(hang.snapshots) > 1 and not storage:
@@ -329,7 +316,7 @@ def _judge_setups(hang: HangAnalysis) -> Verdict | None:
         odd = [rank for rank, value in values.items() if value != most]
         others = f", the others with {most}" if len(odd) < len(values) else ""
         return hang.build_verdict(
-            ProblemClass.MISMATCH,
+            Fault.MISMATCH,
             Confidence.LIKELY if others else Confidence.AMBIGUOUS,
             f"ranks set up the process group with different values: {hang.describe(odd)} with "
             f"{' and '.join(sorted({values[rank] for rank in odd}))}{others}",
@@ -341,7 +328,7 @@ def _judge_setups(hang: HangAnalysis) -> Verdict | None:
     if not twice or len(twice) > len(setups) // 2:
         return None
     return hang.build_verdict(
-        ProblemClass.MISMATCH,
+        Fault.MISMATCH,
         Confidence.LIKELY,
         f"{hang.describe(twice)} set up the process group as rank {setups[twice[0]]['rank']}, as another rank does",
         twice,
@@ -358,7 +345,7 @@ def _judge_mismatches(hang: HangAnalysis) -> Verdict | None:
     begun = ", ".join(f"{format_ranks(ranks)} {name}" for name, ranks in first.ranks_by_operation.items())
     odd = first.contradicted or first.minority_ranks
     return hang.build_verdict(
-        ProblemClass.MISMATCH,
+        Fault.MISMATCH,
         Confidence.CERTAIN
         if len(odd) == 1 and odd == first.minority_ranks
         else Confidence.LIKELY
@@ -383,7 +370,7 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
     at_peers = [rank for rank in roots if is_waiting_for_peers(hang.snapshots[rank])]
     if len(at_peers) == len(roots) < len(hang.snapshots):
         # These ranks wait too: in another collective, or in one without a number.
-        cls, certain = ProblemClass.MISMATCH, False
+        cls, certain = Fault.MISMATCH, False
     else:
         # A rank that could not be examined may be missing too.
         is_idle = collectives.find_current_operation(hang.snapshots[roots[0]]) is None
@@ -391,7 +378,7 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
         # A rank in an operation without a number (such as a wait for a key of the store) may wait for another root.
         roots = [rank for rank in roots if rank not in at_peers] or roots
         cls = classify_missing_ranks(hang, roots)
-        certain = certain and (cls is not ProblemClass.GIL_HELD or hang.certainly_holds_interpreter_lock(roots[0]))
+        certain = certain and (cls is not Fault.GIL_HELD or hang.certainly_holds_interpreter_lock(roots[0]))
     op = next((group.op for group in found if group.op), None) or "a collective"
     reason = hang.describe_reason(roots)
     return hang.build_verdict(
@@ -422,7 +409,7 @@ def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collec
         fewer = _find_smaller_side(found, cycle)
         order = f": {format_ranks(fewer)} used the groups in another order" if fewer else ""
         return hang.build_verdict(
-            ProblemClass.DEADLOCK,
+            Fault.DEADLOCK,
             Confidence.LIKELY,
             f"ranks {fold_ranks(cycle)} wait for each other in several process groups{order}",
             fewer or cycle,
@@ -441,7 +428,7 @@ def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collec
     late = {rank for group in found for rank in group.ranks}
     if len(in_message) == 1 and late == in_message and not hang.unobserved:
         return hang.build_verdict(
-            ProblemClass.MISMATCH,
+            Fault.MISMATCH,
             Confidence.LIKELY,
             f"no rank answers the message of {hang.describe(late)}, and {format_waiting(set(blocked) - late)} "
             "in a collective",
@@ -476,7 +463,7 @@ def _judge_gil(hang: HangAnalysis) -> Verdict | None:
     if not found or len(found) == len(hang.snapshots) > 1:
         return None
     return hang.build_verdict(
-        ProblemClass.GIL_HELD,
+        Fault.GIL_HELD,
         Confidence.LIKELY,
         f"{hang.describe(found)} holds the interpreter lock: none of its other threads runs",
         found,
@@ -516,7 +503,7 @@ def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
     cycle = sorted(rank for rank in reads if _is_in_cycle(reads, rank))
     if cycle:
         return hang.build_verdict(
-            ProblemClass.DEADLOCK,
+            Fault.DEADLOCK,
             Confidence.LIKELY,
             f"{format_ranks(cycle)} wait to read from each other",
             cycle,
@@ -572,7 +559,7 @@ def _judge_by_stacks(hang: HangAnalysis) -> Verdict | None:
     if waits_too and counted:
         return None  # The collective numbers agree. The rank may be in an operation of another group.
     return hang.build_verdict(
-        ProblemClass.MISMATCH if waits_too else classify_missing_ranks(hang, rare),
+        Fault.MISMATCH if waits_too else classify_missing_ranks(hang, rare),
         Confidence.LIKELY,
         f"{hang.describe(rare)} is at another position than all other ranks{hang.describe_reason(rare)}",
         rare,
@@ -630,21 +617,21 @@ def _judge_links(hang: HangAnalysis, activities: Collection[Activity], cut: Sequ
             worst[pair] = max(worst.get(pair, socket), socket, key=lambda one: one["lost"])
     pairs = [pair for pair, _ in lost.most_common()]
     in_step = collectives.are_in_same_collective(hang.snapshots)
-    cls = ProblemClass.NETWORK
+    cls = Fault.NETWORK
     if pairs:
         socket = worst[pairs[0]]
         more = f", and between {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
         sent = f"{socket['unacked']} bytes were resent {socket['lost']} times without an acknowledgement"
         summary = f"no data passes between {' and '.join(pairs[0])}{more}: {sent}; no rank is missing"
     elif set(activities) == {Activity.SETTING_UP}:
-        cls = ProblemClass.STORE_LOST
+        cls = Fault.STORE_LOST
         summary = "all ranks wait while they set up the process group: the store, or a peer, does not answer"
     elif cut:
         summary = f"all ranks wait in the same operation, and {', '.join(cut)} cannot be reached"
     elif in_step:
         summary = "all ranks have joined the same collective, and it does not end: check the network"
     else:
-        cls, summary = ProblemClass.ALL_JOINED, "all ranks wait in collectives, and none is missing"
+        cls, summary = Fault.ALL_JOINED, "all ranks wait in collectives, and none is missing"
     reasons = {
         node: "the other node does not acknowledge data of its ranks" for pair in pairs[:MAX_NAMED] for node in pair
     }

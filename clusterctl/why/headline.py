@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from clusterctl.formatting import signal_name
 from clusterctl.why import headline_patterns as forms
 from clusterctl.why.headline_patterns import classify_text
-from clusterctl.why.verdict import Confidence, ProblemClass
+from clusterctl.why.verdict import Confidence, Fault
 
 SENT_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """Signals that usually come from another process."""
@@ -54,7 +54,7 @@ class Headline:
     """
 
     text: str
-    cls: ProblemClass
+    cls: Fault
     confidence: Confidence
     words: str = ""
     traceback: str | None = None
@@ -81,7 +81,7 @@ def find_headline(output: str, *, exit_code: int | None = None, signal: int | No
     prompt = prompts[-1][-_LONGEST_PROMPT:] if prompts and prompts[-1] not in found.text else ""
     text = f"{found.text} (a rank has no stdin{f', and asked `{prompt}`' if prompt else ''})"
     sure = Confidence.CERTAIN if "Abort" not in found.text else found.confidence
-    return replace(found, text=text, cls=ProblemClass.NO_INPUT, confidence=sure)
+    return replace(found, text=text, cls=Fault.NO_INPUT, confidence=sure)
 
 
 def add_detail_from_output(found: Headline, output: str) -> Headline:
@@ -109,7 +109,7 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
     if name in SENT_FROM_OUTSIDE and (found is None or not _is_of_this_end(found, has_shell=said is not None)):
         # A killed process could not print a reason.
         text = _signal_text(name, number, exit_code) if said is None else _with_command(said, exit_code, name)
-        return Headline(text=_shortened(text), cls=ProblemClass.KILLED, confidence=Confidence.CERTAIN)
+        return Headline(text=_shortened(text), cls=Fault.KILLED, confidence=Confidence.CERTAIN)
     if found is None:
         return _without_a_cause(lines, exit_code, number, name)
     cls = _class_of(found, exit_code, name)
@@ -117,11 +117,11 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
     # If a text only reports the end of another process, or is a mere log line, there may be another reason.
     is_own = (
         found.weight == 3
-        or (cls is ProblemClass.KILLED and not forms.ENDED_BY_SIGNAL.search(found.text))
-        or (name is not None and cls is ProblemClass.SIGNAL)
-        or (exit_code == 127 and cls is ProblemClass.COMMAND_NOT_FOUND)
+        or (cls is Fault.KILLED and not forms.ENDED_BY_SIGNAL.search(found.text))
+        or (name is not None and cls is Fault.SIGNAL)
+        or (exit_code == 127 and cls is Fault.COMMAND_NOT_FOUND)
     )
-    is_bare_bus_error = cls is ProblemClass.SHARED_MEMORY and not re.search(
+    is_bare_bus_error = cls is Fault.SHARED_MEMORY and not re.search(
         forms.SHARED_MEMORY, f"{found.text}\n{found.words}"
     )
     sure = near and is_own and not found.goes_on and not is_bare_bus_error
@@ -677,36 +677,28 @@ def _is_of_this_end(found: _Cause, *, has_shell: bool) -> bool:
 
     If a shell reports the kill, only a lack of memory adds to this report.
     """
-    reasons = (ProblemClass.OUT_OF_MEMORY,) if has_shell else (ProblemClass.OUT_OF_MEMORY, ProblemClass.KILLED)
+    reasons = (Fault.OUT_OF_MEMORY,) if has_shell else (Fault.OUT_OF_MEMORY, Fault.KILLED)
     return found.is_raised or (classify_text(found.words) in reasons and found.behind <= _MOST_BEHIND)
 
 
-def _class_of(found: _Cause, exit_code: int | None, name: str | None) -> ProblemClass:
+def _class_of(found: _Cause, exit_code: int | None, name: str | None) -> Fault:
     words = [line for line in found.words.splitlines() if not re.match(forms.CONSEQUENCE, line)]
     cls = classify_text(found.text.partition(_WHILE)[0]) or classify_text("\n".join(words))
-    if (
-        exit_code == 127
-        and not found.has_header
-        and cls in (None, ProblemClass.MISSING_FILE, ProblemClass.NO_PERMISSION)
-    ):
-        return ProblemClass.COMMAND_NOT_FOUND
+    if exit_code == 127 and not found.has_header and cls in (None, Fault.MISSING_FILE, Fault.NO_PERMISSION):
+        return Fault.COMMAND_NOT_FOUND
     if cls is None and exit_code == 2 and re.match(r"\S+: error: ", found.text):
-        return ProblemClass.WRONG_ARGUMENT
+        return Fault.WRONG_ARGUMENT
     if name is None:
-        return cls or (ProblemClass.SIGNAL if re.search(forms.ABORTS, found.text) else ProblemClass.EXCEPTION)
+        return cls or (Fault.SIGNAL if re.search(forms.ABORTS, found.text) else Fault.EXCEPTION)
     if name in SENT_FROM_OUTSIDE:
-        return cls or (ProblemClass.EXCEPTION if found.is_raised else ProblemClass.KILLED)
+        return cls or (Fault.EXCEPTION if found.is_raised else Fault.KILLED)
     if name == "SIGABRT":
         # C++ runtimes call abort for any reason.
-        own = ProblemClass.EXCEPTION if found.has_header else ProblemClass.SIGNAL
-        return cls if cls not in (None, ProblemClass.PEER_LOST, ProblemClass.KILLED) else own
+        own = Fault.EXCEPTION if found.has_header else Fault.SIGNAL
+        return cls if cls not in (None, Fault.PEER_LOST, Fault.KILLED) else own
     if name == "SIGBUS" and cls is None:
-        return ProblemClass.SHARED_MEMORY
-    return (
-        cls
-        if cls in (ProblemClass.OUT_OF_MEMORY, ProblemClass.GPU, ProblemClass.MISMATCH, ProblemClass.SHARED_MEMORY)
-        else ProblemClass.SIGNAL
-    )
+        return Fault.SHARED_MEMORY
+    return cls if cls in (Fault.OUT_OF_MEMORY, Fault.GPU, Fault.MISMATCH, Fault.SHARED_MEMORY) else Fault.SIGNAL
 
 
 def _signal_text(name: str | None, number: int | None, exit_code: int | None) -> str:
@@ -722,7 +714,7 @@ def _with_command(found: _Cause, exit_code: int | None, name: str | None) -> str
 def _without_a_cause(lines: Sequence[_Line], exit_code: int | None, number: int | None, name: str | None) -> Headline:
     """Return the headline of a process that printed no reason for its end."""
     if name is not None:
-        cls = ProblemClass.SHARED_MEMORY if name == "SIGBUS" else ProblemClass.SIGNAL
+        cls = Fault.SHARED_MEMORY if name == "SIGBUS" else Fault.SIGNAL
         sure = Confidence.LIKELY if name == "SIGBUS" else Confidence.CERTAIN
         return Headline(text=_signal_text(name, number, exit_code), cls=cls, confidence=sure)
     text = _last_words(lines)
@@ -730,10 +722,10 @@ def _without_a_cause(lines: Sequence[_Line], exit_code: int | None, number: int 
         said = f": {text}" if text else ""
         return Headline(
             text=f"exit code 127, a command was not found{said}",
-            cls=ProblemClass.COMMAND_NOT_FOUND,
+            cls=Fault.COMMAND_NOT_FOUND,
             confidence=Confidence.LIKELY,
         )
-    return Headline(text=text, cls=ProblemClass.UNKNOWN, confidence=Confidence.LIKELY if text else Confidence.UNKNOWN)
+    return Headline(text=text, cls=Fault.UNKNOWN, confidence=Confidence.LIKELY if text else Confidence.UNKNOWN)
 
 
 def _last_words(lines: Sequence[_Line]) -> str:

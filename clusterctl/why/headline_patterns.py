@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from clusterctl.why.verdict import ProblemClass
+from clusterctl.why.verdict import Fault
 
 
 def _any(*forms: str, flags: str = "") -> str:
@@ -19,12 +19,12 @@ _RAISED = r"(?:^|\]: ?|\bCaught )(?:\w+\.)*"
 # The first match decides, so patterns of reasons precede names of exceptions.
 _CLASSES = (
     (
-        ProblemClass.MISMATCH,
+        Fault.MISMATCH,
         (r"Received data size doesn't match expected size", r"Detected mismatch between collectives on ranks"),
     ),
-    (ProblemClass.NOT_STARTED, (r"^the prologue failed with status \d+",)),
+    (Fault.NOT_STARTED, (r"^the prologue failed with status \d+",)),
     (
-        ProblemClass.SHARED_MEMORY,
+        Fault.SHARED_MEMORY,
         (
             r"unable to (?:open|allocate|mmap|resize) shared memory",
             r"out of shared memory",
@@ -35,7 +35,7 @@ _CLASSES = (
         ),
     ),
     (
-        ProblemClass.OUT_OF_MEMORY,
+        Fault.OUT_OF_MEMORY,
         (
             r"(?:CUDA|HIP|XPU|MPS backend) out of memory|CUBLAS_STATUS_ALLOC_FAILED|std::bad_alloc",
             r"(?:CUDA|cuda|HIP)\w* (?:error|failure)\b.{0,20}out of memory|OUT_OF_MEMORY|\bOOM when",
@@ -45,14 +45,14 @@ _CLASSES = (
         ),
     ),
     (
-        ProblemClass.DISK_FULL,
+        Fault.DISK_FULL,
         (
             r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]",
             r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+",
         ),
     ),
     (
-        ProblemClass.GPU,
+        Fault.GPU,
         (
             r"uncorrectable ECC|Xid |GPU is lost|cudaErrorECC|fallen off the bus",
             r"CUDA error: (?:an illegal|unspecified|misaligned|device(?!-side assert)|hardware|no kernel image)",
@@ -64,9 +64,9 @@ _CLASSES = (
             r"Failed to initialize NVML|couldn't communicate with the NV",
         ),
     ),
-    (ProblemClass.PORT_TAKEN, (r"[Aa]ddress already in use|EADDRINUSE|\[Errno 98\]",)),
+    (Fault.PORT_TAKEN, (r"[Aa]ddress already in use|EADDRINUSE|\[Errno 98\]",)),
     (
-        ProblemClass.COMMAND_NOT_FOUND,
+        Fault.COMMAND_NOT_FOUND,
         (
             r"\bcommand not found\b|^[\w./-]*sh: (?:line )?\d+: [^:]+: not found$|: exec: .*not found",
             r"failed to run command|^(?:/\S+/)?env: .*No such file or directory|: bad interpreter",
@@ -74,21 +74,21 @@ _CLASSES = (
         ),
     ),
     (
-        ProblemClass.MISSING_MODULE,
+        Fault.MISSING_MODULE,
         (
             rf"{_RAISED}(?:ModuleNotFound|Import)Error\b|No module named|cannot open shared object file",
             r"symbol lookup error|version `\S+' not found|undefined symbol",
         ),
     ),
     (
-        ProblemClass.NO_PERMISSION,
+        Fault.NO_PERMISSION,
         (
             rf"{_RAISED}PermissionError\b|[Pp]ermission denied|\[Errno 13\]|Read-only file system",
             r"Operation not permitted",
         ),
     ),
     (
-        ProblemClass.MISSING_FILE,
+        Fault.MISSING_FILE,
         (
             rf"{_RAISED}(?:FileNotFound|NotADirectory|IsADirectory)Error\b|[Nn]o such file or directory",
             r"can't open file",
@@ -96,7 +96,7 @@ _CLASSES = (
         ),
     ),
     (
-        ProblemClass.WRONG_ARGUMENT,
+        Fault.WRONG_ARGUMENT,
         (
             r"^usage: |error: (?:unrecognized arguments|the following arguments are required|argument |ambiguous)",
             r"[Nn]o such (?:option|command)|Missing (?:option|argument|parameter)|Invalid value for",
@@ -107,14 +107,14 @@ _CLASSES = (
         ),
     ),
     (
-        ProblemClass.PEER_LOST,
+        Fault.PEER_LOST,
         (
             r"DistNetworkError|DistStoreError|ncclRemoteError|ncclSystemError",
             r"NCCL error(?!.*(?:invalid (?:usage|argument)|unhandled cuda error))",
         ),
     ),
     (
-        ProblemClass.KILLED,
+        Fault.KILLED,
         (
             r"is killed by signal: (?:Killed|Terminated)|signal 9 \(Killed\)",
             r"\bSignal (?:9|15) \(SIG|exitcode: -(?:9|15)\b|died with <Signals\.SIG(?:KILL|TERM): \d+>",
@@ -128,12 +128,12 @@ _SEARCHES = tuple((cls, _any(*words, flags="(?m)")) for cls, words in _CLASSES)
 
 
 SHARED_MEMORY = _any(
-    *(form for cls, forms in _CLASSES if cls is ProblemClass.SHARED_MEMORY for form in forms if "SIGBUS" not in form)
+    *(form for cls, forms in _CLASSES if cls is Fault.SHARED_MEMORY for form in forms if "SIGBUS" not in form)
 )
 """Words about shared memory, without those about a bus error, which a mapped file may cause too."""
 
 
-def classify_text(text: str) -> ProblemClass | None:
+def classify_text(text: str) -> Fault | None:
     """Return the problem class of an error text; `None` if no pattern matches."""
     return next((cls for cls, pattern in _SEARCHES if re.search(pattern, text)), None)
 

@@ -11,26 +11,17 @@ from clusterctl.why.evidence_types import Evidence, Rank, RunError
 from clusterctl.why.hang import format_waiting
 from clusterctl.why.headline import SENT_FROM_OUTSIDE
 from clusterctl.why.stack_position import UNKNOWN_POSITION, is_waiting_for_peers, locate_rank, name_culprits
-from clusterctl.why.verdict import (
-    MAX_NAMED,
-    Confidence,
-    Culprit,
-    ProblemClass,
-    ProblemKind,
-    Verdict,
-    Waiting,
-    format_ranks,
-)
+from clusterctl.why.verdict import MAX_NAMED, Confidence, Culprit, Fault, ProblemKind, Verdict, Waiting, format_ranks
 
 _KINDS = {
-    "node_lost": (ProblemKind.CRASH, ProblemClass.NODE_LOST, "clusterctl health --nodes {node}"),
-    "port_taken": (ProblemKind.CRASH, ProblemClass.PORT_TAKEN, "clusterctl exec --nodes {node} -- ss -ltnp"),
-    "unhealthy": (ProblemKind.CRASH, ProblemClass.UNHEALTHY, "clusterctl health --nodes {node}"),
-    "time_limit": (ProblemKind.SLOW, ProblemClass.TIME_LIMIT, "clusterctl status {run}"),
-    "start_failed": (ProblemKind.START, ProblemClass.NOT_STARTED, "clusterctl status {run}"),
-    "refused": (ProblemKind.REFUSED, ProblemClass.REFUSED, "clusterctl health"),
-    "left_work": (ProblemKind.CRASH, ProblemClass.EXITED_EARLY, "clusterctl logs {run}"),
-    "cancelled": (ProblemKind.NONE, ProblemClass.CANCELLED, "clusterctl logs {run}"),
+    "node_lost": (ProblemKind.CRASH, Fault.NODE_LOST, "clusterctl health --nodes {node}"),
+    "port_taken": (ProblemKind.CRASH, Fault.PORT_TAKEN, "clusterctl exec --nodes {node} -- ss -ltnp"),
+    "unhealthy": (ProblemKind.CRASH, Fault.UNHEALTHY, "clusterctl health --nodes {node}"),
+    "time_limit": (ProblemKind.SLOW, Fault.TIME_LIMIT, "clusterctl status {run}"),
+    "start_failed": (ProblemKind.START, Fault.NOT_STARTED, "clusterctl status {run}"),
+    "refused": (ProblemKind.REFUSED, Fault.REFUSED, "clusterctl health"),
+    "left_work": (ProblemKind.CRASH, Fault.EXITED_EARLY, "clusterctl logs {run}"),
+    "cancelled": (ProblemKind.NONE, Fault.CANCELLED, "clusterctl logs {run}"),
 }
 
 
@@ -47,10 +38,10 @@ def judge_run(evidence: Evidence) -> Verdict:
 def _find_verdict(evidence: Evidence) -> Verdict:
     crashed = None if evidence.reason == "stalled" else crash.judge_crash(evidence)
     if crashed is not None and evidence.evidence_folder is not None:
-        if crashed.cls is ProblemClass.PEER_LOST:
+        if crashed.cls is Fault.PEER_LOST:
             # A timeout of the process groups ended a stall. The positions before the timeout show the reason.
             return hang.judge_hang(evidence) or crashed
-        if crashed.cls in (ProblemClass.SIGNAL, ProblemClass.KILLED):
+        if crashed.cls in (Fault.SIGNAL, Fault.KILLED):
             return _judge_killed_stall(evidence) or crashed
     if crashed is not None:
         return crashed
@@ -65,7 +56,7 @@ def _find_verdict(evidence: Evidence) -> Verdict:
     if evidence.stalled or evidence.reason == "stalled":
         return hang.judge_hang(evidence) or Verdict(
             kind=ProblemKind.HANG,
-            cls=ProblemClass.NONE,
+            cls=Fault.NONE,
             confidence=Confidence.UNKNOWN,
             summary="no rank makes progress, and no rank could be examined",
             missing_evidence=tuple(f"rank {rank.rank}: {rank.snapshot_error}" for rank in alive[:MAX_NAMED]),
@@ -118,7 +109,7 @@ def _judge_early_exits(evidence: Evidence) -> Verdict | None:
         # The run makes progress, so the ranks that ended may belong to a group that is no longer used.
         return Verdict(
             kind=ProblemKind.HANG,
-            cls=ProblemClass.EXITED_EARLY,
+            cls=Fault.EXITED_EARLY,
             confidence=Confidence.AMBIGUOUS,
             summary=f"{ended}, and {format_ranks(numbers)} may wait for their peers",
             culprits=both,
@@ -137,12 +128,12 @@ def _judge_early_exits(evidence: Evidence) -> Verdict | None:
             confidence = Confidence.CERTAIN
     return Verdict(
         kind=ProblemKind.HANG,
-        cls=ProblemClass.EXITED_EARLY,
+        cls=Fault.EXITED_EARLY,
         confidence=confidence,
         summary=f"{ended} while {format_waiting(numbers)} for their peers",
         culprits=_name_early_culprits(early) if len(early) <= len(waiting) else both,
         waiting=(Waiting(ranks=fold_ranks(numbers), where=None, op="wait for their peers"),),
-        next_commands=crash.list_next_commands(ProblemClass.EXITED_EARLY, evidence.run, early[0].rank, None),
+        next_commands=crash.list_next_commands(Fault.EXITED_EARLY, evidence.run, early[0].rank, None),
     )
 
 
@@ -156,7 +147,7 @@ def _name_early_culprits(ranks: list[Rank]) -> tuple[Culprit, ...]:
 
 def _judge_run_error(evidence: Evidence, error: RunError) -> Verdict:
     """Judge an error that ended the run without an exit of a worker."""
-    kind, cls, command = _KINDS.get(error.kind, (ProblemKind.CRASH, ProblemClass.UNKNOWN, "clusterctl status {run}"))
+    kind, cls, command = _KINDS.get(error.kind, (ProblemKind.CRASH, Fault.UNKNOWN, "clusterctl status {run}"))
     reason = "; ".join((error.message, *evidence.health_problems.get(error.node or "", ())))
     next_command = command.format(node=error.node or "NODE", run=evidence.run)
     return Verdict(
@@ -185,7 +176,7 @@ def _describe_refusals(error: RunError) -> Verdict:
     health = f"clusterctl health --nodes {fold_hosts(named)}" if has_check else ""
     return Verdict(
         kind=ProblemKind.REFUSED,
-        cls=ProblemClass.REFUSED,
+        cls=Fault.REFUSED,
         confidence=Confidence.CERTAIN,
         summary=f"nothing was started: {texts[0]}{more}",
         culprits=tuple(
@@ -204,4 +195,4 @@ def _judge_healthy(evidence: Evidence) -> Verdict:
     # Without timings, no rank has reported its state.
     known = Confidence.CERTAIN if evidence.has_ended or timings else Confidence.LIKELY
     summary = ended if evidence.has_ended else f"no problem found: ranks make progress{more}"
-    return Verdict(kind=ProblemKind.NONE, cls=ProblemClass.NONE, confidence=known, summary=summary)
+    return Verdict(kind=ProblemKind.NONE, cls=Fault.NONE, confidence=known, summary=summary)

@@ -23,7 +23,7 @@ from clusterctl.why.stack_position import (
     locate_rank,
     name_culprits,
 )
-from clusterctl.why.verdict import Confidence, ProblemClass, ProblemKind, Verdict, Waiting
+from clusterctl.why.verdict import Confidence, Fault, ProblemKind, Verdict, Waiting
 
 LONG_WAIT_S = 60.0
 """A shorter wait is normal."""
@@ -74,7 +74,7 @@ def judge_blocking_ranks(evidence: Evidence) -> Verdict | None:
     what = f": {activities.pop()}" if len(activities) == 1 and "" not in activities else ""
     return Verdict(
         kind=ProblemKind.SLOW,
-        cls=ProblemClass.SLOW,
+        cls=Fault.SLOW,
         confidence=_confidence(evidence, named),
         summary=f"ranks {waiting} have waited in a collective for {since} for {evidence.name_ranks(named)}{what}",
         culprits=name_culprits(
@@ -151,7 +151,7 @@ def judge_stragglers(evidence: Evidence) -> Verdict | None:
 
     return Verdict(
         kind=ProblemKind.SLOW,
-        cls=ProblemClass.SLOW,
+        cls=Fault.SLOW,
         confidence=_confidence(evidence, found),
         summary=f"{are} slower than the others, which wait for it {share:.0%} of the time{why}",
         culprits=name_culprits(slow, describe, _locate_own_work),
@@ -189,7 +189,7 @@ def _judge_common_shortage(timings: Mapping[int, RankTiming]) -> Verdict | None:
         return None
     return Verdict(
         kind=ProblemKind.SLOW,
-        cls=ProblemClass.SLOW,
+        cls=Fault.SLOW,
         confidence=Confidence.AMBIGUOUS,
         summary=f"all ranks were ready to run but had no CPU for {median(shares):.0%} of the time",
         next_commands=("clusterctl stats",),
@@ -236,7 +236,7 @@ def judge_slow_start(evidence: Evidence) -> Verdict | None:
         at = f" ({place})" if place else ""
         return Verdict(
             kind=ProblemKind.START,
-            cls=ProblemClass.SLOW,
+            cls=Fault.SLOW,
             confidence=Confidence.AMBIGUOUS,
             summary=f"all ranks still import modules{at} {seconds:.0f} s after the start{more}",
             waiting=(Waiting(ranks=fold_ranks(snapshots), where=place, op="import"),),
@@ -248,7 +248,7 @@ def judge_slow_start(evidence: Evidence) -> Verdict | None:
     activity = _describe_start_activity(snapshots[numbers[0]])
     return Verdict(
         kind=ProblemKind.START,
-        cls=ProblemClass.SLOW,
+        cls=Fault.SLOW,
         confidence=_confidence(evidence, numbers),
         summary=f"{evidence.name_ranks(numbers)} {activity} {seconds:.0f} s after the start; "
         f"{format_waiting(waiting)} for their peers",

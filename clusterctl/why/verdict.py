@@ -38,7 +38,7 @@ class Confidence(str, Enum):
     UNKNOWN = "unknown"
 
 
-class ProblemClass(str, Enum):
+class Fault(str, Enum):
     """The class of a problem: of hangs, then of exits of workers, then of other ends of a run."""
 
     NOT_JOINED = "NOT_JOINED"
@@ -120,7 +120,7 @@ class Verdict:
     """
 
     kind: ProblemKind
-    cls: ProblemClass
+    cls: Fault
     confidence: Confidence
     summary: str
     culprits: tuple[Culprit, ...] = ()

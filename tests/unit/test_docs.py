@@ -14,7 +14,7 @@ from clusterctl.cli.command_table import COMMANDS
 from clusterctl.cli.commands.why import get_verdict_exit_code
 from clusterctl.cli.main import run
 from clusterctl.errors import ExitCode
-from clusterctl.why.verdict import Confidence, ProblemClass, ProblemKind, Verdict
+from clusterctl.why.verdict import Confidence, Fault, ProblemKind, Verdict
 from tests import documented
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -55,9 +55,7 @@ def test_the_page_of_commands_names_no_exit_code_that_there_is_not() -> None:
 
 def test_the_page_on_why_names_the_exit_code_of_a_run_that_nobody_understands() -> None:
     (code,) = re.findall(r"`unknown` .* The exit code is (\d+)", (REPOSITORY / "docs" / "why.md").read_text())
-    unknown = Verdict(
-        kind=ProblemKind.NONE, cls=ProblemClass.UNKNOWN, confidence=Confidence.UNKNOWN, summary="nobody knows"
-    )
+    unknown = Verdict(kind=ProblemKind.NONE, cls=Fault.UNKNOWN, confidence=Confidence.UNKNOWN, summary="nobody knows")
 
     assert int(code) == get_verdict_exit_code(unknown)
 

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.run.rules import failure_causes
 from clusterctl.run.rules.failure_causes import Cause, ExitAnalysis, find_early_exit, sort_causes
-from clusterctl.why.verdict import ProblemClass
+from clusterctl.why.verdict import Fault
 
 PEER = "RuntimeError: [/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:34211"
 TRACE = 'Traceback (most recent call last):\n  File "{}", line 3, in step\n    {}\n{}'
@@ -374,7 +374,7 @@ def test_the_condition_that_failed_on_a_gpu_is_taken_from_the_output_of_a_rank_w
     found = cause(exited(0, 1.0, tail=kernel.format(3) + kernel.format(4) + OWN, left=left))
 
     assert found.message == f"{said}: Assertion `t >= 0 && t < n_classes` failed (Loss.cu:250)"
-    assert found.cls is ProblemClass.EXCEPTION
+    assert found.cls is Fault.EXCEPTION
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_a_mere_exit_status_is_no_headline_of_a_rank_that_said_why(message: str,
 
     assert (found.message, found.cls) == (
         headline,
-        ProblemClass.WRONG_ARGUMENT if "override" in headline else ProblemClass.EXCEPTION,
+        Fault.WRONG_ARGUMENT if "override" in headline else Fault.EXCEPTION,
     )
 
 
@@ -453,4 +453,4 @@ def test_a_child_that_failed_is_the_cause_of_a_rank_that_tells_of_none(tail: str
 
 def test_a_launcher_that_was_ended_by_a_signal_is_no_certain_cause() -> None:
     found = cause(exited(0, 1.0, tail=TRACE.format("api.py", "raise", ENDED)))
-    assert (found.cls, found.is_recognised) == (ProblemClass.KILLED, False)
+    assert (found.cls, found.is_recognised) == (Fault.KILLED, False)

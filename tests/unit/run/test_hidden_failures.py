@@ -19,7 +19,7 @@ from clusterctl.run.rules.outcome import determine_outcome
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.run.rules.why_input import build_why_evidence
 from clusterctl.why.run_verdict import judge_run
-from clusterctl.why.verdict import Confidence, ProblemClass, format_verdict_lines
+from clusterctl.why.verdict import Confidence, Fault, format_verdict_lines
 from tests.unit.run.told import RUNNING, attempt, exited, started, told, wrote
 
 ERROR = {"message": "RuntimeError: boom", "traceback": "Traceback (most recent call last):\nRuntimeError: boom"}
@@ -42,7 +42,7 @@ def test_status_says_that_its_command_ended_with_0() -> None:
 
 def test_why_names_the_rank_and_what_it_raised() -> None:
     verdict = judge_run(build_why_evidence(FAILED_INSIDE, {}))
-    assert (verdict.cls, verdict.confidence) == (ProblemClass.EXCEPTION, Confidence.CERTAIN)
+    assert (verdict.cls, verdict.confidence) == (Fault.EXCEPTION, Confidence.CERTAIN)
     assert [culprit.rank for culprit in verdict.culprits] == [1]
     assert "although its command ended with 0" in verdict.summary
 
@@ -77,7 +77,7 @@ def test_why_names_what_ended_the_program_below_a_launcher_and_not_the_table_of_
     }
     state = wrote(RUNNING, "n0", exited(0, exit_code=0), exited(1, exit_code=0, error=error, tail=LAUNCHED))
     verdict = judge_run(build_why_evidence(state, {}))
-    assert verdict.cls is ProblemClass.OUT_OF_MEMORY
+    assert verdict.cls is Fault.OUT_OF_MEMORY
     assert "RuntimeError: CUDA out of memory" in verdict.summary
     assert "train.py:15" in str(list(format_verdict_lines(verdict)))
 
@@ -121,7 +121,7 @@ def test_a_run_that_left_its_work_is_not_tried_again_and_says_why() -> None:
     assert state.cause is not None
     assert state.cause.message == "`python3 train.py` (pid 9, 3 s old) was still at work, and was ended"
     verdict = judge_run(build_why_evidence(told(state, controller_events.RunEnded(state="failed", exit_code=100)), {}))
-    assert verdict.cls is ProblemClass.EXITED_EARLY
+    assert verdict.cls is Fault.EXITED_EARLY
     assert "python3 train.py" in verdict.summary
 
 

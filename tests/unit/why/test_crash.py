@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.why.evidence_types import RankExit, RunError
 from clusterctl.why.run_verdict import judge_run
-from clusterctl.why.verdict import Confidence, ProblemClass, ProblemKind
+from clusterctl.why.verdict import Confidence, Fault, ProblemKind
 from tests.unit.why.cases import case, ended, lost_peer, raised, waiting
 
 CHAIN = """Traceback (most recent call last):
@@ -27,7 +27,7 @@ def test_the_rank_that_failed_for_a_reason_of_its_own_is_to_blame_and_its_peers_
 
     assert (verdict.kind, verdict.cls, verdict.confidence) == (
         ProblemKind.CRASH,
-        ProblemClass.MISSING_FILE,
+        Fault.MISSING_FILE,
         Confidence.CERTAIN,
     )
     assert [(culprit.rank, culprit.node, culprit.where) for culprit in verdict.culprits] == [(2, "gpu02", "train.py:7")]
@@ -37,14 +37,14 @@ def test_the_rank_that_failed_for_a_reason_of_its_own_is_to_blame_and_its_peers_
 def test_a_rank_that_left_with_0_while_others_trained_is_to_blame_for_those_that_lost_it() -> None:
     verdict = judge_run(case(lost_peer(), lost_peer(), ended(0, 10.0), lost_peer()))
 
-    assert (verdict.cls, verdict.confidence) == (ProblemClass.EXITED_EARLY, Confidence.CERTAIN)
+    assert (verdict.cls, verdict.confidence) == (Fault.EXITED_EARLY, Confidence.CERTAIN)
     assert [culprit.rank for culprit in verdict.culprits] == [2]
 
 
 def test_a_rank_that_left_with_0_while_others_still_wait_for_it_is_why_they_hang() -> None:
     verdict = judge_run(case(waiting(), waiting(), ended(0), waiting()))
 
-    assert (verdict.kind, verdict.cls, verdict.culprits[0].rank) == (ProblemKind.HANG, ProblemClass.EXITED_EARLY, 2)
+    assert (verdict.kind, verdict.cls, verdict.culprits[0].rank) == (ProblemKind.HANG, Fault.EXITED_EARLY, 2)
 
 
 def test_a_rank_that_ended_well_after_its_peers_broke_is_not_named_for_certain() -> None:
@@ -56,7 +56,7 @@ def test_a_rank_that_ended_well_after_its_peers_broke_is_not_named_for_certain()
 def test_ranks_that_fail_alike_are_named_together_whatever_numbers_their_messages_hold() -> None:
     verdict = judge_run(case(*(raised(f"ValueError: bad batch {n} at 0x{n:x}f", 10.0 + n / 50) for n in range(4))))
 
-    assert (verdict.cls, verdict.confidence) == (ProblemClass.EXCEPTION, Confidence.CERTAIN)
+    assert (verdict.cls, verdict.confidence) == (Fault.EXCEPTION, Confidence.CERTAIN)
     assert [culprit.rank for culprit in verdict.culprits] == [0, 1, 2, 3]
     assert "failed alike" in verdict.summary
 
@@ -64,7 +64,7 @@ def test_ranks_that_fail_alike_are_named_together_whatever_numbers_their_message
 def test_a_prologue_that_fails_is_a_start_that_failed_and_no_exception() -> None:
     verdict = judge_run(case(*(ended(127, message="the prologue failed with status 127") for _ in range(4))))
 
-    assert (verdict.kind, verdict.cls) == (ProblemKind.START, ProblemClass.NOT_STARTED)
+    assert (verdict.kind, verdict.cls) == (ProblemKind.START, Fault.NOT_STARTED)
 
 
 def test_two_that_fail_at_once_for_different_reasons_are_both_named_and_none_alone() -> None:
@@ -86,46 +86,36 @@ def test_of_two_ranks_of_one_node_the_first_by_its_clock_is_named() -> None:
 def test_where_everybody_lost_a_peer_the_node_that_all_name_is_told_but_not_as_a_fact() -> None:
     verdict = judge_run(case(lost_peer(address="10.0.0.2"), lost_peer(address="10.0.0.2"), lost_peer(), lost_peer()))
 
-    assert (verdict.cls, verdict.confidence) == (ProblemClass.PEER_LOST, Confidence.AMBIGUOUS)
+    assert (verdict.cls, verdict.confidence) == (Fault.PEER_LOST, Confidence.AMBIGUOUS)
     assert {culprit.node for culprit in verdict.culprits} == {"gpu02"}
 
 
 @pytest.mark.parametrize(
     ("end", "cls"),
     [
+        pytest.param(ended(None, signal="SIGKILL", oom="cgroup", message="killed"), Fault.OUT_OF_MEMORY, id="cgroup"),
+        pytest.param(raised("torch.OutOfMemoryError: CUDA out of memory."), Fault.OUT_OF_MEMORY, id="memory of a GPU"),
+        pytest.param(raised("OSError: [Errno 28] No space left on device"), Fault.DISK_FULL, id="full disk"),
+        pytest.param(raised("ModuleNotFoundError: No module named 'einops'"), Fault.MISSING_MODULE, id="no module"),
+        pytest.param(raised("PermissionError: [Errno 13] Permission denied: '/d'"), Fault.NO_PERMISSION, id="no right"),
         pytest.param(
-            ended(None, signal="SIGKILL", oom="cgroup", message="killed"), ProblemClass.OUT_OF_MEMORY, id="cgroup"
+            ended(2, message="train.py: error: unrecognized arguments: -x"), Fault.WRONG_ARGUMENT, id="argument"
         ),
-        pytest.param(
-            raised("torch.OutOfMemoryError: CUDA out of memory."), ProblemClass.OUT_OF_MEMORY, id="memory of a GPU"
-        ),
-        pytest.param(raised("OSError: [Errno 28] No space left on device"), ProblemClass.DISK_FULL, id="full disk"),
-        pytest.param(
-            raised("ModuleNotFoundError: No module named 'einops'"), ProblemClass.MISSING_MODULE, id="no module"
-        ),
-        pytest.param(
-            raised("PermissionError: [Errno 13] Permission denied: '/d'"), ProblemClass.NO_PERMISSION, id="no right"
-        ),
-        pytest.param(
-            ended(2, message="train.py: error: unrecognized arguments: -x"), ProblemClass.WRONG_ARGUMENT, id="argument"
-        ),
-        pytest.param(raised("RuntimeError: Address already in use"), ProblemClass.PORT_TAKEN, id="port"),
-        pytest.param(ended(None, signal="SIGSEGV", message="ended by SIGSEGV"), ProblemClass.SIGNAL, id="a signal"),
-        pytest.param(raised("RuntimeError: CUDA error: an illegal memory access"), ProblemClass.GPU, id="GPU"),
-        pytest.param(ended(None), ProblemClass.UNKNOWN, id="nobody saw it"),
-        pytest.param(raised("AssertionError: a MemoryError was due"), ProblemClass.EXCEPTION, id="only spoken of"),
-        pytest.param(
-            raised("OSError: Caught FileNotFoundError in DataLoader worker"), ProblemClass.MISSING_FILE, id="loader"
-        ),
+        pytest.param(raised("RuntimeError: Address already in use"), Fault.PORT_TAKEN, id="port"),
+        pytest.param(ended(None, signal="SIGSEGV", message="ended by SIGSEGV"), Fault.SIGNAL, id="a signal"),
+        pytest.param(raised("RuntimeError: CUDA error: an illegal memory access"), Fault.GPU, id="GPU"),
+        pytest.param(ended(None), Fault.UNKNOWN, id="nobody saw it"),
+        pytest.param(raised("AssertionError: a MemoryError was due"), Fault.EXCEPTION, id="only spoken of"),
+        pytest.param(raised("OSError: Caught FileNotFoundError in DataLoader worker"), Fault.MISSING_FILE, id="loader"),
         pytest.param(
             ended(1, message="RuntimeError: no data", traceback=CHAIN),
-            ProblemClass.MISSING_FILE,
+            Fault.MISSING_FILE,
             id="what it was made of",
         ),
-        pytest.param(raised("AssertionError"), ProblemClass.EXCEPTION, id="any other exception"),
+        pytest.param(raised("AssertionError"), Fault.EXCEPTION, id="any other exception"),
     ],
 )
-def test_the_last_words_of_a_rank_tell_the_class(end: object, cls: ProblemClass) -> None:
+def test_the_last_words_of_a_rank_tell_the_class(end: object, cls: Fault) -> None:
     assert judge_run(case(end, lost_peer(), lost_peer())).cls is cls  # type: ignore[arg-type]
 
 
@@ -142,8 +132,7 @@ def test_a_run_that_a_person_ended_is_not_blamed_on_a_rank_that_was_through() ->
     )
 
     assert (
-        judge_run(case(stopped, ended(0), reason="cancelled", has_ended=True, run_error=other)).cls
-        is ProblemClass.CANCELLED
+        judge_run(case(stopped, ended(0), reason="cancelled", has_ended=True, run_error=other)).cls is Fault.CANCELLED
     )
 
 
@@ -165,37 +154,37 @@ def test_whom_a_barrier_names_is_to_blame_and_not_the_rank_that_says_so() -> Non
     said = gave_up("[Rank 0]: Rank 2 failed to pass monitoredBarrier in 4000 ms")
     verdict = judge_run(case(said, lost_peer(), STOPPED, STOPPED))
 
-    assert (verdict.cls, verdict.confidence) == (ProblemClass.NOT_JOINED, Confidence.LIKELY)
+    assert (verdict.cls, verdict.confidence) == (Fault.NOT_JOINED, Confidence.LIKELY)
     assert [culprit.rank for culprit in verdict.culprits] == [2]
 
 
 def test_the_one_that_did_not_give_up_is_for_whom_the_others_waited() -> None:
     verdict = judge_run(case(gave_up(), STOPPED, gave_up(), gave_up()))
 
-    assert (verdict.cls, verdict.confidence) == (ProblemClass.NOT_JOINED, Confidence.LIKELY)
+    assert (verdict.cls, verdict.confidence) == (Fault.NOT_JOINED, Confidence.LIKELY)
     assert [culprit.rank for culprit in verdict.culprits] == [1]
 
 
 def test_where_one_alone_gave_up_before_all_were_stopped_nobody_is_named_for_it() -> None:
     verdict = judge_run(case(gave_up(), STOPPED, STOPPED, STOPPED))
 
-    assert verdict.cls is ProblemClass.PEER_LOST
+    assert verdict.cls is Fault.PEER_LOST
 
 
 def test_a_rank_that_got_another_size_than_it_expected_is_not_named_as_the_one_that_is_wrong() -> None:
     tail = "  what():  [enforce fail at pair.cc:456] 32 vs 16. Received data size doesn't match expected size."
     verdict = judge_run(case(lost_peer(), ended(None, signal="SIGABRT", tail=tail), lost_peer(), lost_peer()))
 
-    assert (verdict.cls, verdict.confidence, verdict.culprits) == (ProblemClass.MISMATCH, Confidence.AMBIGUOUS, ())
+    assert (verdict.cls, verdict.confidence, verdict.culprits) == (Fault.MISMATCH, Confidence.AMBIGUOUS, ())
 
 
 def test_an_exit_without_a_word_is_of_a_class_that_nobody_knows() -> None:
-    assert judge_run(case(lost_peer(), ended(3))).cls is ProblemClass.UNKNOWN
+    assert judge_run(case(lost_peer(), ended(3))).cls is Fault.UNKNOWN
 
 
 def test_of_a_killed_rank_it_says_what_to_look_for_in_the_kernel_log() -> None:
     verdict = judge_run(
-        case(ended(137, message="killed by SIGKILL: python train.py", cls=ProblemClass.KILLED), ended(0, 90.0))
+        case(ended(137, message="killed by SIGKILL: python train.py", cls=Fault.KILLED), ended(0, 90.0))
     )
 
     assert (
@@ -244,7 +233,7 @@ def test_of_a_key_of_the_environment_it_is_said_who_sets_it() -> None:
 
 
 def test_of_a_script_that_may_not_be_executed_it_is_said_how_to_run_it() -> None:
-    end = ended(126, message="bash: line 1: ./run.sh: Permission denied", cls=ProblemClass.NO_PERMISSION)
+    end = ended(126, message="bash: line 1: ./run.sh: Permission denied", cls=Fault.NO_PERMISSION)
     assert judge_run(case(end, lost_peer())).next_commands[0].startswith("`chmod +x ./run.sh` here")
 
 
@@ -274,7 +263,7 @@ def test_of_a_script_that_may_not_be_executed_it_is_said_how_to_run_it() -> None
 )
 def test_a_bus_error_alone_has_two_causes(end: RankExit, is_certain: bool) -> None:
     told = judge_run(case(end, lost_peer()))
-    assert told.cls is ProblemClass.SHARED_MEMORY
+    assert told.cls is Fault.SHARED_MEMORY
     assert (told.confidence is Confidence.CERTAIN) is is_certain
     assert ("/dev/shm was full, or a file mapped into memory was truncated" in told.summary) is not is_certain
 

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry
 from clusterctl.why.evidence_types import Evidence, Node, Rank, RankExit, RankSnapshot
 from clusterctl.why.run_verdict import judge_run
-from clusterctl.why.verdict import Confidence, ProblemClass, ProblemKind, Verdict
+from clusterctl.why.verdict import Confidence, Fault, ProblemKind, Verdict
 from tests.unit.why.cases import case, elsewhere, ended, entry, lost_peer, raised, waiting
 
 BEGUN, LATE = {"0": (12, 11)}, {"0": (11, 11)}
@@ -70,27 +70,25 @@ def test_a_rank_whose_node_writes_no_status_of_others_either_keeps_no_lock() -> 
         waiting(seq=BEGUN, status_age=30.0),
     )
 
-    assert (verdict.cls, named(verdict)) == (ProblemClass.NOT_JOINED, [2])
+    assert (verdict.cls, named(verdict)) == (Fault.NOT_JOINED, [2])
 
 
 def test_a_rank_whose_neighbour_writes_its_status_keeps_the_interpreter_lock_for_certain() -> None:
     verdict = of(waiting(seq=BEGUN, status_age=1.0), elsewhere(seq=LATE, status_age=30.0))
 
-    assert (verdict.cls, verdict.confidence) == (ProblemClass.GIL_HELD, Confidence.CERTAIN)
+    assert (verdict.cls, verdict.confidence) == (Fault.GIL_HELD, Confidence.CERTAIN)
 
 
 @pytest.mark.parametrize(
     ("held", "cls"),
     [
-        pytest.param(elsewhere(seq=LATE, state="T", wchan="do_signal_stop"), ProblemClass.STOPPED, id="stopped"),
-        pytest.param(
-            elsewhere(seq=LATE, state="D", wchan="kernel_clone"), ProblemClass.DSTATE, id="not to be interrupted"
-        ),
-        pytest.param(elsewhere(seq=LATE, wchan="request_wait_answer"), ProblemClass.STORAGE, id="at a file system"),
+        pytest.param(elsewhere(seq=LATE, state="T", wchan="do_signal_stop"), Fault.STOPPED, id="stopped"),
+        pytest.param(elsewhere(seq=LATE, state="D", wchan="kernel_clone"), Fault.DSTATE, id="not to be interrupted"),
+        pytest.param(elsewhere(seq=LATE, wchan="request_wait_answer"), Fault.STORAGE, id="at a file system"),
     ],
 )
 def test_a_rank_that_the_kernel_holds_is_not_named_alone_where_another_is_missing_too(
-    held: RankSnapshot, cls: ProblemClass
+    held: RankSnapshot, cls: Fault
 ) -> None:
     verdict = of(waiting(seq=BEGUN), held, elsewhere(seq=LATE), waiting(seq=BEGUN))
 
@@ -120,7 +118,7 @@ def test_the_one_rank_in_a_message_that_all_wait_for_is_likely() -> None:
     receives = waiting("recv", entries=(entry(11, done=True), entry(1, "recv", p2p=True)))
     verdict = of(began(entry(12)), began(entry(12)), receives, began(entry(12)))
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.MISMATCH, Confidence.LIKELY, [2])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.MISMATCH, Confidence.LIKELY, [2])
 
 
 def test_of_stages_that_wait_in_messages_the_one_at_another_line_is_not_named() -> None:
@@ -138,7 +136,7 @@ def test_a_rank_that_a_person_killed_in_a_hang_is_not_to_blame_for_the_hang() ->
     ranks = tuple(replace(rank, end=end) for rank, end in zip(killed.ranks, ends, strict=True))
     verdict = judge_run(replace(killed, ranks=ranks))
 
-    assert (verdict.cls, verdict.confidence) == (ProblemClass.NOT_JOINED, Confidence.LIKELY)
+    assert (verdict.cls, verdict.confidence) == (Fault.NOT_JOINED, Confidence.LIKELY)
     assert [culprit.rank for culprit in verdict.culprits] == [culprit.rank for culprit in seen] == [2]
 
 
@@ -153,4 +151,4 @@ def test_of_a_node_that_its_peers_lost_the_one_rank_that_says_so_too_is_not_name
         case(ended(1, stopped=True), lost_peer(10.0), lost_peer(10.1, "10.0.0.1"), lost_peer(10.2, "10.0.0.1"))
     )
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.PEER_LOST, Confidence.AMBIGUOUS, [0, 1])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.PEER_LOST, Confidence.AMBIGUOUS, [0, 1])

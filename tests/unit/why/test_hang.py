@@ -9,7 +9,7 @@ import pytest
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry
 from clusterctl.why.evidence_types import Node, RankExit, RankSnapshot, StackFrame
 from clusterctl.why.run_verdict import judge_run
-from clusterctl.why.verdict import Confidence, ProblemClass, ProblemKind, Verdict
+from clusterctl.why.verdict import Confidence, Fault, ProblemKind, Verdict
 from tests.unit.why.cases import USER, case, elsewhere, ended, entry, waiting
 
 BEGUN, LATE = {"0": (12, 11)}, {"0": (11, 11)}
@@ -40,7 +40,7 @@ def test_ranks_that_name_another_source_than_most_are_the_culprits(peers, named_
         for peer in peers
     ]
     verdict = of(*ranks)
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.MISMATCH, confidence, named_ranks)
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.MISMATCH, confidence, named_ranks)
 
 
 def setting_up(rank: int, world_size: int = 4, address: str | None = "10.0.0.1:29500") -> RankSnapshot:
@@ -101,7 +101,7 @@ def test_ranks_that_set_up_the_group_with_other_values_than_most_are_the_culprit
 ) -> None:
     verdict = of(*looks)
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.MISMATCH, confidence, named_ranks)
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.MISMATCH, confidence, named_ranks)
     assert text in verdict.summary
 
 
@@ -109,7 +109,7 @@ def test_groups_that_were_set_up_with_their_own_values_are_not_compared() -> Non
     apart = [{"address": None, "world_size": 2, "rank": 0}, {"address": None, "world_size": 3, "rank": 0}]
     verdict = of(*(waiting(setup=setup) for setup in apart))
 
-    assert verdict.cls is not ProblemClass.MISMATCH
+    assert verdict.cls is not Fault.MISMATCH
 
 
 def test_the_rank_that_did_not_join_is_named_with_its_line_and_what_it_does_there() -> None:
@@ -117,7 +117,7 @@ def test_the_rank_that_did_not_join_is_named_with_its_line_and_what_it_does_ther
 
     assert (verdict.kind, verdict.cls, verdict.confidence) == (
         ProblemKind.HANG,
-        ProblemClass.NOT_JOINED,
+        Fault.NOT_JOINED,
         Confidence.CERTAIN,
     )
     assert (verdict.culprits[0].rank, verdict.culprits[0].where) == (2, "train.py:21")
@@ -128,27 +128,23 @@ def test_the_rank_that_did_not_join_is_named_with_its_line_and_what_it_does_ther
 def test_without_any_counter_the_rank_that_is_elsewhere_is_likely() -> None:
     verdict = of(waiting(), waiting(), elsewhere(), waiting())
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.NOT_JOINED, Confidence.LIKELY, [2])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.NOT_JOINED, Confidence.LIKELY, [2])
 
 
 @pytest.mark.parametrize(
     ("look", "cls"),
     [
-        pytest.param(elsewhere(state="T", wchan="do_signal_stop"), ProblemClass.STOPPED, id="stopped"),
-        pytest.param(elsewhere(state="t", wchan="ptrace_stop"), ProblemClass.STOPPED, id="held by a debugger"),
-        pytest.param(
-            elsewhere(state="D", wchan="kernel_clone"), ProblemClass.DSTATE, id="a wait that nothing interrupts"
-        ),
-        pytest.param(elsewhere(state="D", wchan="rpc_wait_bit_killable"), ProblemClass.STORAGE, id="NFS"),
-        pytest.param(elsewhere(wchan="request_wait_answer"), ProblemClass.STORAGE, id="FUSE"),
-        pytest.param(
-            elsewhere(state="R", cpu=1.0, wchan=None, status_age=9.0), ProblemClass.GIL_HELD, id="interpreter lock"
-        ),
-        pytest.param(elsewhere(wchan="pipe_read"), ProblemClass.NOT_JOINED, id="a pipe"),
-        pytest.param(elsewhere(state="R", cpu=1.0, wchan=None), ProblemClass.NOT_JOINED, id="computing"),
+        pytest.param(elsewhere(state="T", wchan="do_signal_stop"), Fault.STOPPED, id="stopped"),
+        pytest.param(elsewhere(state="t", wchan="ptrace_stop"), Fault.STOPPED, id="held by a debugger"),
+        pytest.param(elsewhere(state="D", wchan="kernel_clone"), Fault.DSTATE, id="a wait that nothing interrupts"),
+        pytest.param(elsewhere(state="D", wchan="rpc_wait_bit_killable"), Fault.STORAGE, id="NFS"),
+        pytest.param(elsewhere(wchan="request_wait_answer"), Fault.STORAGE, id="FUSE"),
+        pytest.param(elsewhere(state="R", cpu=1.0, wchan=None, status_age=9.0), Fault.GIL_HELD, id="interpreter lock"),
+        pytest.param(elsewhere(wchan="pipe_read"), Fault.NOT_JOINED, id="a pipe"),
+        pytest.param(elsewhere(state="R", cpu=1.0, wchan=None), Fault.NOT_JOINED, id="computing"),
     ],
 )
-def test_what_the_kernel_says_of_the_one_that_is_missing_tells_the_class(look: RankSnapshot, cls: ProblemClass) -> None:
+def test_what_the_kernel_says_of_the_one_that_is_missing_tells_the_class(look: RankSnapshot, cls: Fault) -> None:
     verdict = of(waiting(seq=BEGUN), replace(look, seq=LATE), waiting(seq=BEGUN), waiting(seq=BEGUN))
 
     assert (verdict.cls, named(verdict)) == (cls, [1])
@@ -159,13 +155,13 @@ def test_a_rank_that_began_another_collective_under_the_same_number_is_named() -
     other = waiting("broadcast", 30, entries=(entry(11, done=True), entry(12, "broadcast")))
     verdict = of(alike, other, alike, alike)
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.MISMATCH, Confidence.CERTAIN, [1])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.MISMATCH, Confidence.CERTAIN, [1])
 
 
 def test_a_collective_of_another_size_is_another_one() -> None:
     verdict = of(*(waiting(entries=(entry(5, sizes=size),)) for size in ("[[4]]", "[[4]]", "[[8]]")))
 
-    assert (verdict.cls, named(verdict)) == (ProblemClass.MISMATCH, [2])
+    assert (verdict.cls, named(verdict)) == (Fault.MISMATCH, [2])
 
 
 def test_where_half_began_one_collective_and_half_another_nobody_is_named_alone() -> None:
@@ -194,13 +190,13 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_a_deadlock() -> None:
         waiting(entries=(entry(5, group="b", done=True), entry(3, group="a"))),
     )
 
-    assert (verdict.cls, named(verdict)) == (ProblemClass.DEADLOCK, [0, 1])
+    assert (verdict.cls, named(verdict)) == (Fault.DEADLOCK, [0, 1])
 
 
 def test_where_all_have_joined_no_rank_is_named() -> None:
     verdict = of(*(waiting(seq=BEGUN) for _ in range(4)))
 
-    assert (verdict.cls, verdict.confidence, verdict.culprits) == (ProblemClass.NETWORK, Confidence.AMBIGUOUS, ())
+    assert (verdict.cls, verdict.confidence, verdict.culprits) == (Fault.NETWORK, Confidence.AMBIGUOUS, ())
 
 
 def test_a_node_that_cannot_be_reached_is_named_where_all_have_joined() -> None:
@@ -208,7 +204,7 @@ def test_a_node_that_cannot_be_reached_is_named_where_all_have_joined() -> None:
     cut = {**told.nodes, "gpu02": Node(node="gpu02", link="unreachable", why="no answer")}
     verdict = judge_run(replace(told, nodes=cut))
 
-    assert (verdict.cls, [culprit.node for culprit in verdict.culprits]) == (ProblemClass.NETWORK, ["gpu02"])
+    assert (verdict.cls, [culprit.node for culprit in verdict.culprits]) == (Fault.NETWORK, ["gpu02"])
 
 
 def test_a_lost_node_is_named_first() -> None:
@@ -216,7 +212,7 @@ def test_a_lost_node_is_named_first() -> None:
     lost = {**told.nodes, "gpu02": Node(node="gpu02", link="lost", why="no sign of life for 120 s")}
     verdict = judge_run(replace(told, nodes=lost))
 
-    assert (verdict.cls, [culprit.node for culprit in verdict.culprits]) == (ProblemClass.NODE_LOST, ["gpu02"])
+    assert (verdict.cls, [culprit.node for culprit in verdict.culprits]) == (Fault.NODE_LOST, ["gpu02"])
 
 
 def test_a_rank_that_waits_for_data_is_told_with_the_processes_that_load_it() -> None:
@@ -255,7 +251,7 @@ def test_of_three_different_collectives_all_that_are_not_with_the_most_are_named
     ops = ("all_reduce", "all_reduce", "broadcast", "barrier")
     verdict = of(*(began(entry(5, op)) for op in ops))
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.MISMATCH, Confidence.LIKELY, [2, 3])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.MISMATCH, Confidence.LIKELY, [2, 3])
 
 
 def test_a_rank_that_sent_something_else_and_went_on_is_named_and_not_those_that_it_is_ahead_of() -> None:
@@ -263,14 +259,14 @@ def test_a_rank_that_sent_something_else_and_went_on_is_named_and_not_those_that
     ahead = began(entry(11, done=True), entry(12, "broadcast", done=True), entry(13))
     verdict = of(alike, ahead, alike, alike)
 
-    assert (verdict.cls, named(verdict)) == (ProblemClass.MISMATCH, [1])
+    assert (verdict.cls, named(verdict)) == (Fault.MISMATCH, [1])
 
 
 def test_of_a_chain_that_waits_through_messages_the_last_is_named() -> None:
     receives = waiting("recv", entries=(entry(11, done=True), entry(4, "recv", p2p=True)))
     verdict = of(began(entry(12)), began(entry(12)), receives, elsewhere(entries=(entry(11, done=True),)))
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.NOT_JOINED, Confidence.CERTAIN, [3])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.NOT_JOINED, Confidence.CERTAIN, [3])
 
 
 @pytest.mark.parametrize("more", [{}, {"frames": None}], ids=["with its stack", "without a stack"])
@@ -285,7 +281,7 @@ def test_a_rank_that_waits_for_its_peers_is_not_named_for_a_page_that_it_reads()
     reads = began(entry(12), state="D", wchan="io_schedule")
     verdict = of(reads, began(entry(12)), elsewhere(entries=(entry(11, done=True),)), began(entry(12)))
 
-    assert (verdict.cls, named(verdict)) == (ProblemClass.NOT_JOINED, [2])
+    assert (verdict.cls, named(verdict)) == (Fault.NOT_JOINED, [2])
 
 
 @pytest.mark.parametrize(
@@ -320,7 +316,7 @@ def test_ranks_that_are_through_are_not_named_for_one_that_goes_on() -> None:
 def test_ranks_that_are_through_are_not_named_for_one_that_hangs_by_itself() -> None:
     verdict = of(elsewhere(wchan="wait_for_partner"), *(ended(0),) * 3)
 
-    assert (verdict.cls, named(verdict)) == (ProblemClass.NOT_JOINED, [0])
+    assert (verdict.cls, named(verdict)) == (Fault.NOT_JOINED, [0])
 
 
 def test_where_one_has_left_and_another_did_not_join_neither_is_named_alone() -> None:
@@ -332,7 +328,7 @@ def test_where_one_has_left_and_another_did_not_join_neither_is_named_alone() ->
 def test_of_one_that_waits_after_most_are_through_it_is_not_told_who_is_wrong() -> None:
     verdict = of(waiting(seq=BEGUN), ended(0), ended(0))
 
-    assert (verdict.cls, verdict.confidence) == (ProblemClass.EXITED_EARLY, Confidence.AMBIGUOUS)
+    assert (verdict.cls, verdict.confidence) == (Fault.EXITED_EARLY, Confidence.AMBIGUOUS)
     assert sorted(rank for rank in named(verdict) if rank is not None) == [0, 1, 2]
 
 
@@ -341,7 +337,7 @@ def test_a_rank_that_takes_two_groups_in_another_order_than_most_is_named() -> N
     other = waiting(entries=(entry(0, group="a", done=True), entry(1, group="b")))
     verdict = of(first, first, other, first)
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.DEADLOCK, Confidence.LIKELY, [2])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.DEADLOCK, Confidence.LIKELY, [2])
 
 
 def test_where_as_many_take_two_groups_in_one_order_as_in_the_other_all_are_named() -> None:
@@ -349,4 +345,4 @@ def test_where_as_many_take_two_groups_in_one_order_as_in_the_other_all_are_name
     other = waiting(entries=(entry(0, group="a", done=True), entry(1, group="b")))
     verdict = of(first, first, other, other)
 
-    assert (verdict.cls, named(verdict)) == (ProblemClass.DEADLOCK, [0, 1, 2, 3])
+    assert (verdict.cls, named(verdict)) == (Fault.DEADLOCK, [0, 1, 2, 3])

@@ -15,7 +15,7 @@ from clusterctl.run.record.state_reader import load_state_and_attendance
 from clusterctl.run.rules.rank_timing import find_idle_ranks, read_collective_counts_before
 from clusterctl.why.evidence_types import IdleRank
 from clusterctl.why.run_verdict import judge_run
-from clusterctl.why.verdict import Confidence, ProblemClass, ProblemKind, Verdict
+from clusterctl.why.verdict import Confidence, Fault, ProblemKind, Verdict
 from tests.unit.why.cases import case, elsewhere, waiting
 
 KINDS = Path(__file__).parent / "kinds"
@@ -36,7 +36,7 @@ def named(verdict: Verdict) -> list[int | None]:
 def test_the_rank_that_goes_on_with_something_while_all_others_wait_is_named_with_what_it_does() -> None:
     verdict = of(OUT, IN, IN, IN)
 
-    assert (verdict.kind, verdict.cls, verdict.confidence) == (ProblemKind.SLOW, ProblemClass.SLOW, Confidence.LIKELY)
+    assert (verdict.kind, verdict.cls, verdict.confidence) == (ProblemKind.SLOW, Fault.SLOW, Confidence.LIKELY)
     assert named(verdict) == [0]
     assert verdict.summary == (
         "ranks 1-3 have waited in a collective for 90 s for rank 0 on gpu01: it writes 12 MiB a second"

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.cli.verdicts import load_verdict, open_bundle
 from clusterctl.run.record import state_reader
-from clusterctl.why.verdict import Confidence, ProblemClass
+from clusterctl.why.verdict import Confidence, Fault
 from tests.lab.why.kinds import KINDS, Expected
 
 KEPT = sorted((Path(__file__).parent / "kinds").glob("*.tar.gz"))
@@ -42,7 +42,7 @@ def test_a_rank_that_is_missing_is_at_most_likely_where_no_rank_tells_of_itself_
         verdict = load_verdict(run, live=False)
 
     assert any("`job.inject: false`" in text for text in verdict.missing_evidence)
-    assert verdict.confidence is not Confidence.CERTAIN or verdict.cls is ProblemClass.STOPPED
+    assert verdict.confidence is not Confidence.CERTAIN or verdict.cls is Fault.STOPPED
 
 
 def test_a_run_of_each_kind_lies_here() -> None:

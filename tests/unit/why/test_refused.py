@@ -8,7 +8,7 @@ from clusterctl.run.rules.state import RunState
 from clusterctl.run.rules.state_updates import apply_controller_event
 from clusterctl.run.rules.why_input import build_why_evidence
 from clusterctl.why.run_verdict import judge_run
-from clusterctl.why.verdict import Confidence, ProblemClass, Verdict
+from clusterctl.why.verdict import Confidence, Fault, Verdict
 
 
 def finding(node: str | None, check: str = "host.disk", message: str = "0 bytes free") -> Finding:
@@ -22,7 +22,7 @@ def refused(error: UnhealthyError | NodesError | ConnectError) -> Verdict:
 
 def test_a_check_that_failed_alike_on_several_nodes_is_told_once_with_all_of_them() -> None:
     told = refused(UnhealthyError("2 checks failed", [finding("gpu01"), finding("gpu02")]))
-    assert (told.cls, told.confidence) == (ProblemClass.REFUSED, Confidence.CERTAIN)
+    assert (told.cls, told.confidence) == (Fault.REFUSED, Confidence.CERTAIN)
     assert told.summary == "nothing was started: host.disk on gpu[01-02]: 0 bytes free"
     assert [(c.rank, c.node) for c in told.culprits] == [(None, "gpu01"), (None, "gpu02")]
 

@@ -12,7 +12,7 @@ from clusterctl.run.rules.rank_timing import has_no_progress_yet, measure_rank_t
 from clusterctl.why.evidence_types import RankSnapshot, RankTiming, StackFrame
 from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.slowness import describe_reason, find_slow_ranks
-from clusterctl.why.verdict import Confidence, ProblemClass, ProblemKind, Verdict
+from clusterctl.why.verdict import Confidence, Fault, ProblemKind, Verdict
 from tests.unit.why.cases import USER, case, elsewhere
 
 POLL = "it polls"
@@ -42,7 +42,7 @@ def named(verdict: Verdict) -> list[int | None]:
 def test_the_rank_that_hardly_waits_while_all_others_do_is_slow() -> None:
     verdict = of(pace(0.7), pace(0.68), pace(0.02), pace(0.72))
 
-    assert (verdict.kind, verdict.cls, verdict.confidence) == (ProblemKind.SLOW, ProblemClass.SLOW, Confidence.LIKELY)
+    assert (verdict.kind, verdict.cls, verdict.confidence) == (ProblemKind.SLOW, Fault.SLOW, Confidence.LIKELY)
     assert named(verdict) == [2]
     assert "wait for it 70% of the time" in verdict.summary
 
@@ -118,7 +118,7 @@ def starting(*frames: tuple[StackFrame, ...], no_progress_s: float = 90.0) -> Ve
 def test_a_rank_that_still_imports_while_the_others_meet_is_named_with_its_line() -> None:
     verdict = starting(SET_UP, SET_UP, IMPORTS, SET_UP)
 
-    assert (verdict.kind, verdict.cls, verdict.confidence) == (ProblemKind.START, ProblemClass.SLOW, Confidence.LIKELY)
+    assert (verdict.kind, verdict.cls, verdict.confidence) == (ProblemKind.START, Fault.SLOW, Confidence.LIKELY)
     assert (named(verdict), verdict.culprits[0].where) == ([2], "train.py:3")
     assert "imports modules" in verdict.summary
 
@@ -126,7 +126,7 @@ def test_a_rank_that_still_imports_while_the_others_meet_is_named_with_its_line(
 def test_a_storm_of_imports_names_nobody() -> None:
     verdict = starting(IMPORTS, IMPORTS)
 
-    assert (verdict.kind, verdict.cls, named(verdict)) == (ProblemKind.START, ProblemClass.SLOW, [])
+    assert (verdict.kind, verdict.cls, named(verdict)) == (ProblemKind.START, Fault.SLOW, [])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 from clusterctl.agent.protocol.record_types import TcpConnection
 from clusterctl.why.evidence_types import RankSnapshot, StackFrame
 from clusterctl.why.run_verdict import judge_run
-from clusterctl.why.verdict import Confidence, ProblemClass, Verdict
+from clusterctl.why.verdict import Confidence, Fault, Verdict
 from tests.unit.why.cases import USER, case, elsewhere, entry, waiting
 
 HUB = 29500
@@ -61,7 +61,7 @@ def test_of_ranks_that_read_from_each_other_the_one_that_reads_from_nobody_is_na
     hub = at_socket(answers(1), answers(2, awaited=True), answers(3))
     verdict = of(hub, at_socket(reads(1)), elsewhere(sockets=(reads(2, awaited=False),)), at_socket(reads(3)))
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.NOT_JOINED, Confidence.LIKELY, [2])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.NOT_JOINED, Confidence.LIKELY, [2])
 
 
 def test_the_rank_that_all_read_from_is_named_where_it_reads_from_nobody() -> None:
@@ -76,7 +76,7 @@ def test_ranks_that_read_from_each_other_in_a_circle_are_a_deadlock() -> None:
     first = at_socket(answers(1, awaited=True), answers(2))
     verdict = of(first, at_socket(reads(1)), at_socket(reads(2)))
 
-    assert (verdict.cls, named(verdict)) == (ProblemClass.DEADLOCK, [0, 1])
+    assert (verdict.cls, named(verdict)) == (Fault.DEADLOCK, [0, 1])
 
 
 def test_a_rank_apart_from_all_chains_makes_it_ambiguous() -> None:
@@ -92,7 +92,7 @@ def test_without_stacks_the_rank_that_the_kernel_holds_elsewhere_is_likely() -> 
     asleep = RankSnapshot(source="proc", state="S", wchan="hrtimer_nanosleep", cpu=0.0)
     verdict = of(in_futex, in_futex, asleep, in_futex)
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.NOT_JOINED, Confidence.LIKELY, [2])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.NOT_JOINED, Confidence.LIKELY, [2])
 
 
 def test_that_no_rank_tells_of_itself_is_said() -> None:
@@ -106,7 +106,7 @@ def test_between_which_nodes_nothing_arrives_is_said_where_all_have_joined() -> 
     lost = [waiting(entries=begun, sockets=(reads(rank, awaited=False, lost=5, unacked=96),)) for rank in (2, 3)]
     verdict = of(waiting(entries=begun), waiting(entries=begun, sockets=()), *lost)
 
-    assert (verdict.cls, verdict.confidence) == (ProblemClass.NETWORK, Confidence.LIKELY)
+    assert (verdict.cls, verdict.confidence) == (Fault.NETWORK, Confidence.LIKELY)
     assert [(one.rank, one.node) for one in verdict.culprits] == [(None, "gpu01"), (None, "gpu02")]
     assert "96 bytes were resent 5 times" in verdict.summary
 

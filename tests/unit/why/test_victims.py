@@ -15,7 +15,7 @@ from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.rules.failure_causes import find_cause_in_output
 from clusterctl.why.evidence_types import Evidence, Rank
 from clusterctl.why.run_verdict import judge_run
-from clusterctl.why.verdict import Confidence, ProblemClass
+from clusterctl.why.verdict import Confidence, Fault
 from tests.unit.why.cases import case, ended, lost_peer, raised
 from tests.unit.why.test_crash import STOPPED, gave_up
 
@@ -58,7 +58,7 @@ def test_a_rank_that_had_said_why_before_it_was_stopped_is_to_blame_and_not_thos
     said = raised("ValueError: the loss is not finite", stopped=True)
     verdict = judge_run(case(lost_peer(address="10.0.0.1"), said, STOPPED, STOPPED))
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.EXCEPTION, Confidence.LIKELY, [1])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.EXCEPTION, Confidence.LIKELY, [1])
     assert verdict.culprits[0].where == "train.py:7"
 
 
@@ -72,34 +72,34 @@ def test_two_that_had_said_different_things_are_both_named_and_none_is_likely() 
 def test_a_rank_that_had_said_that_it_lost_a_peer_is_none_that_began_it() -> None:
     said = replace(lost_peer(), stopped=True)
 
-    assert judge_run(case(lost_peer(), said, STOPPED, STOPPED)).cls is ProblemClass.PEER_LOST
+    assert judge_run(case(lost_peer(), said, STOPPED, STOPPED)).cls is Fault.PEER_LOST
 
 
 def test_whom_a_rank_named_that_was_stopped_while_it_said_so_is_to_blame() -> None:
     said = replace(gave_up("[Rank 0]: Rank 3 failed to pass monitoredBarrier in 4000 ms"), stopped=True)
     verdict = judge_run(case(said, STOPPED, lost_peer(address="10.0.0.1"), STOPPED))
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.NOT_JOINED, Confidence.LIKELY, [3])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.NOT_JOINED, Confidence.LIKELY, [3])
 
 
 def test_ranks_that_were_stopped_while_they_gave_up_count_as_such() -> None:
     also = replace(gave_up(), stopped=True)
     verdict = judge_run(case(gave_up(), also, STOPPED, also))
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.NOT_JOINED, Confidence.LIKELY, [2])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.NOT_JOINED, Confidence.LIKELY, [2])
 
 
 def test_the_one_that_neither_gave_up_nor_lost_those_that_did_is_for_whom_they_waited() -> None:
     also = replace(gave_up(), stopped=True)
     verdict = judge_run(case(lost_peer(11.0), gave_up(), STOPPED, also))
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.NOT_JOINED, Confidence.LIKELY, [2])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.NOT_JOINED, Confidence.LIKELY, [2])
 
 
 def test_where_one_alone_gave_up_the_rank_that_waited_in_no_collective_meanwhile_is_to_blame() -> None:
     verdict = judge_run(counting(WAITS, WAITS, THROUGH, WAITS))
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.NOT_JOINED, Confidence.LIKELY, [2])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.NOT_JOINED, Confidence.LIKELY, [2])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_where_one_alone_gave_up_the_rank_that_waited_in_no_collective_meanwhile
     ],
 )
 def test_counters_that_leave_a_doubt_name_nobody(counters: tuple[Mapping[str, tuple[int, int]] | None, ...]) -> None:
-    assert judge_run(counting(*counters)).cls is ProblemClass.PEER_LOST
+    assert judge_run(counting(*counters)).cls is Fault.PEER_LOST
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_of_peers_that_give_up_the_first_alone_is_enough() -> None:
         as_if_stopped(run, 0, 3)
         verdict = load_verdict(run, live=False)
 
-    assert (verdict.cls, verdict.confidence, named(verdict)) == (ProblemClass.NOT_JOINED, Confidence.LIKELY, [2])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.NOT_JOINED, Confidence.LIKELY, [2])
 
 
 def as_if_stopped(run: RunDir, *ranks: int) -> None:
@@ -197,8 +197,8 @@ def test_a_run_whose_ranks_are_stopped_says_no_more_than_before_without_their_ou
             log.unlink()
         verdict = load_verdict(run, live=False)
 
-    assert (verdict.cls, verdict.confidence) == (ProblemClass.PEER_LOST, Confidence.AMBIGUOUS)
+    assert (verdict.cls, verdict.confidence) == (Fault.PEER_LOST, Confidence.AMBIGUOUS)
 
 
 def test_a_rank_that_ended_without_a_reason_is_not_made_one_by_its_peers() -> None:
-    assert judge_run(case(lost_peer(), ended(None, signal="SIGTERM", stopped=True))).cls is ProblemClass.PEER_LOST
+    assert judge_run(case(lost_peer(), ended(None, signal="SIGTERM", stopped=True))).cls is Fault.PEER_LOST
