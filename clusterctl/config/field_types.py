@@ -143,7 +143,7 @@ def _parse_gpus(value: object) -> int | tuple[int, ...]:
         return _parse_count(value, "a count, a list of indices, or `auto`", 0)
     indices = tuple(_parse_count(item, "a list of device indices", 0) for item in value)
     if not indices:
-        raise InvalidValueError("an empty list of devices", "write `gpus: 0` for no GPU")
+        raise InvalidValueError("must not be an empty list", "write `gpus: 0` for no GPU")
     if len(set(indices)) < len(indices):
         raise InvalidValueError("contains a device twice")
     return indices

@@ -67,7 +67,7 @@ def expand_hosts(expression: str, *, limit: int = MAX_HOSTS) -> list[str]:
         parts = _parse_parts(item, offset)
         count = math.prod(sum(map(len, part)) for part in parts if not isinstance(part, str))
         if len(names) + count > limit:
-            raise HostRangeError(f"means more than {limit} hosts", offset, len(item))
+            raise HostRangeError(f"expands to more than {limit} hosts", offset, len(item))
         choices = [[p] if isinstance(p, str) else [t for span in p for t in span.texts()] for p in parts]
         names.extend("".join(choice) for choice in itertools.product(*choices))
     return names
@@ -127,7 +127,7 @@ def _parse_span(piece: str, offset: int) -> _Span:
         raise HostRangeError(f"`{piece}` is not a range of numbers", offset, len(piece), hint)
     first, last = match[1], match[2] or match[1]
     if max(len(first), len(last)) > _MAX_DIGITS:
-        raise HostRangeError(f"a number of more than {_MAX_DIGITS} digits", offset, len(piece))
+        raise HostRangeError(f"contains a number of more than {_MAX_DIGITS} digits", offset, len(piece))
     if int(last) < int(first):
         hint = f"did you mean `{last}-{first}`?"
         raise HostRangeError(f"the range `{piece}` runs backwards", offset, len(piece), hint)
@@ -151,7 +151,7 @@ def group_names_by_value(values: Mapping[str, V]) -> dict[V, list[str]]:
 
 
 def fold_hosts(names: Iterable[str]) -> str:
-    """Return names as ranges: `["gpu01", "gpu02", "gpu07"]` gives `gpu[01-02,07]`.
+    """Fold names to ranges: `["gpu01", "gpu02", "gpu07"]` gives `gpu[01-02,07]`.
 
     Duplicates are removed, the names are sorted naturally, and only neighbours in this order are folded. So
     `expand_hosts` returns the same names in the same order, unless a name contains a bracket, a comma or a blank. The

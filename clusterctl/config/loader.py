@@ -178,7 +178,7 @@ def _warn_of_active_venv(spec: ClusterSpec, environ: Mapping[str, str], root: Tr
     if not prefix or is_base or os.path.normpath(prefix) == os.path.normpath(sys.prefix):
         return
     if spec.job is not None and not spec.job.prologue and not all(host.python for host in spec.hosts):
-        what = f"python: ranks do not use the active environment {prefix}, but {sys.executable} if a node has it"
+        what = f"python: ranks run {sys.executable} if a node has it, not the active environment {prefix}"
         report.warn(root.mark, what, f"`defaults: {{python: {prefix}/bin/python}}` chooses its Python")
 
 

@@ -108,7 +108,7 @@ def _convert_to_draft7(part: Any) -> Any:
 
 
 def _convert_member(key: str, value: Any) -> Any:
-    """Convert a member of a schema. The members of `properties` are no keywords; their values may be variables."""
+    """Convert a member of a schema. The members of `properties` are keys of the file, and may be variables."""
     if key != "properties" or not isinstance(value, dict):
         return _convert_to_draft7(value)
     return {name: _allow_variables(_convert_to_draft7(child)) for name, child in value.items()}
@@ -151,7 +151,7 @@ _HEAD = "| key | value | default | |\n|---|---|---|---|\n"
 
 
 def fill_key_tables(page: str) -> str:
-    """Return the text of docs/cluster-file.md with its tables of keys written anew."""
+    """Return the text of docs/cluster-file.md with updated tables of keys."""
     keys = dict(list_keys())
 
     def render_table(mark: re.Match[str]) -> str:

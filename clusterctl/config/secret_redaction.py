@@ -27,7 +27,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def find_secret_words(words: Sequence[str]) -> dict[int, str]:
-    """Return the words of a command line that look like secrets, in redacted form by their index."""
+    """Return the words of a command line that look like secrets, in redacted form, by their index."""
     found = {}
     for index, word in enumerate(words):
         assigned = _ASSIGNMENT.fullmatch(word)

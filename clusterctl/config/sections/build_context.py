@@ -28,7 +28,7 @@ class DiskFiles:
             return file.read(MAX_BYTES + 1)
 
     def read_trusted(self, path: str) -> bytes:
-        """Read a file that contains commands, in the way of `read`.
+        """Read a file that contains commands; it has the size limit of `read`.
 
         Raises:
             UnsafePermissionsError: Another user owns the file or can write to it.

@@ -20,7 +20,7 @@ from clusterctl.config.text.tree import KeyPath, Mark, Problems, TreeNode, forma
 def check_values_across_sections(
     root: TreeNode, hosts: Sequence[DeclaredHost], sections: Mapping[str, Values], context: BuildContext
 ) -> None:
-    """Check variable names, and restarts and spares against the other sections."""
+    """Check the names of variables, and whether restarts and spares can work with the other sections."""
     for path, node in list_env_mappings(root):
         check_variable_names(node, path, context.report)
     _check_restarts(root, sections.get("restart", {}), sections.get("stall", {}), context.report)
@@ -106,7 +106,7 @@ def warn_of_unused_activation(root: TreeNode, hosts: Sequence[DeclaredHost], job
 
 
 def check_identity_files(root: TreeNode, hosts: Sequence[DeclaredHost], context: BuildContext) -> None:
-    """Warn of identity files that do not exist. It is no error, because ssh skips them and tries other keys."""
+    """Warn of identity files that do not exist. This is not an error, because ssh skips them and tries other keys."""
     for host in hosts:
         path = host.spec.identity_file
         if path is None or host.spec.transport is not TransportKind.SSH or not _is_literal_path(path):

@@ -348,7 +348,7 @@ WRONG = [
         "version: 1\nhosts: n[1-9999999999]\n",
         2,
         8,
-        "hosts: means more than 10000 hosts",
+        "hosts: expands to more than 10000 hosts",
         None,
         id="range_too_large",
     ),
