@@ -71,7 +71,7 @@ def _load_accepted_commands() -> set[Argv]:
     return {tuple(map(str, argv)) for argv in listed if isinstance(argv, list)} if isinstance(listed, list) else set()
 
 
-def run_host_list_command_if_accepted(argv: tuple[str, ...]) -> str:
+def run_accepted_host_command(argv: tuple[str, ...]) -> str:
     """Run an accepted command that lists hosts, and return its output.
 
     Raises:
@@ -81,10 +81,10 @@ def run_host_list_command_if_accepted(argv: tuple[str, ...]) -> str:
     if not is_accepted_command(argv):
         text = f"to list hosts, the cluster file runs a command here that you have not accepted: `{shlex.join(argv)}`"
         raise RefusedError(text, hint="read it, then accept it with `clusterctl trust`")
-    return run_host_list_command(argv)
+    return run_host_command(argv)
 
 
-def run_host_list_command(argv: tuple[str, ...]) -> str:
+def run_host_command(argv: tuple[str, ...]) -> str:
     """Run a command that lists hosts, without a shell, and return its output.
 
     Raises:

@@ -56,7 +56,7 @@ def load_chosen_cluster_file(
         require_job=require_job,
         with_secrets=with_secrets,
         find_health_mistakes=_find_health_mistakes,
-        run_host_command=run_host_command or accepted_commands.run_host_list_command_if_accepted,
+        run_host_command=run_host_command or accepted_commands.run_accepted_host_command,
     )
     if console is not None and loaded.warnings:
         console.write_stderr(*render_problems(loaded.warnings, "warning", console.err))

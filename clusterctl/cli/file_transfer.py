@@ -79,17 +79,15 @@ def copy_to_nodes(transfer: TransferSettings, sources: Sequence[str], hosts: Seq
     for path in [] if transfer.quiet else load.excluded:
         transfer.console.write_stderr(f"left out: {path} is neither a file nor a link to a file")
     inside = len(sources) > 1 or target.endswith("/") or target in ("", ".", "~")
-    with open_all_sessions(
-        transfer.spec, hosts, progress_terminal=None if transfer.quiet else transfer.console.err
-    ) as sessions:
+    with open_all_sessions(transfer.spec, hosts, progress=None if transfer.quiet else transfer.console.err) as sessions:
         counter = _ProgressCounter(transfer, load.size * len(sessions))
 
-        def transfer_with_node(node: str, session: Session) -> uploads.UploadResult:
+        def transfer_files(node: str, session: Session) -> uploads.UploadResult:
             with_node = uploads.Destination(transfer.get_base_folder(node), target, inside)
             return uploads.copy_files(session, with_node, load, counter)
 
         sent, errors = call_all(
-            sessions, lambda node, session: _name_node_in_refusal(node, lambda: transfer_with_node(node, session))
+            sessions, lambda node, session: _name_node_in_refusal(node, lambda: transfer_files(node, session))
         )
     what = plural(len(load.entries), "file")
     _print_results(
@@ -119,7 +117,7 @@ def copy_from_nodes(transfer: TransferSettings, sources: Sequence[tuple[Sequence
     ours = several and not here.exists()
     counter = _ProgressCounter(transfer, None)
 
-    def transfer_with_node(node: str, session: Session) -> FetchedFiles:
+    def transfer_files(node: str, session: Session) -> FetchedFiles:
         into = _LocalTarget(here / node, None) if several else None
         return _fetch(
             transfer,
@@ -130,10 +128,10 @@ def copy_from_nodes(transfer: TransferSettings, sources: Sequence[tuple[Sequence
         )
 
     with open_all_sessions(
-        transfer.spec, list(hosts.values()), progress_terminal=None if transfer.quiet else transfer.console.err
+        transfer.spec, list(hosts.values()), progress=None if transfer.quiet else transfer.console.err
     ) as sessions:
         got, errors = call_all(
-            sessions, lambda node, session: _name_node_in_refusal(node, lambda: transfer_with_node(node, session))
+            sessions, lambda node, session: _name_node_in_refusal(node, lambda: transfer_files(node, session))
         )
     some = {node: found for node, found in got.items() if any(names for names, _ in found.values())}
     if ours and here.is_dir():

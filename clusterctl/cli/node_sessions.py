@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def open_all_sessions(
-    spec: ClusterSpec, hosts: Sequence[HostSpec], *, progress_terminal: Terminal | None = None
+    spec: ClusterSpec, hosts: Sequence[HostSpec], *, progress: Terminal | None = None
 ) -> Iterator[dict[str, Session]]:
-    """Yield a session with every host, by name. `progress_terminal` shows which hosts have not answered yet.
+    """Yield a session with every host, by name. `progress` shows which hosts have not answered yet.
 
     Raises:
         NodeError, NodesError: Hosts cannot be reached.
     """
-    with open_reachable_sessions(spec, hosts, progress_terminal=progress_terminal) as (sessions, errors):
+    with open_reachable_sessions(spec, hosts, progress=progress) as (sessions, errors):
         raise_first(errors)
         yield sessions
 
@@ -45,7 +45,7 @@ def open_reachable_sessions(
     on_connected: Callable[[Session], None] = lambda _: None,
     *,
     is_started_run: bool = False,
-    progress_terminal: Terminal | None = None,
+    progress: Terminal | None = None,
     on_update: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[dict[str, Session], dict[str, NodeError]]]:
     """Yield a session with every reachable host, and the errors of the other hosts.
@@ -55,8 +55,8 @@ def open_reachable_sessions(
         hosts: The hosts to connect to.
         on_connected: Called with each new session, in a separate thread.
         is_started_run: The spec belongs to a started run, so the user has already accepted its commands.
-        progress_terminal: Shows which hosts have not answered yet.
-        on_update: Called before each update of `progress_terminal`.
+        progress: Shows which hosts have not answered yet.
+        on_update: Called before each update of `progress`.
 
     Raises:
         RefusedError: The user has not accepted a command that connects to a host.
@@ -64,12 +64,12 @@ def open_reachable_sessions(
     if not is_started_run:
         accepted_commands.refuse_unaccepted_commands(hosts)
     # An askpass program may use this terminal, so nothing else may be drawn on it.
-    progress_terminal = None if has_askpass(os.environ) else progress_terminal
+    progress = None if has_askpass(os.environ) else progress
 
     transports = Transports(spec.ssh)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     names, limit = [host.name for host in hosts], spec.ssh.connect_timeout
-    with WaitingLine(names, limit, progress_terminal, meanwhile=on_update) as waiting:
+    with WaitingLine(names, limit, progress, meanwhile=on_update) as waiting:
         sessions, errors = open_sessions(
             transports, hosts, inbox, parallel=spec.ssh.parallel, on_open=on_connected, progress=waiting.set_stage
         )

@@ -40,7 +40,7 @@ def load_view_without_output(run: RunDir) -> RunSnapshot:
         has_controller=has_controller,
         activity=seen,
         verdict=read_stall_verdict(run, state),
-        unattended_run=predict_run_without_controller(run, state, has_controller=has_controller),
+        unattended_run=predict_unattended_run(run, state, has_controller=has_controller),
     )
 
 
@@ -52,7 +52,7 @@ def load_run_list_view(run: RunDir) -> RunSnapshot:
     return RunSnapshot(state=end.state, has_controller=run.is_attended, activity={0: WorkerActivity(step=end.step)})
 
 
-def predict_run_without_controller(run: RunDir, state: RunState, *, has_controller: bool = False) -> UnattendedRun:
+def predict_unattended_run(run: RunDir, state: RunState, *, has_controller: bool = False) -> UnattendedRun:
     """Predict what happens to a run without a controller, from its spec and the time of its controller's last write."""
     if has_controller or state.is_over:
         return UnattendedRun()

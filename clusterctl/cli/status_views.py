@@ -11,12 +11,7 @@ from dataclasses import replace
 from clusterctl.agent.protocol.record_types import ActivitySample
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_index_path, format_output_path
 from clusterctl.agent.protocol.stall_folders import list_stall_folders
-from clusterctl.cli.run_views import (
-    make_sampled_activity,
-    predict_run_without_controller,
-    read_stall_verdict,
-    update_stall_age,
-)
+from clusterctl.cli.run_views import make_sampled_activity, predict_unattended_run, read_stall_verdict, update_stall_age
 from clusterctl.render.stack_report import summarize_stacks
 from clusterctl.render.status_report import RunSnapshot, WorkerActivity
 from clusterctl.run.record import run_origin, sample_files
@@ -64,7 +59,7 @@ def build_run_view(
         verdict=read_stall_verdict(run, state),
         origin=run_origin.read_origin(run),
         stall_positions=where,
-        unattended_run=predict_run_without_controller(run, state, has_controller=has_controller),
+        unattended_run=predict_unattended_run(run, state, has_controller=has_controller),
     )
 
 

@@ -251,10 +251,7 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> 
     }
     obstacles = {run.run: _ObstaclesToRemoval() for run, _ in group}
     concerned = [host for host in spec.hosts if on[host.name]]
-    with open_reachable_sessions(spec, concerned, is_started_run=True, progress_terminal=console.err) as (
-        sessions,
-        unreached,
-    ):
+    with open_reachable_sessions(spec, concerned, is_started_run=True, progress=console.err) as (sessions, unreached):
         answers, _ = call_all(sessions, lambda node, session: _remove_from_node(node, session, on[node]))
     for node, (count, _) in answers.items():
         if count:

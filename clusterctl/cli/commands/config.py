@@ -225,7 +225,7 @@ def _require_rank(rank: int, entries: Sequence[NodeLayout]) -> int:
 def _read_live_environment(
     spec: ClusterSpec, rank: int, console: Console
 ) -> tuple[tuple[NodeLayout, ...], dict[str, tuple[str, str]]]:
-    with open_all_sessions(spec, spec.worker_hosts, progress_terminal=console.err) as sessions:
+    with open_all_sessions(spec, spec.worker_hosts, progress=console.err) as sessions:
         answers = {host.name: build_node_facts(host, sessions[host.name].hello) for host in spec.worker_hosts}
         entries = layout.assign_ranks(spec.worker_hosts, {node: answer.gpus for node, answer in answers.items()})
         node = next(entry.host.name for entry in entries if _require_rank(rank, entries) in entry.ranks)

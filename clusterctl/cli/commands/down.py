@@ -53,9 +53,7 @@ _STALL_POLL_S = 1.0
 @click.option("--stalled", is_flag=True, help="Stop only the runs that are stalled.")
 @click.option("--kill", is_flag=True, help="Send SIGKILL at once, without `job.grace`.")
 @click.option(
-    "--orphans",
-    is_flag=True,
-    help="Stop processes of unknown or ended runs on the nodes of a cluster file (RUN).",
+    "--orphans", is_flag=True, help="Stop processes of unknown or ended runs on the nodes of a cluster file (RUN)."
 )
 @options.json_option
 @options.verbose_option("Show the reports of each node.")
@@ -173,10 +171,7 @@ def _request_end(run: RunDir, console: Console, choices: _DownOptions) -> bool:
         # If the new controller ends early, `_wait_for_end` tries again.
         with contextlib.suppress(detached_process.ControllerEndedError):
             send_request_or_adopt(
-                run,
-                "down",
-                {"kill": choices.kill},
-                lambda: adopt_run(run, cancel=True, kill=choices.kill),
+                run, "down", {"kill": choices.kill}, lambda: adopt_run(run, cancel=True, kill=choices.kill)
             )
     elif not end_if_stalled(run, kill=choices.kill):
         if not choices.is_silent:
@@ -247,7 +242,7 @@ def _end_on_nodes(run: RunDir, state: RunState, tell: Terminal | None, *, kill: 
     concerned = {entry["node"] for entry in state.remaining} if state.is_over else {*state.touched_nodes}
     hosts = [host for host in spec.hosts if host.name in concerned or not (state.is_over or concerned)]
     grace = 0.0 if kill or spec.job is None else spec.job.grace
-    with open_reachable_sessions(spec, hosts, is_started_run=True, progress_terminal=tell) as (sessions, errors):
+    with open_reachable_sessions(spec, hosts, is_started_run=True, progress=tell) as (sessions, errors):
         return end_run_without_controller(run, state, sessions, errors, grace)
 
 
@@ -268,7 +263,7 @@ def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: 
     """Stop, on the nodes of a cluster file, processes of ended runs and of runs that this head does not know."""
     spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
     own = {run.run: run for run in state_reader.list_runs()}
-    with open_reachable_sessions(spec, spec.hosts, progress_terminal=console.err) as (sessions, errors):
+    with open_reachable_sessions(spec, spec.hosts, progress=console.err) as (sessions, errors):
         listed, _ = call_all(sessions, lambda _, s: RUNS.call(s, {})["runs"])
         orphans = {n: [r for r in runs if _has_processes(r) and r["run"] not in own] for n, runs in listed.items()}
         concerned = {node: sessions[node] for node, runs in orphans.items() if runs}

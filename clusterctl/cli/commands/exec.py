@@ -116,11 +116,8 @@ def command(
         with (
             remote,
             open_reachable_sessions(
-                spec, hosts, remote.start_on, progress_terminal=tell, on_update=early_output.show_new_answers
-            ) as (
-                sessions,
-                unreached,
-            ),
+                spec, hosts, remote.start_on, progress=tell, on_update=early_output.show_new_answers
+            ) as (sessions, unreached),
             WaitingLine(sessions, 0.0, tell, stage="running", meanwhile=early_output.show_new_answers) as waiting,
         ):
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -156,21 +156,12 @@ def render_checks(checks: Iterable[Check], terminal: Terminal) -> list[str]:
     return render_table(_CHECK_COLUMNS, [(check.name, check.severity, check.purpose) for check in checks], terminal)
 
 
-def checks_to_json(checks: Iterable[Check]) -> list[dict[str, Any]]:
+def checks_to_json(checks: Sequence[Check]) -> list[dict[str, Any]]:
     """Return `health --list --json`."""
-    return [
-        {
-            "name": check.name,
-            "family": check.family,
-            "doc": check.purpose,
-            "source": check.source,
-            "threshold": check.threshold,
-            "severity": check.severity,
-            "remedy": check.remedy,
-            "thresholds": dict(check.thresholds),
-        }
-        for check in checks
-    ]
+    attributes = {"doc": "purpose"}
+    fields = ("name", "family", "doc", "source", "threshold", "severity", "remedy")
+    values = [{field: getattr(check, attributes.get(field, field)) for field in fields} for check in checks]
+    return [{**entry, "thresholds": dict(check.thresholds)} for entry, check in zip(values, checks, strict=True)]
 
 
 def _warn_of_local_programs(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console) -> None:
@@ -218,14 +209,9 @@ def _match_checks(text: str, option: str) -> set[str]:
 
 
 def _probe_and_judge(
-    spec: ClusterSpec,
-    hosts: tuple[HostSpec, ...],
-    checks: list[str] | None,
-    progress_terminal: Terminal | None,
-    *,
-    strict: bool,
+    spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | None, progress: Terminal | None, *, strict: bool
 ) -> HealthReport:
-    with open_reachable_sessions(spec, hosts, progress_terminal=progress_terminal) as (sessions, errors):
+    with open_reachable_sessions(spec, hosts, progress=progress) as (sessions, errors):
         step = Progress("health", len(hosts), lambda _: None)
         facts: dict[str, dict[str, Any]] = probe_nodes(spec, sessions, step, code=True)
     facts |= {node: {"unreachable": str(error)} for node, error in errors.items()}

@@ -20,7 +20,7 @@ from clusterctl.cli import options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.follow.poller import RunAttendance, RunPoller
 from clusterctl.cli.option_values import parse_rank_set, parse_time_option
-from clusterctl.cli.run_views import predict_run_without_controller, warn_of_unreadable_lines
+from clusterctl.cli.run_views import predict_unattended_run, warn_of_unreadable_lines
 from clusterctl.config.host_ranges import select_hosts
 from clusterctl.errors import ExitCode, NotFoundError
 from clusterctl.formatting import fold_ranks, plural
@@ -247,9 +247,7 @@ def _follow_lines(
         if over or not console.out.has_reader():
             return int(ExitCode.OK)
     console.write_stderr(
-        error_line(
-            predict_run_without_controller(poller.run, poller.state).describe_error(poller.run.run), console.err
-        ),
+        error_line(predict_unattended_run(poller.run, poller.state).describe_error(poller.run.run), console.err),
         *hint_lines(f"`clusterctl attach --adopt {poller.run.run}` starts a new controller", console.err),
     )
     return int(ExitCode.UNATTENDED)

@@ -62,7 +62,7 @@ def _load_stats(common: CommonOptions, source: StatsSource, chosen: str | None, 
     if source.run is None:
         spec = cluster_selection.load_chosen_cluster_file(common, source.cluster_file, console=console).spec
         hosts = cluster_selection.select_spec_hosts(spec, chosen)
-        with open_reachable_sessions(spec, hosts, progress_terminal=console.err) as (sessions, errors):
+        with open_reachable_sessions(spec, hosts, progress=console.err) as (sessions, errors):
             return node_stats.probe_node_stats(hosts, sessions, errors)
     state, attended = state_reader.load_state_and_attendance(source.run)
     if not attended and not state.is_over:

@@ -111,7 +111,7 @@ def _push(
     elif not quiet and (not_sent := code_exclusions.describe_user_exclusions(manifest.excluded)) is not None:
         console.write_stderr(safe(not_sent))
     files = build_code_upload(manifest, store)
-    with open_all_sessions(spec, remote, progress_terminal=None if quiet else console.err) as sessions:
+    with open_all_sessions(spec, remote, progress=None if quiet else console.err) as sessions:
         if dry_run:
             previews, errors = call_all(
                 sessions, lambda node, session: preview_sync(session, get_workdir(spec, node), files)
@@ -151,7 +151,7 @@ def _pull(
     quiet: bool,
 ) -> None:
     is_new_folder = not to.exists()
-    with open_all_sessions(spec, hosts, progress_terminal=None if quiet else console.err) as sessions:
+    with open_all_sessions(spec, hosts, progress=None if quiet else console.err) as sessions:
         pulled, errors = call_all(
             sessions,
             lambda node, session: _pull_patterns(session, get_workdir(spec, node), patterns, to / node, max_bytes),

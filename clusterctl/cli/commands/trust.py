@@ -95,7 +95,7 @@ def _make_host_list_runner(console: Console, *, yes: bool) -> HostCommandRunner:
         _show_and_accept_commands(
             [] if accepted_commands.is_accepted_command(argv) else [argv], "to list the hosts", console, yes=yes
         )
-        return accepted_commands.run_host_list_command(argv)
+        return accepted_commands.run_host_command(argv)
 
     return run
 

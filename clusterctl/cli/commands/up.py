@@ -121,9 +121,7 @@ def command(
         with_secrets=True,
         console=console,
         # Starting a file implies trust in its commands. A dry run runs only accepted commands.
-        run_host_command=accepted_commands.run_host_list_command_if_accepted
-        if dry_run
-        else accepted_commands.run_host_list_command,
+        run_host_command=accepted_commands.run_accepted_host_command if dry_run else accepted_commands.run_host_command,
     )
     spec = _select_hosts(loaded.spec, nodes, exclude, min_nodes)
     if name is not None and not common.quiet:

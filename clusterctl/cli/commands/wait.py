@@ -14,7 +14,7 @@ from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.follow.exit_report import get_run_exit_code
 from clusterctl.cli.follow.poller import RunAttendance, RunPoller
 from clusterctl.cli.option_values import parse_duration_option
-from clusterctl.cli.run_views import predict_run_without_controller
+from clusterctl.cli.run_views import predict_unattended_run
 from clusterctl.errors import ExitCode
 from clusterctl.render.run_messages import UnattendedOutlook
 from clusterctl.run.record.rundir import RunDir
@@ -50,7 +50,7 @@ def _explain_code(run: RunDir, state: RunState, code: int) -> str:
         return "; the time of `--timeout` is over"
     if code != ExitCode.UNATTENDED:
         return ""
-    alone = predict_run_without_controller(run, state)
+    alone = predict_unattended_run(run, state)
     message = "" if alone.outlook is UnattendedOutlook.GOES_ON else f"; {alone.message}"
     return f" without a controller{message}; `clusterctl attach --adopt` starts a new controller"
 

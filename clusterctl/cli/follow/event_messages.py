@@ -129,10 +129,7 @@ class StragglerMonitor:
         if not slow or key in self._reported:
             return []
         self._reported.add(key)
-        return [
-            *describe_slow_ranks(state, slow),
-            f"hint: `clusterctl stacks {state.run}` shows where every rank is",
-        ]
+        return [*describe_slow_ranks(state, slow), f"hint: `clusterctl stacks {state.run}` shows where every rank is"]
 
     def _find_stragglers(self, state: RunState) -> dict[int, str]:
         first = state.workers.get(0)

@@ -6,7 +6,7 @@ import json
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.run_views import predict_run_without_controller
+from clusterctl.cli.run_views import predict_unattended_run
 from clusterctl.cli.verdicts import add_file_hints
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ExitCode
@@ -104,7 +104,7 @@ def _render_final_report(
             return [], int(ExitCode.OK)
         case FollowEndReason.UNATTENDED:
             hint = f"`clusterctl attach --adopt {run.run}` starts a new one, `clusterctl down {run.run}` ends the run"
-            error = error_line(predict_run_without_controller(run, state).describe_error(run.run), terminal)
+            error = error_line(predict_unattended_run(run, state).describe_error(run.run), terminal)
             return [error, *hint_lines(hint, terminal)], int(ExitCode.UNATTENDED)
 
 

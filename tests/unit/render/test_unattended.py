@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
-from clusterctl.cli.run_views import predict_run_without_controller
+from clusterctl.cli.run_views import predict_unattended_run
 from clusterctl.config.spec import ClusterSpec, ControllerLossSpec, HostSpec, JobSpec, dump_spec
 from clusterctl.render.console import Terminal
 from clusterctl.render.run_list import adoption_hints, render_ps
@@ -78,7 +78,7 @@ def of_run(folder: Path, *, stop_after: float | None, silent: float) -> str:
         on_controller_loss=None if stop_after is None else ControllerLossSpec(stop_after=stop_after),
     )
     run.spec.write_text(dump_spec(spec))
-    return predict_run_without_controller(run, RUNNING).message
+    return predict_unattended_run(run, RUNNING).message
 
 
 def test_the_last_sign_of_a_controller_is_what_it_wrote_last(tmp_path: Path) -> None:
