@@ -80,7 +80,7 @@ def copy_to_nodes(transfer: TransferSettings, sources: Sequence[str], hosts: Seq
         transfer.console.write_stderr(f"left out: {path} is neither a file nor a link to a file")
     inside = len(sources) > 1 or target.endswith("/") or target in ("", ".", "~")
     with open_all_sessions(transfer.spec, hosts, progress=None if transfer.quiet else transfer.console.err) as sessions:
-        counter = _ProgressCounter(transfer, load.size * len(sessions))
+        counter = _ProgressCounter(transfer, load.size_bytes * len(sessions))
 
         def transfer_files(node: str, session: Session) -> uploads.UploadResult:
             with_node = uploads.Destination(transfer.get_base_folder(node), target, inside)

@@ -400,8 +400,8 @@ def test_all_files_of_a_far_node_are_compared_in_one_round_trip(tmp_path: Path) 
 
     session = open_session(Far(), host, queue.SimpleQueue())
     began = time.monotonic()
-    growing = replication.find_stale_replicas(run, "n", session, 9, earlier=False)
-    every = replication.find_stale_replicas(run, "n", session, 9, earlier=True)
+    growing = replication.find_stale_replicas(run, "n", session, 9, include_earlier_attempts=False)
+    every = replication.find_stale_replicas(run, "n", session, 9, include_earlier_attempts=True)
     took = time.monotonic() - began
     session.close()
 

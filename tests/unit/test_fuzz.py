@@ -243,7 +243,7 @@ def sampled(values: list[Any]) -> None:
     stall.replay_samples({"n": lines}, 3.0)
     health.add_sample_lines("n", lines, 1.0)
     health.find_silent_nodes(["n"], 1e6)
-    health.find_unhealthy(["n"])
+    health.find_unhealthy_nodes(["n"])
     for sample in samples.parse_samples(lines, "activity"):
         activity_from_sample(sample, 1.0)
 

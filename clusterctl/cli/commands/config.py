@@ -29,7 +29,7 @@ from clusterctl.plan.layout import NodeLayout
 from clusterctl.render.console import pad, safe
 from clusterctl.render.live_view import WaitingLine
 from clusterctl.render.table import Column, render_table
-from clusterctl.run.nodes.code_exclusions import list_unsent_arguments
+from clusterctl.run.nodes.code_exclusions import list_arguments_with_unsent_files
 from clusterctl.run.nodes.fan_out import raise_first
 from clusterctl.run.nodes.network_probe import build_node_facts, resolve_rendezvous
 from clusterctl.transport.ssh.ssh_options import (
@@ -102,7 +102,7 @@ def command(
     console = common.console()
     loaded = cluster_selection.load_chosen_cluster_file(common, path, require_job=by_rank, console=console)
     _refuse_names_of_one_host(loaded.spec)
-    for warning in list_unsent_arguments(loaded.spec):
+    for warning in list_arguments_with_unsent_files(loaded.spec):
         console.write_stderr(f"warning: {safe(warning)}")
     if ranks:
         shown, lines = _render_ranks(loaded.spec, console)

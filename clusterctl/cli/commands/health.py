@@ -29,7 +29,7 @@ from clusterctl.render import health_report as render
 from clusterctl.render.health_report import HealthReport, NodeHealth
 from clusterctl.render.table import Column, render_table
 from clusterctl.run.nodes.fan_out import Progress
-from clusterctl.run.nodes.preflight import judge_all, probe_nodes
+from clusterctl.run.nodes.preflight import judge_facts, probe_nodes
 from clusterctl.run.record.health_history import FindingHistory, describe_new_findings
 from clusterctl.run.record.rundir import find_runs_root
 from clusterctl.suggestion import find_similar
@@ -213,10 +213,10 @@ def _probe_and_judge(
 ) -> HealthReport:
     with open_reachable_sessions(spec, hosts, progress=progress) as (sessions, errors):
         step = Progress("health", len(hosts), lambda _: None)
-        facts: dict[str, dict[str, Any]] = probe_nodes(spec, sessions, step, code=True)
+        facts: dict[str, dict[str, Any]] = probe_nodes(spec, sessions, step, compare_code=True)
     facts |= {node: {"unreachable": str(error)} for node, error in errors.items()}
     ordered = {h.name: facts[h.name] for h in hosts}
-    return _build_view(ordered, judge_all(spec, ordered, checks), strict=strict)
+    return _build_view(ordered, judge_facts(spec, ordered, checks), strict=strict)
 
 
 def _write_recording(path: str, spec: ClusterSpec, view: HealthReport, console: Console) -> None:

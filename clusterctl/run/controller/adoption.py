@@ -67,7 +67,7 @@ class RunAdoption(ThreadOwnedState):
     def _connect_all(self) -> dict[str, Any]:
         """Connect to all nodes at once, and request the status of the run; return the errors."""
         run = self._run
-        step = Progress("connect", len(self._hosts), run.post)
+        step = Progress("connect", len(self._hosts), run.post_event)
 
         def joined(node: str, session: Session) -> None:
             status: StatusAnswer | None = None
@@ -83,7 +83,7 @@ class RunAdoption(ThreadOwnedState):
         """Undo the start of a controller that died before it had recorded its first attempt, on every node."""
         run = self._run
         # A node that does not know the run keeps the epoch, so that it refuses late requests for the run.
-        run.post(controller_events.TouchedNodes(nodes=list(opened)))
+        run.post_event(controller_events.TouchedNodes(nodes=list(opened)))
         left, _ = call_all(opened, lambda n, s: run_cleanup.end_run_on_node(s, run.folder.run, n, run.grace))
         unheard = [host.name for host in run.spec.hosts if host.name not in left]
         if unheard:
@@ -147,8 +147,8 @@ class RunAdoption(ThreadOwnedState):
         number = max(begun, default=-1)
         attempt = attempt_start.load_attempt_event(run.folder, number) if number > run.state.attempt else None
         if attempt is not None:
-            run.note(f"the head had lost the record of attempt {number}, which its nodes have begun")
-            run.record(attempt)
+            run.record_note(f"the head had lost the record of attempt {number}, which its nodes have begun")
+            run.record_event(attempt)
 
 
 def _read_epoch(status: StatusAnswer | None) -> int:

@@ -109,7 +109,7 @@ class StartSequence(ThreadOwnedState):
         sessions = self._connect(run.spec.hosts)
         unfit = self._reject_unsafe_nodes(sessions)
         if self._preflight is not None:
-            unfit |= self._preflight(sessions, run.post)
+            unfit |= self._preflight(sessions, run.post_event)
             self._demote_missing([h.name for h in run.spec.worker_hosts if h.name in unfit])
         run.executor.call_on_loop(lambda: run.excluded_spares.update(unfit))
         hosts = run.spec.worker_hosts
@@ -125,7 +125,7 @@ class StartSequence(ThreadOwnedState):
             NodeError, NodesError: A session could not be opened; the other sessions are closed again.
         """
         run = self._run
-        step = Progress("connect", len(hosts), run.post)
+        step = Progress("connect", len(hosts), run.post_event)
         opened, errors = run.dial_all(hosts, step)
         step.end(fold_hosts(opened), failed=bool(errors))
         for warning in dict.fromkeys(warning for session in opened.values() for warning in session.warnings):
@@ -183,7 +183,7 @@ class StartSequence(ThreadOwnedState):
         for node, session in opened.items():
             run.add_session(node, session)
         for spare, error in missing.items():
-            run.note(f"spare {spare} cannot be used yet: {str(error).removeprefix(f'{spare}: ')}")
+            run.record_note(f"spare {spare} cannot be used yet: {str(error).removeprefix(f'{spare}: ')}")
             self._reconnection.mark_disconnected(run.hosts[spare], error)
 
     def _reject_unsafe_nodes(self, sessions: Mapping[str, Session]) -> dict[str, str]:
@@ -227,7 +227,7 @@ class StartSequence(ThreadOwnedState):
         self._is_failing = True
         cancelled = run.cancelled.is_set()
         if not cancelled:
-            run.record(build_start_failed(result.error))
+            run.record_event(build_start_failed(result.error))
         code = ExitCode.CANCELLED if cancelled else result.error.exit_code
         phase = RunPhase.CANCELLED if cancelled else RunPhase.FAILED
         if not cancelled and run.state.attempt >= 0:
@@ -270,8 +270,8 @@ class StartSequence(ThreadOwnedState):
     def _on_undone(self, left: list[str], ended: controller_events.RunEnded) -> None:
         run = self._run
         if left:
-            run.note(CLEANUP_UNCONFIRMED.format(fold_hosts(left)))
-        run.record(ended)
+            run.record_note(CLEANUP_UNCONFIRMED.format(fold_hosts(left)))
+        run.record_event(ended)
         run.control.notify_watchers()
 
 
@@ -294,9 +294,9 @@ class RestartSequence(ThreadOwnedState):
         without = {name: bad[name] for name in action.excluded}
         nodes, notes = next_action.choose_next_nodes(run.state, without, self.list_free_spares())
         for text in notes:
-            run.note(text)
+            run.record_note(text)
         rules = run.limits.restart
-        run.record(
+        run.record_event(
             controller_events.RestartPlanned(
                 attempt=run.state.attempt + 1,
                 why=action.why,

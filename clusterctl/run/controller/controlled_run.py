@@ -52,7 +52,7 @@ class ControlledRun(ThreadOwnedState):
     """A run, its nodes, and the requests to them.
 
     Thread: the loop owns it and changes it alone. Other threads may read `spec`, `hosts`, `epoch` and `links.sessions`,
-    wait for `cancelled`, and call `post`, `executor`, `dial_all` and `send_finish`.
+    wait for `cancelled`, and call `post_event`, `executor`, `dial_all` and `send_finish`.
 
     Args:
         folder: The run directory; this object becomes its only writer.
@@ -90,7 +90,7 @@ class ControlledRun(ThreadOwnedState):
         )
         self.excluded_spares: dict[str, str] = {}
         self.stopping = StopTimers()
-        self.launcher = AttemptLauncher(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)
+        self.launcher = AttemptLauncher(folder, spec, lambda: self.links.sessions, self.post_event, self.cancelled)
         self.control = ControlServer(folder.create_control_address(), self.inbox.put)
 
     @override
@@ -110,52 +110,54 @@ class ControlledRun(ThreadOwnedState):
 
     # --- from other threads
 
-    def post(self, event: controller_events.ControllerEvent) -> None:
+    def post_event(self, event: controller_events.ControllerEvent) -> None:
         """Have the loop record an event; do not wait."""
-        self.executor.call_soon(lambda: self.record(event))
+        self.executor.call_soon(lambda: self.record_event(event))
 
     def post_note(self, text: str, level: str = "warn") -> None:
         """Have the loop record a message for the user; do not wait."""
-        self.post(controller_events.Note(text=text, level=level))
+        self.post_event(controller_events.Note(text=text, level=level))
 
     # --- the state
 
-    def record(self, event: controller_events.ControllerEvent) -> None:
+    def record_event(self, event: controller_events.ControllerEvent) -> None:
         """Write an event into the controller's journal, and apply it to the state."""
         self.check_owner()
         moment = read_head_time()
         self.writer.append(event, moment)
         self.state = apply_controller_event(self.state, moment, event)
 
-    def note(self, text: str, level: str = "warn") -> None:
+    def record_note(self, text: str, level: str = "warn") -> None:
         """Record a message for the user."""
-        self.record(controller_events.Note(text=text, level=level))
+        self.record_event(controller_events.Note(text=text, level=level))
 
-    def apply_received_event(self, item: EventReceived) -> None:
+    def apply_received_event(self, received: EventReceived) -> None:
         """Replicate an event of a node's journal, and apply it to the state; a known event is ignored."""
-        node_state = self.find_node(item.node)
-        if node_state is None or item.stamp.seq <= node_state.seq:
+        node_state = self.find_node(received.node)
+        if node_state is None or received.stamp.seq <= node_state.seq:
             return
-        self._validate_owner(item)
-        lacking = item.stamp.seq - node_state.seq - 1
+        self._validate_owner(received)
+        lacking = received.stamp.seq - node_state.seq - 1
         if lacking:
-            self.note(f"{item.node}: its journal lacks {plural(lacking, 'event')} before number {item.stamp.seq}")
+            self.record_note(
+                f"{received.node}: its journal lacks {plural(lacking, 'event')} before number {received.stamp.seq}"
+            )
         # Change the state first: an event that cannot be applied must not be written to the journal.
-        state = apply_node_event(self.state, item.node, item.stamp, item.event)
-        self.writer.append_node_event(item.node, item.record)
+        state = apply_node_event(self.state, received.node, received.stamp, received.event)
+        self.writer.append_node_event(received.node, received.record)
         self.state = state
 
-    def _validate_owner(self, item: EventReceived) -> None:
+    def _validate_owner(self, received: EventReceived) -> None:
         """Raise `FrameError` if an event of a node is about another run, or about ranks of other nodes."""
-        if item.run != self.folder.run:
-            raise FrameError(f"its event is about the run {item.run[:80]!a}")
-        attempt = getattr(item.event, "attempt", self.state.attempt)
-        placed = self.find_ranks_on(item.node, attempt)
+        if received.run != self.folder.run:
+            raise FrameError(f"its event is about the run {received.run[:80]!a}")
+        attempt = getattr(received.event, "attempt", self.state.attempt)
+        placed = self.find_ranks_on(received.node, attempt)
         strange = [
-            rank for rank in journal_lines.list_event_ranks(item.event) if placed is not None and rank not in placed
+            rank for rank in journal_lines.list_event_ranks(received.event) if placed is not None and rank not in placed
         ]
         if strange:
-            raise FrameError(f"its event `{item.event.KIND}` is about rank {strange[0]}, which is not on this node")
+            raise FrameError(f"its event `{received.event.KIND}` is about rank {strange[0]}, which is not on this node")
 
     def find_ranks_on(self, node: str, attempt: int) -> frozenset[int] | None:
         """Return the ranks of a node in an attempt; `None` for an attempt that has not been recorded yet."""
@@ -216,7 +218,7 @@ class ControlledRun(ThreadOwnedState):
 
     def end_attempt(self, reason: StopReason, message: str) -> None:
         """Record that the attempt ends, and stop it on its nodes."""
-        self.record(
+        self.record_event(
             controller_events.AttemptEndDecided(attempt=self.state.attempt, reason=reason.value, message=message)
         )
         self.stopping.reset()
@@ -227,7 +229,7 @@ class ControlledRun(ThreadOwnedState):
         """End an attempt that could not be started on every node."""
         cancelled = self.cancelled.is_set()
         if not cancelled:
-            self.record(build_start_failed(error))
+            self.record_event(build_start_failed(error))
         if self.state.reason is None:
             self.end_attempt(StopReason.CANCELLED if cancelled else StopReason.START_FAILED, str(error))
 

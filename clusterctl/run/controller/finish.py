@@ -52,7 +52,7 @@ class FinishSequence(ThreadOwnedState):
     def begin(self, finish: next_action.Finish) -> None:
         """Begin the end of the run: request the final sizes of the files on the nodes."""
         if finish.why_no_restart:
-            self._run.note(f"no restart: {finish.why_no_restart}")
+            self._run.record_note(f"no restart: {finish.why_no_restart}")
         self._finish, self._began = finish, time.monotonic()
         for attempt, node, ranks in self._run.state.placements:
             for rank in ranks:
@@ -111,7 +111,7 @@ class FinishSequence(ThreadOwnedState):
     def _take_results(self, found: controller_events.ResultsFetched) -> None:
         if not self._has_results_event:
             self._has_results_event = True
-            self._run.record(found)
+            self._run.record_event(found)
             self._run.control.notify_watchers()
 
     # --- what is missing
@@ -172,13 +172,15 @@ class FinishSequence(ThreadOwnedState):
     def _note_missing(self, missing: dict[str, list[tuple[str, int]]]) -> None:
         unasked = [node for node in missing if node not in self._sizes]
         if unasked:
-            self._run.note(
+            self._run.record_note(
                 f"{fold_hosts(unasked)} did not report the sizes of the output: the copy on this head may be "
                 "incomplete; the nodes still have it"
             )
         files = [f"{node}: {file}" for node in missing if node not in unasked for file, _ in missing[node]]
         if files:
-            self._run.note(f"output was not replicated completely ({', '.join(files[:3])}); the nodes still have it")
+            self._run.record_note(
+                f"output was not replicated completely ({', '.join(files[:3])}); the nodes still have it"
+            )
 
     # --- the end
 
@@ -193,7 +195,7 @@ class FinishSequence(ThreadOwnedState):
         )
 
         def close(_: object) -> None:
-            run.record(ended)
+            run.record_event(ended)
             run.control.notify_watchers()
 
         run.executor.run_in_thread(lambda: self._tell_nodes(sessions, ended), close, close)

@@ -66,14 +66,14 @@ class HealthMonitor(ThreadOwnedState):
         heard = {n.node for n in state.nodes.values() if n.link == "connected" and not n.finished}
         return changes + self._observer.find_silent_nodes(heard, now)
 
-    def find_unhealthy(self, state: RunState) -> dict[str, str]:
+    def find_unhealthy_nodes(self, state: RunState) -> dict[str, str]:
         """Return the nodes that a restart should exclude, each with the reason: a failed check, or used GPU memory."""
         held = {n.node: n.gpu_memory_held for n in state.nodes.values() if n.gpu_memory_held}
-        return held | self._observer.find_unhealthy(state.nodes)
+        return held | self._observer.find_unhealthy_nodes(state.nodes)
 
-    def find_degraded(self, state: RunState) -> dict[str, str]:
+    def find_degraded_nodes(self, state: RunState) -> dict[str, str]:
         """Return the nodes that a restart should avoid if possible, each with the reason."""
-        return self._observer.find_degraded(state.nodes)
+        return self._observer.find_degraded_nodes(state.nodes)
 
 
 class StallMonitor(ThreadOwnedState):
@@ -119,7 +119,7 @@ class StallMonitor(ThreadOwnedState):
             return
         self._stall = stall = observer.judge(time.monotonic())
         for text in observer.list_new_warnings(stall, time.monotonic()):
-            run.note(text)
+            run.record_note(text)
         shown = "none" if run.state.stall is None else run.state.stall.phase
         if not stall.has_all_samples or stall.phase.value == shown:
             return
@@ -128,7 +128,7 @@ class StallMonitor(ThreadOwnedState):
             if stall.phase.value == "none"
             else self._collect_evidence(is_confirmed=stall.phase is StallPhase.CONFIRMED)
         )
-        run.record(
+        run.record_event(
             controller_events.StallChanged(
                 attempt=run.state.attempt,
                 phase=stall.phase.value,
@@ -163,7 +163,7 @@ class StallMonitor(ThreadOwnedState):
     def _on_collected(self, lines: list[str]) -> None:
         self._pending_evidence -= 1
         for number, line in enumerate(lines):
-            self._run.note(line, "info" if number else "warn")
+            self._run.record_note(line, "info" if number else "warn")
 
     def measure_idle_s(self) -> float:
         """Return for how many seconds no unfinished node of the attempt has shown any activity."""

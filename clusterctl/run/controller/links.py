@@ -98,7 +98,7 @@ class Links(ThreadOwned):
             lambda opened: opened and self.on_dialed(host.name, opened),
         )
 
-    def is_broken(self, node: str) -> bool:
+    def is_connection_broken(self, node: str) -> bool:
         """Return whether a node has lost its connection and has no new connection."""
         current = self.sessions.get(node)
         return node in self._broken_at if current is None else not current.alive
@@ -234,7 +234,7 @@ class Subscriptions(ThreadOwned):
         self.check_owner()
         self._subscribed.update(sessions)
 
-    def mark_replicated(self, node: str, before: int) -> None:
+    def mark_replicated_before(self, node: str, before: int) -> None:
         """Record that all attempts of a node before attempt `before` are replicated; 0 means that this is unknown."""
         self.check_owner()
         self._replicated_before[node] = before

@@ -86,9 +86,9 @@ class Controller:
     def start(self, warnings: Sequence[str] = ()) -> int:
         """Start the run and control it to its end; return its exit code. Record `warnings` first."""
         run = self._run
-        run.record(controller_events.RunCreated(run=run.folder.run, name=run.spec.name, path=run.spec.path))
+        run.record_event(controller_events.RunCreated(run=run.folder.run, name=run.spec.name, path=run.spec.path))
         for text in warnings:
-            run.note(text)
+            run.record_note(text)
         self._start.start_first_attempt()
         return self._loop()
 
@@ -233,7 +233,7 @@ class Controller:
 
     def _give_up_node(self, action: next_action.GiveUpNode) -> None:
         run = self._run
-        run.record(controller_events.LinkChanged(node=action.node, link="lost", why=action.why))
+        run.record_event(controller_events.LinkChanged(node=action.node, link="lost", why=action.why))
         # The fence of the node counts from this moment: only a new connection can reach the node now.
         run.links.redial(run.hosts[action.node])
         self._note_fence(action.node)
@@ -244,7 +244,7 @@ class Controller:
         if run.limits.fence is not None and not run.cancelled.is_set():
             left = max(0.0, run.limits.fence - run.links.measure_unreachable_s().get(node, 0.0))
             text = f"waiting {describe_duration(left)} for {node}'s workers to time out (on_controller_loss.stop_after)"
-            run.note(text, "info")
+            run.record_note(text, "info")
 
     def _continue_restart(self) -> None:
         run = self._run
@@ -269,7 +269,7 @@ class Controller:
         with ignore_resource_shortage():
             changes = self._health.list_health_changes(self._run.state, time.monotonic())
         for event in changes:
-            self._run.record(event)
+            self._run.record_event(event)
         if changes:
             self._run.control.notify_watchers()
 
@@ -286,8 +286,8 @@ class Controller:
             is_evidence_pending=self._stalls.is_evidence_pending,
             repeated_failures=self._restart.count_repeated_failures(),
             spare_count=len(self._restart.list_free_spares()),
-            unhealthy=self._health.find_unhealthy(run.state),
-            degraded=self._health.find_degraded(run.state),
+            unhealthy=self._health.find_unhealthy_nodes(run.state),
+            degraded=self._health.find_degraded_nodes(run.state),
             dirty_node_s=self._restart.measure_dirty_node_s(),
         )
 
@@ -297,28 +297,28 @@ def _is_head_failure(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno is not None and error.errno != errno.EFBIG
 
 
-def answer_request(run: ControlledRun, stalls: StallMonitor, item: ControlRequest) -> None:
+def answer_request(run: ControlledRun, stalls: StallMonitor, request: ControlRequest) -> None:
     """Answer a request, at once or from a thread of its own."""
-    match item.command:
-        case "down" if item.arguments.get("stalled"):
-            item.reply(stalls.end_if_stalled(kill=bool(item.arguments.get("kill"))))
+    match request.command:
+        case "down" if request.arguments.get("stalled"):
+            request.reply(stalls.end_if_stalled(kill=bool(request.arguments.get("kill"))))
         case "down":
-            run.cancel(kill=bool(item.arguments.get("kill")))
-            item.reply({"ok": True, "grace": run.limits.grace})
+            run.cancel(kill=bool(request.arguments.get("kill")))
+            request.reply({"ok": True, "grace": run.limits.grace})
         case "evidence":
-            _send_evidence(run, item)
+            _send_evidence(run, request)
         case "ping":
-            item.reply({"ok": True, "run": run.folder.run})
+            request.reply({"ok": True, "run": run.folder.run})
         case _:
-            item.reply({"error": f"unknown command {item.command!r}"})
+            request.reply({"error": f"unknown command {request.command!r}"})
 
 
-def _send_evidence(run: ControlledRun, item: ControlRequest) -> None:
-    sessions, ranks = run.get_attempt_sessions(), item.arguments.get("ranks")
+def _send_evidence(run: ControlledRun, request: ControlRequest) -> None:
+    sessions, ranks = run.get_attempt_sessions(), request.arguments.get("ranks")
     unseen = {n: "not connected" for n in run.state.nodes if n not in sessions}
 
     def collect() -> None:
         collected = request_evidence(run.folder.run, "stacks", sessions, ranks)
-        item.reply({"ranks": collected.ranks, "errors": {**collected.errors, **unseen}})
+        request.reply({"ranks": collected.ranks, "errors": {**collected.errors, **unseen}})
 
     run.executor.run_in_thread(collect)

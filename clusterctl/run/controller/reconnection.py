@@ -71,23 +71,23 @@ class Reconnection(ThreadOwnedState):
         self._violations = ViolationCounter()
         self.is_superseded = False
 
-    def record_clock(self, item: ClockMeasured) -> None:
+    def record_clock(self, measured: ClockMeasured) -> None:
         """Keep the best estimate of the offset of a node's clock."""
-        node = self._run.state.nodes.get(item.node)
+        node = self._run.state.nodes.get(measured.node)
         if node is None:
             return
-        offset = read_head_time() - time.monotonic() - item.mono_offset_s
+        offset = read_head_time() - time.monotonic() - measured.mono_offset_s
         # The offset is relative to `read_head_time`, which ignores changes of the head's wall clock.
-        ahead = item.wall_offset_s + time.time() - read_head_time()
+        ahead = measured.wall_offset_s + time.time() - read_head_time()
         if (
             node.clock is None
-            or item.error_s < node.clock[1] / 2
+            or measured.error_s < node.clock[1] / 2
             or abs(offset - node.clock[0]) > 5 * node.clock[1] + 0.005
-            or abs(ahead - node.clock_ahead_s) > item.error_s + _AHEAD_STEP
+            or abs(ahead - node.clock_ahead_s) > measured.error_s + _AHEAD_STEP
         ):
-            self._run.record(
+            self._run.record_event(
                 controller_events.ClockEstimated(
-                    node=item.node, offset=offset, error=item.error_s, boot=item.boot, ahead=ahead
+                    node=measured.node, offset=offset, error=measured.error_s, boot=measured.boot, ahead=ahead
                 )
             )
 
@@ -105,7 +105,9 @@ class Reconnection(ThreadOwnedState):
         run_nodes = set(run.list_all_nodes()) or set(run.hosts)
         if run.links.sessions.keys() & run_nodes <= self._stale:
             self.is_superseded = True
-            run.note(f"another controller has adopted the run on {node}: this controller ends, and the run continues")
+            run.record_note(
+                f"another controller has adopted the run on {node}: this controller ends, and the run continues"
+            )
         else:
             text = "it reports another controller, which no other node reports"
             self.on_invalid_message(node, FrameError(text))
@@ -130,20 +132,22 @@ class Reconnection(ThreadOwnedState):
     def _count_violation(self, node: str, text: str) -> None:
         run, node_state = self._run, self._run.state.nodes.get(node)
         if self._violations.is_new_message(node, text):
-            run.note(f"{node} sent an invalid message, so its session is ended: {text}")
+            run.record_note(f"{node} sent an invalid message, so its session is ended: {text}")
         over = self._violations.add_violation(node, time.monotonic())
         if over and node_state is not None and node_state.link != "lost" and not node_state.swept:
-            run.record(controller_events.LinkChanged(node=node, link="lost", why=f"it sends invalid messages: {text}"))
+            run.record_event(
+                controller_events.LinkChanged(node=node, link="lost", why=f"it sends invalid messages: {text}")
+            )
 
     # --- broken
 
-    def on_session_lost(self, item: SessionLost) -> None:
+    def on_session_lost(self, lost: SessionLost) -> None:
         """Record that a session ended, and redial the node."""
-        host = self._run.hosts.get(item.node)
-        if host is not None and self._run.links.is_broken(item.node):
-            if isinstance(item.error, ProtocolError):
-                self._count_violation(item.node, str(item.error).removeprefix(f"{item.node}: "))
-            self.mark_disconnected(host, item.error)
+        host = self._run.hosts.get(lost.node)
+        if host is not None and self._run.links.is_connection_broken(lost.node):
+            if isinstance(lost.error, ProtocolError):
+                self._count_violation(lost.node, str(lost.error).removeprefix(f"{lost.node}: "))
+            self.mark_disconnected(host, lost.error)
 
     def mark_disconnected(self, host: HostSpec, error: ClusterctlError, session: Session | None = None) -> None:
         """Record that a node has no connection, and redial it. With `session`, do so only if it is current."""
@@ -180,15 +184,17 @@ class Reconnection(ThreadOwnedState):
     def _record_reconnect(self, node: NodeState, boot: str) -> None:
         if boot and node.boot and boot != node.boot and not node.swept:
             why = "it was rebooted"
-            self._run.record(controller_events.LinkChanged(node=node.node, link="lost", why=why, rebooted=True))
+            self._run.record_event(controller_events.LinkChanged(node=node.node, link="lost", why=why, rebooted=True))
         elif node.link != "lost":
-            self._run.record(controller_events.LinkChanged(node=node.node, link="connected"))
+            self._run.record_event(controller_events.LinkChanged(node=node.node, link="connected"))
 
     def _resume(self, state: RunState, node: NodeState, session: Session) -> _Resumption:
         """Subscribe to the files of a node after the cursors. Runs in a thread; only the loop changes the state."""
         run, name = self._run, node.node
         earlier = name in self._uncompared
-        differing = replication.find_stale_replicas(run.folder, name, session, state.attempt, earlier=earlier)
+        differing = replication.find_stale_replicas(
+            run.folder, name, session, state.attempt, include_earlier_attempts=earlier
+        )
         follow = run.executor.call_on_loop(lambda: self._build_follow(name, session, differing))
         try:
             FOLLOW.call(session, follow)
@@ -207,7 +213,7 @@ class Reconnection(ThreadOwnedState):
         for file in differing:
             self._run.writer.restart_replica(node, file)
         if differing:
-            self._run.subscriptions.mark_replicated(node, 0)
+            self._run.subscriptions.mark_replicated_before(node, 0)
         self._uncompared.discard(node)
         return self._run.subscriptions.build_request(node)
 
@@ -241,7 +247,7 @@ class Reconnection(ThreadOwnedState):
     def _on_run_files_lost(self, node: str, session: Session, remaining: list[RemainingProcess]) -> None:
         run = self._run
         why = "it has lost the files of the run"
-        run.record(controller_events.LinkChanged(node=node, link="lost", why=why, rebooted=not remaining))
+        run.record_event(controller_events.LinkChanged(node=node, link="lost", why=why, rebooted=not remaining))
         if remaining:
             run.links.redial(run.hosts[node], session)
 
@@ -266,14 +272,14 @@ class Reconnection(ThreadOwnedState):
                 self._record_unreachable(node.node, _SILENT, seconds)
                 run.control.notify_watchers()
             elif seconds is None and node.link != "connected" and node.node in run.links.sessions:
-                run.record(controller_events.LinkChanged(node=node.node, link="connected"))
+                run.record_event(controller_events.LinkChanged(node=node.node, link="connected"))
                 run.control.notify_watchers()
 
     def _record_unreachable(self, node: str, why: str, seconds: float) -> None:
         """Record that a node is silent, and the times at which it will count as lost and its workers will stop."""
         run = self._run
         limits, alone = run.limits, len(run.state.nodes) == 1
-        run.record(
+        run.record_event(
             controller_events.LinkChanged(
                 node=node,
                 link="unreachable",

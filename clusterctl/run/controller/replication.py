@@ -42,12 +42,12 @@ class Replication(ThreadOwnedState):
 
     Args:
         run: The run.
-        stored: Called with each stored item.
+        stored: Called with each stored piece of output.
     """
 
     def __init__(self, run: ControlledRun, stored: Callable[[OutputReceived], None]) -> None:
         self._run, self._on_stored = run, stored
-        self._intake = ReplicaQueue(run.writer, self._stored, run.note)
+        self._intake = ReplicaQueue(run.writer, self._stored, run.record_note)
         self._sizes: dict[tuple[str, str], int] = {}
         self._acknowledged = 0.0
         self._unacknowledged = 0
@@ -58,39 +58,41 @@ class Replication(ThreadOwnedState):
         """Whether replication waits, because the head's disk is full or no more files can be opened."""
         return self._intake.is_paused
 
-    def store_output(self, item: OutputReceived) -> None:
+    def store_output(self, received: OutputReceived) -> None:
         """Write bytes of a file, or queue them until there is space.
 
         Raises:
             FrameError: The file belongs to another node, or exceeds the size limit.
         """
-        self._validate_owner(item)
-        self._intake.store_or_queue(item)
+        self._validate_owner(received)
+        self._intake.store_or_queue(received)
 
-    def _validate_owner(self, item: OutputReceived) -> None:
-        place = parse_stream_file_name(item.file)
-        ranks = None if place is None else self._run.find_ranks_on(item.node, place[0])
-        if item.run != self._run.folder.run or (place is not None and ranks is not None and place[1] not in ranks):
-            raise FrameError(f"it sends {item.file} of run {item.run[:80]!a}, a file of another run or another node")
-        if item.offset + len(item.payload) > MAX_FILE_BYTES:
-            raise FrameError(f"{item.file} has byte {item.offset}; the maximum is {MAX_FILE_BYTES}")
+    def _validate_owner(self, received: OutputReceived) -> None:
+        place = parse_stream_file_name(received.file)
+        ranks = None if place is None else self._run.find_ranks_on(received.node, place[0])
+        if received.run != self._run.folder.run or (place is not None and ranks is not None and place[1] not in ranks):
+            raise FrameError(
+                f"it sends {received.file} of run {received.run[:80]!a}, a file of another run or another node"
+            )
+        if received.offset + len(received.payload) > MAX_FILE_BYTES:
+            raise FrameError(f"{received.file} has byte {received.offset}; the maximum is {MAX_FILE_BYTES}")
 
-    def mark_attempts_replicated(self, item: AttemptsReplicated) -> None:
+    def mark_attempts_replicated(self, received: AttemptsReplicated) -> None:
         """End the subscription to completely replicated attempts.
 
         If replication is paused, the node repeats this message.
         """
         if not self.is_paused:
-            self._run.subscriptions.mark_replicated(item.node, item.before)
+            self._run.subscriptions.mark_replicated_before(received.node, received.before)
 
-    def _stored(self, item: OutputReceived, size: int) -> None:
+    def _stored(self, received: OutputReceived, size: int) -> None:
         """Count stored bytes, and give the node as many bytes of credit."""
-        self._on_stored(item)
-        self._sizes[item.node, item.file] = size
-        self._unacknowledged += len(item.payload)
-        session = self._run.links.sessions.get(item.node)
+        self._on_stored(received)
+        self._sizes[received.node, received.file] = size
+        self._unacknowledged += len(received.payload)
+        session = self._run.links.sessions.get(received.node)
         if session is not None:
-            self._pending_credit[session] = self._pending_credit.get(session, 0) + len(item.payload)
+            self._pending_credit[session] = self._pending_credit.get(session, 0) + len(received.payload)
             if self._pending_credit[session] >= _CREDIT_AT_ONCE:
                 session.grant_credit(self._pending_credit.pop(session))
 
@@ -140,7 +142,7 @@ class ReplicaQueue:
 
     Args:
         writer: The writer of the run directory.
-        stored: Called with each stored item and the size of its replica.
+        stored: Called with each stored piece of output, and the size of its replica.
         notify_user: Called with messages for the user, and their level.
     """
 
@@ -160,12 +162,12 @@ class ReplicaQueue:
         """Whether bytes are queued."""
         return bool(self._held)
 
-    def store_or_queue(self, item: OutputReceived) -> None:
+    def store_or_queue(self, received: OutputReceived) -> None:
         """Write bytes of a file, or queue them until this is possible."""
         if self._held:
-            self._held.append(item)
-        elif not self._store(item):
-            self._held.append(item)
+            self._held.append(received)
+        elif not self._store(received):
+            self._held.append(received)
             self._notify_user(f"{self._why}: replication waits, workers are not affected", "warn")
 
     def retry_queued(self) -> None:
@@ -177,16 +179,16 @@ class ReplicaQueue:
         if not self._held:
             self._notify_user(f"{self._over}: replication continues", "info")
 
-    def _store(self, item: OutputReceived) -> bool:
+    def _store(self, received: OutputReceived) -> bool:
         try:
-            size = self._writer.replicate(item.node, item.file, item.offset, item.payload)
+            size = self._writer.replicate(received.node, received.file, received.offset, received.payload)
         except OSError as error:
             if not is_resource_shortage(error):
                 raise
             self._why, self._over = _FULL if is_disk_full(error) else _TOO_MANY
             self._retry_at = time.monotonic() + _RETRY
             return False
-        self._stored(item, size)
+        self._stored(received, size)
         return True
 
 
@@ -195,7 +197,9 @@ _COMPARED_BYTES = 64 * 1024
 _COMPARED_OF_EARLIER = 4 * 1024
 
 
-def find_stale_replicas(run: RunDir, node: str, session: Session, attempt: int, *, earlier: bool) -> list[str]:
+def find_stale_replicas(
+    run: RunDir, node: str, session: Session, attempt: int, *, include_earlier_attempts: bool
+) -> list[str]:
     """Return the files of a node whose replica does not match the node's file.
 
     Only the last bytes of each replica are compared. Bytes that the node has dropped count as equal.
@@ -205,13 +209,15 @@ def find_stale_replicas(run: RunDir, node: str, session: Session, attempt: int, 
         node: The node.
         session: A session with the node.
         attempt: The attempt whose files still grow.
-        earlier: Compare the files of earlier attempts, too, which another controller may have written.
+        include_earlier_attempts: Compare the files of earlier attempts, too, which another controller may have written.
 
     Raises:
         ClusterctlError: The node did not answer.
     """
     ends = _list_replica_ends(
-        run.node(node), os.path.dirname(run_files.format_output_path(attempt, 0)), earlier=earlier
+        run.node(node),
+        os.path.dirname(run_files.format_output_path(attempt, 0)),
+        include_earlier_attempts=include_earlier_attempts,
     )
     reads: dict[str, command_payload_types.ReadArguments] = {
         file: {"run": run.run, "node": node, "file": file, "offset": start, "length": size - start}
@@ -222,7 +228,7 @@ def find_stale_replicas(run: RunDir, node: str, session: Session, attempt: int, 
     return [file for file, answer in answers.items() if _is_stale(run.node(node) / file, ends[file], answer)]
 
 
-def _list_replica_ends(base: Path, growing: str, *, earlier: bool) -> dict[str, tuple[int, int]]:
+def _list_replica_ends(base: Path, growing: str, *, include_earlier_attempts: bool) -> dict[str, tuple[int, int]]:
     """Return the replicas to compare, each with its first byte to compare and its size.
 
     `growing` is the folder of the current attempt. Files outside of attempt folders grow, too.
@@ -231,7 +237,7 @@ def _list_replica_ends(base: Path, growing: str, *, earlier: bool) -> dict[str, 
     for path in base.rglob("*") if base.is_dir() else ():
         file, size = path.relative_to(base).as_posix(), path.stat().st_size
         ended = os.path.dirname(file) not in ("", growing)
-        if size and path.is_file() and file != run_files.JOURNAL_FILE and (earlier or not ended):
+        if size and path.is_file() and file != run_files.JOURNAL_FILE and (include_earlier_attempts or not ended):
             ends[file] = (max(0, size - (_COMPARED_OF_EARLIER if ended else _COMPARED_BYTES)), size)
     return ends
 

@@ -200,7 +200,7 @@ class AttemptLauncher:
         manifest = code_manifest.build_manifest(sync, store)
         code_exclusions.refuse_missing_script(self.spec, manifest.files, manifest.excluded)
         code_manifest.save_manifest(self._run, manifest)
-        unsent = code_exclusions.list_unsent_arguments(self.spec, manifest.excluded)
+        unsent = code_exclusions.list_arguments_with_unsent_files(self.spec, manifest.excluded)
         for warning in [*unsent, *code_exclusions.list_sync_warnings(manifest, store)]:
             self._note(warning, "warn")
         excluded = code_exclusions.describe_user_exclusions(manifest.excluded)

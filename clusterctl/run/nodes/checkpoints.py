@@ -165,7 +165,7 @@ class CheckpointCopy:
         """Source and target nodes, in words."""
         return f"from {fold_hosts(self.sources)} to {fold_hosts(self.needed)}"
 
-    def run(
+    def copy_to_nodes(
         self, spool: Path, post: Callable[[controller_events.ControllerEvent], None], cancelled: threading.Event
     ) -> None:
         """Copy the files. Each file appears on a node only when it is complete and its hash is verified.
@@ -475,7 +475,7 @@ class CheckpointPicker:
             self._note(f"`job.checkpoint.shared` says that all nodes see the same files, but {text}", "warn")
         sizes = {file: version[1] for files in sources.values() for file, version in files.items()}
         copy = CheckpointCopy(path, needed, sizes, self._workdirs, select_sessions(self._sessions(), snapshot.order))
-        copy.run(self._file.parent, self._post, self._cancelled)
+        copy.copy_to_nodes(self._file.parent, self._post, self._cancelled)
         for node, answer in self._ask(list(needed), path).items():
             present = _parse_files(path, answer)
             for file, source in needed[node].items():

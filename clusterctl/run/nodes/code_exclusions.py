@@ -96,7 +96,7 @@ _WRITES = re.compile(r"(?:[\d&]*>{1,2}|tee|-a|mkdir|-p|rm|-[rf]+|touch|\S*--?(?:
 """Shell words after which the name of a file need not exist."""
 
 
-def list_unsent_arguments(spec: ClusterSpec, excluded: Iterable[ExcludedPath] | None = None) -> list[str]:
+def list_arguments_with_unsent_files(spec: ClusterSpec, excluded: Iterable[ExcludedPath] | None = None) -> list[str]:
     """Return a sentence for each argument of the job that names an excluded file of the code folder.
 
     Args:

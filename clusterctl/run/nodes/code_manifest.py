@@ -53,7 +53,7 @@ class CodeManifest:
         return hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes in all."""
         return sum(size for size, _, _ in self.files.values())
 

@@ -75,7 +75,7 @@ class Preflight:
         """
         step = Progress("health", len(sessions), post)
         self._facts = probe_nodes(self.spec, sessions, step, own_run=self._run.run)
-        findings = judge_all(self.spec, self._facts, [name for name in CHECKS if name not in AFTER_SYNC])
+        findings = judge_facts(self.spec, self._facts, [name for name in CHECKS if name not in AFTER_SYNC])
         spares = {h.name for h in self.spec.spare_hosts}
         gone = {n: ConnectError(n, str(f["unreachable"])) for n, f in self._facts.items() if "unreachable" in f}
         lost = {n: error for n, error in gone.items() if n not in spares and not sessions[n].alive}
@@ -110,7 +110,7 @@ class Preflight:
         """
         for node, code_hash in read_code_hashes(self.spec, sessions).items():
             self._facts[node].setdefault("controller", {})["code_hash"] = code_hash
-        _refuse(self._weigh(judge_all(self.spec, self._facts, AFTER_SYNC)))
+        _refuse(self._weigh(judge_facts(self.spec, self._facts, AFTER_SYNC)))
 
     def _weigh(self, found: list[Finding]) -> list[Finding]:
         """Save findings; return those that forbid the start."""
@@ -136,7 +136,7 @@ def probe_nodes(
     step: Progress,
     *,
     own_run: str | None = None,
-    code: bool = False,
+    compare_code: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Return the facts of each node; a node that could not be probed has the key `unreachable` with the reason.
 
@@ -147,10 +147,10 @@ def probe_nodes(
         sessions: The sessions by node.
         step: Takes the progress.
         own_run: The run for which the nodes are probed.
-        code: Compare the code that is on the nodes now, too.
+        compare_code: Compare the code that is on the nodes now, too.
     """
     with ThreadPoolExecutor(2) as pool:
-        hashes = pool.submit(read_code_hashes, spec, sessions if code else {})
+        hashes = pool.submit(read_code_hashes, spec, sessions if compare_code else {})
         # A port that the file names has to be checked before the probe of the network takes it for a moment.
         early = None if spec.network.master_port else pool.submit(_probe_network, spec, sessions)
         facts = _probe(spec, sessions, step, own_run)
@@ -282,7 +282,7 @@ def read_code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict
     return call_all(dict(sessions), ask)[0]
 
 
-def judge_all(
+def judge_facts(
     spec: ClusterSpec, facts: Mapping[str, dict[str, Any]], checks: Sequence[str] | None = None
 ) -> list[Finding]:
     """Return all findings: of each node alone, then of comparisons between nodes."""

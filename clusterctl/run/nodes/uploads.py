@@ -51,7 +51,7 @@ class Upload:
         self.listing = file_list.encode_file_list(self.entries)
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes of all files."""
         return sum(size for _, size, _, _ in self.entries)
 

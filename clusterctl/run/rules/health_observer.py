@@ -88,11 +88,11 @@ class HealthObserver:
             changes += changes_of_node
         return [_event(change) for change in changes]
 
-    def find_unhealthy(self, nodes: Iterable[str]) -> dict[str, str]:
+    def find_unhealthy_nodes(self, nodes: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes must leave the run, and why."""
         return self._find_reasons(nodes, monitor.find_fatal_reason)
 
-    def find_degraded(self, nodes: Iterable[str]) -> dict[str, str]:
+    def find_degraded_nodes(self, nodes: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes the next attempt should avoid, and why."""
         return self._find_reasons(nodes, monitor.find_drain_reason)
 

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.health.findings import Status
 from clusterctl.health.registry import CHECKS
-from clusterctl.run.nodes.preflight import judge_all
+from clusterctl.run.nodes.preflight import judge_facts
 from tests.unit.health import healthy
 
 ODD: dict[str, Any] = {
@@ -29,7 +29,7 @@ def test_a_node_whose_facts_do_not_fit_is_named_and_the_others_are_judged(data: 
     names = {check.group for check in CHECKS.values() if check.group} | {"nvml", "amdsmi", "driver"}
     odd = {"groups": {str(name): {"status": "ok", "reason": None, "data": data, "ms": 1.0} for name in names}}
 
-    findings = judge_all(SPEC, {"odd": odd, "well": healthy.facts()})
+    findings = judge_facts(SPEC, {"odd": odd, "well": healthy.facts()})
 
     of_odd = [finding for finding in findings if finding.node == "odd"]
     assert [(finding.check, finding.status) for finding in of_odd] == [("net.ssh", Status.FAIL)]

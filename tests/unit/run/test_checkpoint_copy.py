@@ -52,7 +52,7 @@ def test_why_a_checkpoint_was_not_copied_is_told_with_its_nodes(
     copy = CheckpointCopy(SOURCE, {"gpu2": {SOURCE: "gpu1"}}, {SOURCE: size}, {"gpu1": "~/w", "gpu2": "~/w"}, sessions)
 
     with pytest.raises(RefusedError) as caught:
-        copy.run(tmp_path, lambda _: None, threading.Event())
+        copy.copy_to_nodes(tmp_path, lambda _: None, threading.Event())
 
     assert str(caught.value).startswith("`ckpt/step-2.pt` cannot be copied from gpu1 to gpu2: ")
     assert why in str(caught.value)

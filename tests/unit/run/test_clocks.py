@@ -31,7 +31,7 @@ class Recorded(SimpleNamespace):
         state = RunState(nodes={"n0": NodeState(node="n0", node_rank=0)})
         super().__init__(state=state, told=[], links=SimpleNamespace())
 
-    def record(self, event: controller_events.ClockEstimated) -> None:
+    def record_event(self, event: controller_events.ClockEstimated) -> None:
         self.told.append(event)
         self.state = apply_controller_event(self.state, 0.0, event)
 

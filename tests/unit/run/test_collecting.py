@@ -500,4 +500,4 @@ def test_an_argument_that_names_what_is_not_sent_is_warned_of(
         sync=SyncSpec(source=str(source), exclude=("data/",)),
     )
 
-    assert code_exclusions.list_unsent_arguments(spec) == said
+    assert code_exclusions.list_arguments_with_unsent_files(spec) == said

@@ -98,16 +98,16 @@ def test_a_session_that_broke_before_it_got_here_takes_nobody_s_place_and_its_ho
 
 def test_news_of_a_session_that_was_replaced_or_never_taken_in_is_no_loss() -> None:
     links, host, inbox, _ = dialing()
-    assert not links.is_broken("n1")
+    assert not links.is_connection_broken("n1")
 
     session = Stub()
     links.add_session(host, cast("Session", session))
-    assert not links.is_broken("n1")
+    assert not links.is_connection_broken("n1")
 
     session.close()
-    assert links.is_broken("n1")
+    assert links.is_connection_broken("n1")
     links.redial(host)
-    assert links.is_broken("n1")
+    assert links.is_connection_broken("n1")
     links.add_session(host, inbox.get(timeout=10))
-    assert not links.is_broken("n1")
+    assert not links.is_connection_broken("n1")
     links.close()

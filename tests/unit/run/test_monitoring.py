@@ -90,7 +90,7 @@ def test_an_xid_is_told_once_and_is_never_over(code: int, status: str, words: st
     observer = HealthObserver(spec())
     data = line(0.0, xids=[(5, code)]) + line(15.0, xids=[(5, code)]) + row(30, 6000)
     assert said(observer.add_sample_lines("a", data, 0.0)) == [(status, f"a GPU 5: {words}")]
-    assert bool(observer.find_unhealthy(["a", "b"])) is (status == "FAIL")
+    assert bool(observer.find_unhealthy_nodes(["a", "b"])) is (status == "FAIL")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_an_xid_is_told_once_and_is_never_over(code: int, status: str, words: st
 def test_the_cluster_file_has_the_last_word(health: dict[str, Any], statuses: list[str]) -> None:
     observer = HealthObserver(spec(**health))
     assert [event.status for event in observer.add_sample_lines("a", line(0.0, **LOST), 0.0)] == statuses
-    assert list(observer.find_unhealthy(["a"])) == (["a"] if "FAIL" in statuses else [])
+    assert list(observer.find_unhealthy_nodes(["a"])) == (["a"] if "FAIL" in statuses else [])
 
 
 def test_a_new_controller_tells_only_what_nobody_was_told() -> None:
@@ -115,7 +115,7 @@ def test_a_new_controller_tells_only_what_nobody_was_told() -> None:
     second = HealthObserver(spec())
     new = second.replay_samples("a", data, state.troubles.values(), 0.0)
     assert [event.check for event in new] == ["gpu.xid"]
-    assert set(second.find_unhealthy(["a"])) == {"a"}
+    assert set(second.find_unhealthy_nodes(["a"])) == {"a"}
 
 
 def test_what_ended_while_nobody_watched_is_told_by_the_new_controller() -> None:
@@ -158,7 +158,7 @@ def test_a_node_that_is_to_be_drained_is_left_out_of_the_next_attempt_and_condem
     observer = HealthObserver(spec())
     observer.add_sample_lines("b", line(0.0, recovery_action=4), 0.0)
     why = {"b": "GPU 5: the driver recommends: drain and reset"}
-    assert (observer.find_unhealthy(["a", "b"]), observer.find_degraded(["a", "b"])) == ({}, why)
+    assert (observer.find_unhealthy_nodes(["a", "b"]), observer.find_degraded_nodes(["a", "b"])) == ({}, why)
     action = ended({}, 1, degraded=why)
     assert isinstance(action, next_action.Restart)
     assert action.excluded == ("b",)
