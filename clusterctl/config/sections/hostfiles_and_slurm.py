@@ -73,25 +73,23 @@ def parse_hostfile(text: str) -> list[ListedHost]:
     Raises:
         HostListError: A line is not valid, or the file has no host.
     """
-    by_host: dict[str, ListedHost] = {}
+    hosts: dict[str, ListedHost] = {}
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         for one in parse_hostfile_line(line, number):
-            earlier = by_host.get(one.host, one)
+            earlier = hosts.get(one.host, one)
             lines[one.host] = lines.get(one.host, 0) + (one.workers or 1)
-            by_host[one.host] = replace(earlier, gpus=earlier.gpus if one.gpus is None else one.gpus)
+            hosts[one.host] = replace(earlier, gpus=earlier.gpus if one.gpus is None else one.gpus)
             if (one.user, one.port) != (earlier.user, earlier.port):
                 raise HostListError(f"line {number}: `{one.host}` had another user or port before", line=number)
-        if len(by_host) > ranges.MAX_HOSTS:
+        if len(hosts) > ranges.MAX_HOSTS:
             raise HostListError(f"the file has more than {ranges.MAX_HOSTS} hosts")
-    if not by_host:
+    if not hosts:
         raise HostListError("the file contains no hosts", "write one host in each line")
     overfull = next((host for host, count in lines.items() if count > _MAX_WORKERS), None)
     if overfull is not None:
         raise HostListError(f"`{overfull}` has more than {_MAX_WORKERS} workers")
-    return [
-        replace(one, workers=lines[host]) if one.workers or lines[host] > 1 else one for host, one in by_host.items()
-    ]
+    return [replace(one, workers=lines[name]) if one.workers or lines[name] > 1 else one for name, one in hosts.items()]
 
 
 def parse_hostfile_line(line: str, number: int) -> list[ListedHost]:

@@ -324,9 +324,7 @@ def _describe_overwritten(where: str, names: Sequence[str]) -> tuple[str, str]:
 
 
 def _describe_unset(where: str, names: Sequence[str]) -> tuple[str, str]:
-    launchers = dict.fromkeys(
-        launcher.name for name in names if (launcher := find_launcher_of_variable(name)) is not None
-    )
+    launchers = dict.fromkeys(found.name for name in names if (found := find_launcher_of_variable(name)) is not None)
     text = f"{where}: only {' or '.join(launchers)} sets {_quote_names(names)}, not clusterctl"
     pairs = {name: find_clusterctl_equivalent(name) for name in names}
     used = [f"`${own}` in place of `${name}`" for name, own in pairs.items() if own is not None]

@@ -505,9 +505,7 @@ def _list_inherited_names(text: str, others: Collection[str]) -> tuple[str, ...]
 
 def is_commonly_set_variable(name: str) -> bool:
     """Return whether a variable is set by a shell, by most logins, by clusterctl or by another launcher."""
-    return (
-        bool(_SHELL_VARIABLES.fullmatch(name)) or name in RESERVED_NAMES or find_launcher_of_variable(name) is not None
-    )
+    return bool(_SHELL_VARIABLES.fullmatch(name) or find_launcher_of_variable(name)) or name in RESERVED_NAMES
 
 
 def _list_commands(text: str) -> Iterator[list[str]]:
