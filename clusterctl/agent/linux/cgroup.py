@@ -1,7 +1,7 @@
 """The cgroup of a run, and the limits of the cgroups that contain this process.
 
 If this user may create cgroups, the supervisor makes a cgroup (version 2) without limits for all processes of a run.
-Limits of other cgroups are read in version 1 and version 2.
+The limits are read from cgroups of version 1 and version 2.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _LOGIND_FILES = (
 def read_logind_settings(user: str, root: str = "/") -> LogindSettings | None:
     """Return whether a user lingers and whether logind kills the user's processes at logout; `None` without logind.
 
-    By default, logind kills no processes of most distributions, and never those of root (logind.conf(5)).
+    Defaults are those of most distributions: KillUserProcesses=no, KillExcludeUsers=root (logind.conf(5)).
     """
     running = ("run/systemd/system", "run/systemd/sessions")
     if not all(os.path.isdir(os.path.join(root, place)) for place in running):

@@ -166,7 +166,7 @@ def find_first_index_byte(fd: int, size: int) -> int:
 def count_obsolete_index_bytes(fd: int, size: int, first_byte: int) -> int:
     """Return how many bytes at the start of a time index describe only output before `first_byte`, in whole blocks.
 
-    The last record before `first_byte` does not count: it is the start of the time in which `first_byte` was written.
+    The last record before `first_byte` is not counted, because its time is the earliest possible time of `first_byte`.
     """
     records = _find_first_record(fd, size, lambda size_at: size_at >= first_byte)
     return max(0, records - 1) * _INDEX_RECORD.size // _INDEX_BLOCK * _INDEX_BLOCK

@@ -49,7 +49,7 @@ class Terminator:
         wait_before_signal_s: float = 0.0,
         on_leftovers: Callable[[list[ProcessStat], bool], None] = lambda _found, _killed: None,
     ) -> None:
-        """Schedule the first step.
+        """Make a termination and schedule its first step.
 
         Args:
             loop: The event loop that runs the steps.

@@ -1,4 +1,4 @@
-"""Commands about runs. The session forwards some to supervisors, and answers the others from the run directories."""
+"""Commands about runs: the session forwards some to supervisors, and answers the others from the run directories."""
 
 from __future__ import annotations
 
