@@ -33,11 +33,11 @@ def make_command_result(result: Mapping[str, Any], out: bytes, err: bytes, secon
     )
 
 
-def compute_exit_code(answer: CommandResult) -> int:
+def compute_exit_code(result: CommandResult) -> int:
     """Return the exit code as a shell would: 128 + N for signal N, 124 for a timeout."""
-    if answer.error is not None and (answer.signal is not None or answer.exit_code is None):
+    if result.error is not None and (result.signal is not None or result.exit_code is None):
         return int(ExitCode.WAIT_TIMED_OUT)
-    return 128 + answer.signal if answer.signal is not None else answer.exit_code or 0
+    return 128 + result.signal if result.signal is not None else result.exit_code or 0
 
 
 def sanitize_output(block: bytes, terminal: Terminal) -> list[str]:
@@ -60,11 +60,11 @@ def _header(nodes: list[str], terminal: Terminal) -> list[str]:
     return [rule, terminal.style(_title(nodes), BOLD), rule]
 
 
-def fold_stdout(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
+def fold_stdout(results: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
     """Return stdout of all nodes: equal output once, below the names of the nodes; a single line beside the names."""
     groups = [
         (nodes, sanitize_output(output, terminal))
-        for nodes, output in _groups({n: a.stdout for n, a in answers.items()})
+        for nodes, output in _groups({n: a.stdout for n, a in results.items()})
     ]
     if all(len(output) == 1 for _, output in groups):
         titles = [_title(nodes) for nodes, _ in groups]
@@ -76,18 +76,18 @@ def fold_stdout(answers: Mapping[str, CommandResult], terminal: Terminal) -> lis
     return [line for nodes, output in groups for line in (*_header(nodes, terminal), *output)]
 
 
-def fold_stderr(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
+def fold_stderr(results: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
     """Return stderr of all nodes, equal output once; each line begins with the names of the nodes."""
     lines: list[str] = []
-    for nodes, output in _groups({node: a.stderr for node, a in answers.items()}):
+    for nodes, output in _groups({node: a.stderr for node, a in results.items()}):
         name = fold_hosts(nodes)
         lines += [f"{name}: {line}" for line in sanitize_output(output, terminal)]
     return lines
 
 
-def diff_stdout(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
+def diff_stdout(results: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
     """Return the most frequent stdout, then the difference of each other stdout from it."""
-    groups = group_pairs((answer.stdout, node) for node, answer in answers.items())
+    groups = group_pairs((result.stdout, node) for node, result in results.items())
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     if not ordered:
         return []
@@ -101,14 +101,14 @@ def diff_stdout(answers: Mapping[str, CommandResult], terminal: Terminal) -> lis
     return lines
 
 
-def describe_exits(answers: Mapping[str, CommandResult], *, every: bool = False) -> list[str]:
-    """Return a line for each exit code, signal and error, with its nodes. Exit code 0 is listed only with `every`."""
+def describe_exits(results: Mapping[str, CommandResult], *, include_success: bool = False) -> list[str]:
+    """Return a line for each exit code, signal and error, with its nodes; code 0 only with `include_success`."""
     ends: dict[str, list[str]] = {}
-    for node, answer in answers.items():
-        if answer.error is not None:
-            ends.setdefault(answer.error, []).append(node)
-        elif answer.signal is not None:
-            ends.setdefault(f"ended by {signal_name(answer.signal)}", []).append(node)
-        elif answer.exit_code or every:
-            ends.setdefault(f"exit code {answer.exit_code}", []).append(node)
+    for node, result in results.items():
+        if result.error is not None:
+            ends.setdefault(result.error, []).append(node)
+        elif result.signal is not None:
+            ends.setdefault(f"ended by {signal_name(result.signal)}", []).append(node)
+        elif result.exit_code or include_success:
+            ends.setdefault(f"exit code {result.exit_code}", []).append(node)
     return [f"{fold_hosts(nodes)} ({plural(len(nodes), 'node')}): {end}" for end, nodes in ends.items()]

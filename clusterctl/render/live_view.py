@@ -87,25 +87,25 @@ def format_phase(progress: PhaseProgress, glyphs: Glyphs, *, width: int | None =
     return f"{head}{pad(detail, max(room, 0))}  {time}"
 
 
-def describe_awaited_nodes(progress: PhaseProgress, most: int | None = SLOWEST) -> str:
+def describe_awaited_nodes(progress: PhaseProgress, max_nodes: int | None = SLOWEST) -> str:
     """Return a sentence such as `2 of 4 nodes, waiting for gpu03: looking for Python for 4 s`.
 
-    The text names the `most` slowest nodes; all nodes if `most` is `None`.
+    The text names the `max_nodes` slowest nodes; all nodes if `max_nodes` is `None`.
     """
     noun = progress.unit if progress.total == 1 else f"{progress.unit}s"
     start = f"{progress.done} of {progress.total} {noun}"
     if not progress.waiting:
         return start
-    shown = "; ".join(f"{safe(node)}: {safe(reason)}" for node, reason in progress.waiting[:most])
-    more = len(progress.waiting) - len(progress.waiting[:most])
+    shown = "; ".join(f"{safe(node)}: {safe(reason)}" for node, reason in progress.waiting[:max_nodes])
+    more = len(progress.waiting) - len(progress.waiting[:max_nodes])
     return f"{start}, waiting for {shown}" + (f"; and {more} more" if more > 0 else "")
 
 
 def list_awaited_nodes(
-    progress: PhaseProgress, glyphs: Glyphs, width: int | None, most: int | None = SLOWEST
+    progress: PhaseProgress, glyphs: Glyphs, width: int | None, max_nodes: int | None = SLOWEST
 ) -> list[str]:
-    """Return a line for each of the `most` slowest nodes of a phase; for all nodes if `most` is `None`."""
-    shown = progress.waiting[:most]
+    """Return a line for each of the `max_nodes` slowest nodes of a phase; for all nodes if `max_nodes` is `None`."""
+    shown = progress.waiting[:max_nodes]
     widest = max((count_columns(safe(node)) for node, _ in shown), default=0)
     lines = [fit(f"    {pad(safe(node), widest)}  {safe(reason)}", width, glyphs) for node, reason in shown]
     more = len(progress.waiting) - len(shown)
@@ -118,15 +118,17 @@ class LiveView:
     Args:
         console: The view writes to stderr of this console.
         mode: `auto` is `tty` if the terminal can redraw lines, otherwise `plain`.
-        every: Name all awaited nodes, as far as the terminal has lines for them.
+        name_all_nodes: Name all awaited nodes, as far as the terminal has lines for them.
     """
 
-    def __init__(self, console: Console, *, mode: ProgressMode = ProgressMode.AUTO, every: bool = False) -> None:
+    def __init__(
+        self, console: Console, *, mode: ProgressMode = ProgressMode.AUTO, name_all_nodes: bool = False
+    ) -> None:
         if mode is ProgressMode.AUTO:
             mode = ProgressMode.TTY if console.err.live else ProgressMode.PLAIN
         self._console, self._terminal = console, console.err
         self._mode = mode
-        self._every = every
+        self._name_all_nodes = name_all_nodes
         self._progress: PhaseProgress | None = None
         self._began = 0.0
         self._reminder, self._reminded_at = "", 0.0
@@ -169,7 +171,7 @@ class LiveView:
         if self._mode is ProgressMode.TTY:
             self.draw(*self._phase_lines(progress, spin=int(now / _SPIN_SECONDS)))
         elif self._mode is ProgressMode.PLAIN and now - self._reminded_at >= _REMIND_SECONDS and progress.waiting:
-            text = describe_awaited_nodes(progress, None if self._every else SLOWEST)
+            text = describe_awaited_nodes(progress, None if self._name_all_nodes else SLOWEST)
             if text != self._reminder:
                 self._terminal.write_line(f"{progress.name}: {text}")
             self._reminder, self._reminded_at = text, now
@@ -199,8 +201,10 @@ class LiveView:
         lines = [self._paint(progress, format_phase(progress, terminal.glyphs, width=width, spin=spin))]
         if progress.seconds >= 1.0:  # The awaited nodes of a quick phase are not shown.
             # More lines than the window has would scroll, and scrolled lines cannot be erased.
-            most = max(terminal.height - 3, SLOWEST) if self._every else SLOWEST
-            lines += [terminal.style(line, DIM) for line in list_awaited_nodes(progress, terminal.glyphs, width, most)]
+            max_nodes = max(terminal.height - 3, SLOWEST) if self._name_all_nodes else SLOWEST
+            lines += [
+                terminal.style(line, DIM) for line in list_awaited_nodes(progress, terminal.glyphs, width, max_nodes)
+            ]
         return lines
 
     def _paint(self, progress: PhaseProgress, line: str) -> str:

@@ -121,10 +121,10 @@ def activity_from_sample(sample: Mapping[str, Any], age_s: float) -> dict[int, W
     return out
 
 
-def render_status(snapshot: RunSnapshot, now: float, terminal: Terminal, *, every: bool = False) -> list[str]:
+def render_status(snapshot: RunSnapshot, now: float, terminal: Terminal, *, all_rows: bool = False) -> list[str]:
     """Return the output of `status`: a line about the run, its problems, its nodes and its workers.
 
-    If there are many workers, those in the same state share a row; with `every` each worker has a row.
+    If there are many workers, those in the same state share a row; with `all_rows` each worker has a row.
     """
     headline, *wrong = render_run_summary(snapshot, now, terminal)
     lines = [headline, *render_origin(snapshot.state, snapshot.origin, now, terminal), *wrong]
@@ -133,9 +133,9 @@ def render_status(snapshot: RunSnapshot, now: float, terminal: Terminal, *, ever
     if snapshot.state.nodes:
         lines += [
             "",
-            *_node_table(snapshot, terminal, every=every),
+            *_node_table(snapshot, terminal, all_rows=all_rows),
             "",
-            *_worker_table(snapshot, terminal, every=every),
+            *_worker_table(snapshot, terminal, all_rows=all_rows),
         ]
     return lines
 
@@ -197,9 +197,9 @@ def _headline(snapshot: RunSnapshot, now: float, terminal: Terminal) -> str:
     return f"{terminal.style(state.run, BOLD)}  {dot.join(parts)}"
 
 
-def _node_table(snapshot: RunSnapshot, terminal: Terminal, *, every: bool) -> list[str]:
+def _node_table(snapshot: RunSnapshot, terminal: Terminal, *, all_rows: bool) -> list[str]:
     """Return a row for each node; if there are many nodes, a row for each state."""
-    if len(snapshot.state.nodes) > _MOST_NODES and not every:
+    if len(snapshot.state.nodes) > _MOST_NODES and not all_rows:
         return _folded_nodes(snapshot, terminal)
     columns = make_columns("~NODE", ">NODE RANK", "STATE", "RANKS", "~ADDRESS")
     nodes = sorted(snapshot.state.nodes.values(), key=lambda n: n.node_rank)
@@ -226,15 +226,15 @@ def _folded_nodes(snapshot: RunSnapshot, terminal: Terminal) -> list[str]:
     return render_table(columns, rows, terminal)
 
 
-def has_row_per_rank(state: RunState, *, every: bool) -> bool:
+def has_row_per_rank(state: RunState, *, all_rows: bool) -> bool:
     """Return whether the table has a row for each rank. Otherwise ranks in the same state share a row."""
-    return every or len(state.workers) <= _MOST_WORKERS
+    return all_rows or len(state.workers) <= _MOST_WORKERS
 
 
-def _worker_table(snapshot: RunSnapshot, terminal: Terminal, *, every: bool) -> list[str]:
+def _worker_table(snapshot: RunSnapshot, terminal: Terminal, *, all_rows: bool) -> list[str]:
     """Return a row for each rank; if there are many ranks, a row for each state."""
     workers = [snapshot.state.workers[rank] for rank in sorted(snapshot.state.workers)]
-    if not has_row_per_rank(snapshot.state, every=every):
+    if not has_row_per_rank(snapshot.state, all_rows=all_rows):
         return _folded_workers(workers, snapshot, terminal)
     columns = make_columns(">RANK", "~NODE", ">LOCAL RANK", ">PID", "STATE", ">STEP", ">OUTPUT")
     rows: list[list[Cell | str]] = []

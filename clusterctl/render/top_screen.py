@@ -332,17 +332,19 @@ def render_bar(percent: float | None, width: int, glyphs: Glyphs) -> str:
     return text + glyphs.bar_background * (width - len(text))
 
 
-def render_trend(values: Sequence[float], width: int, glyphs: Glyphs, most: float = 100.0) -> str:
+def render_trend(values: Sequence[float], width: int, glyphs: Glyphs, full_value: float = 100.0) -> str:
     """Return the newest values as a line of small columns, the newest at the right.
 
     Args:
         values: The values, newest last.
         width: The largest number of values to show.
         glyphs: The characters of the columns.
-        most: The value of a column of full height.
+        full_value: The value of a column of full height.
     """
     highest = len(glyphs.trend_heights) - 1
     return "".join(
-        glyphs.trend_heights[round(highest * min(1.0, max(0.0, value / most)))] if most > 0 else glyphs.trend_heights[0]
+        glyphs.trend_heights[round(highest * min(1.0, max(0.0, value / full_value)))]
+        if full_value > 0
+        else glyphs.trend_heights[0]
         for value in values[-width:]
     )

@@ -179,14 +179,16 @@ def format_verdict_lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "seen", verdict.evidence_folder
 
 
-def format_brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: str = "") -> list[str]:
+def format_brief_lines(
+    verdict: Verdict, run: str, *, with_next_commands: bool = True, shown_error: str = ""
+) -> list[str]:
     """Return the short form of a verdict, at most five lines; no line if nothing went wrong.
 
     Args:
         verdict: The verdict.
         run: The id of the run.
-        steps: Include the next commands. Without them, the first line begins with "why".
-        said: An error that the caller shows itself. The lines repeat neither this error nor a certain culprit.
+        with_next_commands: Include the next commands. Without them, the first line begins with "why".
+        shown_error: An error that the caller shows itself. The lines repeat neither this error nor a certain culprit.
     """
     if verdict.kind is ProblemKind.NONE:
         return []
@@ -194,20 +196,29 @@ def format_brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: 
     for label, text in format_verdict_lines(verdict):
         by_label.setdefault(label, []).append(text)
     whole = by_label[FIRST_LABEL][0]
-    head, _, advice = whole.partition(f": {shorten(said)}") if said else (whole, "", "")
+    head, _, advice = whole.partition(f": {shorten(shown_error)}") if shown_error else (whole, "", "")
     if advice and not advice.startswith("; "):
         head, advice = whole, ""
-    is_said = head != whole
+    is_shown = head != whole
     head += advice
-    if not steps and verdict.kind is ProblemKind.CRASH and verdict.confidence is Confidence.CERTAIN and is_said:
+    if (
+        not with_next_commands
+        and verdict.kind is ProblemKind.CRASH
+        and verdict.confidence is Confidence.CERTAIN
+        and is_shown
+    ):
         # The failed rank and its error are shown elsewhere.
         place = _format_place(verdict.culprits[0]) if verdict.culprits else ""
         at = f", at {place}" if place else ""
         return [f"why: {verdict.cls.value}, {verdict.confidence.value}{at}{advice}; `clusterctl why {run}` tells more"]
-    shown = [label for label in ("who", "waits", "unseen", "next") if label in by_label and (steps or label != "next")]
+    shown = [
+        label
+        for label in ("who", "waits", "unseen", "next")
+        if label in by_label and (with_next_commands or label != "next")
+    ]
     more = {label: f"; and {len(texts) - 1} more" if len(texts) > 1 else "" for label, texts in by_label.items()}
     return [
-        head if steps else f"why: {head}",
+        head if with_next_commands else f"why: {head}",
         *(f"  {label:6} {by_label[label][0]}{more[label]}" for label in shown[:_MOST_BRIEF]),
         f"  `clusterctl why {run}` tells more",
     ]

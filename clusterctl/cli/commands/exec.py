@@ -108,7 +108,7 @@ def command(
         elif not stream:
             _print_output({node: answer for node, answer in answers.items() if node not in early_output.shown}, console)
         if not common.quiet:
-            console.write_stderr(*describe_exits(answers, every=verbose))
+            console.write_stderr(*describe_exits(answers, include_success=verbose))
         if errors:
             console.write_stderr(*render_error(NodesError(list(errors.values())), console.err))
 

@@ -29,7 +29,7 @@ def command(common: CommonOptions, reference: str | None, as_json: bool, verbose
     run = find_run_to_read(reference)
     state, has_controller = load_state_and_attendance(run)
     newest = read_latest_activities(run, state, STATUS_FIELDS)
-    outputs = as_json or has_row_per_rank(state, every=verbose)
+    outputs = as_json or has_row_per_rank(state, all_rows=verbose)
     view = add_stragglers(
         run,
         build_run_view(run, state, has_controller=has_controller, newest_samples=newest, with_output_times=outputs),
@@ -41,5 +41,5 @@ def command(common: CommonOptions, reference: str | None, as_json: bool, verbose
     elif common.quiet:
         console.write_stdout(view.state.phase.value)
     else:
-        console.write_stdout_wrapped(*render_status(view, time.time(), console.out, every=verbose))
+        console.write_stdout_wrapped(*render_status(view, time.time(), console.out, all_rows=verbose))
     return 0

@@ -119,7 +119,9 @@ def _render_brief_verdict(run: RunDir, state: RunState) -> list[str]:
         return [f"why: no verdict: {type(error).__name__}: {error}"]
     if verdict.kind not in (ProblemKind.CRASH, ProblemKind.HANG, ProblemKind.START):
         return []
-    return format_brief_lines(verdict, run.run, steps=False, said="" if state.cause is None else state.cause.message)
+    return format_brief_lines(
+        verdict, run.run, with_next_commands=False, shown_error="" if state.cause is None else state.cause.message
+    )
 
 
 def _list_job_files(run: RunDir, state: RunState) -> list[str]:

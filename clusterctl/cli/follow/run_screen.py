@@ -81,7 +81,7 @@ class RunScreen:
     def __init__(self, run: RunDir, console: Console, options: ScreenOptions) -> None:
         self._run, self._console, self._options = run, console, options
         self._poller = RunPoller(run)
-        self._live_view = LiveView(console, mode=options.progress, every=options.verbose)
+        self._live_view = LiveView(console, mode=options.progress, name_all_nodes=options.verbose)
         self._log_writer = LogWriter(console.out, timestamps=options.timestamps)
         self._output_tail = OutputTail()
         self._follower: LogFollower | None = None

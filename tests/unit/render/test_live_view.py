@@ -62,10 +62,10 @@ def test_who_wants_to_see_every_node_is_told_of_each(new_screen: type[Screen]) -
         name="connect", total=99, seconds=4.0, waiting=tuple((f"gpu{n:02}", "none") for n in range(40))
     )
     pipe, live = new_screen(), new_screen(live=True, width=80)
-    told = LiveView(pipe.console, every=True)
+    told = LiveView(pipe.console, name_all_nodes=True)
     told.update(many, 100.0)
     told.tick(106.0)
-    LiveView(live.console, every=True).update(many, 100.0)
+    LiveView(live.console, name_all_nodes=True).update(many, 100.0)
     assert "gpu39: none" in pipe.text
     # A window of 24 lines, of which the phase needs one, and what follows another.
     assert live.text.splitlines()[-1] == "    and 19 more"

@@ -157,8 +157,8 @@ def test_many_workers_fold_by_what_they_do(narrow: Terminal) -> None:
 
 
 def test_many_workers_have_a_row_each_for_who_wants_that(narrow: Terminal) -> None:
-    assert len(render_status(running(64), 1192.0, narrow, every=True)[-64:]) == 64
-    assert render_status(running(64), 1192.0, narrow, every=True)[-1].startswith("  63  gpu02")
+    assert len(render_status(running(64), 1192.0, narrow, all_rows=True)[-64:]) == 64
+    assert render_status(running(64), 1192.0, narrow, all_rows=True)[-1].startswith("  63  gpu02")
 
 
 def test_a_run_without_controller_names_the_way_to_adopt_it(narrow: Terminal) -> None:

@@ -34,7 +34,9 @@ def test_a_hang_is_told_with_who_where_the_others_wait_and_what_to_type() -> Non
 
 def test_beside_the_report_of_an_end_it_does_not_say_again_what_to_type() -> None:
     told = format_brief_lines(
-        judge_run(case(lost_peer(), raised("ValueError: bad batch"), has_ended=True)), "demo-abcd", steps=False
+        judge_run(case(lost_peer(), raised("ValueError: bad batch"), has_ended=True)),
+        "demo-abcd",
+        with_next_commands=False,
     )
 
     assert told == [
@@ -50,7 +52,7 @@ def test_an_error_that_stands_beside_it_is_not_said_again(error: str) -> None:
     failed = case(lost_peer(), raised(error), has_ended=True)
 
     assert (
-        format_brief_lines(judge_run(failed), "demo-abcd", said=error)[0]
+        format_brief_lines(judge_run(failed), "demo-abcd", shown_error=error)[0]
         == "crash EXCEPTION, certain: rank 1 on gpu01 failed first"
     )
 
@@ -64,7 +66,10 @@ def test_an_error_that_stands_beside_it_is_not_said_again(error: str) -> None:
 )
 def test_a_crash_that_is_told_beside_it_gets_one_line(failed: list[RankExit]) -> None:
     told = format_brief_lines(
-        judge_run(case(*failed, has_ended=True)), "demo-abcd", steps=False, said="ValueError: bad batch"
+        judge_run(case(*failed, has_ended=True)),
+        "demo-abcd",
+        with_next_commands=False,
+        shown_error="ValueError: bad batch",
     )
 
     assert told == ["why: EXCEPTION, certain, at train.py:7 in load; `clusterctl why demo-abcd` tells more"]
@@ -73,7 +78,10 @@ def test_a_crash_that_is_told_beside_it_gets_one_line(failed: list[RankExit]) ->
 def test_what_the_error_beside_it_does_not_say_stands_in_that_line() -> None:
     error = "KeyError: 'SLURM_PROCID'"
     told = format_brief_lines(
-        judge_run(case(raised(error), raised(error), has_ended=True)), "demo-abcd", steps=False, said=error
+        judge_run(case(raised(error), raised(error), has_ended=True)),
+        "demo-abcd",
+        with_next_commands=False,
+        shown_error=error,
     )
 
     (line,) = told
