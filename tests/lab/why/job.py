@@ -71,6 +71,23 @@ def sleeps(mine: bool) -> None:
         time.sleep(EVER)
 
 
+def prints_for_ever(mine: bool) -> None:
+    while mine:
+        print("connection refused, still retrying", flush=True)
+        time.sleep(1)
+
+
+def sends_metrics_for_ever(mine: bool) -> None:
+    def send() -> None:
+        while True:
+            pathlib.Path("/dev/null").write_bytes(bytes(1 << 18))
+            time.sleep(0.5)
+
+    if mine:
+        threading.Thread(target=send, daemon=True).start()
+        threading.Event().wait()
+
+
 def spins(mine: bool) -> None:
     os.nice(19 if mine else 0)
     while mine:
@@ -349,6 +366,17 @@ def another_operation(mine: bool) -> None:
         dist.broadcast(torch.ones(8), src=(CULPRIT + 1) % WORLD)
 
 
+def another_source(mine: bool) -> None:
+    torch, source = globals()["torch"], (CULPRIT + 1 + (not mine)) % WORLD
+    pieces = [torch.ones(8) for _ in range(WORLD)] if source == RANK else None
+    globals()["dist"].scatter(torch.ones(8), pieces, src=source)
+
+
+def more_batches(mine: bool) -> None:
+    if not mine:
+        globals()["dist"].barrier()
+
+
 def another_size(mine: bool) -> None:
     dist, torch = globals()["dist"], globals()["torch"]
     dist.all_gather([torch.ones(8 + 8 * mine) for _ in range(WORLD)], torch.ones(8 + 8 * mine))
@@ -401,6 +429,16 @@ def each_network_is_cut(mine: bool) -> None:
 
 
 # --- before there is a process group
+
+
+def another_port_first(mine: bool) -> None:
+    if mine:
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+
+
+def world_too_large_first(mine: bool) -> None:
+    if mine:
+        os.environ["WORLD_SIZE"] = str(WORLD + 1)
 
 
 def sleeps_first(mine: bool) -> None:

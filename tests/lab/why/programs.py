@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 from typing import Any
@@ -96,7 +97,52 @@ def answer(link: socket.socket) -> float:
     return float(EXCHANGE.unpack(got)[0])
 
 
+def ring() -> None:
+    """Each rank takes what the rank before it sends, and sends it on."""
+    listener = socket.create_server(("", 0))
+    after = socket.create_connection(next_address(listener.getsockname()[1]))
+    before = listener.accept()[0]
+    for step in range(10**9):
+        print("step", step, flush=True)
+        time.sleep(0.02)
+        fault(step)
+        after.sendall(EXCHANGE.pack(1.0))
+        answer(before)
+
+
+def next_address(port: int) -> tuple[str, int]:
+    """Tell rank 0 the port of this rank, and return address and port of the next rank."""
+    if RANK:
+        with dial() as link:
+            link.sendall(f"{RANK} {port}\n".encode())
+            address, _, text = link.makefile().readline().partition(" ")
+        return address, int(text)
+    links = hub()
+    told = [link.makefile().readline().split() for link in links]
+    ports = {int(rank): (link.getpeername()[0], int(at)) for link, (rank, at) in zip(links, told, strict=True)}
+    ports[0] = (os.environ["MASTER_ADDR"], port)
+    for link, (rank, _) in zip(links, told, strict=True):
+        link.sendall("{} {}\n".format(*ports[(int(rank) + 1) % WORLD]).encode())
+    return ports[1]
+
+
+def wrapper() -> None:
+    """A Python that starts the Python that trains."""
+    sys.exit(subprocess.run([sys.executable, __file__, "wrapped", *sys.argv[2:]], check=False).returncode)
+
+
 # --- torch below a framework
+
+
+def wrapped() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    for step in range(10**9):
+        time.sleep(0.02)
+        fault(step)
+        dist.all_reduce(torch.ones(8))
 
 
 def pieces() -> tuple[Any, Any]:
