@@ -1,1 +1,1 @@
-"""Worker output as lines: read from the replicas, sanitized, merged by time, folded and followed."""
+"""Reads worker output from the replicas as lines: sanitizes, merges by time, folds and follows them."""

@@ -1,4 +1,4 @@
-"""The last lines of failed ranks, which the default view shows besides rank 0."""
+"""Selects the last lines of failed ranks, which `logs` shows by default in addition to rank 0."""
 
 from __future__ import annotations
 
@@ -23,21 +23,25 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 def choose_default_ranks(world_size: int) -> frozenset[int]:
-    """Return the ranks that are shown in full by default."""
+    """Return the ranks whose output is shown completely by default: rank 0."""
     return frozenset({0}) if world_size else frozenset()
 
 
 def is_failure(exited: Exited) -> bool:
-    """Return whether a worker failed by itself: not successful, and not stopped by us."""
+    """Return whether a worker failed, and clusterctl did not stop it."""
     return not exited.stopped and (exited.signal is not None or exited.exit_code != 0 or exited.error is not None)
 
 
 def select_cause_lines(tail: str) -> list[str]:
-    """Return the lines of a failed worker's output that show the cause: its last traceback, else its last lines."""
+    """Return the lines with the cause of a failure: the last traceback, or else the last lines.
+
+    Args:
+        tail: The end of a failed worker's output.
+    """
     lines = [line for line in clean_block(tail.encode("utf-8", "replace")) if strip_colours(line).strip()]
     begins = [number for number, line in enumerate(lines) if _TRACEBACK in line]
     if begins and len(lines) - begins[-1] <= TRACEBACK_LINES:
-        # "During handling of the above exception …" chains tracebacks: the first of a chain is the cause.
+        # "During handling of the above exception …" chains tracebacks. The first traceback of a chain is the cause.
         return lines[max(_chain_start(lines, begins), len(lines) - TRACEBACK_LINES) :]
     return lines[-TAIL_LINES:]
 
@@ -53,12 +57,12 @@ def _chain_start(lines: list[str], begins: list[int]) -> int:
 
 
 class FailureTails:
-    """Selects the last lines of failed ranks that are not shown in full, once per rank, when it fails.
+    """Selects the last lines of each failed rank once, when the rank fails.
 
-    Pure. The first few different tails of an attempt are shown in full, the others as one line.
+    The first few different tails of an attempt are complete, the others have one line. No method does I/O.
 
     Args:
-        shown: Ranks whose output is shown in full anyway; `None` for all.
+        shown: Ranks whose complete output is shown, so that they need no tail; `None` for all ranks.
     """
 
     def __init__(self, shown: Collection[int] | None) -> None:
@@ -78,7 +82,7 @@ class FailureTails:
             if key in self._done or self._shown is None or exited.rank in self._shown or not is_failure(exited):
                 continue
             self._done.add(key)
-            # Some frameworks print the rank before each line, so that equal tails would differ.
+            # Some frameworks print the rank before each line. Without it, tails of different ranks can be equal.
             last_lines = [line.removeprefix(f"[rank{exited.rank}]: ") for line in select_cause_lines(exited.tail)]
             texts = self._choose(exited.attempt, last_lines)
             out += [LogLine(time, node, exited.rank, exited.attempt, text) for text in texts]
@@ -87,7 +91,7 @@ class FailureTails:
     def _choose(self, attempt: int, lines: list[str]) -> list[str]:
         ends = self._ends.setdefault(attempt, set())
         if tuple(lines) in ends:
-            return lines  # Folds with the same tail of another rank.
+            return lines  # The tail will be folded with the equal tail of another rank.
         if len(ends) >= MAX_FULL_TAILS:
             return lines[-1:]
         ends.add(tuple(lines))
@@ -107,12 +111,12 @@ def read_failure_tails(
     *,
     skew: Skew | None = None,
 ) -> FailureLines:
-    """Return the last lines of failed ranks in the order of time, equal ones next to each other, so that they fold.
+    """Return the last lines of failed ranks in the order of time. Equal tails are adjacent, so that they can be folded.
 
     Args:
         run_dir: The run directory on the head.
-        query: Selects the lines; its pattern, attempt and times apply here too.
-        exits: Node, wall clock of the head and event of each worker that has exited.
+        query: Selects the lines by attempt, time and pattern.
+        exits: Node, wall clock of the head, and event of each worker that has exited.
         failing: Selects the ranks and lines.
         skew: Clock offset of each node.
     """
@@ -131,7 +135,7 @@ def read_failure_tails(
 
 
 def _set_time(run_dir: str | os.PathLike[str], lines: FailureLines, skew: Skew | None) -> FailureLines:
-    """Return the lines with the time of the last one, which every view shows."""
+    """Return the lines with the time of the last line in the output file."""
     last = lines[-1]
     query = LogQuery(tail=1)
     streams = open_streams([OutputFileFinder(run_dir).expect_file(last.node, last.attempt, last.rank)], query, skew)
@@ -147,14 +151,14 @@ def merge_failure_lines(lines: Iterable[LogLine], ends: FailureLines) -> Iterato
 def read_folded_lines(
     run_dir: str | os.PathLike[str], query: LogQuery, ends: FailureLines, *, skew: Skew | None = None
 ) -> Iterator[FoldedLine] | Sequence[FoldedLine]:
-    """Return lines and failure lines as they are shown: folded, and limited to the last `query.tail` if that is set."""
+    """Return the folded lines of a run, merged with the lines of failed ranks; only the last `query.tail`, if set."""
     if query.tail is None:
         return fold_history(merge_failure_lines(read_lines(run_dir, query, skew=skew), ends))
     window = query.tail
     while True:
         read = list(read_lines(run_dir, replace(query, tail=window), skew=skew))
         whole = len(read) < window
-        # A failure line that is older than every line read does not belong among the last ones.
+        # Failure lines that are older than all lines read so far are not among the last lines.
         near = ends if whole or not read else [line for line in ends if line.time >= read[0].time]
         folded = list(fold_history(merge_failure_lines(read, near)))
         if whole or len(folded) >= query.tail:

@@ -1,7 +1,7 @@
-"""Shows equal lines of many ranks as one.
+"""Folds equal lines of many ranks into one line.
 
-Sixty-four ranks that print the same warning should show it once. Each line waits a short while for the copies of other
-ranks. No line is lost or shown twice, and the lines of each rank stay in order.
+Each line waits for a short time for equal lines of other ranks. No line is lost or shown twice, and the lines of each
+rank stay in order.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import NamedTuple
 from clusterctl.logs.log_line import LogLine
 
 FOLD_WINDOW_S = 0.2
-"""Seconds that a line waits for its copies."""
+"""Seconds that a line waits for equal lines of other ranks."""
 
 _MAX_WAITING_GROUPS = 20_000
 _CHUNK = 1024
 
 
 class FoldedLine(NamedTuple):
-    """A line of one rank, or the same line of several.
+    """A line of one rank, or equal lines of several ranks.
 
     Attributes:
-        time: When the first copy was complete, wall clock in seconds.
+        time: Wall clock in seconds at which the first of these lines was complete.
         nodes: Names of the nodes, each once, in the order of arrival.
         ranks: The ranks, sorted.
     """
@@ -52,11 +52,10 @@ _number = attrgetter("number")
 
 
 class LineFolder:
-    """Folds lines as they arrive. Pure: the caller passes the time.
+    """Folds lines as they arrive. It reads no clock: the caller passes the time.
 
     Args:
-        expected: Ranks that may write. A line that all of them have written does not wait any longer; with one rank no
-            line waits.
+        expected: Ranks that may write lines. A line stops waiting once all of them have written it.
         window: Seconds that a line waits.
     """
 
@@ -69,11 +68,11 @@ class LineFolder:
         self._count = 0
 
     def feed(self, lines: Iterable[LogLine], now: float) -> list[FoldedLine]:
-        """Add lines; return those that are due.
+        """Add lines; return the folded lines that have waited long enough.
 
         Args:
-            lines: The lines of each rank in order.
-            now: Seconds on any monotonic clock: the head's while following, the time of the lines for history.
+            lines: New lines, in order for each rank.
+            now: Seconds of a monotonic clock, or the time of the lines if they were written in the past.
         """
         out = self.take_due_lines(now)
         for number, line in enumerate(lines, 1):
@@ -83,7 +82,7 @@ class LineFolder:
         return out + self.take_due_lines(now)
 
     def take_due_lines(self, now: float) -> list[FoldedLine]:
-        """Return the lines that have waited long enough."""
+        """Return the folded lines that have waited long enough."""
         out: list[FoldedLine] = []
         groups, window = self._groups, self._window
         everyone = self._everyone or sys.maxsize
@@ -96,18 +95,18 @@ class LineFolder:
         return out
 
     def flush(self) -> list[FoldedLine]:
-        """Return all waiting lines."""
+        """Return all waiting lines, folded."""
         return [self._close() for _ in range(len(self._groups))]
 
     def find_next_due_time(self) -> float | None:
-        """Return when the next line is due, on the caller's clock; `None` if no line waits."""
+        """Return the time on the caller's clock at which the next line has waited long enough, or `None`."""
         return self._groups[0].born + self._window if self._groups else None
 
     # --- private
 
     def _add(self, line: LogLine, now: float) -> None:
-        # Groups leave in the order of creation. A line joins a group only if that group is newer than the last group of
-        # its rank: this keeps the lines of each rank in order.
+        # Groups are returned in the order of creation. A line joins only a group that is newer than the last group of
+        # the line's rank, so that the lines of each rank stay in order.
         _, _, rank, attempt, text, partial = line
         key = (attempt, text, partial)
         same = self._open.get(key)
@@ -144,7 +143,7 @@ class LineFolder:
 
 
 def fold_history(lines: Iterable[LogLine], *, window: float = FOLD_WINDOW_S) -> Iterator[FoldedLine]:
-    """Yield lines of the past, folded by their own times."""
+    """Yield folded lines that were written in the past, by their own times."""
     folder = LineFolder(window=window)
     now = float("-inf")
     for time, same_time in groupby(lines, key=attrgetter("time")):

@@ -1,4 +1,4 @@
-"""Follows the lines of a run: first the existing ones, then the new ones at each poll."""
+"""Follows the output of a run: yields the existing lines, then returns the new lines at each poll."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from clusterctl.logs.output_replicas import OutputFileFinder
 from clusterctl.logs.output_stream import LineBatch, OutputStream
 
 _POLL_BYTES = 1024 * 1024
-"""Bytes read per poll. The caller handles signals and keys in between, and a line may be one byte long."""
+"""Maximum number of bytes per poll, because the caller handles signals and keys between polls."""
 
 
 @dataclass(slots=True)
 class _Frame:
-    """The last shown frame of a progress bar, and when it was shown."""
+    """The last shown frame of a progress bar, and the time at which it was shown."""
 
     shown: str = ""
     at: float = float("-inf")
 
 
 class LogFollower:
-    """Follows all output files of a run, also of ranks that start later and of new attempts.
+    """Follows all output files of a run, also files of ranks that start later and of new attempts.
 
-    Exhaust `history()` once (or skip it to get only new lines), then call `poll()` whenever there may be news; it never
-    waits. A progress bar shows at most one frame per `frame_interval`.
+    First read all of `history()`, or skip it to get only new lines. Then call `poll()` regularly; it never waits.
 
     Args:
-        run_dir: The run directory on the head; it may be without output.
+        run_dir: The run directory on the head. It may contain no output yet.
         query: Selects the lines; `tail` applies to the history only.
-        frame_interval: Seconds between two frames of a progress bar; `None` shows a line only when it is complete.
+        frame_interval: Minimum seconds between two frames of a progress bar; `None` shows only complete lines.
         skew: Clock offset of each node, called whenever there are lines; `None` if there are no offsets.
         clock: Wall clock in seconds.
     """
@@ -49,7 +48,7 @@ class LogFollower:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.more = False
-        """Whether the last poll left data unread because there was much; poll again at once."""
+        """Whether the last poll left data unread because of the maximum size; then poll again immediately."""
         self._files = OutputFileFinder(run_dir)
         self._query = query
         self._skew = skew
@@ -66,12 +65,12 @@ class LogFollower:
         return read_history(self._streams, self._query, flush=False)
 
     def poll(self) -> list[LogLine]:
-        """Return the new lines in the order of time; at most a MiB (see `more`)."""
+        """Return the new lines in the order of time, at most 1 MiB of them (see `more`)."""
         now = self._clock()
         return self._new_lines(now) + self._new_frames(now)
 
     def finish(self) -> Iterator[list[LogLine]]:
-        """Yield everything unread in portions, with unfinished last lines; call it when the run is over."""
+        """Yield all unread lines in portions, also unfinished last lines. Call this when the run is over."""
         now = self._clock()
         self.more = True
         while self.more:
@@ -86,7 +85,7 @@ class LogFollower:
         batches: list[LineBatch] = []
         budget = _POLL_BYTES
         self.more = False
-        # Start with another stream each time, so that a flood in one cannot starve the others.
+        # Start with a different stream at each poll, so that a stream with much output cannot block the others.
         self._turn = (self._turn + 1) % max(1, len(self._streams))
         for stream in self._streams[self._turn :] + self._streams[: self._turn]:
             if stream.closed:
@@ -108,7 +107,7 @@ class LogFollower:
         self._streams.sort(key=lambda stream: stream.file)
 
     def _close_old(self, now: float) -> Iterator[LineBatch]:
-        """Flush the last lines of ranks that have started a new attempt: their old files do not grow any more."""
+        """Yield the last lines of old attempts, if the rank has started a new attempt: the old files do not grow."""
         for stream in self._streams:
             done = stream.file.attempt < self._newest[stream.file.rank] and stream.offset >= stream.size()
             if done and not stream.closed:

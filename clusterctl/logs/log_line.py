@@ -1,4 +1,4 @@
-"""A line of worker output, and the query that selects lines."""
+"""The types of a line of worker output, and of a query that selects lines."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 Skew = Callable[[str], float]
-"""Returns how many seconds the wall clock of a node is ahead of the head's; 0 if it was not measured."""
+"""A function that takes a node and returns its clock offset: how many seconds it is ahead of the head; 0 if unknown."""
 
 
 class LogLine(NamedTuple):
-    """One line of one worker. A named tuple, because a flood makes hundreds of thousands a second.
+    """One line of one worker. It is a named tuple, because workers may write hundreds of thousands of lines a second.
 
     Attributes:
-        time: Wall clock of the head when the line was complete, in seconds: the node's clock minus its measured offset.
-            Exact to 250 ms after a pause, else to 1 s.
+        time: Wall clock of the head in seconds at which the line was complete: the node's clock minus its measured
+            offset. The error is at most 250 ms after a pause of the worker, else 1 s.
         node: Name of the node.
         rank: Rank of the worker.
         attempt: The attempt of the worker.
-        text: The line without its end; safe for a terminal unless it was read raw.
-        partial: The line has no end: a progress bar frame, the last line of a file, or a piece of a raw line.
+        text: The line without its line end; safe for a terminal, unless the query has `raw`.
+        partial: The line has no line end: a frame of a progress bar, the last line of a file, or a part of a raw line.
     """
 
     time: float
@@ -39,9 +39,10 @@ class LogQuery:
     Attributes:
         since: Wall clock in seconds; earlier lines are excluded.
         until: Wall clock in seconds; later lines are excluded.
-        grep: Searched in the text without its colours.
-        tail: Only the last N of the selected lines (history only, not new lines).
-        raw: Byte-exact text (undecodable bytes as surrogate escapes), not sanitized; a long line comes in pieces.
+        grep: Pattern that the text without its colours must contain.
+        tail: Number of last selected lines. It applies only to existing lines, not to new lines.
+        raw: Text with all bytes of the output, not sanitized; undecodable bytes are surrogate escapes. A long line is
+            returned in parts.
     """
 
     ranks: frozenset[int] | None = None
@@ -62,5 +63,5 @@ class LogQuery:
         )
 
     def wants_time(self, time: float) -> bool:
-        """Return whether lines of that time are selected."""
+        """Return whether the query selects lines of this time."""
         return (self.since is None or time >= self.since) and (self.until is None or time <= self.until)

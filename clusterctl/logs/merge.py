@@ -1,4 +1,4 @@
-"""Merges the lines of many output files in the order of time."""
+"""Reads the existing lines of many output files, merged in the order of time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from clusterctl.logs.safe_text import strip_colours
 
 _WINDOW_GROWTH = 8
 _MIN_LINES_PER_STREAM = 4
-"""How many lines to read first from each of many streams, since each has few of the last lines."""
+"""Minimum number of lines that are first read from each stream to find the last lines of all streams."""
 
 
 def read_lines(run_dir: str | os.PathLike[str], query: LogQuery, *, skew: Skew | None = None) -> Iterator[LogLine]:
-    """Yield the existing lines of a run in the order of time, with unfinished last lines.
+    """Yield the existing lines of a run in the order of time, also unfinished last lines.
 
     Args:
         run_dir: The run directory on the head.
@@ -42,12 +42,12 @@ def open_streams(files: Sequence[OutputFile], query: LogQuery, skew: Skew | None
 
 
 def read_history(streams: Sequence[OutputStream], query: LogQuery, *, flush: bool) -> Iterator[LogLine]:
-    """Move the streams to the start of the query, then yield the lines up to the current file sizes.
+    """Yield the selected lines of streams in the order of time, up to the current sizes of the files.
 
     Args:
-        streams: New streams.
+        streams: New streams. They continue at the end of the yielded lines.
         query: Selects the lines.
-        flush: Whether to yield unfinished last lines; otherwise they stay in their streams.
+        flush: Yield unfinished last lines too; otherwise they stay in their streams.
     """
     bounds = [_find_bounds(stream, query) for stream in streams]
     starts, ends = [start for start, _ in bounds], [end for _, end in bounds]
@@ -64,7 +64,7 @@ def read_history(streams: Sequence[OutputStream], query: LogQuery, *, flush: boo
             for stream, start, end in zip(streams, starts, ends, strict=True)
         ]
         last = deque(_merged(streams, moved, ends, query, flush=flush), maxlen=query.tail)
-        # The pattern may have rejected lines: read further back.
+        # Read further back, because the pattern may have rejected lines.
         if query.grep is None or len(last) == query.tail or moved == starts:
             yield from last
             return
@@ -80,7 +80,7 @@ def _last_lines(
     *,
     flush: bool,
 ) -> list[LogLine]:
-    """Return the last lines of all streams together. Reads few lines of each stream first, then more if necessary."""
+    """Return the last `tail` lines of all streams. First read few lines of each stream, then more if necessary."""
     window = min(tail, max(_MIN_LINES_PER_STREAM, 2 * tail // max(1, len(streams))))
     read: list[list[LineBatch]] = [[]] * len(streams)
     begun = [0] * len(streams)
@@ -95,7 +95,7 @@ def _last_lines(
         wanted = (line for batch in batches if query.wants_time(batch.time) for line in batch.lines)
         last = list(deque(wanted, maxlen=tail))
         oldest = last[0].time if len(last) == tail else float("-inf")
-        # What precedes the first line read of a stream is no later than that line.
+        # Lines before the first line read of a stream are not later than this line.
         unsure = [
             number
             for number in unsure
@@ -128,7 +128,7 @@ def _merged(
 
 def _batches(stream: OutputStream, end: int, *, flush: bool) -> Iterator[LineBatch]:
     try:
-        # The time for bytes that the index does not cover: when the replica was last written.
+        # Bytes that the index does not cover get the time of the last write to the replica.
         now = os.stat(stream.file.path).st_mtime
     except FileNotFoundError:
         now = time.time()
@@ -138,7 +138,7 @@ def _batches(stream: OutputStream, end: int, *, flush: bool) -> Iterator[LineBat
 
 
 def _find_bounds(stream: OutputStream, query: LogQuery) -> tuple[int, int]:
-    """Return the start and end of the part of a file that may have lines of the selected times."""
+    """Return start and end of the part of a file that may contain lines of the selected times."""
     start, end = 0, stream.size()
     until = None if query.until is None else stream.find_size_until(query.until)
     if until is not None and until < end:

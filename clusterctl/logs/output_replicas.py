@@ -29,7 +29,7 @@ class OutputFile:
 
 
 class OutputFileFinder:
-    """Finds output files. It reads a folder again only if the folder changed, so that polling is cheap."""
+    """Finds replicas of output files. To make polling cheap, it reads a folder again only if the folder has changed."""
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:
         self._nodes_dir = os.path.join(run_dir, NODES_DIR)
@@ -41,7 +41,7 @@ class OutputFileFinder:
         return sorted(self._iterate_new_files())
 
     def expect_file(self, node: str, attempt: int, rank: int) -> OutputFile:
-        """Return an output file whose replica may not exist yet; `discover` will not return it again."""
+        """Return an output file whose replica may not exist yet. `find_new_files` will not return this file."""
         node_dir = os.path.join(self._nodes_dir, node)
         path = os.path.join(node_dir, format_output_path(attempt, rank))
         self._known.add(path)
@@ -63,8 +63,8 @@ class OutputFileFinder:
             return
         if self._stamps.get(folder) == stamp:
             return
-        # File times are as coarse as a scheduler tick: a recent time stamp does not rule out a later change in the same
-        # tick.
+        # File times change only once per scheduler tick: after a recent change, the folder may change again with the
+        # same time.
         if time.time_ns() - stamp > _STAMP_SETTLES_NS:
             self._stamps[folder] = stamp
         for name in _entries(folder):

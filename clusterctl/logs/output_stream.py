@@ -1,4 +1,4 @@
-"""Reads one output file as lines with times, and finds the offset of a line or of the last lines."""
+"""Reads one output file as lines with times, and finds offsets of lines in a file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from clusterctl.logs.time_index import TimeIndex
 BLOCK = 256 * 1024
 _FRAME_LIMIT = LINE_LIMIT // 4
 _MAX_SEARCH_BYTES = 32 * BLOCK
-"""How far back to search for the start of a line: a progress bar may write gigabytes without a line end."""
+"""Limit of the backward search for a line start: a progress bar may write gigabytes without a line end."""
 
 
 class LineBatch(NamedTuple):
-    """Lines of one file that share one time."""
+    """Lines of one file with the same time."""
 
     time: float
     lines: list[LogLine]
@@ -29,16 +29,16 @@ class OutputStream:
     """Reads one output file from `offset` to its current end, and continues there on the next call.
 
     Args:
-        file: The file.
-        offset: Where to start: the start of a line.
-        raw: Keep the bytes as they are (see `LogQuery.raw`).
-        skew: Returns how many seconds a node's clock is ahead of the head's; subtracted from every time.
+        file: The output file.
+        offset: The offset at which reading starts; it must be the start of a line.
+        raw: Return lines with all their bytes (see `LogQuery.raw`).
+        skew: Clock offset of each node, which is subtracted from every time.
     """
 
     def __init__(self, file: OutputFile, *, offset: int = 0, raw: bool = False, skew: Skew | None = None) -> None:
         self.file = file
         self.closed = False
-        """The file does not grow any more; readers may skip it."""
+        """Whether the file does not grow any more, so that readers may skip it."""
         self._index = TimeIndex(file.index_path)
         self._raw = raw
         self._skew_of = skew
@@ -50,7 +50,7 @@ class OutputStream:
         return 0.0 if self._skew_of is None else self._skew_of(self.file.node)
 
     def restart(self, offset: int) -> None:
-        """Continue at byte `offset`, the start of a line; drop the unfinished line."""
+        """Continue at byte `offset`, which must be the start of a line; forget the unfinished line."""
         self.offset = offset
         self._mark = self._index.find_position_of_size(offset + 1)
         self._pending = b""
@@ -62,22 +62,22 @@ class OutputStream:
         return self._index.find_size_before(time + self._skew)
 
     def find_size_until(self, time: float) -> int | None:
-        """Return the size of all lines written until `time`; `None` if no record is later."""
+        """Return the size of all lines written until `time`; `None` if the index has no later record."""
         return self._index.find_size_until(time + self._skew)
 
     def size(self) -> int:
-        """Return the current size of the file; 0 if it does not exist (any more)."""
+        """Return the current size of the file; 0 if the file does not exist."""
         try:
             return os.stat(self.file.path).st_size
         except FileNotFoundError:
             return 0
 
     def read(self, end: int, now: float) -> Iterator[LineBatch]:
-        """Yield the new whole lines up to byte `end`.
+        """Yield the new complete lines up to byte `end`.
 
         Args:
-            end: Where to stop; an unfinished line stays for the next call.
-            now: Time of bytes that the index does not cover yet, in seconds.
+            end: The offset at which reading stops. An unfinished line stays for the next call.
+            now: Time in seconds for bytes that the index does not cover yet.
         """
         if self.offset >= end:
             return
@@ -97,7 +97,7 @@ class OutputStream:
             os.close(handle)
 
     def render_unfinished_line(self) -> str | None:
-        """Return what the unfinished last line shows now, or `None` if it shows nothing."""
+        """Return the present text of the unfinished last line, or `None` if it is empty."""
         return clean_text(self._pending.decode("utf-8", "replace")) or None if self._pending else None
 
     @property
@@ -106,7 +106,7 @@ class OutputStream:
         return b"\r" in self._pending
 
     def flush(self, now: float) -> LineBatch | None:
-        """Return the unfinished last line: no more of it will come."""
+        """Return the unfinished last line as a line of its own, or `None`."""
         pending, self._pending = self._pending, b""
         if not pending and not self._cut:
             return None
@@ -117,14 +117,14 @@ class OutputStream:
     # --- private
 
     def _gap(self, handle: int, end: int, now: float) -> Iterator[LineBatch]:
-        """Skip a hole: bytes that the node dropped before replication, or that were punched out here."""
+        """Skip a hole in the file: bytes that the node dropped before replication, or that the head removed."""
         data = min(_seek_data(handle, self.offset), end)
         if data > self.offset:
             kept = self._pending.rstrip(b"\0")
             zeros, self._pending = len(self._pending) - len(kept), kept
             if batch := self.flush(now):
                 yield batch
-            # Holes are whole pages; in the pages around one the missing bytes are zeros.
+            # Holes consist of whole pages. In the pages around a hole, the missing bytes are zeros.
             first = os.pread(handle, min(BLOCK, end - data), data)
             data += len(first) - len(first.lstrip(b"\0"))
             missing, self.offset = zeros + data - self.offset, data
@@ -176,7 +176,7 @@ class OutputStream:
         return texts + self._make(rest) if whole and rest else texts
 
     def _hold(self, data: bytes, now: float) -> LineBatch | None:
-        """Keep the start of a line for later, up to the limit."""
+        """Add data to the unfinished line; bytes beyond `LINE_LIMIT` are counted and dropped."""
         self._pending += data
         if len(self._pending) <= LINE_LIMIT:
             return None
@@ -200,7 +200,7 @@ class OutputStream:
         return self._forward(now if mark is None else mark.time - self._skew)
 
     def _forward(self, time: float) -> float:
-        """Keep the order of lines within a file, whatever the node's clock does."""
+        """Return `time`, or the time of the last line if that is later: times within a file never decrease."""
         self._time = max(self._time, time)
         return self._time
 
@@ -221,7 +221,7 @@ def _raw_lines(block: bytes) -> list[str]:
 
 
 def _last_frames(pending: bytes) -> bytes:
-    """Return the end of a progress bar: the frame that is being written and the previous, complete one."""
+    """Return the end of a progress bar: the last complete frame and the unfinished frame."""
     *frames, current = pending.split(b"\r")
     previous = next((frame for frame in reversed(frames) if frame.strip()), b"")
     return b"\r".join((b"", previous[:_FRAME_LIMIT], current[:_FRAME_LIMIT]))
@@ -240,7 +240,7 @@ def _seek_data(handle: int, offset: int) -> int:
 
 
 def _seek_hole(handle: int, offset: int) -> int:
-    """Return where the data at `offset` ends: at a hole, or at the end of the file."""
+    """Return the offset of the next hole after `offset`, or the end of the file."""
     try:
         return os.lseek(handle, offset, os.SEEK_HOLE)
     except OSError as error:
@@ -258,9 +258,9 @@ def find_line_start(path: str, offset: int) -> int:
 
 
 def find_tail_start(path: str, end: int, lines: int) -> int:
-    """Return the start of the last `lines` lines before byte `end`; reads backwards, only as far as necessary.
+    """Return the offset of the last `lines` lines before byte `end`. This reads backwards, only as far as necessary.
 
-    The line that reaches `end` counts, with or without its end.
+    The last line before `end` counts with or without its line end.
     """
     if lines <= 0 or end <= 0:
         return end
@@ -270,7 +270,7 @@ def find_tail_start(path: str, end: int, lines: int) -> int:
 
 
 def _lines_before(path: str, end: int, ends: int) -> int:
-    """Return the byte after the `ends`-th last line end before `end`; 0 (or the end of a hole) if there are fewer."""
+    """Return the offset after the `ends`-th last line end before `end`; 0 or the end of a hole if there are fewer."""
     position, searched = end, 0
     with open(path, "rb", buffering=0) as file:
         while position > 0:

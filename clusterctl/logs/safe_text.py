@@ -1,8 +1,8 @@
-"""Turns the output bytes of a worker into text that is safe to show.
+"""Turns output bytes of a worker into text that is safe to show on a terminal.
 
-Workers print anything: progress bars, cursor movement, terminal titles, binary data. A log view keeps text and colours.
-It removes everything that could move the cursor, change the terminal, reorder text or hide it: also zero-width
-characters and the conceal style. (Text may still have the colour of its background.)
+Workers may print progress bars, cursor movement, terminal titles or binary data. Text and colours stay. Everything that
+could move the cursor, change the terminal, reorder text or hide text is removed or escaped, also zero-width characters
+and the conceal style. Text may still have the colour of its background.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 
 LINE_LIMIT = 256 * 1024
-"""Bytes of one line that are kept. A longer line gets a note."""
+"""Maximum bytes of one line. A longer line is cut and gets a note."""
 
 RESET = "\x1b[0m"
 
@@ -26,19 +26,19 @@ _HARMLESS_BYTES = bytes(
 )
 """Bytes of a block that never need escaping."""
 
-# Joiners stay between characters of scripts and emoji that use them. Elsewhere, above all in commands, names and paths,
-# they make two different texts look the same.
+# Joiners stay between characters of scripts and emoji that use joiners. At other places they are escaped: in commands,
+# names and paths, two different texts would look the same.
 _JOINED = "[\u0600-\u06ff\u0750-\u077f\u08a0-\u08ff\u0900-\u0dff\u2190-\u2bff\ufe0f\U0001f000-\U0001faff]"
 CONTROL_CHARACTERS = f"\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u200c\u200d{_INVISIBLE}"
-"""Characters that shown text must not contain, for use in a character class. ESC, which begins colours, is separate."""
+"""Characters that shown text must not contain, for a character class; without ESC, because ESC begins colours."""
 STRAY_JOINER = f"(?:(?<![\u200c\u200d])|(?!{_JOINED})|(?<!{_JOINED}[\u200c\u200d]))"
-"""Prefix of a pattern that limits joiners to the stray ones."""
+"""A prefix of patterns: after it, a joiner matches only at a place where joiners have no effect."""
 
 _SUSPECT = re.compile(f"[\x1b{CONTROL_CHARACTERS}]")
 
-# ECMA-48: CSI, OSC, DCS/SOS/PM/APC, then the two- and three-character escapes. An unterminated string does not match,
-# so that a torn sequence hides nothing; its escape character is made visible instead. No string contains the start or
-# end of another one, so that matching takes linear time for any line.
+# ECMA-48: CSI, OSC, DCS/SOS/PM/APC, then the escapes of two and three characters. An unterminated sequence does not
+# match, so it hides no text; its escape character becomes visible. No sequence contains the start or end of another
+# sequence, so matching takes linear time.
 _SEQUENCE = re.compile(
     r"(?P<sgr>\x1b\[[0-9;:]{0,64}m)"
     r"|(?:\x1b\[|\x9b)[0-?]{0,4096}[ -/]{0,64}[@-~]"
@@ -56,7 +56,7 @@ def clean_block(block: bytes) -> list[str]:
     """Return the lines of `block` as safe text.
 
     Args:
-        block: Whole lines, the last with or without its end.
+        block: Complete lines; the last line may have no line end.
     """
     text = block.decode("utf-8", "replace")
     lines = text.split("\n")
@@ -71,7 +71,7 @@ def clean_block(block: bytes) -> list[str]:
 
 
 def clean_text(line: str) -> str:
-    """Return one line as safe text: the last frame of a progress bar, colours reset at the end, controls escaped."""
+    """Return one line as safe text: only the last frame of a progress bar, with escaped control characters."""
     if "\r" in line:
         line = find_last_frame(line)
     if "\x1b" in line or not line.isascii():
@@ -83,7 +83,7 @@ def clean_text(line: str) -> str:
 
 
 def find_last_frame(line: str) -> str:
-    """Return what a terminal would finally show of a line with carriage returns: the last frame with any text."""
+    """Return the last frame with text of a line with carriage returns, which a terminal would finally show."""
     frames = line.split("\r")
     return next((frame for frame in reversed(frames) if not _is_blank(frame)), frames[-1])
 

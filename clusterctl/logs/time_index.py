@@ -1,8 +1,8 @@
-"""The time index of an output file: which size it had at which time.
+"""Reads the time index of an output file: the sizes of the file at some times.
 
-The supervisor of the node checks four times a second. It appends a record if the file has grown by 4 KiB or more, or by
-anything after a second without a record. A line that ends at byte `n` gets the time of the first record of at least
-that size, so it never gets a time before it was written.
+The supervisor on the node checks the file four times a second. It appends a record if the file has grown by 4 KiB, or
+has grown at all since a record one second ago. A line that ends at byte `n` gets the time of the first record with a
+size of at least `n`, so its time is never before the write.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import NamedTuple
 from clusterctl.agent.protocol.run_files import INDEX_RECORD
 
 _LATEST = 1e11
-"""Seconds since the epoch beyond any real date."""
+"""An upper limit of valid times, in seconds since the epoch."""
 _BLOCK_RECORDS = 4096
 
 
 class IndexRecord(NamedTuple):
-    """At wall clock `time` (seconds) the file had `size` bytes."""
+    """The file had `size` bytes at the wall clock time `time`, in seconds."""
 
     size: int
     time: float
 
 
 class TimeIndex:
-    """Looks up records in the current file. It keeps one block in memory, however long the run is.
+    """Finds records in an index file. It has only one block of the file in memory.
 
     A missing file is an empty index. An incomplete last record is ignored.
     """
@@ -37,23 +37,23 @@ class TimeIndex:
         self._block_start = 0
 
     def find_position_of_size(self, size: int) -> int:
-        """Return the number of the first record with at least `size` bytes (the number of records if there is none)."""
+        """Return the position of the first record with at least `size` bytes; without one, the number of records."""
         return self._bisect(lambda mark: mark.size >= size)
 
     def find_size_before(self, time: float) -> int:
-        """Return a size that the file had before `time`; everything beyond it was written at `time` or later."""
+        """Return the size of the last record before `time`: all bytes after it were written at `time` or later."""
         position = self._bisect(lambda mark: mark.time >= time)
         return self._record(position - 1).size if position else 0
 
     def find_size_until(self, time: float) -> int | None:
-        """Return the size of everything written until `time`; `None` if no record is later."""
+        """Return the size of the file at `time`; `None` if no record is later."""
         position = self._bisect(lambda mark: mark.time > time)
         if position == self._count():
             return None
         return self._record(position - 1).size if position else 0
 
     def get(self, position: int) -> IndexRecord | None:
-        """Return a record by its number, or `None` if it does not exist yet."""
+        """Return the record at a position, or `None` if it does not exist yet."""
         mark = self._get_loaded(position)
         if mark is None:
             self._load(position)
@@ -82,12 +82,12 @@ class TimeIndex:
         return mark
 
     def _get_loaded(self, position: int) -> IndexRecord | None:
-        """Return a record of the loaded block. Records are unpacked on access, because most accesses need few."""
+        """Return a record of the loaded block, or `None` if the block does not contain it."""
         place = (position - self._block_start) * INDEX_RECORD.size
         if not 0 <= place <= len(self._block) - INDEX_RECORD.size:
             return None
         size, time = INDEX_RECORD.unpack_from(self._block, place)
-        # A node may have written anything: an impossible time counts as the earliest.
+        # The content comes from a node and may be wrong: an invalid time counts as 0.
         return IndexRecord(size, time if abs(time) < _LATEST else 0.0)
 
     def _count(self) -> int:

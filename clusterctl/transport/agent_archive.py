@@ -1,6 +1,6 @@
-"""The agent as one archive, which every node runs; its name is the hash of its content.
+"""Packs the agent into one archive, which every node runs. The hash of the content names the archive.
 
-The same sources always give the same bytes: entries are sorted and carry no times.
+The same sources always give the same bytes: entries are sorted and contain no times.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _MAIN = b"import sys\n\nfrom clusterctl.agent.__main__ import main\n\nsys.exit(m
 
 @dataclass(frozen=True, slots=True)
 class AgentArchive:
-    """The archive and its name.
+    """The archive of the agent.
 
     Attributes:
-        sha256: Hash of `data` in hexadecimal: its name in the cache of a node, and its checksum.
+        data: Content of the archive.
+        sha256: Hash of `data` in hexadecimal. Nodes store the archive under this name and verify it by the hash.
     """
 
     data: bytes
@@ -54,7 +55,7 @@ def pack_files(files: dict[str, bytes]) -> AgentArchive:
 
 def load_agent_archive() -> AgentArchive:
     """Return the agent archive of this installation, from the user's cache if the sources have not changed."""
-    # Nodes are connected in threads; two parsers at once break each other in Python 3.11, and one archive is enough.
+    # Each node has a connecting thread. In Python 3.11, two threads that parse sources at the same time fail.
     with _PACKING:
         return _load_or_pack()
 
@@ -79,7 +80,7 @@ def _load_or_pack() -> AgentArchive:
 
 
 def _list_sources() -> dict[str, Path]:
-    # Every command that reaches a node checks all sources. Names are faster than `Path` objects.
+    # Every command with a connection to a node lists all sources. Plain strings are faster than `Path` objects.
     agent: dict[str, Path] = {}
     for folder, _, files in os.walk(_PACKAGE / "agent"):
         inside = folder[len(str(_PACKAGE.parent)) + 1 :].replace(os.sep, "/")
@@ -99,8 +100,8 @@ def _list_sources() -> dict[str, Path]:
 def _store(path: Path, data: bytes) -> None:
     """Store the archive for the next command; if that fails, the next command packs it again."""
     with contextlib.suppress(OSError):
-        # Agents of this machine as a node are stored beside it. They are not loaded from a folder that others can
-        # write.
+        # If this machine is a node, its agents are stored in the same folder. An agent is not loaded from a folder that
+        # other users can write.
         path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.mkdir(exist_ok=True)
         for old in path.parent.glob("*.pyz"):

@@ -1,15 +1,16 @@
-"""Starts the agent on a node: a script for `/bin/sh` finds a Python, installs the agent and executes it.
+"""Starts the agent on a node: a script for `/bin/sh` finds a Python, stores the agent and runs it.
 
-The script is constant; variable parts are quoted assignments before it. It prints one line, the preamble, which begins
-with a marker that an echo of the script cannot contain. Nothing may be sent after the script before that line: some
-shells read standard input in blocks and would swallow it.
+The script is constant; assignments before it hold the variable parts, quoted. The script prints one line, the preamble,
+which begins with a marker that an echo of the script cannot contain. Until the preamble arrives, nothing may follow the
+script: some shells read standard input in blocks and would consume it.
 
-The archive is stored on the node in `$XDG_CACHE_HOME/clusterctl/agents`, else in `~/.cache/clusterctl/agents`, or, if
-that is not writable, in `/var/tmp/clusterctl-UID/agents` or `/dev/shm/clusterctl-UID/agents`. A home without a block
-device of its own comes last: most such homes are on a file server, and an agent that imports from there hangs with it.
-Beside the archive there is a folder with its files, where each Python version keeps its bytecode: importing from an
-archive would compile the sources at each start. A complete file is never replaced: other machines may be importing from
-it, and a replaced file is stale for them (NFS).
+The node stores the archive in `$XDG_CACHE_HOME/clusterctl/agents`, else in `~/.cache/clusterctl/agents`, or, if that is
+not writable, in `/var/tmp/clusterctl-UID/agents` or `/dev/shm/clusterctl-UID/agents`. A home that is not on a block
+device comes last: most such homes are on a file server, and an agent that imports from a dead server hangs.
+
+The files of the archive are also unpacked into a folder, where each Python version stores its bytecode. Imports from an
+archive would compile the sources at each start. The script never replaces a complete file: another machine may be
+importing it, and on NFS a replaced file is stale.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ NOISE_BYTES = 64 * 1024
 MINIMUM_PYTHON = "3.9"
 _QUOTED_BYTES = 300
 _SEND_TIMEOUT_S = 30.0
-# How long to read the rest of the output of a broken stream.
+# Time limit for reading the remaining output of a broken stream.
 _LAST_OUTPUT_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """What the node reported before the first frame.
+    """The answer of the start script on a node.
 
     Attributes:
-        python: Path of the interpreter that runs the agent.
-        version: Its version.
-        archive_sent: The archive was missing and has been sent.
+        python: Path of the Python that runs the agent.
+        version: Version of this Python.
+        archive_sent: The node did not have the archive, so it was sent.
     """
 
     python: str
@@ -51,13 +52,13 @@ class Preamble:
 
 
 class PreambleParser:
-    """Finds the preamble in the output of a node, whatever surrounds it."""
+    """Finds the preamble in the output of a node, also between other output."""
 
     def __init__(self, nonce: str) -> None:
         self._marker = f"clusterctl:{nonce}:".encode()
         self._buffer = b""
         self.rejected: list[str] = []
-        """Interpreters that were found but unusable, in words."""
+        """Why the node could not use some Pythons, one text each."""
 
     @property
     def earlier_output(self) -> str:
@@ -65,10 +66,13 @@ class PreambleParser:
         return self._buffer.decode("utf-8", "replace").strip()
 
     def feed(self, data: bytes) -> tuple[str, str, bytes] | None:
-        """Add `data`; return keyword and text of the preamble and the bytes after it, once it is complete.
+        """Add output of the node; return `None` until the preamble is complete.
+
+        Returns:
+            Keyword of the preamble, its text, and the bytes after it.
 
         Raises:
-            ValueError: `NOISE_BYTES` came without a preamble.
+            ValueError: More than `NOISE_BYTES` arrived without a preamble.
         """
         self._buffer += data
         while (start := self._buffer.find(self._marker)) >= 0:
@@ -99,20 +103,19 @@ def start_agent(
     preferred_pythons: Sequence[str] = (),
     progress: Progress = ignore_progress,
 ) -> tuple[Preamble, bytes]:
-    """Turn the shell at the other end into an agent; return the preamble and the first bytes of frames.
+    """Start the agent on a node; return the preamble and the first bytes of frames.
 
     Args:
         node: Name of the node, for messages.
-        channel: A new stream to `/bin/sh`.
+        channel: A new stream to `/bin/sh` on the node.
         archive: The agent.
-        timeout: Seconds within which the node has to answer.
+        timeout: Seconds within which the node must answer.
         extra_pythons: See `make_start_script`.
         preferred_pythons: See `make_start_script`.
         progress: Called with the current stage.
 
     Raises:
-        AgentError: There is no Python, it is too old, there was no answer in time, or the answer is not that of our
-            script.
+        AgentError: The node has no usable Python, did not answer in time, or its answer is not a valid preamble.
     """
     nonce = secrets.token_hex(8)
     parser = PreambleParser(nonce)
@@ -141,20 +144,20 @@ def start_agent(
         return Preamble(facts["python"], facts["version"], archive_sent=word == "need"), rest
     except (ValueError, RecursionError) as error:
         raise _error_from_failure(
-            node, f"its first words do not fit: {str(error)[:_QUOTED_BYTES]}", channel, parser
+            node, f"the agent's first answer is invalid: {str(error)[:_QUOTED_BYTES]}", channel, parser
         ) from error
 
 
 @contextlib.contextmanager
 def _translate_errors(node: str, channel: Channel, parser: PreambleParser, timeout: float) -> Iterator[None]:
-    """Explain a missing or foreign answer of the node."""
+    """Turn errors of the channel and of the parser into an `AgentError` with the output of the node."""
     try:
         yield
     except TimeoutError as error:
         raise _error_from_failure(node, f"no Python answered within {timeout:g}s", channel, parser) from error
     except ValueError as error:
         raise _error_from_failure(
-            node, f"more than {NOISE_BYTES // 1024} KiB came before our answer", channel, parser
+            node, f"more than {NOISE_BYTES // 1024} KiB of other output came before the agent's answer", channel, parser
         ) from error
     except OSError as error:
         _drain_output(channel, parser)
@@ -162,7 +165,7 @@ def _translate_errors(node: str, channel: Channel, parser: PreambleParser, timeo
 
 
 def _drain_output(channel: Channel, parser: PreambleParser) -> None:
-    """Read the remaining output of the other end: a program that is no shell ends before it gets our script."""
+    """Read the remaining output of the node, for the error message."""
     deadline = time.monotonic() + _LAST_OUTPUT_TIMEOUT_S
     with contextlib.suppress(OSError, ValueError):
         while data := channel.recv(65536, timeout=max(0.001, deadline - time.monotonic())):
@@ -174,7 +177,7 @@ def _error_from_refusal(node: str, word: str, text: str, channel: Channel, parse
         return _error_from_failure(node, text, channel, parser)
     tried = [part for part in text.split("|") if part and "status 77" not in part and "status 78" not in part]
     reasons = "; ".join([*parser.rejected, *tried])
-    hint = f"install Python {MINIMUM_PYTHON} or later there, or name one by `python:` in the cluster file"
+    hint = f"install Python {MINIMUM_PYTHON} or later there, or set `python:` in the cluster file"
     return AgentError(node, f"no usable Python: {reasons}" if reasons else "no Python found", hint=hint)
 
 
@@ -182,8 +185,8 @@ def _error_from_failure(node: str, text: str, channel: Channel, parser: Preamble
     output = " ".join((parser.earlier_output + "\n" + channel.stderr_tail()).split())
     quoted = f"; it said: {output[-_QUOTED_BYTES:]!r}" if output else ""
     hint = (
-        "a login script or a forced command may print something before the agent starts: run `ssh HOST /bin/sh`, or "
-        "the `transport` command of this host, and see what it prints"
+        "a login script or a forced command may print text before the agent starts: run `ssh HOST /bin/sh`, or the "
+        "`transport` command of this host, and check its output"
     )
     return AgentError(node, f"{text}{quoted}", hint=hint)
 
@@ -201,12 +204,12 @@ _CANDIDATES_OF_CONDA = (
     "python",
 )
 
-# Must be valid in every Python version, since it runs in any interpreter that is found; no single quotes.
+# This source must be valid in every Python version, because it runs in any Python of a node. It has no single quotes.
 _STAGE = r"""
 import sys
 sys.path[:] = [p for p in sys.path if p]
 import gc, os
-# What a start imports stays: to look for garbage in it is a twelfth of the start. The agent enables it again.
+# Imported modules are no garbage: collecting it takes a twelfth of the start. The agent enables the collector again.
 gc.disable()
 nonce, digest, size, shell, me = sys.argv[1:6]
 size = int(size)
@@ -275,7 +278,7 @@ def complete(place):
     except (OSError, ValueError):
         return False
 def unpack(data, place):
-    # Python keeps the bytecode of each version in this folder. A file that is whole is never replaced.
+    # Each Python version stores its bytecode in this folder. A complete file is never replaced.
     sizes = {}
     def write(name, content):
         path = place + "/" + name
@@ -332,7 +335,7 @@ try:
         unpack(data, place)
     path = place
 except OSError:
-    # The disk is full: import from the archive, which compiles each module at each start.
+    # The disk is full: import from the archive. Python then compiles each module at each start.
     pass
 if sys.getfilesystemencoding() != "utf-8":
     os.execv(python, [python, "-I", "-S", "-X", "utf8", path, "serve"])
@@ -341,8 +344,8 @@ sys.argv[:] = [path, "serve"]
 runpy.run_path(path, run_name="__main__")
 """
 
-# The shell reads `main` completely before it runs, so nothing it starts can consume the rest of the script. USR1 means
-# that a Python took over: its exit status is then final, and no other Python may be tried.
+# The shell reads `main` completely before it runs it, so no started program can consume the rest of the script. SIGUSR1
+# means that a Python runs the agent: its exit status is then final, and the script tries no other Python.
 _SCRIPT = r"""
 main() {
   taken= tried=
@@ -371,13 +374,13 @@ try() {
 def make_start_script(
     nonce: str, archive: AgentArchive, extra_pythons: Sequence[str], *, preferred_pythons: Sequence[str] = ()
 ) -> bytes:
-    """Return the input for the shell.
+    """Return the script that starts the agent.
 
     Args:
-        nonce: A value that other writers to the stream cannot guess.
-        archive: The agent; only its names go into the script.
-        extra_pythons: Interpreters that the user named, tried after those of the system.
-        preferred_pythons: Interpreters to try before all others.
+        nonce: A value that other programs that write to the stream cannot guess.
+        archive: The agent; the script contains its hash and size only.
+        extra_pythons: Pythons of the cluster file. The script tries them after the Pythons of the system.
+        preferred_pythons: Pythons to try first.
     """
     values = {
         "nonce": nonce,
@@ -392,6 +395,6 @@ def make_start_script(
 
 
 def _minify(source: str) -> str:
-    """Return Python without comments and with one blank per indentation level: it is sent to every node."""
+    """Return Python source without comments and with indentation of one space, to send less data to every node."""
     lines = [line for line in source.split("\n") if line.strip() and not line.lstrip().startswith("#")]
     return "\n".join(" " * ((len(line) - len(line.lstrip())) // 4) + line.lstrip() for line in lines)

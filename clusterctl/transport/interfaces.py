@@ -1,4 +1,4 @@
-"""The interface of all transports: each opens a byte stream to `/bin/sh` on a node."""
+"""The interface of all transports. A transport opens a byte stream to `/bin/sh` on a node."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 from clusterctl.config.spec import HostSpec
 
 EXEC_COMMAND = "/bin/sh"
-"""The only command that ever runs in a login shell. User input is sent as data over the stream."""
+"""The only command that a login shell on a node gets. User input travels as data over the stream."""
 
 STDERR_TAIL_BYTES = 4096
 SEND_DEADLINE_FACTOR = 10
-"""Total time limit of one `send`, as a multiple of its timeout, even if the peer takes data slowly but steadily."""
+"""Time limit of one `send`, as a multiple of its timeout. It also ends a `send` whose peer reads too slowly."""
 
 Progress = Callable[[str], None]
-"""Called with the current stage ("connecting", "logged in"), so that the caller can show it."""
+"""A function that shows the current stage of a connection ("connecting", "logging in")."""
 
 
 def ignore_progress(_stage: str) -> None:
@@ -23,52 +23,53 @@ def ignore_progress(_stage: str) -> None:
 
 
 class Channel(Protocol):
-    """A stream to `/bin/sh` on a node. One thread may receive while others send."""
+    """A byte stream to `/bin/sh` on a node. One thread may receive while other threads send."""
 
     login_note: str | None
-    """A note about the login for the user (only a forwarded ssh-agent had the key), or `None`."""
+    """A note about the login for the user (such as: only a forwarded ssh-agent had the key), or `None`."""
 
     warnings: tuple[str, ...]
-    """Requests that were carried out differently, one sentence each."""
+    """Warnings for the user about settings that clusterctl could not follow exactly, one sentence each."""
 
     @property
     def acknowledged_bytes(self) -> int:
-        """Bytes for which the peer has made room so far. The number grows only when the peer itself takes data.
+        """A number of bytes that grows only when the peer reads data; always 0 if the transport cannot know.
 
-        Data in buffers of this kernel or of the network does not count. Always 0 if the transport cannot know.
+        Data in buffers of this kernel or of the network does not count.
         """
 
     def send(self, data: bytes, *, timeout: float | None = None) -> None:
         """Send all of `data`.
 
         Raises:
-            OSError: The stream is closed, the peer took nothing for `timeout` seconds, or it did not take everything
-                within `SEND_DEADLINE_FACTOR` times as long (`TimeoutError`).
+            OSError: The stream is closed.
+            TimeoutError: The peer read nothing for `timeout` seconds, or did not read all of `data` within
+                `SEND_DEADLINE_FACTOR` times as long.
         """
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
-        """Return up to `limit` bytes as soon as any are available; `b""` at the end of the stream.
+        """Return up to `limit` bytes as soon as data is available; `b""` at the end of the stream.
 
         Raises:
-            TimeoutError: Nothing came for `timeout` seconds.
+            TimeoutError: No data arrived for `timeout` seconds.
         """
 
     def close(self) -> None:
-        """Close the stream. Wakes a receiver, does not wait, may be called again."""
+        """Close the stream without waiting. A waiting receiver wakes up. Further calls have no effect."""
 
     def stderr_tail(self) -> str:
         """Return the end of standard error (at most `STDERR_TAIL_BYTES`)."""
 
 
 class Transport(Protocol):
-    """A way to connect to nodes. Many threads may call `open` at once."""
+    """Opens streams to nodes. Many threads may call `open` at the same time."""
 
     def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> Channel:
         """Return a stream to `/bin/sh` on `host`, within the time limit of the transport.
 
         Raises:
-            NodeError: The host cannot be reached, trusted or logged in to.
+            NodeError: The connection failed, the host key is not trusted, or the login failed.
         """
 
     def close(self) -> None:
-        """Close what the channels share, such as connections to jump hosts."""
+        """Close everything that channels share, such as connections to jump hosts."""

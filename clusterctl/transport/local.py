@@ -1,6 +1,6 @@
-"""Nodes behind a child process: `/bin/sh` on this machine, or a command of the user that ends in a shell on a host.
+"""The transport by a child process: `/bin/sh` on this machine, or the user's command that runs a shell on a host.
 
-The child has a session of its own and one socket as its standard streams, as under sshd.
+As under sshd, the child has its own POSIX session, and one socket for its standard streams.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ _MAX_TIMEOUT_S = 1e6
 
 
 class LocalChannel:
-    """The stream to a child process. The agent ends with the stream; a child that does not end is killed.
+    """The byte stream to a child process. The agent ends with the stream. `close` kills a child that does not end.
 
     Args:
-        relays: Whether the child only forwards: data that it has not read when the stream is closed is lost.
+        process: The child process.
+        sock: Our end of the child's standard input and output.
+        stderr: The file with the child's standard error.
+        relays: The child only forwards data to a node. `close` kills it if it has unread data.
     """
 
     def __init__(
@@ -43,19 +46,19 @@ class LocalChannel:
         self.warnings: tuple[str, ...] = ()
         self._process = process
         self._sock = sock
-        # A sender has a time limit of its own. Both objects stay non-blocking, because they are one open file.
+        # Senders need a separate object, because each object has one timeout.
         self._sender = sock.dup()
         self._stderr = stderr
         self._tail = ""
         self._reading = threading.Lock()
-        # A closed descriptor number may belong to another file by the time a thread starts to wait for it.
+        # These locks delay closing the sockets: otherwise a waiting thread might use a descriptor of a new file.
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._closing = threading.Lock()
 
     @property
     def acknowledged_bytes(self) -> int:
-        """Always 0: unknown for a pipe. Little data waits here, so heartbeats suffice."""
+        """Always 0, because a socket to a child process does not show what the node has read."""
         return 0
 
     def send(self, data: bytes, *, timeout: float | None = None) -> None:
@@ -76,13 +79,13 @@ class LocalChannel:
                 return b""
 
     def close(self) -> None:
-        """Close the stream; reap the child in the background."""
+        """Close the stream. A thread waits for the end of the child."""
         if not self._closing.acquire(blocking=False):
             return
         with contextlib.suppress(OSError):
             if self._relays and self._process.poll() is None and count_unsent_bytes(self._sock):
-                # A command may outlive its stream for a moment and forward waiting data, but a fence counts from the
-                # last data that the node received.
+                # The fence of the node counts from the last received data. A command that still forwards unread data
+                # after the close would delay it.
                 os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -116,7 +119,7 @@ class LocalChannel:
 
 
 def count_unsent_bytes(sock: socket.socket) -> int:
-    """Return how many sent bytes the peer (of a local socket: its process) has not received.
+    """Return how many sent bytes the peer has not received yet. For a local socket: not read yet.
 
     Raises:
         OSError: The socket is broken.
@@ -125,10 +128,10 @@ def count_unsent_bytes(sock: socket.socket) -> int:
 
 
 class LocalTransport:
-    """Reaches nodes by a child process: `/bin/sh` on this machine, or the command of the host in the cluster file.
+    """Connects by a child process: `/bin/sh` on this machine, or the `transport` command of the host.
 
     Args:
-        env: The environment of a local agent; `None` for that of this process.
+        env: The environment of an agent on this machine; `None` for the environment of this process.
     """
 
     def __init__(self, env: dict[str, str] | None = None) -> None:
@@ -138,18 +141,21 @@ class LocalTransport:
         """Start `/bin/sh` or the command of `host` (see `Transport.open`)."""
         progress("starting")
         if isinstance(host.transport, tuple):
-            # The command must work from any folder, and for a controller that outlives the folder.
+            # Start the command in `/`: the present folder may not exist any more when a controller reconnects.
             return LocalChannel(*start_child_process(host.name, build_command_argv(host), folder="/"), relays=True)
         return LocalChannel(*start_child_process(host.name, [EXEC_COMMAND], env=self._env))
 
     def close(self) -> None:
-        """Channels share nothing."""
+        """Do nothing, because channels share nothing."""
 
 
 def start_child_process(
     node: str, argv: Sequence[str], *, env: dict[str, str] | None = None, folder: str | None = None
 ) -> tuple[subprocess.Popen[bytes], socket.socket, IO[bytes]]:
-    """Start a program in its own session; return the process, our end of its standard streams, and its standard error.
+    """Start a program in a new POSIX session.
+
+    Returns:
+        The process, our end of its standard input and output, and the file with its standard error.
 
     Raises:
         ConnectError: The program cannot be started.
@@ -173,13 +179,13 @@ def start_child_process(
         raise ConnectError(node, text, hint=rlimits.hint_for_too_many_open_files(error)) from error
     finally:
         theirs.close()
-    # The child waits for our input and has started nothing yet.
+    # The child still waits for input and has started no other process.
     rlimits.restore_rlimits(process.pid)
     return process, ours, stderr
 
 
 def build_command_argv(host: HostSpec) -> list[str]:
-    """Return the command of a host with its placeholders filled in.
+    """Return the `transport` command of a host with values for its placeholders.
 
     Raises:
         ConnectError: A placeholder has no value for this host.
@@ -189,18 +195,18 @@ def build_command_argv(host: HostSpec) -> list[str]:
     values = {name: str(value) for name, value in known.items() if value is not None}
     missing = [n for word in host.transport for n in value_parsers.find_placeholders(word) if n not in values]
     if missing:
-        text = f"its command names `{{{missing[0]}}}`, and the file does not say it"
+        text = f"its `transport` command contains `{{{missing[0]}}}`, but the cluster file does not set it"
         raise ConnectError(host.name, text, hint=f"add `{missing[0]}:` to the host")
-    # The cluster file was checked when it was read. Check again, because the result is executed.
+    # The values were checked with the cluster file. They are checked again, because the command is executed.
     if not value_parsers.is_host_name(values["host"]) or not value_parsers.is_user_name(values.get("user", "x")):
-        raise ConnectError(host.name, "its name, address or user cannot be put into a command")
+        raise ConnectError(host.name, "its name, address or user contains characters that are not allowed in a command")
     return [value_parsers.fill_placeholders(word, values) for word in host.transport]
 
 
 def build_terminal_argv(host: HostSpec, script: str) -> list[str]:
-    """Return the command of a host that runs a script on a terminal; the shell at its end gets the script.
+    """Return the `transport` command of a host, with a script as its last argument, for use on a terminal.
 
-    `srun` needs `--pty`; `docker`, `podman` and `kubectl` need `-t` with `-i`. Other commands pass our terminal on.
+    `srun` needs `--pty` for a terminal; `docker`, `podman` and `kubectl` need `-t` with `-i`.
     """
     program, *words = build_command_argv(host)
     name = os.path.basename(program)

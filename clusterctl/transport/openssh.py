@@ -1,7 +1,7 @@
-"""Reaches nodes by the user's own `ssh`: its standard streams are those of a shell on the node.
+"""The transport by the user's `ssh`: a child process whose standard streams lead to a shell on the node.
 
-`trust --login` leaves a connection that several `ssh` processes share for a while (ControlMaster). A closed channel
-kills its `ssh` and drops what the kernel has not sent.
+`trust --login` opens a connection that several `ssh` processes can share for a while (ControlMaster). Closing a channel
+kills its `ssh` and discards unsent data.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from clusterctl.transport.ssh.ssh_options import (
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 _SHELL = "sh"
-"""Without a path: a restricted shell runs nothing that contains a `/`."""
+"""The command has no path, because a restricted login shell runs no command that contains a `/`."""
 _NOISE_BYTES = 64 << 10
 _LAST_OUTPUT_TIMEOUT_S = 1.0
 _INTERACTIVE_LOGIN_TIMEOUT_S = 120.0
@@ -58,7 +58,7 @@ _NEUTRAL_OPTIONS = {
     "stdinnull": "no",
     "forkafterauthentication": "no",
 }
-"""Settings of ssh_config that would corrupt a byte stream and that some `ssh` do not know: reset if known."""
+"""Options of ssh_config that would corrupt the byte stream. Only those that this `ssh` knows are reset."""
 
 
 class OpenSshChannel(LocalChannel):
@@ -66,19 +66,19 @@ class OpenSshChannel(LocalChannel):
 
     @override
     def close(self) -> None:
-        """Close the stream and drop what `ssh` and the kernel have not sent: a fence counts from here."""
+        """Close the stream and discard unsent data: the fence of the node counts from the last received data."""
         if self._process.poll() is None:
             kill_and_discard_unsent(self._process.pid)
         super().close()
 
 
 class OpenSshTransport:
-    """Reaches nodes by `ssh`, with the user's ssh_config, ssh-agent, certificates, tickets and shared connections.
+    """Connects with `ssh`, which uses the user's ssh_config, ssh-agent, certificates, tickets and shared connections.
 
     Args:
-        spec: Time limit and host key policy of the cluster file.
-        predialer: Asks `ssh` for its configuration.
-        environment: The environment of `ssh`; default: that of this process.
+        spec: The `ssh` section of the cluster file.
+        predialer: Resolves the ssh_config of hosts.
+        environment: The environment of `ssh`; `None` for the environment of this process.
     """
 
     def __init__(self, spec: SshSpec, predialer: PreDialer, environment: Mapping[str, str] | None = None) -> None:
@@ -93,17 +93,17 @@ class OpenSshTransport:
         options = self._predialer.resolve_options(host.name, get_destination(host))
         if not has_askpass(self._environment):
             return self._logged_in(host, options, self._spec.connect_timeout)
-        # A user could not match the questions of several nodes to their nodes.
+        # Connect to one node at a time: the user cannot see which node asks a question.
         with self._asking:
             return self._logged_in(host, options, max(self._spec.connect_timeout, _INTERACTIVE_LOGIN_TIMEOUT_S))
 
     def close(self) -> None:
-        """Channels share nothing; shared connections belong to the user."""
+        """Do nothing: channels share nothing, and shared connections of `trust --login` stay open."""
 
     def _logged_in(self, host: HostSpec, options: SshOptions, seconds: float) -> OpenSshChannel:
         environment = self._environment
         if not has_askpass(environment):
-            # `ssh` does not pass BatchMode to jump hosts, which would open a window.
+            # `ssh` does not pass BatchMode to its processes for jump hosts: without this variable they open a window.
             environment = environment | {"SSH_ASKPASS_REQUIRE": "never"}
         with tempfile.NamedTemporaryFile(prefix="clusterctl-ssh-") as log:
             argv = self.build_argv(host, options, log.name)
@@ -120,12 +120,12 @@ class OpenSshTransport:
         return channel
 
     def build_argv(self, host: HostSpec, options: SshOptions, log: str) -> list[str]:
-        """Return the command that connects to `host`.
+        """Return the `ssh` command that connects to `host`.
 
         Args:
-            host: The target.
-            options: Its ssh_config.
-            log: File for the messages of `ssh`.
+            host: The host.
+            options: The ssh_config of the host.
+            log: Path of the file for the messages of `ssh`.
         """
         batch = [] if has_askpass(self._environment) else ["BatchMode=yes"]
         hops = self._hops(host.name, options)
@@ -135,16 +135,20 @@ class OpenSshTransport:
         return ["ssh", "-T", *logged, *_join_words([*batch, *shared, *self._settings(options)]), *to, _SHELL]
 
     def build_terminal_argv(self, host: HostSpec, command: str) -> list[str]:
-        """Return the `ssh` that runs a shell command on a terminal. It may ask its user, who sits at ours."""
+        """Return the `ssh` command that runs a shell command on a terminal. It may ask the user questions."""
         options = self._predialer.resolve_options(host.name, get_destination(host))
         hops = self._hops(host.name, options)
         words = _join_words([*self._share_options(options, hops), *self._settings(options)])
         return ["ssh", "-t", *words, *self._arguments(get_destination(host), hops), command]
 
     def build_forward_argv(self, host: HostSpec, forwards: Sequence[str]) -> list[str]:
-        """Return the `ssh` that forwards ports, each given as for `ssh -L`.
+        """Return the `ssh` command that forwards ports.
 
-        A forward through a shared connection would outlive this `ssh`, so it makes one of its own.
+        It opens its own connection: a forward through a shared connection would outlive the command.
+
+        Args:
+            host: The host.
+            forwards: Arguments of `ssh -L`.
         """
         options = self._predialer.resolve_options(host.name, get_destination(host))
         own = ["ClearAllForwardings=no", "ExitOnForwardFailure=yes", "ControlMaster=no", "ControlPath=none"]
@@ -153,7 +157,7 @@ class OpenSshTransport:
         return ["ssh", "-N", "-T", *words, *_join_words(self._settings(options)), *to]
 
     def _share_options(self, options: SshOptions, hops: Sequence[_Hop]) -> list[str]:
-        """Return options for one connection that ends with its process, or for an existing shared connection."""
+        """Return the options for an existing shared connection, or else for a connection that ends with its process."""
         shared = ["ControlMaster=no", "ControlPersist=no"]
         path = get_control_path(self._route(options, hops))
         if not options.get_openssh_only("controlpath") and has_shared_connection(path):
@@ -161,11 +165,11 @@ class OpenSshTransport:
         return shared
 
     def has_shared_connection_to(self, host: HostSpec, options: SshOptions) -> bool:
-        """Return whether `trust --login` left a connection to `host` that still matches ssh_config."""
+        """Return whether `trust --login` opened a connection to `host` that still matches ssh_config."""
         return has_shared_connection(get_control_path(self._route(options, self._hops(host.name, options))))
 
     def _hops(self, node: str, options: SshOptions) -> list[_Hop]:
-        """Return the jump hosts to a host with their ssh_config, the nearest to the host first.
+        """Return the jump hosts on the way to a host with their ssh_config; the nearest to the host is first.
 
         Raises:
             ConnectError: The jump hosts form a cycle, or ssh_config is invalid.
@@ -180,7 +184,7 @@ class OpenSshTransport:
         return hops
 
     def _route(self, options: SshOptions, hops: Iterable[_Hop]) -> object:
-        """Return what identifies a connection: target, jump hosts, and the trusted keys of each."""
+        """Return the values that identify a connection: host, jump hosts, and policy and files for their host keys."""
         on_the_way = [options, *(options for _, options in hops)]
         files = [(o.user_known_hosts, o.global_known_hosts, o.revoked_host_keys) for o in on_the_way]
         places = [(o.hostname, o.port, o.user, o.known_hosts_name, o.proxy_command) for o in on_the_way]
@@ -191,12 +195,12 @@ class OpenSshTransport:
         )
 
     def _arguments(self, destination: Destination, hops: Sequence[_Hop], habits: Sequence[str] = ()) -> list[str]:
-        """Return the arguments that lead to a host; jump hosts get our settings, which `ssh -J` would not pass on."""
+        """Return the arguments of `ssh` for a host. Unlike `ssh -J`, they pass our options to jump hosts too."""
         if not hops:
             return build_query_arguments(destination, self._predialer.config_file)[1:]
         (hop, options), *before = hops
         words = ["ssh", *habits, *_join_words(self._settings(options)), *self._arguments(hop, before, habits)]
-        # `--` and the host come last; the outer `ssh` fills in the host behind the jump host.
+        # `--` and the jump host come last. The outer `ssh` replaces `%h` and `%p` by the host behind the jump host.
         command = shlex.join(words[:-2]).replace("%", "%%") + " -W '[%h]:%p' " + shlex.join(words[-2:])
         to = build_query_arguments(dataclasses.replace(destination, proxy_jump=None), self._predialer.config_file)[1:]
         return [*_join_words([f"ProxyCommand={command}"]), *to]
@@ -212,7 +216,7 @@ class OpenSshTransport:
         ]
 
     def log_in(self, host: HostSpec) -> None:
-        """Log in with `ssh` at this terminal and keep the connection for others to share.
+        """Log in with `ssh` at this terminal, and keep the connection open so that other `ssh` processes can share it.
 
         Raises:
             NodeError: The login failed.
@@ -223,10 +227,10 @@ class OpenSshTransport:
             get_control_folder().mkdir(mode=0o700, exist_ok=True)
             private = is_private_folder(get_control_folder().lstat())
         except OSError as error:
-            raise ConnectError(host.name, f"{get_control_folder()} cannot be made: {error.strerror}") from error
+            raise ConnectError(host.name, f"{get_control_folder()} cannot be created: {error.strerror}") from error
         if not private:
-            hint = f"remove it; if it belongs to another user: as root, `rm -r {get_control_folder()}`"
-            raise ConnectError(host.name, f"{get_control_folder()} is not this user's alone", hint=hint)
+            hint = f"remove the folder; if it belongs to another user: as root, `rm -r {get_control_folder()}`"
+            raise ConnectError(host.name, f"other users may access {get_control_folder()}", hint=hint)
         path = get_control_path(self._route(options, hops))
         path.unlink(missing_ok=True)
         shared = ["ControlMaster=yes", f"ControlPersist={IDLE_TIMEOUT_S}", f"ControlPath={path}"]
@@ -235,11 +239,11 @@ class OpenSshTransport:
         environment = self._environment | {"SSH_ASKPASS_REQUIRE": "never"}
         if subprocess.run(argv, env=environment, check=False).returncode != 0:
             raise AuthError(host.name, "`ssh` could not log in", hint=f"`ssh -v {options.address} true` shows why")
-        # `ssh` detaches from this terminal only after it has reported success, and ends if the terminal is closed
-        # earlier. It answers once it has detached.
+        # `ssh` reports success before it detaches from this terminal, and ends if the terminal closes in between. It
+        # answers this check once it has detached.
         argv = ["ssh", "-O", "check", *_join_words([f"ControlPath={path}"]), *to]
         if subprocess.run(argv, env=environment, check=False, capture_output=True).returncode != 0:
-            text = "`ssh` logged in, but keeps no connection that others could share"
+            text = "`ssh` logged in, but did not keep the connection open for sharing"
             raise ConnectError(host.name, text, hint=f"`ssh -v {options.address} true` may show why")
 
 
@@ -248,13 +252,13 @@ def _join_words(options: Iterable[str]) -> list[str]:
 
 
 def has_askpass(environment: Mapping[str, str]) -> bool:
-    """Return whether a program answers the questions of `ssh`: there is no terminal to ask at."""
+    """Return whether a program (SSH_ASKPASS) answers the questions of `ssh`."""
     required = environment.get("SSH_ASKPASS_REQUIRE") in ("force", "prefer")
     return required and bool(environment.get("SSH_ASKPASS"))
 
 
 def _known_hosts_options(spec: SshSpec, options: SshOptions) -> list[str]:
-    """Use the known-hosts files of the cluster file for hosts that the user's own files do not contain."""
+    """Return the option for the known-hosts files of the cluster file, if the user's files do not contain the host."""
     own = known_hosts.load_known_hosts([*options.user_known_hosts, *options.global_known_hosts])
     if not spec.known_hosts or any(entry.matches(options.known_hosts_name) for entry in own):
         return []
@@ -270,7 +274,7 @@ def _wait_for_shell(channel: OpenSshChannel, deadline: float) -> None:
         ValueError: The output is not that of a shell.
     """
     word = secrets.token_hex(8)
-    # In two parts, so that an echo of the line does not look like the answer.
+    # The word is in two parts, so that an echo of this line differs from the answer.
     channel.send(f"printf '%s%s\\n' clusterctl- {word}\n".encode())
     heard = b""
     while f"clusterctl-{word}\n".encode() not in heard:
@@ -288,18 +292,18 @@ def _describe_missing_shell(
     options: SshOptions,
     error: Exception,
 ) -> NodeError:
-    """Explain why no shell answered: `ssh` failed, or it started something else."""
+    """Return the error for a shell that did not answer: `ssh` failed, or it started another program."""
     with contextlib.suppress(Exception):
         process.wait(_LAST_OUTPUT_TIMEOUT_S)
     output, address = log.read_text("utf-8", "replace"), options.address
     if isinstance(error, TimeoutError):
         entered = "debug1: Entering interactive session" in output
         text = "`ssh` logged in, but no shell answered in time" if entered else "`ssh` did not log in in time"
-        return ConnectError(node, text, hint=f"`ssh -v {address} true` shows where it waits")
+        return ConnectError(node, text, hint=f"`ssh -v {address} true` shows the step at which `ssh` waits")
     if process.returncode == _CONNECTION_LOST_TEXT:
         return explain_ssh_log(node, output, address)
     quoted = " ".join(f"{error} {channel.stderr_tail()}".split())[-_MAX_QUOTED_CHARACTERS:]
-    hint = f"a login script or a forced command may disturb the connection: see what `ssh {address} sh` prints"
+    hint = f"a login script or a forced command may disturb the connection: check the output of `ssh {address} sh`"
     return ConnectError(
         node, "`ssh` logged in, but no shell answers" + (f"; it said: {quoted}" if quoted else ""), hint=hint
     )
@@ -312,10 +316,10 @@ _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 def kill_and_discard_unsent(leader: int) -> None:
-    """Kill the process group of a child and its descendants, and reset their connections.
+    """Kill the process group of a child and its descendants, and reset their TCP connections.
 
-    After a plain kill the kernel still holds sent but unacknowledged data, and delivers it minutes later if a broken
-    link recovers. If the kernel denies access to the sockets, that remains possible.
+    After a plain kill, the kernel still holds unacknowledged data and may deliver it minutes later, if a broken link
+    recovers. This also happens if the kernel denies access to the sockets of the child.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGSTOP)
@@ -352,25 +356,25 @@ def _reset_when_closed(process: int, descriptor: int) -> None:
 
 
 IDLE_TIMEOUT_S = 3600
-"""How long a connection stays open after its last use. A run uses it as long as it goes on."""
+"""How long a shared connection stays open after its last use, in seconds."""
 
 
 def get_control_folder() -> Path:
-    """Return the folder of the sockets. It is the same for every login of this user, local, and its path is short."""
+    """Return the folder for sockets of shared connections: a short local path, equal for all logins of a user."""
     return Path("/tmp", f"clusterctl-ssh-{os.geteuid()}")
 
 
 def get_control_path(route: object) -> Path:
-    """Return the socket of a connection (ControlPath).
+    """Return the path of the socket of a shared connection (ControlPath).
 
     Args:
-        route: The resolved route to the host and the trusted keys: a change of ssh_config changes the path.
+        route: Values that identify the connection. If ssh_config changes them, the path changes too.
     """
     return get_control_folder() / hashlib.sha256(repr(route).encode()).hexdigest()[:32]
 
 
 def has_shared_connection(path: Path) -> bool:
-    """Return whether there is a connection to share that no other user can have created."""
+    """Return whether the socket of a shared connection exists, and no other user can have created it."""
     try:
         private, made = get_control_folder().lstat(), path.lstat()
     except OSError:
@@ -379,5 +383,5 @@ def has_shared_connection(path: Path) -> bool:
 
 
 def is_private_folder(status: os.stat_result) -> bool:
-    """Return whether a folder belongs to this user alone."""
+    """Return whether a folder belongs to this user, and other users have no access."""
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077

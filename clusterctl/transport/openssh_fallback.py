@@ -1,4 +1,4 @@
-"""Uses the built-in client, and switches a host to the user's `ssh` if only `ssh` can log in."""
+"""Connects with the built-in SSH client, and uses the user's `ssh` for hosts that only `ssh` can reach."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _RESTRICTED_SHELL = re.compile(r"\brestricted\b")
 
 
 class FallbackTransport:
-    """Reaches nodes by SSH with whichever client can log in.
+    """Connects to nodes with the built-in SSH client, or with `ssh` if the built-in client cannot log in.
 
     Args:
-        builtin: The client that tries to connect first.
-        openssh: The user's own `ssh`.
-        predialer: Asks `ssh` for its configuration.
+        builtin: The built-in client.
+        openssh: The user's `ssh`.
+        predialer: Resolves the ssh_config of hosts.
     """
 
     def __init__(self, builtin: Transport, openssh: OpenSshTransport, predialer: PreDialer) -> None:
@@ -43,20 +43,22 @@ class FallbackTransport:
                     raise
                 self._reasons[host.name] = reason
         channel = self._openssh.open(host, progress=progress)
-        notice = f"the built-in SSH client cannot {self._reasons[host.name]}, so `ssh` itself is used (`ssh.client`)"
+        notice = (
+            f"the built-in SSH client cannot {self._reasons[host.name]}, so clusterctl uses `ssh` (see `ssh.client`)"
+        )
         channel.warnings = (*channel.warnings, notice)
         return channel
 
     def switch_to_openssh(self, host: HostSpec, error: NodeError) -> bool:
-        """Switch this host to OpenSSH if its login shell is restricted; return whether it was switched."""
+        """Use `ssh` for this host from now on if `error` shows a restricted login shell; return whether it does."""
         if not _RESTRICTED_SHELL.search(str(error)):
             return False
-        # Another session may have switched this host while this one was being opened.
+        # Another session may have switched this host in the meantime.
         self._reasons.setdefault(host.name, "enter a restricted shell")
         return True
 
     def close(self) -> None:
-        """Close what the channels share."""
+        """Close everything that channels share."""
         self._builtin.close()
         self._openssh.close()
 

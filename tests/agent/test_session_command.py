@@ -73,7 +73,9 @@ def test_host_user_and_port_are_filled_in_and_nothing_is_filled_in_twice() -> No
 
 
 def test_a_user_that_the_file_does_not_say_is_asked_for() -> None:
-    with pytest.raises(ConnectError, match=r"its command names `\{user\}`, and the file does not say it"):
+    with pytest.raises(
+        ConnectError, match=r"its `transport` command contains `\{user\}`, but the cluster file does not set it"
+    ):
         build_command_argv(host_of("tsh", "ssh", "{user}@{host}"))
 
 
@@ -86,7 +88,7 @@ def test_a_user_that_the_file_does_not_say_is_asked_for() -> None:
     ],
 )
 def test_no_value_that_came_past_the_file_is_put_into_a_command(values: dict[str, str]) -> None:
-    with pytest.raises(ConnectError, match="cannot be put into a command"):
+    with pytest.raises(ConnectError, match="characters that are not allowed in a command"):
         build_command_argv(host_of("sh", "-c", "echo {host}", **values))
 
 

@@ -181,7 +181,9 @@ def test_a_shell_that_is_none_is_quoted(shell: Callable[..., Channel]) -> None:
 def test_a_shell_that_talks_without_end_is_given_up(shell: Callable[..., Channel]) -> None:
     channel = shell()
     channel.send(b"while :; do echo advertisement; done\n", timeout=DEADLINE)
-    with pytest.raises(AgentError, match=r"more than 64 KiB came before our answer; it said: .*advertisement"):
+    with pytest.raises(
+        AgentError, match=r"more than 64 KiB of other output came before the agent.s answer; it said: .*advertisement"
+    ):
         start(channel)
 
 

@@ -109,7 +109,7 @@ def test_either_client_sends_the_variables_that_ssh_config_names(
             NodeSpec(password="x", sshd=("PubkeyAuthentication no",)),
             AuthError,
             r"\(tried: nothing; sshd takes: password\)",
-            "`clusterctl trust --login` lets `ssh` ask once, at a terminal",
+            "answer it once at a terminal with `clusterctl trust --login`",
             id="password",
         ),
         pytest.param(NodeSpec(known=False), HostKeyError, "does not know its host key", "clusterctl trust", id="unknown"),
@@ -201,7 +201,7 @@ def test_the_known_hosts_of_the_cluster_file_speak_of_jump_hosts_too(nodes: Node
 def test_a_circle_of_jump_hosts_is_an_error(lab: Lab, nodes: NodeFactory, tmp_path: Path) -> None:
     first, second = nodes(2)
     blocks = [f"Host {one.name}\n  ProxyJump {other.name}" for one, other in ((first, second), (second, first))]
-    with pytest.raises(ConnectError, match="goes in a circle"):
+    with pytest.raises(ConnectError, match="form a cycle"):
         by_ssh(config_with(lab, tmp_path, *blocks)).open(host_of(first))
 
 

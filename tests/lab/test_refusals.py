@@ -112,7 +112,7 @@ def test_a_forwarded_ssh_agent_alone_is_warned_of(
         agent.wait()
 
     assert done.returncode == 0, done.stderr
-    assert "only a forwarded ssh-agent could log in: reconnecting will fail once this login ends" in done.stderr
+    assert "only a forwarded ssh-agent has the accepted key: reconnecting will fail once this login ends" in done.stderr
 
 
 def test_nodes_of_one_host_name_and_home_and_a_head_that_is_a_node_never_collide(

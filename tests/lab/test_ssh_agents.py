@@ -152,7 +152,7 @@ def test_a_login_that_takes_too_long_is_no_refusal(nodes: NodeFactory) -> None:
     lines = ("AuthorizedKeysCommand /usr/local/bin/slow", "AuthorizedKeysCommandUser root")
     (node,) = nodes(1, authorized=False, sshd=lines, programs={"slow": slow})
     transport = SshTransport(SshSpec(connect_timeout=2.0))
-    with pytest.raises(NodeError, match="no answer to the login in time") as caught:
+    with pytest.raises(NodeError, match="sshd did not answer the login in time") as caught:
         log_in(transport, host_of(node))
     transport.close()
     assert isinstance(caught.value, ConnectError)

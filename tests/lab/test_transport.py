@@ -188,7 +188,7 @@ def test_closing_leaves_nothing_on_the_node(nodes: NodeFactory, dial: Open) -> N
                 programs={"killer": "#!/bin/sh\nkill -9 $PPID\n"},
             ),
             ConnectError,
-            "sshd hung up during the login",
+            "sshd closed the connection during the login",
             "restarting",
             id="killed-during-login",
         ),
@@ -351,7 +351,7 @@ def test_no_checking_in_ssh_config_is_taken_as_accept_new(
     (node,) = nodes(1, known=False)
     config = tmp_path / "config"
     config.write_text("StrictHostKeyChecking no\n" + lab.ssh_config.read_text())
-    assert "taken as `accept-new`" in dial(host_of(node), config_file=str(config)).warnings[0]
+    assert "works as `accept-new`" in dial(host_of(node), config_file=str(config)).warnings[0]
     node.new_host_key("ecdsa")
     assert "has changed" in str(failure(dial, host_of(node), config_file=str(config)))
 
@@ -407,7 +407,7 @@ def test_a_jump_host_that_fails_is_named(nodes: NodeFactory, dial: Open) -> None
     assert str(failure(dial, host_of(inner))) == "jump host `gate` does not allow forwarding"
     gate.configure_sshd("AllowTcpForwarding yes")
     assert dial(host_of(inner)).hello
-    assert "jump host `gate` cannot reach it" in str(failure(dial, host_of(inner, port=2)))
+    assert "jump host `gate` cannot connect to the node" in str(failure(dial, host_of(inner, port=2)))
     gate.kill_sshd()
     assert str(failure(dial, host_of(inner))) == "jump host `gate`: connection refused on port 22"
 
@@ -424,7 +424,7 @@ def test_nodes_that_are_dead_behind_a_jump_host_take_no_other_with_them(nodes: N
         session.close()
     transports.close()
     assert list(sessions) == [node.name for node in living]
-    assert {str(error) for error in errors.values()} == {"jump host `gate`: no answer from behind it"}
+    assert {str(error) for error in errors.values()} == {"jump host `gate`: no answer from the node behind it"}
 
 
 def test_the_key_of_a_jump_host_is_asked_for_first(nodes: NodeFactory, dial: Open) -> None:
@@ -446,7 +446,7 @@ def test_a_circle_of_jump_hosts_is_an_error(lab: Lab, nodes: NodeFactory, dial: 
     config = tmp_path / "config"
     jumps = f"Host {first.name}\n  ProxyJump {second.name}\nHost {second.name}\n  ProxyJump {first.name}\n"
     config.write_text(jumps + lab.ssh_config.read_text())
-    assert "goes in a circle" in str(failure(dial, host_of(first), config_file=str(config)))
+    assert "form a cycle" in str(failure(dial, host_of(first), config_file=str(config)))
 
 
 def test_a_proxy_command_is_run_and_ends_with_the_session(

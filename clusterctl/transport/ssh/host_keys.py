@@ -1,4 +1,4 @@
-"""Decides whether a host key is accepted, explains a refusal, and adds the keys that the user agreed to."""
+"""Decides whether a host key is trusted, explains refusals, and adds accepted keys to known-hosts files."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _OPEN = (*_NO_CHECKING, "accept-new")
 
 @dataclass(frozen=True, slots=True)
 class PresentedKey:
-    """The host key that a server presented, and the judgement of the known-hosts files.
+    """The host key that a server presented, and its judgement by the known-hosts files.
 
     Attributes:
-        nodes: The nodes that depend on the key; several if it is that of a jump host.
-        name: Name of the host in the files: `host`, `[host]:port` or an alias.
-        entry: The line that led to the verdict, or `None`.
-        path: The file to which the key would be added: the first one in the user's ssh_config.
-        hashed: New entries of that file hash their names.
+        nodes: The nodes that depend on the key; several nodes for the key of a jump host.
+        name: Name of the host in known-hosts files: `host`, `[host]:port` or an alias.
+        entry: The line of a known-hosts file that led to the verdict, or `None`.
+        path: The file to which the key would be added: the first known-hosts file of the user's ssh_config.
+        hashed: New entries of this file hash the name of the host.
     """
 
     nodes: tuple[str, ...]
@@ -47,19 +47,19 @@ class PresentedKey:
 
     @property
     def can_be_added(self) -> bool:
-        """Whether a user may add the key: nothing speaks against it."""
+        """Whether the user may add the key: it is neither changed nor revoked."""
         return self.verdict in (HostKeyVerdict.UNKNOWN, HostKeyVerdict.AUTHORITY)
 
 
 class HostKeyChecker:
-    """The known-hosts files, reloaded when they change, and the stricter policy of cluster file and ssh_config.
+    """Checks host keys by the known-hosts files, and by the stricter policy of cluster file and ssh_config.
 
-    The files of a cluster file are read in addition to the user's own, and only for hosts that the user's files do not
-    contain. They are never written: a file from elsewhere must not choose what is added to the user's files.
+    Changed known-hosts files are read again. Files in the cluster file count only for hosts that the user's files do
+    not contain, and are never written: a cluster file from elsewhere must not select where keys are stored.
 
     Args:
         spec: The `ssh` section of the cluster file.
-        own_files: Returns the files that ssh_config names for a host, whatever the cluster file says.
+        own_files: Returns the known-hosts files that ssh_config names for a host, without the cluster file.
     """
 
     def __init__(self, spec: SshSpec, own_files: _OwnFiles) -> None:
@@ -69,12 +69,12 @@ class HostKeyChecker:
         self._files: dict[str, tuple[_Version, list[known_hosts.KnownHostsLine]]] = {}
 
     def order_algorithms(self, options: SshOptions, supported: Sequence[str]) -> tuple[str, ...]:
-        """Return `supported` in an order of preference that makes a server present a known key."""
+        """Return `supported` with the types of known keys first, so that the server presents a known key."""
         entries = [*self._of_user(options), *self._of_file()]
         return known_hosts.order_algorithms(entries, options.known_hosts_name, supported)
 
     def inspect(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> PresentedKey:
-        """Return the judgement of the files about `key`; change nothing.
+        """Return `key` with its judgement by the known-hosts files. This changes no file.
 
         Raises:
             HostKeyError: The list of revoked keys cannot be read.
@@ -88,7 +88,10 @@ class HostKeyChecker:
         return PresentedKey((node,), name, key, judgement.verdict, judgement.entry, path, hashed)
 
     def check(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> str | None:
-        """Return if `key` is trusted, after adding it if the policy says so. The result is a warning or `None`.
+        """Return if `key` is trusted. If the policy accepts new keys, add an unknown key first.
+
+        Returns:
+            A warning for the user, or `None`.
 
         Raises:
             UntrustedKeyError: The key is not trusted.
@@ -102,10 +105,10 @@ class HostKeyChecker:
                 shown, strict=self._spec.host_keys == "accept-new" and options.strict_host_keys in _STRICT
             )
         if shown.path == os.devnull and options.strict_host_keys in _OPEN:
-            return "its host key is kept nowhere (`UserKnownHostsFile` in ssh_config), so a change of it goes unnoticed"
+            return "ssh_config stores no host keys (`UserKnownHostsFile`), so a changed host key goes unnoticed"
         add_presented_key(shown)
         if self._spec.host_keys is None and options.strict_host_keys in _NO_CHECKING:
-            return "`StrictHostKeyChecking no` in ssh_config is taken as `accept-new`: changed keys are still refused"
+            return "`StrictHostKeyChecking no` in ssh_config works as `accept-new`: changed keys are still refused"
         return None
 
     def _judged(self, options: SshOptions, key: HostKey) -> HostKeyJudgement:
@@ -141,7 +144,7 @@ class HostKeyChecker:
 def accepts_new_keys(spec: SshSpec, options: SshOptions) -> bool:
     """Return whether the stricter policy of cluster file and ssh_config accepts new keys.
 
-    A policy of ssh_config that would ask the user leaves the answer to the cluster file, which refuses by default.
+    If ssh_config would ask the user, the cluster file decides; it refuses new keys by default.
     """
     if spec.host_keys == "strict" or options.strict_host_keys in _STRICT:
         return False
@@ -158,11 +161,11 @@ def add_presented_key(shown: PresentedKey) -> None:
     try:
         known_hosts.append_key(path, shown.name, key, hashed=shown.hashed)
     except known_hosts.KeyNotAddedError as error:
-        text = f"its host key {key.type} {key.fingerprint} is not filed: {error}"
-        hint = "mend that file, or name another by `UserKnownHostsFile` in ssh_config"
+        text = f"its host key {key.type} {key.fingerprint} is not stored: {error}"
+        hint = "correct this file, or set another `UserKnownHostsFile` in ssh_config"
         raise HostKeyError(node, text, hint=hint) from error
     except OSError as error:
-        raise HostKeyError(node, f"its host key cannot be filed in {path}: {error.strerror or error}") from error
+        raise HostKeyError(node, f"its host key cannot be stored in {path}: {error.strerror or error}") from error
 
 
 def _revoked(node: str, options: SshOptions, key: HostKey) -> HostKeyJudgement | None:
@@ -173,7 +176,7 @@ def _revoked(node: str, options: SshOptions, key: HostKey) -> HostKeyJudgement |
         line = find_revoking_line(path, key)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        hint = "mend that file, or `RevokedHostKeys` in ssh_config: without it ssh trusts no host either"
+        hint = "correct this file, or `RevokedHostKeys` in ssh_config; `ssh` trusts no host without it either"
         raise HostKeyError(node, f"the revoked host keys in {path} cannot be read: {reason}", hint=hint) from error
     if line is None:
         return None
@@ -181,19 +184,19 @@ def _revoked(node: str, options: SshOptions, key: HostKey) -> HostKeyJudgement |
 
 
 def explain_untrusted_key(shown: PresentedKey, *, strict: bool = False) -> UntrustedKeyError:
-    """Return the error that says why a key is not trusted and how to change that.
+    """Return the error for an untrusted key, with the reason and the remedy.
 
     Args:
         shown: The key.
-        strict: ssh_config is stricter than the cluster file.
+        strict: The cluster file would accept new keys, but ssh_config does not.
     """
     key, entry = shown.key, shown.entry
     place = f"{entry.path}:{entry.line}" if entry and entry.line else entry.path if entry else ""
     match shown.verdict:
         case HostKeyVerdict.CHANGED:
-            text = f"its host key has changed: it shows {key.type} {key.fingerprint}, {place} has another"
+            text = f"its host key has changed: it shows {key.type} {key.fingerprint}, but {place} has another key"
             hint = (
-                "someone may be in between; if the machine was reinstalled, run "
+                "an attacker may intercept the connection; if the machine was reinstalled, run "
                 f"`ssh-keygen -R {shlex.quote(shown.name)} -f {shlex.quote(entry.path if entry else shown.path)}` "
                 "and then `clusterctl trust`"
             )
@@ -203,19 +206,19 @@ def explain_untrusted_key(shown: PresentedKey, *, strict: bool = False) -> Untru
             hint = "do not trust it; give the machine a new host key with `ssh-keygen -A`"
         case HostKeyVerdict.AUTHORITY:
             text = (
-                f"its host key is trusted only by @cert-authority in {place}, and host certificates are not supported"
+                f"its host key is trusted only by @cert-authority in {place}, but host certificates are not supported"
             )
-            hint = f"file its own key, {key.type} {key.fingerprint}, by `clusterctl trust`"
+            hint = f"accept the host key {key.type} {key.fingerprint} with `clusterctl trust`"
         case _:
             text = f"its host key is not known: {key.type} {key.fingerprint}"
-            hint = "compare it with the machine's own, then accept it by `clusterctl trust`"
+            hint = "compare it with the key on the machine, then accept it with `clusterctl trust`"
             if strict:
-                hint += "; `StrictHostKeyChecking yes` of ssh_config is not loosened by `host_keys: accept-new`"
+                hint += "; `StrictHostKeyChecking yes` of ssh_config overrides `host_keys: accept-new`"
     return UntrustedKeyError(shown, text, hint=hint)
 
 
 class UntrustedKeyError(HostKeyError):
-    """A host key that is not trusted, with everything needed to accept it."""
+    """A host key is not trusted; `presented` contains everything needed to accept the key."""
 
     def __init__(self, shown: PresentedKey, message: str, *, hint: str) -> None:
         super().__init__(shown.nodes[0], message, hint=hint)
@@ -223,18 +226,18 @@ class UntrustedKeyError(HostKeyError):
 
 
 class HostKeySource(Protocol):
-    """Fetches the key of a host; implemented by the SSH transport."""
+    """Fetches the host key of a host; the built-in SSH transport implements this."""
 
     def fetch_host_key(self, host: HostSpec) -> PresentedKey:
-        """Return the key that `host` presents."""
+        """Return the host key that `host` presents."""
 
 
 def fetch_host_keys(
     source: HostKeySource, hosts: Iterable[HostSpec], *, parallel: int = 64
 ) -> tuple[list[PresentedKey], dict[str, NodeError]]:
-    """Return the keys of the ssh hosts, and the errors of the others.
+    """Return the host keys of all hosts with the SSH transport, and the error of each host without an answer.
 
-    A node behind an untrusted jump host yields the key of the jump host: accept it, and fetch again.
+    For a node behind an untrusted jump host, this returns the key of the jump host. Accept it and fetch again.
     """
     wanted = [host for host in hosts if host.transport is TransportKind.SSH]
     with ThreadPoolExecutor(max(1, min(parallel, len(wanted)))) as pool:
@@ -260,7 +263,7 @@ def add_to_known_hosts(keys: Sequence[PresentedKey]) -> None:
     """Add keys to their known-hosts files.
 
     Raises:
-        ValueError: One of them must not be added.
+        ValueError: A key must not be added, because it is changed or revoked.
         HostKeyError: A file cannot be changed.
     """
     refused = [key.name for key in keys if not key.can_be_added]

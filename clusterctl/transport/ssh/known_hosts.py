@@ -1,8 +1,8 @@
-"""OpenSSH's known-hosts files: which keys they contain for a host, and whether a presented key is trusted.
+"""Reads and writes OpenSSH's known-hosts files, and judges host keys by them.
 
-The format is that of sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT": an optional marker, patterns separated by commas (or one
-name hashed by HMAC-SHA1 with its salt), the type of the key, and the key in base64. Revoked keys (`RevokedHostKeys` of
-ssh_config) are a list of public keys, or a KRL of `ssh-keygen -k`.
+sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT", describes a line: an optional marker, patterns separated by commas (or one name
+hashed by HMAC-SHA1 with its salt), the type of the key, and the key in base64. A file of revoked keys
+(`RevokedHostKeys` of ssh_config) is a list of public keys, or a KRL of `ssh-keygen -k`.
 """
 
 from __future__ import annotations
@@ -25,27 +25,34 @@ from pathlib import Path
 from clusterctl.config import value_parsers
 
 _TYPES = ("ssh-", "ecdsa-", "sk-", "rsa-sha2-")
-# How a line of authorized_keys may begin, but no line of known_hosts: with an option that has a value.
+# A line of authorized_keys may begin with an option that has a value; a line of known_hosts may not.
 _OPTION = re.compile(r"""^[\w-]+=|["'$`;\\]""")
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    """A public key: its type (`ssh-ed25519`) and its wire format."""
+    """A public key: its type, such as `ssh-ed25519`, and its bytes in SSH's wire format."""
 
     type: str
     blob: bytes
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 in the form of `ssh` and `ssh-keygen -l`."""
+        """The SHA-256 fingerprint, as `ssh-keygen -l` prints it."""
         return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode().rstrip("=")
 
 
 @dataclass(frozen=True, slots=True)
 class KnownHostsLine:
-    """One line: `names` holds its patterns; `marker` is empty, `@cert-authority` or `@revoked`."""
+    """One line of a known-hosts file.
+
+    Attributes:
+        path: Path of the file.
+        line: Number of the line, from 1.
+        marker: "", `@cert-authority` or `@revoked`.
+        names: Patterns of host names, or one hashed name.
+    """
 
     path: str
     line: int
@@ -54,7 +61,7 @@ class KnownHostsLine:
     key: HostKey
 
     def matches(self, name: str) -> bool:
-        """Return whether this line is about `name` (`host`, `[host]:port` or an alias)."""
+        """Return whether this line applies to `name` (`host`, `[host]:port` or an alias)."""
         if self.names[0].startswith("|"):
             return _matches_hashed(self.names[0], name)
         lowered, matched = name.lower(), False
@@ -68,25 +75,25 @@ class KnownHostsLine:
 
 
 class HostKeyVerdict(Enum):
-    """How far a host key is trusted."""
+    """Whether a host key is trusted, or why not."""
 
     TRUSTED = "trusted"
     UNKNOWN = "unknown"
     CHANGED = "changed"
     REVOKED = "revoked"
-    AUTHORITY = "authority"  # Only a host certificate would be trusted, and we cannot check one.
+    AUTHORITY = "authority"  # Only a host certificate would be trusted, which clusterctl cannot check.
 
 
 @dataclass(frozen=True, slots=True)
 class HostKeyJudgement:
-    """A verdict and the line that led to it, if there is one."""
+    """A verdict, and the line of a known-hosts file that led to it, if there is one."""
 
     verdict: HostKeyVerdict
     entry: KnownHostsLine | None = None
 
 
 def parse_known_hosts(text: str, path: str = "") -> list[KnownHostsLine]:
-    """Return the valid lines of a known-hosts file; like OpenSSH, ignore the others."""
+    """Return the valid lines of a known-hosts file. Invalid lines are ignored, as by OpenSSH."""
     entries = []
     for number, line in enumerate(text.splitlines(), 1):
         fields = line.split()
@@ -102,7 +109,7 @@ def parse_known_hosts(text: str, path: str = "") -> list[KnownHostsLine]:
 
 
 def load_known_hosts(paths: Iterable[str]) -> list[KnownHostsLine]:
-    """Return the entries of the files that exist and are readable."""
+    """Return the lines of all readable files."""
     entries = []
     for path in paths:
         try:
@@ -114,7 +121,7 @@ def load_known_hosts(paths: Iterable[str]) -> list[KnownHostsLine]:
 
 
 def judge_host_key(entries: Sequence[KnownHostsLine], name: str, key: HostKey) -> HostKeyJudgement:
-    """Return how far `key`, presented by the host `name`, is trusted."""
+    """Judge `key`, which the host `name` presented."""
     about = [entry for entry in entries if entry.matches(name)]
     for entry in entries:
         if entry.marker == "@revoked" and entry.key.blob == key.blob and entry.matches(name):
@@ -133,21 +140,21 @@ def judge_host_key(entries: Sequence[KnownHostsLine], name: str, key: HostKey) -
 
 
 def order_algorithms(entries: Sequence[KnownHostsLine], name: str, all_algorithms: Sequence[str]) -> tuple[str, ...]:
-    """Return `all_algorithms` with the types of known keys of `name` first, so that a server presents a known key."""
+    """Return `all_algorithms` with the types of known keys of `name` first, so that the server presents a known key."""
     types = {entry.key.type for entry in entries if not entry.marker and entry.matches(name)}
     filed = {a for a in all_algorithms if a in types or (a in _RSA_SIGNATURES and "ssh-rsa" in types)}
     return (*(a for a in all_algorithms if a in filed), *(a for a in all_algorithms if a not in filed))
 
 
 class KeyNotAddedError(Exception):
-    """A key was not added: the file must not be changed, or it has another key for the name."""
+    """A key was not added: the file is no known-hosts file, or has another key for the name."""
 
 
 def append_key(path: str, name: str, key: HostKey, *, hashed: bool = False) -> None:
-    """Add `key` for `name` to the end of the file, unless it is there; file and line are created as ssh creates them.
+    """Add `key` for `name` to the end of the file, unless the file contains it. The format is the same as ssh's.
 
     Raises:
-        KeyNotAddedError: `path` is no known-hosts file; `name` is no host name, or has another key meanwhile.
+        KeyNotAddedError: `path` is no known-hosts file, `name` is no host name, or the file has another key for it.
         OSError: The file cannot be written.
     """
     if not value_parsers.is_known_hosts_name(name):
@@ -158,7 +165,7 @@ def append_key(path: str, name: str, key: HostKey, *, hashed: bool = False) -> N
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     with open(descriptor, "r+b", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise KeyNotAddedError(f"{path} is not a file that keeps anything")
+            raise KeyNotAddedError(f"{path} is not a regular file")
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         held = file.readall().decode("utf-8", "surrogateescape")
         if _may_be_added(held, path, name, key):
@@ -167,7 +174,7 @@ def append_key(path: str, name: str, key: HostKey, *, hashed: bool = False) -> N
 
 
 def _may_be_added(held: str, path: str, name: str, key: HostKey) -> bool:
-    """Return whether `key` has to be added to a file with the content `held`. The file is locked."""
+    """Return whether `key` must be added to a file with the content `held`; `False` if it is in the file."""
     foreign = next((n for n, line in enumerate(held.splitlines(), 1) if not _is_known_hosts_line(line)), None)
     if foreign is not None:
         raise KeyNotAddedError(f"line {foreign} of {path} is not a line of a known_hosts file")
@@ -178,7 +185,7 @@ def _may_be_added(held: str, path: str, name: str, key: HostKey) -> bool:
 
 
 def _is_known_hosts_line(line: str) -> bool:
-    """Return whether a line may be in a known-hosts file: a key, a key of SSH 1, a comment, or a torn line."""
+    """Return whether a known-hosts file may contain a line: a key, a key of SSH 1, a comment, or an incomplete line."""
     fields = line.split()
     if fields and fields[0].startswith("@"):
         del fields[0]
@@ -188,12 +195,12 @@ def _is_known_hosts_line(line: str) -> bool:
         return False
     if len(fields) == 1 or fields[1].startswith(_TYPES) or all(field.isdigit() for field in fields[1:4]):
         return True
-    # A public key for logins begins with its type; a host may be called `ssh-gw` all the same.
+    # A line of authorized_keys begins with the type of its key. A host name may look similar, such as `ssh-gw`.
     return len(fields) == 2 and not fields[0].startswith(_TYPES)
 
 
 def hash_name(name: str, salt: bytes) -> str:
-    """Return `name` hashed as `HashKnownHosts` does."""
+    """Return `name` hashed as by the option `HashKnownHosts`."""
     digest = hmac.new(salt, name.encode("utf-8", "surrogateescape"), hashlib.sha1).digest()
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 
@@ -210,10 +217,10 @@ def _matches_hashed(hidden: str, name: str) -> bool:
 
 
 def _matches_pattern(pattern: str, name: str) -> bool:
-    # Each node is compared with every line: most are plain names.
+    # Fast path: each host is compared with every line, and most lines contain plain names.
     if "*" not in pattern and "?" not in pattern:
         return pattern.lower() == name
-    # Only these two are special in OpenSSH; brackets are literal.
+    # OpenSSH supports the wildcards `*` and `?` only; brackets are literal.
     return fnmatch.fnmatchcase(name, pattern.lower().replace("[", "[[]"))
 
 
@@ -222,7 +229,7 @@ _QUERY_SECONDS = 10.0
 
 
 def find_revoking_line(path: str, key: HostKey) -> int | None:
-    """Return the line that revokes `key` (0: a KRL has no lines), or `None` if the file does not revoke it.
+    """Return the number of the line that revokes `key`, or 0 for a KRL; `None` if the file does not revoke the key.
 
     Raises:
         OSError: The file cannot be read, or there is no `ssh-keygen` to read a KRL.

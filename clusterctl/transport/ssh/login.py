@@ -1,4 +1,4 @@
-"""Logs in to a secured connection: offers keys of ssh-agents and of files until the server accepts one."""
+"""Logs in on an encrypted connection: offers keys of the ssh-agent and of files until the server accepts one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Version = tuple[int, int]
 
 
 class _AgentKey:
-    """A key that an ssh-agent signs with: the part of paramiko's `PKey` that a login needs."""
+    """A key in an ssh-agent, with the methods of paramiko's `PKey` that a login needs."""
 
     public_blob = None
 
@@ -43,14 +43,14 @@ class _AgentKey:
         try:
             signature = self._agent.sign(self._identity.blob, data, algorithm or self._identity.type)
         except login_keys.SshAgentError:
-            # Called on paramiko's thread, which an exception would end. The server rejects an empty signature.
+            # An exception would end paramiko's thread, which calls this. The server rejects an empty signature.
             self.declined = True
             signature = b""
         return Message(signature)
 
 
 class LoginKeys:
-    """Private keys of files, loaded once for all nodes, and the ssh-agents."""
+    """Private keys of files and the ssh-agents, loaded once for all nodes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,14 +58,14 @@ class LoginKeys:
         self._agents: dict[str, login_keys.SshAgent] = {}
 
     def get_agent(self, path: str | None) -> login_keys.SshAgent | None:
-        """Return the ssh-agent that listens at `path`."""
+        """Return the ssh-agent with the socket `path`."""
         if path is None:
             return None
         with self._lock:
             return self._agents.setdefault(path, login_keys.SshAgent(path))
 
     def load_key(self, offer: login_keys.KeyOffer) -> paramiko.PKey | str:
-        """Return the private key of an offer, as it is on disk now, or why it is unusable."""
+        """Return the present private key in the file of an offer, or a text that says why it is unusable."""
         with self._lock:
             version = _version(offer.path or "")
             loaded = self._loaded.get(offer)
@@ -96,10 +96,10 @@ def _load(offer: login_keys.KeyOffer) -> paramiko.PKey | str:
     except paramiko.PasswordRequiredException:
         return login_keys.ENCRYPTED
     except (TypeError, ValueError, OSError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
-        # paramiko passes on the errors of the cryptography package, which asks for a password by a TypeError.
+        # The errors come from the cryptography package, which raises a TypeError if a key needs a password.
         return login_keys.ENCRYPTED if "password" in str(error).lower() else f"cannot be read: {error}"
     except UnsupportedAlgorithm:
-        # Not one of the errors above. OpenSSH itself may be able to read such a key.
+        # The `ssh` program may be able to read such a key.
         return login_keys.UNSUPPORTED
     return key
 
@@ -107,7 +107,7 @@ def _load(offer: login_keys.KeyOffer) -> paramiko.PKey | str:
 def log_in(
     node: str, transport: paramiko.Transport, options: SshOptions, login_keys: LoginKeys, watchdog: Watchdog
 ) -> str | None:
-    """Try keys until one is accepted; return a note about the login, or `None`.
+    """Try keys until the server accepts one; return a note for the user, or `None`.
 
     Raises:
         AuthError: No key was accepted.
@@ -117,7 +117,7 @@ def log_in(
     if login.try_keys():
         return login.note
     tried = login.tried
-    # Some servers need no key at all; the others list their methods then.
+    # Some servers need no key. Other servers answer with their methods.
     if not tried.refused and transport.is_active() and login.offer(None, "none"):
         return None
     tried.closed = not transport.is_active()
@@ -125,23 +125,23 @@ def log_in(
         login.offer(None, "none")
         tried.lost = False
     if watchdog.expired:
-        # Not an AuthError: a slow server has rejected no key, and may be fast again in a second.
+        # This is no AuthError: the server has rejected no key, and a second attempt may succeed.
         hint = "the machine may be overloaded, or its directory service down (LDAP, SSSD)"
-        raise ConnectError(node, "no answer to the login in time", hint=hint)
+        raise ConnectError(node, "sshd did not answer the login in time", hint=hint)
     if tried.lost and not tried.refused:
-        hint = "it may just be restarting; else see its log on the machine"
-        raise ConnectError(node, "sshd hung up during the login", hint=hint)
+        hint = "sshd may be restarting; if this repeats, see its log on the machine"
+        raise ConnectError(node, "sshd closed the connection during the login", hint=hint)
     version = re.search(r"OpenSSH_(\d+)\.(\d+)", transport.remote_version or "")
     tried.sha1_only = version is not None and (int(version[1]), int(version[2])) < _RSA_SHA2_SINCE
     raise login_errors.explain_login_failure(node, tried)
 
 
 class _Login:
-    """One login.
+    """A login on one connection.
 
     Attributes:
         tried: The results of the attempts.
-        note: A note for the user about the accepted login, or `None`.
+        note: A note for the user about the successful login, or `None`.
     """
 
     def __init__(self, transport: paramiko.Transport, options: SshOptions, login_keys: LoginKeys) -> None:
@@ -158,7 +158,7 @@ class _Login:
         self._forwarded = self._agent is not None and self._agent.is_forwarded(os.environ)
 
     def try_keys(self) -> bool:
-        """Return whether a key was accepted. Stops if the server closes the connection."""
+        """Offer keys until the server accepts one or closes the connection; return whether it accepted a key."""
         for offer in self._offers():
             if self._by(offer):
                 return True
@@ -167,7 +167,7 @@ class _Login:
         return False
 
     def _offers(self) -> Iterator[login_keys.KeyOffer]:
-        """Yield the attempts. An agent that ends with this login session is used only if no file is accepted."""
+        """Yield the keys to offer. Keys of a forwarded ssh-agent come last, because it ends with the user's login."""
         options = self._options
         plan = functools.partial(
             login_keys.list_key_offers,
@@ -231,8 +231,8 @@ class _Login:
             tried.further_methods = tuple(error.allowed_types)
         elif isinstance(error, paramiko.BadAuthenticationType):
             tried.methods = tuple(error.allowed_types)
-        # A server with a limit of attempts says so before it closes the connection; one that just closes has not
-        # answered.
+        # A server that refuses further attempts sends a message before it closes the connection. Without a message,
+        # the server has not answered.
         tried.lost = isinstance(error, EOFError | OSError) and not transport.is_active()
         if key is not None and not tried.lost:
             tried.refused.append(name)

@@ -1,4 +1,4 @@
-"""Explains a failed login: what was tried, the likeliest reason, the remedy, and whether `ssh` could do it."""
+"""Explains failed logins: the likeliest reason, the remedy, and whether the `ssh` program could log in."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from clusterctl.transport.ssh.ssh_options import SshOptions
 
 @dataclass
 class LoginAttempt:
-    """The results of a login.
+    """The results of the attempts of one login.
 
     Attributes:
-        unusable: Key files and why they are unusable.
+        user: Name of the user on the node.
+        unusable: Path of each unusable key file to the reason.
         refused: Names of the rejected keys, in order.
-        methods: Other methods that the server allows.
+        methods: Login methods that the server allows.
         further_methods: Methods that the server asks for after accepting a key.
         lost: The server closed the connection without an answer to the last offer.
         closed: The server closed the connection.
         sha1_only: The server can verify RSA signatures with SHA-1 only.
-        agent: Why an ssh-agent did not help, or `None`.
-        missing: Configured keys that do not exist.
-        address: The argument of ssh for this host, `-p PORT` included; "" if the node's name works.
+        agent: The error of the ssh-agent, or `None`.
+        missing: Paths of configured keys that do not exist.
+        address: The arguments of ssh for this host, with `-p PORT`; "" if ssh knows the name of the node.
     """
 
     user: str
@@ -47,7 +48,7 @@ class LoginAttempt:
 
 
 class LoginRefusedError(AuthError):
-    """A failed login with the result of each attempt."""
+    """A login failed; `tried` contains the results of its attempts."""
 
     def __init__(self, node: str, message: str, *, hint: str, tried: LoginAttempt) -> None:
         super().__init__(node, message, hint=hint)
@@ -55,19 +56,19 @@ class LoginRefusedError(AuthError):
 
 
 def explain_login_failure(node: str, tried: LoginAttempt) -> AuthError:
-    """Return the error for a failed login: the likeliest reason and its remedy."""
+    """Return the error for a failed login, with the likeliest reason and the remedy."""
     text, hint = _reason(node, tried)
     gone = next((path for path in tried.missing if path not in text), None)
     if gone is not None:
-        # ssh, too, ignores a missing key without an error, so the user does not notice.
-        hint = f"{gone} does not exist: name another by `identity_file:`; or {hint}"
+        # `ssh` also ignores a missing key without an error, so the user may not know.
+        hint = f"{gone} does not exist: set another `identity_file:`; or {hint}"
     return LoginRefusedError(node, f"{text}, and {tried.agent}" if tried.agent else text, hint=hint, tried=tried)
 
 
 def _reason(node: str, tried: LoginAttempt) -> tuple[str, str]:
     encrypted = [path for path, reason in tried.unusable.items() if reason == ENCRYPTED]
     if tried.further_methods and "publickey" not in tried.further_methods:
-        text = f"accepted the key, but also asks for {' or '.join(tried.further_methods)} (two factors)"
+        text = f"sshd accepted the key, but also asks for {' or '.join(tried.further_methods)} (two factors)"
         alone = "(`Match` with `AuthenticationMethods publickey`)"
         return (
             text,
@@ -84,24 +85,24 @@ def _reason(node: str, tried: LoginAttempt) -> tuple[str, str]:
         hint = "log in with an ed25519 key, or update its sshd"
         return "its sshd is too old to accept RSA keys other than with SHA-1", hint
     if tried.closed and tried.refused:
-        hint = "name the right one by `identity_file:`, with `IdentitiesOnly yes` in ~/.ssh/config"
+        hint = "set the right key by `identity_file:`, with `IdentitiesOnly yes` in ~/.ssh/config"
         offered = "1 key was" if len(tried.refused) == 1 else f"{len(tried.refused)} keys were"
-        return f"sshd hung up after {offered} offered", hint
+        return f"sshd closed the connection after {offered} offered", hint
     if tried.refused:
         takes = f"; sshd takes: {', '.join(tried.methods)}" if tried.methods else ""
         text = f"no key was accepted for user `{tried.user}` (offered: {', '.join(tried.refused)}{takes})"
         to = tried.address or f"{tried.user}@{node}"
-        # `ssh-copy-id` finds the keys with default names by itself.
+        # `ssh-copy-id` finds keys with default names itself.
         others = [key for key in tried.refused if os.path.isabs(key) and not _DEFAULT_KEY.fullmatch(Path(key).name)]
         named = f"-i {shlex.quote(others[0])} " if others and len(others) == len(tried.refused) else ""
         return text, f"add one to the machine: `ssh-copy-id {named}{to}`"
     if tried.unusable:
         path, reason = next(iter(tried.unusable.items()))
         if reason in (HARDWARE, UNSUPPORTED):
-            return f"the key {path} {reason}", "set `client: openssh` below `ssh:`, or name another by `identity_file:`"
-        return f"the key {path} {reason}", "name another by `identity_file:`"
+            return f"the key {path} {reason}", "set `client: openssh` below `ssh:`, or set another `identity_file:`"
+        return f"the key {path} {reason}", "set another `identity_file:`"
     if tried.missing:
-        return f"the key {tried.missing[0]} does not exist", "name another by `identity_file:`"
+        return f"the key {tried.missing[0]} does not exist", "set another `identity_file:`"
     text = f"there is no key to log in with as user `{tried.user}`"
     return text, "make one with `ssh-keygen`, load one with `ssh-add`, or name yours by `identity_file:`"
 
@@ -110,10 +111,10 @@ _DEFAULT_KEY = re.compile(r"id_(rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk|xmss)"
 
 
 def list_missing_keys(files: Sequence[str], named: str | None = None) -> tuple[str, ...]:
-    """Return the configured keys that do not exist, except those that ssh tries by default.
+    """Return the configured keys that do not exist, except default names such as `id_rsa`.
 
     Args:
-        files: The keys that ssh would try.
+        files: Paths of the keys that ssh would try.
         named: The key in the cluster file, which counts whatever its name is.
     """
     meant = [named] if named is not None else []
@@ -126,17 +127,17 @@ _KEY = re.compile(r"^debug1: (?:Offering public key|Trying private key): (\S+)(?
 _OFFERS = re.compile(r"^debug1: Authentications that can continue: (\S+)")
 _DEBUG = re.compile(r"^(debug[123]: |OpenSSH_|Warning: Permanently added )")
 _OUTER = re.compile("UNKNOWN port|^kex_exchange_identification: ")
-"""Messages of `ssh` about a connection that its jump host closed, after the `ssh` of that host has given the reason."""
+"""Messages of `ssh` about a failed jump host. The `ssh` for the jump host has already printed the reason."""
 _QUOTED_TEXT = 300
 
 
 def explain_ssh_log(node: str, log: str, address: str) -> NodeError:
-    """Return the error for a login that `ssh` could not do.
+    """Return the error for a failed login of the `ssh` program.
 
     Args:
         node: Name of the node, for the message.
         log: Output of `ssh -v`.
-        address: The argument of `ssh` for this host.
+        address: The arguments of `ssh` for this host.
     """
     lines = [line.strip("\r") for line in log.split("\n")]
     lines_said = [" ".join(line.split()) for line in lines if line.strip() and not _DEBUG.match(line)]
@@ -155,7 +156,7 @@ def explain_ssh_log(node: str, log: str, address: str) -> NodeError:
 def _explain_host_key(node: str, said: Iterable[str], address: str, key: str) -> HostKeyError:
     text = " ".join(said)
     if "HOST IDENTIFICATION HAS CHANGED" in text:
-        hint = "someone may be in between; if the machine was reinstalled, `ssh-keygen -R` its name, then connect again"
+        hint = "an attacker may intercept the connection; if the machine was reinstalled: `ssh-keygen -R` its name"
         return HostKeyError(node, f"`ssh` says that {key} has changed", hint=hint)
     if "is not a listed principal" in text or "Certificate invalid" in text:
         reason = re.search(r"(Certificate invalid: [^.\n]*?)(?= No | Host key|$)", text)
@@ -165,7 +166,7 @@ def _explain_host_key(node: str, said: Iterable[str], address: str, key: str) ->
             "(HostKeyAlias, or else Hostname of ssh_config)"
         )
         return HostKeyError(node, f"`ssh` does not accept the certificate of {key}: {shown}", hint=hint)
-    hint = f"compare the key that `ssh {address}` shows with the machine's own, then accept it by `clusterctl trust`"
+    hint = f"compare the key that `ssh {address}` shows with the machine's key, then accept it with `clusterctl trust`"
     return HostKeyError(node, f"`ssh` does not know {key}", hint=hint)
 
 
@@ -183,37 +184,37 @@ def _explain_refusal(node: str, lines: Iterable[str], last: str, address: str) -
     takes = ", ".join(offers) or "nothing more"
     text = f"`ssh` could not log in (tried: {shown}; sshd takes: {takes})"
     if "Too many" in last:
-        text = f"`ssh` could not log in: sshd hung up after too many keys (tried: {shown})"
+        text = f"`ssh` could not log in: sshd closed the connection after too many keys (tried: {shown})"
     return AuthError(node, text, hint=_remedy(offers, tried, address))
 
 
 def _remedy(offers: tuple[str, ...], tried: dict[str, list[str]], address: str) -> str:
     if {"keyboard-interactive", "password"} & set(offers):
         return (
-            "it asks for something: `clusterctl trust --login` lets `ssh` ask once, at a terminal; "
-            "or answer by SSH_ASKPASS with SSH_ASKPASS_REQUIRE=force"
+            "sshd asks a question: answer it once at a terminal with `clusterctl trust --login`, or by a program "
+            "(SSH_ASKPASS with SSH_ASKPASS_REQUIRE=force)"
         )
     if "gssapi-with-mic" in offers:
         remedy = "get a ticket with `kinit`"
         return remedy if "gssapi-with-mic" in tried else f"{remedy}, and set `GSSAPIAuthentication yes` in ssh_config"
-    return f"`ssh -v {address} true` shows the same; add a key to the machine: `ssh-copy-id {address}`"
+    return f"add a key to the machine: `ssh-copy-id {address}`; `ssh -v {address} true` shows details"
 
 
 _INTERACTIVE_METHODS = ("keyboard-interactive", "password")
 
 
 class NoCommonAlgorithmError(ConnectError):
-    """Client and server have no common algorithm."""
+    """The built-in client and the server have no common algorithm."""
 
 
 def find_fallback_reason(error: NodeError, options: SshOptions, *, answers: bool, shared: bool) -> str | None:
-    """Return why the built-in client cannot reach a host that `ssh` may reach; `None` if `ssh` could do no more.
+    """Return what the built-in client cannot do but `ssh` may do for this host; `None` if `ssh` would fail too.
 
     Args:
-        error: The failure of the login.
+        error: The error of the built-in client.
         options: ssh_config of the host.
-        answers: Whether a program answers the questions of `ssh` (SSH_ASKPASS).
-        shared: Whether an open connection exists that `ssh` would share.
+        answers: A program answers the questions of `ssh` (SSH_ASKPASS).
+        shared: An open connection exists that `ssh` would share.
     """
     cause: BaseException | None = error
     while cause is not None:

@@ -1,6 +1,6 @@
-"""The keys for a login: keys of an ssh-agent and of files, in the order in which OpenSSH offers them.
+"""Lists the keys for a login in OpenSSH's order, and talks to the ssh-agent.
 
-The ssh-agent protocol is draft-ietf-sshm-ssh-agent: a length, a type, and length-prefixed strings.
+The protocol of the ssh-agent is draft-ietf-sshm-ssh-agent: a length, a type, and strings with a length before each.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _OPENSSH_KEY = b"openssh-key-v1\0"
 _LIST_SECONDS = 3.0
 _SIGN_SECONDS = 5.0
 _FRESH_SECONDS = 3.0
-"""Cache the agent's key list for so long, so that concurrent logins share it."""
+"""Lifetime of the cached list of the agent's keys: concurrent logins share it."""
 _REST_SECONDS = 30.0
-"""Do not ask an agent that timed out again for so long: otherwise every node would wait for it."""
+"""Pause after a timeout of the agent. Without this pause, the login to every node would wait for the agent."""
 _AT_ONCE = 8
 _MAX_MESSAGE = 1 << 20
 
 ENCRYPTED = "is protected by a passphrase"
-HARDWARE = "is one of a security key (FIDO), which the built-in client cannot ask"
+HARDWARE = "belongs to a security key (FIDO), which the built-in client does not support"
 UNSUPPORTED = "is of a type that the built-in client does not know"
-FORWARDED_ONLY = "only a forwarded ssh-agent could log in: reconnecting will fail once this login ends"
-AGENT_ONLY = "only the ssh-agent holds the key that was accepted: reconnecting by it will fail once the agent ends"
+FORWARDED_ONLY = "only a forwarded ssh-agent has the accepted key: reconnecting will fail once this login ends"
+AGENT_ONLY = "only the ssh-agent has the accepted key: reconnecting will fail once the agent ends"
 
 
 class SshAgentError(OSError):
-    """The ssh-agent does not answer, or refused to sign."""
+    """The ssh-agent did not answer, or refused to sign."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """A public key (or certificate) whose private key an ssh-agent holds."""
+    """A public key or certificate in an ssh-agent, which has the private key."""
 
     type: str
     blob: bytes
@@ -82,7 +82,7 @@ class SshAgent:
             pairs = [(reader.string(), reader.string()) for _ in range(reader.number())]
             return [AgentIdentity(parse_key_type(blob), blob, name.decode("utf-8", "replace")) for blob, name in pairs]
         except ValueError as error:
-            raise SshAgentError("the ssh-agent's answer makes no sense") from error
+            raise SshAgentError("the ssh-agent's answer is invalid") from error
 
     def sign(self, blob: bytes, data: bytes, algorithm: str) -> bytes:
         """Return the signature of `data` with the key of `blob`, in the wire format of `algorithm`.
@@ -98,10 +98,10 @@ class SshAgent:
         try:
             return _Reader(body).string()
         except ValueError as error:
-            raise SshAgentError("the ssh-agent's answer makes no sense") from error
+            raise SshAgentError("the ssh-agent's answer is invalid") from error
 
     def is_forwarded(self, environment: Mapping[str, str]) -> bool:
-        """Return whether sshd created this agent's socket, which then disappears with its login session."""
+        """Return whether the agent is forwarded by sshd: its socket then disappears at the end of the login."""
         if "SSH_CONNECTION" not in environment:
             return False
         try:
@@ -116,13 +116,13 @@ class SshAgent:
             sock.sendall(struct.pack(">I", len(request)) + request)
             (length,) = struct.unpack(">I", _read(sock, 4))
             if not 0 < length <= _MAX_MESSAGE:
-                raise SshAgentError("the ssh-agent's answer makes no sense")
+                raise SshAgentError("the ssh-agent's answer is invalid")
             answer = _read(sock, length)
         return answer[0], answer[1:]
 
     @contextlib.contextmanager
     def _connection(self, seconds: float) -> Iterator[socket.socket]:
-        """Connect for one request. Failures become a SshAgentError, and an agent that hangs is remembered."""
+        """Connect for one request. Errors become an `SshAgentError`. A timeout starts a pause (`_REST_SECONDS`)."""
         with self._slots:
             if time.monotonic() < self._rests_until:
                 raise SshAgentError(f"the ssh-agent at {self.path} did not answer a moment ago")
@@ -142,10 +142,12 @@ class SshAgent:
 
 @dataclass(frozen=True, slots=True)
 class KeyOffer:
-    """One attempt to log in: with the agent's `identity`, or with the private key in the file `path`.
+    """A key to offer to the server: a key of the ssh-agent, or the private key in a file.
 
     Attributes:
-        certificate: File of a user certificate for the private key in `path`.
+        path: Path of the private key, or `None`.
+        identity: The key of the ssh-agent, or `None`.
+        certificate: Path of a user certificate for the private key, or `None`.
     """
 
     path: str | None = None
@@ -167,13 +169,13 @@ def list_key_offers(
     *,
     identities_only: bool,
 ) -> list[KeyOffer]:
-    """Return the attempts in order: certificates, file keys that the agent holds, its other keys, the files.
+    """Return the keys to offer in order: certificates, files whose key is in the agent, other keys of the agent, files.
 
     Args:
-        files: Configured private keys; missing files are skipped.
-        certificates: Configured certificates besides `<key>-cert.pub`.
-        identities: Keys of the agent.
-        identities_only: Exclude keys of the agent that match no file.
+        files: Paths of the configured private keys; missing files are skipped.
+        certificates: Paths of the configured certificates besides `<key>-cert.pub`.
+        identities: Keys of the ssh-agent.
+        identities_only: Exclude keys of the ssh-agent that match no file.
     """
     public = {path: read_public_key(path) for path in files}
     held = {identity.blob: identity for identity in identities}
@@ -191,7 +193,7 @@ def list_key_offers(
 
 
 def read_public_key(path: str) -> bytes | None:
-    """Return the public key of a private key: from the `.pub` file, or from its own header."""
+    """Return the public key of a private key, from the `.pub` file or from the header of the private key."""
     try:
         fields = Path(path if path.endswith(".pub") else f"{path}.pub").read_text("utf-8", "replace").split()
         return base64.b64decode(fields[1], validate=True)
@@ -200,7 +202,7 @@ def read_public_key(path: str) -> bytes | None:
 
 
 def _read_embedded_public_key(path: str) -> bytes | None:
-    """Read the public key in OpenSSH's own format, which does not encrypt it even if the private key is encrypted."""
+    """Return the public key in a private key of OpenSSH's format, which does not encrypt the public key; or `None`."""
     try:
         body = "".join(line for line in Path(path).read_text("ascii").splitlines() if not line.startswith("-----"))
         data = base64.b64decode(body, validate=True)

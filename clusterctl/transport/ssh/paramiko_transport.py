@@ -1,6 +1,6 @@
-"""The built-in SSH client. Only this module and `login` use paramiko; its exceptions are translated here.
+"""The built-in SSH client, based on paramiko. It translates paramiko's exceptions into errors of nodes.
 
-Each wait ends at the time limit of the connection: a watchdog then closes the socket.
+Each wait ends at the time limit of the connection: then a watchdog closes the socket.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from clusterctl.transport.ssh.ssh_options import (
 from clusterctl.transport.ssh.underlying_stream import BufferedStream, PreDialer, Watchdog
 
 _OFFERED = {
-    # GCM first: the hardware encrypts and authenticates in one pass, at half the cost of a cipher with a digest.
+    # GCM is first: it encrypts and authenticates in one pass, at half the cost of a cipher with a digest.
     "Ciphers": ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr", "aes192-ctr"),
     "MACs": ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-512"),
     "KexAlgorithms": (
@@ -68,12 +68,12 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 
 class _DroppedError(Exception):
-    """The server closed the connection before it was secured, as a busy server does: try again."""
+    """The server closed the connection before it was encrypted, as a busy server does: try again."""
 
 
 @dataclass
 class _Link:
-    """A secured connection; after `_log_in`, channels can be opened on it."""
+    """An encrypted connection. Channels can be opened on it after the login."""
 
     transport: paramiko.Transport
     wire: BufferedStream
@@ -90,9 +90,9 @@ class _Link:
 
 
 class JumpConnections:
-    """Connections to jump hosts, by name. The first caller connects; later callers wait for the result.
+    """Connections to jump hosts, shared by name. The first caller connects; later callers wait for the result.
 
-    Any number may be opened at once: with a limit, dead machines that run into their timeout would delay the others.
+    The number of concurrent connections is not limited, because dead machines would then delay the other ones.
     """
 
     def __init__(self) -> None:
@@ -101,12 +101,12 @@ class JumpConnections:
         self._closed = False
 
     def get(self, name: str, connect: Callable[[], _Link], deadline: float) -> _Link:
-        """Return the live connection called `name`.
+        """Return the open connection to a jump host; open it if necessary.
 
         Args:
-            name: Name of the whole chain up to the host.
-            connect: Opens the connection. Its exception is raised in all waiting callers; the next caller tries again.
-            deadline: On the monotonic clock.
+            name: The chain of jump hosts, as text.
+            connect: Opens the connection. All waiting callers get its exception, and the next caller tries again.
+            deadline: Time limit on the monotonic clock.
 
         Raises:
             TimeoutError: The attempt of another caller did not end before `deadline`.
@@ -122,7 +122,7 @@ class JumpConnections:
         if mine:
             try:
                 future.set_result(connect())
-            except BaseException as error:  # All waiting callers get this exception.
+            except BaseException as error:
                 future.set_exception(error)
         try:
             return future.result(max(0.0, deadline - time.monotonic()))
@@ -144,7 +144,7 @@ def _live_connection(future: Future[_Link]) -> bool:
 
 
 class SshChannel:
-    """`/bin/sh` on a node, over a connection of its own."""
+    """The stream to `/bin/sh` on a node, over its own SSH connection."""
 
     def __init__(self, link: _Link, channel: paramiko.Channel) -> None:
         self.login_note = link.login_note
@@ -157,7 +157,7 @@ class SshChannel:
 
     @property
     def acknowledged_bytes(self) -> int:
-        """How far the peer has opened its window: bytes sent plus bytes that may be sent."""
+        """Sent bytes plus bytes that the peer's window still allows: the sum grows when the peer reads data."""
         return self._sent + self._channel.out_window_size
 
     def send(self, data: bytes, *, timeout: float | None = None) -> None:
@@ -177,13 +177,13 @@ class SshChannel:
             if sent == 0:
                 raise ConnectionError("connection lost")
             position += sent
-            # Counted after sending: meanwhile the number may be too low, never too high.
+            # Counting after sending makes the number too low for a moment, never too high.
             self._sent += sent
             if timeout is not None:
                 # Each accepted byte extends the time limit, up to a maximum.
                 deadline = min(time.monotonic() + timeout, began + SEND_DEADLINE_FACTOR * timeout)
                 if time.monotonic() >= began + SEND_DEADLINE_FACTOR * timeout:
-                    raise TimeoutError(f"not all was taken within {SEND_DEADLINE_FACTOR * timeout:g}s")
+                    raise TimeoutError(f"the peer did not read all data within {SEND_DEADLINE_FACTOR * timeout:g}s")
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
         """Return received data (see `Channel.recv`)."""
@@ -197,7 +197,7 @@ class SshChannel:
                     raise
 
     def close(self) -> None:
-        """Close the connection; paramiko's thread notices and ends, too."""
+        """Close the connection, which also ends paramiko's thread."""
         self._link.close()
 
     def stderr_tail(self) -> str:
@@ -206,18 +206,18 @@ class SshChannel:
         return b"".join(self._stderr)[-STDERR_TAIL_BYTES:].decode("utf-8", "replace")
 
     def _drain_stderr(self) -> None:
-        # Unread data counts against the window, and would finally hold back standard output.
+        # Unread data of standard error uses up the window, which would finally block standard output.
         while self._channel.recv_stderr_ready():
             self._stderr.append(self._channel.recv_stderr(_PACKET)[-STDERR_TAIL_BYTES:])
 
 
 class SshTransport:
-    """Reaches nodes by SSH as `ssh` with the user's configuration would.
+    """Connects to nodes by SSH, and follows the user's ssh_config like `ssh`.
 
     Args:
         spec: The `ssh` section of the cluster file: time limit, policy and known-hosts files.
-        config_file: Replaces the user's ssh_config; default: the variable `CLUSTERCTL_SSH_CONFIG`.
-        predialer: Holds hosts that are already resolved and dialed.
+        config_file: Path of a file that replaces the user's ssh_config; `None` for `CLUSTERCTL_SSH_CONFIG`, if set.
+        predialer: Holds connections that were opened in advance.
     """
 
     def __init__(self, spec: SshSpec, *, config_file: str | None = None, predialer: PreDialer | None = None) -> None:
@@ -244,10 +244,10 @@ class SshTransport:
         return SshChannel(link, channel)
 
     def fetch_host_key(self, host: HostSpec) -> PresentedKey:
-        """Return the key that `host` presents, without a login on it (its jump hosts must be trusted already).
+        """Return the host key that `host` presents, without a login on this host.
 
         Raises:
-            NodeError: The host cannot be reached.
+            NodeError: The connection failed, or a jump host is not trusted.
         """
         deadline = time.monotonic() + self._spec.connect_timeout
         destination = get_destination(host)
@@ -271,7 +271,7 @@ class SshTransport:
         path: tuple[str, ...] = (),
         progress: Progress = ignore_progress,
     ) -> _Link:
-        """Secure a connection and log in. `path` names the jump hosts whose connections wait for this one."""
+        """Open an encrypted connection and log in. `path` has the chains of jump hosts that wait for it."""
         options = self._predialer.resolve_options(node, destination)
         link = self._secure_with_retries(node, options, deadline, path)
         try:
@@ -287,7 +287,7 @@ class SshTransport:
         return link
 
     def _secure_with_retries(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> _Link:
-        """Secure a connection; try again after a pause if the server is too busy (MaxStartups, PerSourcePenalties)."""
+        """Open an encrypted connection. Try again if the server is too busy (MaxStartups, PerSourcePenalties)."""
         for attempt in range(_ATTEMPTS):
             try:
                 return self._secure(node, options, deadline, path)
@@ -319,8 +319,8 @@ class SshTransport:
             except (paramiko.SSHException, EOFError, OSError) as error:
                 wire.close()
                 if watchdog.expired:
-                    hint = "sshd accepts connections but says nothing; is the machine overloaded?"
-                    raise ConnectError(node, "connected, no answer from sshd", hint=hint) from error
+                    hint = "sshd accepts connections but does not answer; is the machine overloaded?"
+                    raise ConnectError(node, "connected, but no answer from sshd", hint=hint) from error
                 raise _handshake_error(node, error) from error
         return _Link(transport, wire, options.environment)
 
@@ -346,7 +346,7 @@ def _through(node: str, link: _Link, hop: str, options: SshOptions, deadline: fl
     except paramiko.ChannelException as error:
         raise _jump_error(node, hop, error) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
-        raise ConnectError(node, f"jump host `{hop}`: no answer from behind it") from error
+        raise ConnectError(node, f"jump host `{hop}`: no answer from the node behind it") from error
     return BufferedStream(channel)
 
 
@@ -355,7 +355,7 @@ def _shown_key(link: _Link) -> HostKey:
     return HostKey(key.get_name(), key.asbytes())
 
 
-# --- exceptions of paramiko
+# --- Exceptions of paramiko
 
 
 def _handshake_error(node: str, error: Exception) -> NodeError | _DroppedError:
@@ -369,13 +369,13 @@ def _handshake_error(node: str, error: Exception) -> NodeError | _DroppedError:
     if isinstance(error, EOFError | OSError) or "protocol banner" in text:
         return _DroppedError(text)
     if "protocol version" in text or "Invalid SSH banner" in text:
-        return ConnectError(node, "what answers there is not sshd", hint="check `port:`")
-    return ConnectError(node, f"the connection cannot be secured: {text}")
+        return ConnectError(node, "the program at this port is not sshd", hint="check `port:`")
+    return ConnectError(node, f"the connection cannot be encrypted: {text}")
 
 
 def _shell_error(node: str, error: Exception, *, expired: bool) -> ConnectError:
     if expired:
-        return ConnectError(node, "logged in, but no shell was started in time", hint="is its home folder reachable?")
+        return ConnectError(node, "logged in, but no shell started in time", hint="is the home folder reachable?")
     if isinstance(error, paramiko.ChannelException):
         hint = "sshd allows no session here (MaxSessions 0, or the account may only forward)"
         return ConnectError(node, "logged in, but sshd opens no session", hint=hint)
@@ -396,4 +396,4 @@ def _jump_error(node: str, hop: str, error: paramiko.ChannelException) -> Connec
         hint = "set `AllowTcpForwarding yes` in its sshd_config"
         return ConnectError(node, f"jump host `{hop}` does not allow forwarding", hint=hint)
     hint = "is the machine up, and can the jump host reach it?"
-    return ConnectError(node, f"jump host `{hop}` cannot reach it: {error.text.lower()}", hint=hint)
+    return ConnectError(node, f"jump host `{hop}` cannot connect to the node: {error.text.lower()}", hint=hint)

@@ -1,8 +1,8 @@
-"""The ssh_config of a host as plain values, evaluated by `ssh -G` (Include, Match, tokens, the system file).
+"""Reads the ssh_config of a host from the output of `ssh -G`, which evaluates Include, Match and the system's file.
 
-Facts about the output of `ssh -G` (OpenSSH 7.2 to 10): one `key value` per line, keys in lower case; `identityfile` and
-`certificatefile` repeat and keep their `~` and tokens; the known-hosts files are expanded and on one line;
-`proxycommand` keeps its tokens; an unset key is absent or `none`.
+The output of `ssh -G` (OpenSSH 7.2 to 10) has one `key value` per line, with keys in lower case. `identityfile` and
+`certificatefile` repeat and contain `~` and tokens. The known-hosts files are expanded and on one line. `proxycommand`
+contains tokens. An unset key is absent or `none`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError
 
 CONFIG_VARIABLE = "CLUSTERCTL_SSH_CONFIG"
-"""Environment variable that names a file to use in place of the user's ssh_config, like `ssh -F`."""
+"""Environment variable with the path of a file that replaces the user's ssh_config, like `ssh -F`."""
 
 _RESOLVE_TIMEOUT_S = 10.0
 _NAMES = {
@@ -33,7 +33,7 @@ _NAMES = {
     "n": ("a host name", value_parsers.is_host_name),
     "r": ("a user name", value_parsers.is_user_name),
 }
-"""Values that may be filled into a proxy command, by token. They are validated again, whatever their origin."""
+"""Tokens of a proxy command with the check of their values. All values are checked, whatever their origin."""
 ALGORITHMS = ("ciphers", "macs", "kexalgorithms", "hostkeyalgorithms")
 _OPENSSH_ONLY = (
     *("knownhostscommand", "verifyhostkeydns", "gssapiauthentication", "hostbasedauthentication", "pkcs11provider"),
@@ -46,28 +46,28 @@ _DEFAULT_KNOWN_HOSTS = ("known_hosts", "known_hosts2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshOptions:
-    """How to reach and trust one host.
+    """The ssh_config of one host.
 
     Attributes:
         hostname: Address to connect to.
-        identity_files: Private keys in the order of attempts; some may not exist.
-        cluster_file_key: The private key in the cluster file, which `ssh -G` omits if it does not exist.
-        certificate_files: User certificates besides those named `<key>-cert.pub`.
-        identities_only: Offer only those keys of the ssh-agent that match one of the files.
+        identity_files: Paths of private keys in the order of attempts; some may not exist.
+        cluster_file_key: Path of the private key in the cluster file. `ssh -G` omits it if the file does not exist.
+        certificate_files: Paths of user certificates besides those named `<key>-cert.pub`.
+        identities_only: Offer only keys of the ssh-agent that match one of the files.
         identity_agent: Socket of the ssh-agent, or `None` for no agent.
         proxy_jump: Jump hosts, `[user@]host[:port]` each, or empty.
         proxy_command: Command with its tokens expanded, or `None`.
         address_family: `any`, `inet` or `inet6`.
         bind_address: Local address to connect from, or `None` for any.
         host_key_alias: Name to look up in the known-hosts files, or `None`.
-        user_known_hosts: Files of the user; new keys are added to the first.
-        global_known_hosts: Files of the machine.
+        user_known_hosts: Known-hosts files of the user; new keys are added to the first.
+        global_known_hosts: Known-hosts files of the machine.
         strict_host_keys: As printed by ssh: `ask`, `yes`, `true`, `accept-new`, `no`, `off`, `false`.
         hash_known_hosts: New entries hash the name of their host.
         revoked_host_keys: File of host keys that must not be trusted, or `None`.
-        environment: Variables of `SendEnv` and `SetEnv`; the server accepts those that its `AcceptEnv` names.
+        environment: Variables of `SendEnv` and `SetEnv`. The server accepts only variables in its `AcceptEnv`.
         algorithms: Lists of algorithms as printed by ssh, by the name of the option.
-        openssh_only: Options that only `ssh` supports, by name, as printed by ssh.
+        openssh_only: Options that the built-in client does not support, by name, as printed by ssh.
     """
 
     hostname: str
@@ -93,13 +93,13 @@ class SshOptions:
     openssh_only: tuple[tuple[str, str], ...] = ()
 
     def get_openssh_only(self, key: str) -> str | None:
-        """Return the value of an option that only `ssh` supports; `None` if it is not set."""
+        """Return the value of an option that the built-in client does not support; `None` if the option is not set."""
         value = dict(self.openssh_only).get(key)
         return None if value in (None, "none", "no", "false") else value
 
     @property
     def address(self) -> str:
-        """The argument of `ssh` that reaches this host. The name of a node may exist in the cluster file only."""
+        """The arguments of `ssh` for this host, for messages. `ssh` may not know the name of the node."""
         return f"-p {self.port} " * (self.port != 22) + f"{self.user}@{self.hostname}"
 
     @property
@@ -113,7 +113,7 @@ class SshOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """A requested host. ssh_config decides about fields that are `None`."""
+    """A host as the cluster file describes it. ssh_config sets the fields that are `None`."""
 
     host: str
     address: str | None = None
@@ -124,7 +124,7 @@ class Destination:
 
 
 def find_duplicate_hosts(options: Mapping[str, SshOptions]) -> list[list[str]]:
-    """Return groups of names that ssh_config maps to one address and port by the same jump hosts."""
+    """Return groups of names that ssh_config maps to one host: the same address, port and jump hosts."""
     places: dict[tuple[object, ...], list[str]] = {}
     for name, one in options.items():
         way = (one.hostname.lower(), one.port, one.proxy_jump, one.proxy_command)
@@ -133,23 +133,23 @@ def find_duplicate_hosts(options: Mapping[str, SshOptions]) -> list[list[str]]:
 
 
 def parse_jump_host(text: str, proxy_jump: str | None = None) -> Destination:
-    """Return a hop of a ProxyJump: `[user@]host[:port]`, `[user@][IPv6]:port` or the same after `ssh://`.
+    """Return a jump host of a ProxyJump: `[user@]host[:port]`, `[user@][IPv6]:port`, or the same after `ssh://`.
 
     Args:
-        text: The hop.
-        proxy_jump: The hops before it, or `None` to use ssh_config.
+        text: The jump host.
+        proxy_jump: The jump hosts on the way to it, or `None` to use ssh_config.
     """
     user, host, port = value_parsers.split_proxy_hop(text)
     return Destination(host=host, user=user or None, port=port, proxy_jump=proxy_jump)
 
 
 def split_last_jump_host(node: str, options: SshOptions, chains: tuple[str, ...]) -> tuple[str, Destination]:
-    """Return the chain of jump hosts to a host, and the last of them.
+    """Return the chain of jump hosts to a host as text, and the last jump host of the chain.
 
     Args:
         node: Name of the node, for messages.
         options: ssh_config of the host.
-        chains: The chains followed so far, from the node on.
+        chains: The chains already followed, to detect cycles.
 
     Raises:
         ConnectError: The jump hosts form a cycle.
@@ -157,13 +157,13 @@ def split_last_jump_host(node: str, options: SshOptions, chains: tuple[str, ...]
     chain = ",".join(options.proxy_jump)
     if chain in chains:
         hint = "exempt the jump host itself, as in `Host * !bastion`"
-        raise ConnectError(node, "its chain of jump hosts goes in a circle", hint=hint)
+        raise ConnectError(node, "its jump hosts form a cycle", hint=hint)
     *before, last = options.proxy_jump
     return chain, parse_jump_host(last, proxy_jump=",".join(before) or None)
 
 
 def build_query_arguments(destination: Destination, config_file: str | None) -> list[str]:
-    """Return the arguments of `ssh` that print the options for `destination`."""
+    """Return the arguments of `ssh -G` that print the options for `destination`."""
     options = ["-G"]
     options += ["-F", config_file] if config_file else []
     # ssh expands tokens here: the `%` of a scoped address must be doubled.
@@ -176,13 +176,13 @@ def build_query_arguments(destination: Destination, config_file: str | None) -> 
 
 
 def _format_hop(text: str) -> str:
-    """Return a hop in the form that ssh accepts: an IPv6 address needs brackets even without a port."""
+    """Return a jump host in the form that ssh accepts: an IPv6 address needs brackets even without a port."""
     user, at, place = text.strip().rpartition("@")
     return f"{user}{at}[{place}]" if place.count(":") > 1 and not set(place) & set("[/") else text.strip()
 
 
 def resolve_options(node: str, destination: Destination, *, config_file: str | None = None) -> SshOptions:
-    """Ask `ssh` how it would reach `destination`; without `ssh`, use the defaults of OpenSSH.
+    """Return the options by which `ssh` would connect to `destination`; without `ssh`, the defaults of OpenSSH.
 
     Raises:
         ConnectError: ssh_config is invalid, or a name is not safe for a shell.
@@ -197,17 +197,17 @@ def resolve_options(node: str, destination: Destination, *, config_file: str | N
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RESOLVE_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        hint = "a `Match exec` in ~/.ssh/config may be waiting for something"
+        hint = "a `Match exec` in ~/.ssh/config may hang"
         raise ConnectError(node, f"`ssh -G {destination.host}` does not end", hint=hint) from error
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
-        hint = f"`ssh -G {destination.host}` shows the same; mend ~/.ssh/config"
+        hint = f"correct ~/.ssh/config until `ssh -G {destination.host}` succeeds"
         raise ConnectError(node, f"ssh cannot read its configuration: {lines[-1]}", hint=hint)
     return parse_options(node, done.stdout.decode("utf-8", "surrogateescape"), destination)
 
 
 def _check_asked(node: str, destination: Destination) -> None:
-    """Reject names that `ssh` would pass to a shell of `Match exec` or take for an option or a second line."""
+    """Reject values that `ssh` would treat as an option or a second line, or would pass to a shell (`Match exec`)."""
     hops = (destination.proxy_jump or "").split(",") if destination.proxy_jump else []
     _check(node, "a host name", value_parsers.is_host_name, destination.host)
     _check(node, "an address", value_parsers.is_host_name, destination.address)
@@ -219,7 +219,7 @@ def _check_asked(node: str, destination: Destination) -> None:
 
 def _check(node: str, what: str, is_one: Callable[[str], bool], text: str | None) -> None:
     if text is not None and not is_one(text):
-        hint = "mend it in the cluster file, or where ssh_config sets it"
+        hint = "correct it in the cluster file or in ssh_config"
         raise ConnectError(node, f"`{repr(text[:60])[1:-1]}` is not {what}", hint=hint)
 
 
@@ -247,7 +247,7 @@ def parse_options(node: str, text: str, destination: Destination) -> SshOptions:
     """Return the options in `text`, the output of `ssh -G`.
 
     Raises:
-        ConnectError: A name is not safe to be filled into a command.
+        ConnectError: A name contains characters that are not allowed in a command.
     """
     values = _values(text)
     tokens = _tokens(destination, values)
@@ -287,7 +287,7 @@ def parse_options(node: str, text: str, destination: Destination) -> SshOptions:
 
 
 def _environment(patterns: Iterable[str], settings: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return the variables that `ssh` sends: matching variables of this process, and `SetEnv`, which wins."""
+    """Return the variables that `ssh` sends: variables of this process that match `SendEnv`, overridden by `SetEnv`."""
     wanted = [re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".") for pattern in patterns]
     sent = {name: value for name, value in os.environ.items() if any(re.fullmatch(w, name) for w in wanted)}
     chosen = dict(setting.partition("=")[::2] for setting in settings)
@@ -363,18 +363,24 @@ def _agent(value: str | None, tokens: dict[str, str]) -> str | None:
 
 
 _ONE_ASKS = threading.Lock()
-"""Many nodes are connected at once, and the answer is the same for all."""
+"""Lets one of many connecting threads ask `ssh`: the answer is the same for all."""
 
 
 def filter_algorithms(node: str, options: SshOptions, option: str, offered: Sequence[str]) -> tuple[str, ...]:
-    """Return those of `offered` that `option` of ssh_config allows; all of them if ssh_config has the built-in list.
+    """Return the algorithms of `offered` that ssh_config allows; all of them if ssh_config does not change the list.
+
+    Args:
+        node: Name of the node, for messages.
+        options: The ssh_config of the host.
+        option: Name of the option, such as `Ciphers`.
+        offered: Algorithms of the built-in client.
 
     Raises:
-        ConnectError: None is left.
+        ConnectError: ssh_config allows no offered algorithm.
     """
     key = option.lower()
     listed = dict(options.algorithms).get(key, "")
-    # An ssh before 8.5 may print additions and removals rather than the result.
+    # An ssh before 8.5 may print additions to and removals from the default list, instead of the resulting list.
     if listed[:1] in ("", *"+-^"):
         return tuple(offered)
     with _ONE_ASKS:
@@ -384,14 +390,14 @@ def filter_algorithms(node: str, options: SshOptions, option: str, offered: Sequ
     names = set(listed.split(","))
     left = tuple(name for name in offered if name in names or name.removesuffix("@libssh.org") in names)
     if not left:
-        hint = f"there are: {', '.join(offered)}"
-        raise ConnectError(node, f"`{option}` of ssh_config allows nothing that clusterctl has", hint=hint)
+        hint = f"clusterctl supports: {', '.join(offered)}"
+        raise ConnectError(node, f"`{option}` of ssh_config allows no algorithm that clusterctl supports", hint=hint)
     return left
 
 
 @functools.cache
 def _list_defaults() -> dict[str, str]:
-    """Return the lists of an ssh without configuration. It does not forbid algorithms that it does not know."""
+    """Return the default algorithms of `ssh`, by option. Such a list does not forbid algorithms unknown to `ssh`."""
     program = _program()
     if program is None:
         return {}

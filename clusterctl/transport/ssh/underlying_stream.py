@@ -1,4 +1,4 @@
-"""The byte stream below SSH: a socket or the standard streams of a proxy command, with a limit on every wait."""
+"""The byte stream below SSH: a TCP socket, or the standard streams of a proxy command. Every wait has a time limit."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF
 
 
 class BufferedStream:
-    """The stream for paramiko, read in large pieces: paramiko asks for a few bytes at a time.
+    """The byte stream that paramiko uses. It reads large pieces, because paramiko asks for a few bytes at a time.
 
-    It also waits longer than paramiko would, so that an idle connection wakes up once a second rather than ten times.
+    An idle connection wakes up once a second, instead of paramiko's ten times.
     """
 
     def __init__(self, stream: Any, ended: Callable[[], None] | None = None) -> None:
@@ -57,18 +57,18 @@ class BufferedStream:
         return part
 
     def send(self, data: bytes) -> int:
-        """Send some of `data`; return how many bytes."""
+        """Send a part of `data`; return the number of sent bytes."""
         return int(self._stream.send(data))
 
     def settimeout(self, _seconds: float) -> None:
-        """Ignored: the stream has its own timeout."""
+        """Ignore the timeout of paramiko."""
 
     def close(self) -> None:
         """Close the stream and wake its waiting threads."""
         self._closed = True
         # A closed stream has no descriptor: ValueError.
         with contextlib.suppress(OSError, EOFError, AttributeError, ValueError):
-            # The peer would take unsent data for a heartbeat, long after our end.
+            # Discard unsent data: if it arrived long after the close, the peer would treat it as a heartbeat.
             if count_unsent_bytes(self._stream):
                 self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         with contextlib.suppress(OSError, EOFError):
@@ -81,7 +81,7 @@ class BufferedStream:
 
 
 class Watchdog:
-    """Context manager that closes a stream at a deadline (monotonic clock), which ends any wait for it."""
+    """A context manager that closes a stream at a deadline of the monotonic clock, which ends all waits on it."""
 
     def __init__(self, wire: BufferedStream, deadline: float) -> None:
         self.expired = False
@@ -105,7 +105,7 @@ def open_stream(node: str, options: SshOptions, deadline: float) -> BufferedStre
     """Return a stream to the SSH port in `options`: through the proxy command, or directly.
 
     Raises:
-        ConnectError: There was no connection by `deadline`.
+        ConnectError: No connection was possible before `deadline`.
     """
     if options.proxy_command:
         return _open_proxy_command(node, options.proxy_command)
@@ -136,8 +136,8 @@ def _open(node: str, family: int, address: Any, timeout: float, bind: str | None
             try:
                 sock.bind(socket.getaddrinfo(bind, 0, family, socket.SOCK_STREAM)[0][4])
             except OSError as error:
-                text = f"`BindAddress {bind}` is not an address of this machine that could reach it"
-                raise ConnectError(node, text, hint="mend it in ssh_config") from error
+                text = f"`BindAddress {bind}` is no address of this machine that can connect to the node"
+                raise ConnectError(node, text, hint="correct it in ssh_config") from error
         sock.settimeout(max(0.001, timeout))
         sock.connect(address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -157,7 +157,7 @@ def _resolve_addresses(node: str, options: SshOptions, deadline: float) -> list[
     )
     with contextlib.suppress(OSError, UnicodeError):
         return [(family, address) for family, _, _, _, address in look_up(flags=socket.AI_NUMERICHOST)]
-    # The resolver has no timeout, so it runs on a thread that may be abandoned.
+    # The resolver has no timeout, so it runs on a thread. If the thread hangs, it is abandoned.
     answers: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -170,10 +170,10 @@ def _resolve_addresses(node: str, options: SshOptions, deadline: float) -> list[
     try:
         answer = answers.get(timeout=max(0.001, deadline - time.monotonic()))
     except queue.Empty as error:
-        raise ConnectError(node, "the resolver did not answer in time for its host name") from error
+        raise ConnectError(node, "the name server did not resolve its host name in time") from error
     if isinstance(answer, OSError) and options.address_family != "any":
-        hint = f"ssh_config says `AddressFamily {options.address_family}`"
-        raise ConnectError(node, "it has no such address, or its name cannot be resolved", hint=hint) from answer
+        hint = f"see `AddressFamily {options.address_family}` in ssh_config"
+        raise ConnectError(node, "no address of this family, or host name cannot be resolved", hint=hint) from answer
     if isinstance(answer, OSError):
         hint = "check the spelling, or set `address:` in the cluster file or `HostName` in ~/.ssh/config"
         raise ConnectError(node, "host name cannot be resolved", hint=hint) from answer
@@ -181,14 +181,14 @@ def _resolve_addresses(node: str, options: SshOptions, deadline: float) -> list[
 
 
 def make_connect_error(node: str, error: OSError, port: int) -> ConnectError:
-    """Return the error for a failed connection, with the remedy."""
+    """Return the error for a failed TCP connection, with the remedy."""
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
-        return ConnectError(node, f"no answer on port {port}", hint="is the machine up, and does a firewall drop SSH?")
+        return ConnectError(node, f"no answer on port {port}", hint="is the machine up, or does a firewall block SSH?")
     if isinstance(error, ConnectionRefusedError):
-        hint = "is sshd running there, and on this port? set `port:` if it is another"
+        hint = "does sshd run there? if it uses another port, set `port:`"
         return ConnectError(node, f"connection refused on port {port}", hint=hint)
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
-        hint = "is the machine up and this one on its network? a `proxy_jump:` may be needed"
+        hint = "is the machine up, and is this machine on its network? a `proxy_jump:` may be needed"
         return ConnectError(node, "no route to host", hint=hint)
     return ConnectError(
         node, f"cannot connect: {error.strerror or error}", hint=rlimits.hint_for_too_many_open_files(error)
@@ -196,7 +196,7 @@ def make_connect_error(node: str, error: OSError, port: int) -> ConnectError:
 
 
 def _open_proxy_command(node: str, command: str) -> BufferedStream:
-    """Run a proxy command as ssh does: in the user's shell, with one socket for its standard streams."""
+    """Run a proxy command in `/bin/sh`, with one socket for its standard streams."""
     process, ours, stderr = start_child_process(node, ["/bin/sh", "-c", f"exec {command}"])
     stderr.close()
 
@@ -208,13 +208,13 @@ def _open_proxy_command(node: str, command: str) -> BufferedStream:
 
 
 class PreDialer:
-    """Resolves hosts and dials their SSH port while paramiko is still being imported, which takes tenths of a second.
+    """Resolves hosts and opens TCP connections to their SSH port in advance, while paramiko is being imported.
 
-    The machines can use that time to start the sshd process for the connection. Each result, also an error, is used
-    once, so that none grows old.
+    The import takes tenths of a second; meanwhile the machines start the sshd process for the connection. Each result,
+    also an error, is used only once, so that no result is outdated.
 
     Args:
-        config_file: Replaces the user's ssh_config; default: the variable `CLUSTERCTL_SSH_CONFIG`.
+        config_file: Path of a file that replaces the user's ssh_config; `None` for `CLUSTERCTL_SSH_CONFIG`, if set.
     """
 
     def __init__(self, config_file: str | None = None) -> None:
@@ -225,10 +225,12 @@ class PreDialer:
         self._closed = False
 
     def prefetch(self, host: HostSpec, timeout: float) -> None:
-        """Resolve `host` and connect to it if there is no jump host. Errors are raised when the result is used.
+        """Resolve `host`, and connect to it if it needs no jump host and no proxy command.
+
+        Errors are stored, and raised when the result is used.
 
         Args:
-            host: The target.
+            host: The host.
             timeout: Time limit of the connection in seconds.
         """
         deadline = time.monotonic() + timeout
@@ -265,7 +267,7 @@ class PreDialer:
         return options or resolve_options(node, destination, config_file=self.config_file)
 
     def list_user_known_hosts(self, node: str, destination: Destination) -> tuple[str, ...]:
-        """Return the known-hosts files that ssh_config names for a host, whatever the cluster file says.
+        """Return the known-hosts files that ssh_config names for a host, without the settings of the cluster file.
 
         Raises:
             ConnectError: ssh_config is invalid.

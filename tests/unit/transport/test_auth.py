@@ -72,7 +72,7 @@ def test_an_encrypted_key_alone_still_tells_its_public_half(tmp_path: Path) -> N
             "PubkeyAuthenticat",
         ),
         (LoginAttempt("u", unusable={"/k": ENCRYPTED}), "/k is protected by a passphrase", "run `ssh-add /k`"),
-        (LoginAttempt("u", refused=["k"], closed=True), "hung up after 1 key was", "identity_file"),
+        (LoginAttempt("u", refused=["k"], closed=True), "closed the connection after 1 key was", "identity_file"),
         (LoginAttempt("u", refused=["k"], sha1_only=True), "too old to accept RSA", "ed25519"),
         (
             LoginAttempt("u", refused=["k", "l"]),
@@ -84,7 +84,7 @@ def test_an_encrypted_key_alone_still_tells_its_public_half(tmp_path: Path) -> N
             "sshd takes: publickey, hostbased",
             "ssh-copy",
         ),
-        (LoginAttempt("u", unusable={"/k": HARDWARE}), "/k is one of a security key", "client: openssh"),
+        (LoginAttempt("u", unusable={"/k": HARDWARE}), "/k belongs to a security key", "client: openssh"),
         (LoginAttempt("u", unusable={"/k": "cannot be read: x"}), "/k cannot be read: x", "identity_file"),
         (LoginAttempt("u"), "there is no key to log in with", "ssh-keygen"),
         (LoginAttempt("u", refused=["/my/key"]), "no key was", "`ssh-copy-id -i /my/key u@n`"),
@@ -99,7 +99,7 @@ def test_an_encrypted_key_alone_still_tells_its_public_half(tmp_path: Path) -> N
         (
             LoginAttempt("u", missing=("/nope/id",), refused=["k"]),
             "no key was accepted",
-            "/nope/id does not exist: name another",
+            "/nope/id does not exist: set another",
         ),
         (
             LoginAttempt("u", missing=("/nope/id",), unusable={"/k": ENCRYPTED}),

@@ -75,7 +75,7 @@ def test_the_stricter_of_cluster_file_and_ssh_config_holds(
     accepted = (of_user in ACCEPTS and of_file != "strict") or (of_user == "ask" and of_file == "accept-new")
     error = refused(check, f"StrictHostKeyChecking {of_user}", host_keys=of_file)
     assert (error is None) is accepted
-    loosened = "not loosened by `host_keys: accept-new`" in str(error and error.hint)
+    loosened = "overrides `host_keys: accept-new`" in str(error and error.hint)
     assert loosened is (of_user == "yes" and of_file == "accept-new")
     assert accepted or "clusterctl trust" in str(error and error.hint)
     assert (tmp_path / "known").exists() is accepted
@@ -85,11 +85,11 @@ def test_the_stricter_of_cluster_file_and_ssh_config_holds(
 @pytest.mark.parametrize("nowhere", ["/dev/null", "none"])
 def test_a_user_who_keeps_no_keys_is_told_so_and_connects(check: Check, policy: str, nowhere: str) -> None:
     files = "/dev/null" if nowhere == "/dev/null" else "/dev/null\nUserKnownHostsFile none"
-    assert "is kept nowhere" in (check(f"StrictHostKeyChecking {policy}", files=files) or "")
+    assert "stores no host keys" in (check(f"StrictHostKeyChecking {policy}", files=files) or "")
 
 
 def test_a_file_does_not_choose_for_one_who_keeps_no_keys(check: Check) -> None:
-    with pytest.raises(HostKeyError, match="is not filed: /dev/null is not a file that keeps anything") as caught:
+    with pytest.raises(HostKeyError, match="is not stored: /dev/null is not a regular file") as caught:
         check("", files="/dev/null", host_keys="accept-new")
     assert "UserKnownHostsFile" in (caught.value.hint or "")
 
@@ -111,7 +111,7 @@ def test_known_hosts_of_a_file_are_read_beside_the_users_own_and_never_written(c
 def test_known_hosts_of_a_file_change_nothing_about_a_host_that_the_user_knows(check: Check, tmp_path: Path) -> None:
     (tmp_path / "known").write_text(f"10.0.0.1 {public(OTHER)}\n")
     (tmp_path / "of_file").write_text(f"10.0.0.1 {public(KEY)}\n")
-    with pytest.raises(UntrustedKeyError, match=f"changed.*{tmp_path}/known:1 has another"):
+    with pytest.raises(UntrustedKeyError, match=f"changed.*{tmp_path}/known:1 has another key"):
         check("", known_hosts=(str(tmp_path / "of_file"),))
 
 
@@ -222,9 +222,9 @@ def test_the_remedy_for_a_changed_key_names_the_file_that_holds_the_old_one(
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("Ciphers", "chacha20-poly1305@openssh.com", "`Ciphers` of ssh_config allows nothing"),
-        ("MACs", "umac-128@openssh.com", "`MACs` of ssh_config allows nothing"),
-        ("KexAlgorithms", "sntrup761x25519-sha512@openssh.com", "`KexAlgorithms` of ssh_config allows nothing"),
+        ("Ciphers", "chacha20-poly1305@openssh.com", "`Ciphers` of ssh_config allows no algorithm"),
+        ("MACs", "umac-128@openssh.com", "`MACs` of ssh_config allows no algorithm"),
+        ("KexAlgorithms", "sntrup761x25519-sha512@openssh.com", "`KexAlgorithms` of ssh_config allows no algorithm"),
         ("HostKeyAlgorithms", "ssh-ed25519", "offers no host key of a type that is still accepted"),
     ],
 )
