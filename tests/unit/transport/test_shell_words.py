@@ -132,6 +132,6 @@ def test_no_variable_is_told_to_name_servers_or_strangers(
     (place / "cluster.yaml").write_text(text)
     assert run(["trust", "cluster.yaml"]) == ExitCode.CONFIG
     said = capfd.readouterr().err
-    assert f"`${{{variable}}}` is not filled in here" in said
+    assert f"`${{{variable}}}` is not allowed here" in said
     assert "hint: " in said
     assert "sekrit" not in said

@@ -58,7 +58,11 @@ def test_our_end_is_the_address_that_ssh_config_names() -> None:
     [
         ({"hostname": "127.0.0.1", "address_family": "inet6"}, "no address of this family", "`AddressFamily inet6`"),
         ({"hostname": "::1", "address_family": "inet"}, "no address of this family", "`AddressFamily inet`"),
-        ({"hostname": "127.0.0.1", "bind_address": "203.0.113.7"}, "`BindAddress 203.0.113.7` is no address", "ssh_config"),
+        (
+            {"hostname": "127.0.0.1", "bind_address": "203.0.113.7"},
+            "`BindAddress 203.0.113.7` is no address",
+            "ssh_config",
+        ),
         ({"hostname": "127.0.0.1", "bind_address": "::1"}, "`BindAddress ::1` is no address", "ssh_config"),
     ],
 )
