@@ -90,18 +90,18 @@ CASES = [
     ),
     pytest.param(
         ("checkpoint_resume", [*RESUME, "--sharded"], (f"{DAMAGED}/about.json", '"world_size": 4', '"world_size": 1')),
-        f"error: cannot resume from {DAMAGED}: it was written without --sharded; start it in the same way",
+        f"error: cannot resume from {DAMAGED}: it was written without --sharded; start the job in the same way",
         id="checkpoint-of-another-kind",
     ),
     pytest.param(
         ("checkpoint_resume", RESUME, (f"{DAMAGED}/state.pt", "optimizer", "optimiser")),
-        f"error: cannot resume from {DAMAGED}: it is torn: state.pt is not what was written; "
-        "delete it: the job then loads an older one",
+        f"error: cannot resume from {DAMAGED}: it is damaged: state.pt has changed; "
+        "delete the checkpoint, then the job loads an older one",
         id="checkpoint-torn",
     ),
     pytest.param(
         ("checkpoint_resume", RESUME, (f"{DAMAGED}/about.json", '"step"', "step")),
-        f"error: cannot resume from {DAMAGED}: it is torn or no checkpoint",
+        f"error: cannot resume from {DAMAGED}: it is incomplete or not a checkpoint",
         id="checkpoint-without-its-description",
     ),
 ]
