@@ -192,4 +192,4 @@ def test_without_a_cluster_file_all_has_no_meaning(make_head: MakeHead) -> None:
     done = head.run("cp", "a", "all:")
 
     assert done.returncode == 102
-    assert "no cluster.yaml here" in done.stderr
+    assert "no cluster.yaml is in this folder" in done.stderr

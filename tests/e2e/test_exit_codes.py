@@ -53,7 +53,7 @@ def idle(make_head: MakeHead) -> LocalHead:
         pytest.param(100, (*UP, "--command", "exit 3"), "exit code 3", id="100-a-worker-fails"),
         pytest.param(100, (*UP, "--command", "kill -9 $$"), "SIGKILL", id="100-a-worker-is-killed"),
         pytest.param(102, ("status", "nobody"), "nobody", id="102-status-of-an-unknown-run"),
-        pytest.param(102, ("attach",), "no active run", id="102-attach-without-an-active-run"),
+        pytest.param(102, ("attach",), "no run is active", id="102-attach-without-an-active-run"),
         pytest.param(102, ("attach", "nobody"), "nobody", id="102-attach-to-an-unknown-run"),
         pytest.param(102, ("wait", "nobody"), "nobody", id="102-wait-for-an-unknown-run"),
         pytest.param(102, ("logs", "nobody"), "nobody", id="102-logs-of-an-unknown-run"),

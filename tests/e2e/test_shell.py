@@ -123,5 +123,5 @@ def test_without_a_terminal_it_is_refused(head: LocalHead) -> None:
     done = head.run("shell", "--", "true")
 
     assert done.returncode == 6
-    assert "no terminal" in done.stderr
+    assert "not a terminal" in done.stderr
     assert "clusterctl exec" in done.stderr
