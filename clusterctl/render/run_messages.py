@@ -195,7 +195,7 @@ EVENTS_WITHOUT_MESSAGE = (
     node_events.Prepared,
     node_events.Started,
     node_events.Exited,
-    node_events.ProcessGroupJoined,
+    node_events.GroupJoined,
     node_events.Swept,
 )
 """The most frequent events of nodes, for which `node_event_messages` returns nothing."""

@@ -22,15 +22,13 @@ class Sender:
 
     Args:
         channel: The connection.
-        make_heartbeat: Creates a heartbeat; called on the sender thread immediately before the heartbeat is sent.
+        make_beat: Creates a heartbeat; called on the sender thread immediately before the heartbeat is sent.
         on_broken: Called once on the sender thread if the channel breaks.
     """
 
-    def __init__(
-        self, channel: Channel, make_heartbeat: Callable[[], bytes], on_broken: Callable[[OSError], None]
-    ) -> None:
+    def __init__(self, channel: Channel, make_beat: Callable[[], bytes], on_broken: Callable[[OSError], None]) -> None:
         self._channel = channel
-        self._make_heartbeat = make_heartbeat
+        self._make_heartbeat = make_beat
         self._on_broken = on_broken
         self._changed = threading.Condition()
         self._frames: deque[bytes] = deque()

@@ -101,11 +101,6 @@ def may_be_sample(line: bytes, kind: SampleKind) -> bool:
     return line.endswith(end) or (not line.endswith(ends) and mark in line)
 
 
-def _ends_with_kind(line: bytes, kind: SampleKind) -> bool:
-    """Return whether a line ends with this kind, as every sample that a node writes does."""
-    return line.endswith(_KIND_SUFFIXES[kind])
-
-
 class SampleLineSplitter:
     """Splits received bytes of samples into lines, and stores the incomplete last line of each node."""
 
@@ -137,7 +132,7 @@ _VALUE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticE
 def parse_rank_steps(line: bytes) -> tuple[float, Sequence[tuple[int, float]]] | None:
     """Return the time and the `(rank, step)` pairs of an activity sample; `None` for any other line."""
     begin = _SAMPLE_TIME.match(line)
-    if begin is not None and len(line) <= MAX_LINE_BYTES and _ends_with_kind(line, "activity"):
+    if begin is not None and len(line) <= MAX_LINE_BYTES and line.endswith(_KIND_SUFFIXES["activity"]):
         found = _RANK_STEP.findall(line)
         if len(found) == line.count(_INSIDE_KEY):
             return float(begin[1]), [(int(rank), float(step)) for rank, step in found if step]

@@ -30,7 +30,7 @@ _AMD_VENDOR = "0x1002"
 """The PCI vendor of the bridges on an AMD card. The outermost bridge has the link of the card, as in the kernel's
 `amdgpu_device_partner_bandwidth`.
 """
-_DEVICE_NODE = re.compile(r"nvidia(\d+|ctl|-uvm)")
+_NODE = re.compile(r"nvidia(\d+|ctl|-uvm)")
 
 
 def read_pcie_link(path: str) -> dict[str, Any]:
@@ -88,9 +88,7 @@ def collect_driver(root: str) -> dict[str, Any]:
         "nvswitches": switches,
         "pci": gpus,
         "dev": [
-            _can_open(root, f"/dev/{name}")
-            for name in kernel_files.list_names(root, "/dev")
-            if _DEVICE_NODE.fullmatch(name)
+            _can_open(root, f"/dev/{name}") for name in kernel_files.list_names(root, "/dev") if _NODE.fullmatch(name)
         ],
         "imex": [_can_open(root, f"{_IMEX_FOLDER}/{name}") for name in kernel_files.list_names(root, _IMEX_FOLDER)],
         "helper": any(_is_setuid(kernel_files.join_root(root, path)) for path in _DEVICE_NODE_HELPERS),

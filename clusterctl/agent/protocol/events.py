@@ -111,7 +111,7 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class ProcessGroupJoined:
+class GroupJoined:
     """Workers of the node have joined a process group of `size` members.
 
     `ranks` are the ranks of these workers there.
@@ -219,9 +219,7 @@ class Alarm:
     rank: wire_types.Rank | None = None
 
 
-Event = Union[
-    Prepared, Started, Exited, ProcessGroupJoined, Stopping, Swept, Finished, RunAdopted, OutputDropped, Alarm
-]
+Event = Union[Prepared, Started, Exited, GroupJoined, Stopping, Swept, Finished, RunAdopted, OutputDropped, Alarm]
 EVENT_CLASSES: dict[str, type[Any]] = {event.KIND: event for event in get_args(Event)}
 """The class of each kind of event. A newer agent may write other kinds, which every reader ignores."""
 

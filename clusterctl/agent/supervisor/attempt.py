@@ -234,7 +234,7 @@ class Attempt:
         groups = shim_files.read_process_group_sizes(self._run.status_dir(self.number)) if self.started else {}
         if groups and groups != self._groups:
             self._groups = groups
-            self.record(events.ProcessGroupJoined(self.number, sorted(groups)[:4096], max(groups.values())))
+            self.record(events.GroupJoined(self.number, sorted(groups)[:4096], max(groups.values())))
 
     def _list_user_ids(self) -> set[int | None]:
         seen = dataclasses.replace(self.known_processes, processes=set(self.known_processes.processes))

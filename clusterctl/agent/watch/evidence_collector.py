@@ -30,7 +30,6 @@ _TAIL_LINES = 40
 _MAX_CHILDREN = 64
 _MAX_ANSWER_BYTES = 12 << 20
 """The maximum size of an answer for all ranks together, well below the maximum size of a frame."""
-_PYTHON = "python"
 
 
 def collect_evidence(
@@ -149,15 +148,9 @@ def _collect_rank(
     after = _read_ticks(members)
     shares = {pid: round((ticks - before[pid]) / proc.TICKS_PER_SECOND / elapsed, 2) for pid, ticks in after.items()}
     children = [process for process in members if process.pid != subject.pid][:_MAX_CHILDREN]
-    rank_process = _describe_process(subject, shares)
     return {
         "rank": worker["rank"],
-        "pid": rank_process["pid"],
-        "name": rank_process["name"],
-        "state": rank_process["state"],
-        "wchan": rank_process["wchan"],
-        "cpu": rank_process["cpu"],
-        "command": rank_process["command"],
+        **_describe_process(subject, shares),  # type: ignore[typeddict-item]  # it has no field that is missing here
         "threads": subject.threads,
         "source": dump.source,
         "why": list(dump.why),
@@ -182,7 +175,7 @@ def _find_rank_process(members: list[proc.ProcessStat], status_dir: str, rank: i
 
 def _is_python(pid: int) -> bool:
     try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith(_PYTHON)
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
     except OSError:
         return False
 

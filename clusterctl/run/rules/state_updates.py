@@ -98,7 +98,7 @@ def _apply_current(state: RunState, node: NodeState, stamp: events.Stamp, event:
             return _started(state, node, event, stamp.mono)
         case events.Exited():
             return _exited(state, node, event)
-        case events.ProcessGroupJoined():
+        case events.GroupJoined():
             return _with_node(state, replace(node, group=(tuple(event.ranks), event.size)))
         case events.Stopping():
             return _with_node(state, replace(node, stop_reason=event.reason, grace_s=event.grace))

@@ -348,7 +348,7 @@ def test_workers_that_did_not_meet_those_of_other_nodes_are_told_of(
 ) -> None:
     state = RUNNING
     for node, (ranks, size) in groups.items():
-        state = wrote(state, node, node_events.ProcessGroupJoined(0, ranks, size))
+        state = wrote(state, node, node_events.GroupJoined(0, ranks, size))
     said = status_json(RunSnapshot(state=state, has_controller=True))["warnings"]
     assert said == [] if words is None else words in said[0]
 
@@ -358,7 +358,7 @@ def ended_as(*how: dict[str, Any], groups: dict[str, tuple[list[int], int]] | No
     ends = [exited(rank, exit_code=0, **each) for rank, each in enumerate(how)]
     state = RUNNING
     for node, (ranks, size) in (groups or {}).items():
-        state = wrote(state, node, node_events.ProcessGroupJoined(0, ranks, size))
+        state = wrote(state, node, node_events.GroupJoined(0, ranks, size))
     state = wrote(wrote(state, "n0", *ends[:2]), "n1", *ends[2:])
     assert determine_outcome(state) == (RunPhase.SUCCEEDED, ExitCode.OK)
     over = told(state, controller_events.RunEnded(state="succeeded", exit_code=0))
