@@ -150,7 +150,8 @@ def _collect_rank(
     children = [process for process in members if process.pid != subject.pid][:_MAX_CHILDREN]
     return {
         "rank": worker["rank"],
-        **_describe_process(subject, shares),  # type: ignore[typeddict-item]  # it has no field that is missing here
+        # mypy does not know that the result has only the fields of `ProcessState`.
+        **_describe_process(subject, shares),  # type: ignore[typeddict-item]
         "threads": subject.threads,
         "source": dump.source,
         "why": list(dump.why),

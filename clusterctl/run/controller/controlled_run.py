@@ -39,7 +39,7 @@ from clusterctl.session.connect import open_in_parallel
 from clusterctl.session.controller_inbox import EventReceived, Inbox, InboxItemQueue
 from clusterctl.session.node_requests import FINISH, STOP
 from clusterctl.session.node_session import Session
-from clusterctl.validation import journal_lines
+from clusterctl.validation.journal_lines import list_event_ranks
 
 Post = Callable[[controller_events.ControllerEvent], None]
 Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]
@@ -153,9 +153,7 @@ class ControlledRun(ThreadOwnedState):
             raise FrameError(f"its event is about the run {received.run[:80]!a}")
         attempt = getattr(received.event, "attempt", self.state.attempt)
         placed = self.find_ranks_on(received.node, attempt)
-        strange = [
-            rank for rank in journal_lines.list_event_ranks(received.event) if placed is not None and rank not in placed
-        ]
+        strange = [rank for rank in list_event_ranks(received.event) if placed is not None and rank not in placed]
         if strange:
             raise FrameError(f"its event `{received.event.KIND}` is about rank {strange[0]}, which is not on this node")
 
