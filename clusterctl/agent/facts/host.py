@@ -190,13 +190,14 @@ def _hash_variable(salt: str, name: str, value: str) -> str:
 
 def collect_host(root: str, variable_salt: str = "") -> dict[str, Any]:
     """Return the facts of the group `host`. `variable_salt` is a part of the hashes of environment variables."""
+    distro = re.search(r'^PRETTY_NAME="?([^"\n]*)', kernel_files.read_text(root, "/etc/os-release") or "", re.MULTILINE)
     return {
         "boot_id": kernel_files.read_text(root, "/proc/sys/kernel/random/boot_id"),
         "machine_id": kernel_files.read_text(root, "/etc/machine-id"),
         "netns": proc.read_namespace("net") or None,
         "kernel": os.uname().release,
         "arch": os.uname().machine,
-        "distro": _read_distribution(root),
+        "distro": distro.group(1) if distro else None,
         "user": os.environ.get("USER") or str(os.getuid()),
         "uptime": read_first_number(kernel_files.read_text(root, "/proc/uptime")),
         **collect_memory(root),
@@ -204,11 +205,6 @@ def collect_host(root: str, variable_salt: str = "") -> dict[str, Any]:
         **collect_limits(root),
         **collect_environment(root, variable_salt),
     }
-
-
-def _read_distribution(root: str) -> str | None:
-    found = re.search(r'^PRETTY_NAME="?([^"\n]*)', kernel_files.read_text(root, "/etc/os-release") or "", re.MULTILINE)
-    return found.group(1) if found else None
 
 
 _LIBRARY_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")

@@ -61,23 +61,21 @@ def list_rdma_ports(root: str) -> list[dict[str, Any]]:
     """Return the facts of every port of every RDMA device."""
     every: list[dict[str, Any]] = []
     for device in kernel_files.list_names(root, RDMA_FOLDER):
-        shared = _list_device_ports(root, f"{RDMA_FOLDER}/{device}")
+        base = f"{RDMA_FOLDER}/{device}"
+        path = os.path.realpath(kernel_files.join_root(root, f"{base}/device"))
+        driver = f"{path}/driver"
+        card = {
+            "firmware": kernel_files.read_text(root, f"{base}/fw_ver"),
+            "board": kernel_files.read_text(root, f"{base}/board_id"),
+            "driver": os.path.basename(os.path.realpath(driver)) if os.path.exists(driver) else None,
+            "pci": os.path.basename(path) if gpu_driver.is_pci_device(path) else None,
+            **gpu_driver.read_pcie_link(path),
+        }
         every += [
-            {"device": device, **_read_rdma_port(root, f"{RDMA_FOLDER}/{device}/ports/{port}", port), **shared}
-            for port in kernel_files.list_names(root, f"{RDMA_FOLDER}/{device}/ports")
+            {"device": device, **_read_rdma_port(root, f"{base}/ports/{port}", port), **card}
+            for port in kernel_files.list_names(root, f"{base}/ports")
         ]
     return every
-
-
-def _list_device_ports(root: str, base: str) -> dict[str, Any]:
-    place = os.path.realpath(kernel_files.join_root(root, f"{base}/device"))
-    return {
-        "firmware": kernel_files.read_text(root, f"{base}/fw_ver"),
-        "board": kernel_files.read_text(root, f"{base}/board_id"),
-        "driver": os.path.basename(os.path.realpath(f"{place}/driver")) if os.path.exists(f"{place}/driver") else None,
-        "pci": os.path.basename(place) if gpu_driver.is_pci_device(place) else None,
-        **gpu_driver.read_pcie_link(place),
-    }
 
 
 def _read_rdma_port(root: str, where: str, port: str) -> dict[str, Any]:

@@ -58,7 +58,17 @@ def collect_hardware_errors(root: str) -> dict[str, Any]:
         for place, what in places.items()
         if (errors := _read_pcie_errors(place)) is not None
     ]
-    return {"pcie": devices, "memory": _read_memory_errors(root)}
+    memory = [
+        {
+            "controller": name,
+            "corrected": kernel_files.read_int(root, f"{_EDAC_FOLDER}/{name}/ce_count"),
+            "uncorrected": kernel_files.read_int(root, f"{_EDAC_FOLDER}/{name}/ue_count"),
+            "seconds": kernel_files.read_int(root, f"{_EDAC_FOLDER}/{name}/seconds_since_reset"),
+        }
+        for name in kernel_files.list_names(root, _EDAC_FOLDER)
+        if name.startswith("mc")
+    ]
+    return {"pcie": devices, "memory": memory}
 
 
 def _list_gpus(root: str) -> list[tuple[str, str]]:
@@ -99,19 +109,6 @@ def _read_pcie_errors(place: str) -> dict[str, Any] | None:
         pairs = (line.rpartition(" ")[::2] for line in (text or "").splitlines() if not line.startswith("TOTAL_"))
         counts[grade] = {kind.strip(): int(count) for kind, count in pairs if count.isdigit() and int(count)}
     return counts
-
-
-def _read_memory_errors(root: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "controller": name,
-            "corrected": kernel_files.read_int(root, f"{_EDAC_FOLDER}/{name}/ce_count"),
-            "uncorrected": kernel_files.read_int(root, f"{_EDAC_FOLDER}/{name}/ue_count"),
-            "seconds": kernel_files.read_int(root, f"{_EDAC_FOLDER}/{name}/seconds_since_reset"),
-        }
-        for name in kernel_files.list_names(root, _EDAC_FOLDER)
-        if name.startswith("mc")
-    ]
 
 
 _DEVICE = re.compile(r"amdgpu ([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): (?:amdgpu: )?")

@@ -199,7 +199,10 @@ class NvmlGpuReading(GpuReading):
         if self.handle is not None:
             self._read(ALL_VALUES)
             self._read_fields(FIELDS)
-            self._join_retired_pages()
+            # Combine the two counts of retired pages into one value.
+            counts = [self.values.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
+            codes = [self.codes.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
+            self.set_value("retired", counts, next((code for code in codes if code is not None), None))
             states = self.read_nvlink_states()
             self.set_value("nvlinks", states, None if states else self._nvml.NVML_ERROR_NOT_SUPPORTED)
             self.read_processes()
@@ -277,12 +280,6 @@ class NvmlGpuReading(GpuReading):
             error = None if code == 0 else self._nvml.NVML_ERROR_NOT_SUPPORTED if newer else code
             value = answer.value.siVal if number in _SIGNED else answer.value.uiVal
             self.set_value(wanted[number], int(value), error)
-
-    def _join_retired_pages(self) -> None:
-        """Combine the two counts of retired pages into one value."""
-        counts = [self.values.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
-        codes = [self.codes.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
-        self.set_value("retired", counts, next((code for code in codes if code is not None), None))
 
     def _list_processes(self) -> dict[int, dict[str, Any]]:
         n = self._nvml

@@ -62,7 +62,9 @@ def collect_evidence(
             workers.append({"rank": foreign, "pid": offer["pid"], "start_time": offer["start_time"], "output": None})
     complete = dict(sorted(_collect_in_threads(workers, status_dir, deadline).items(), key=lambda item: int(item[0])))
     for rank, evidence in complete.items():
-        _write_files(out_dir, rank, evidence)
+        for ending, text in format_rank_files(evidence).items():
+            with open(os.path.join(out_dir, f"rank-{rank}{ending}"), "w", encoding="utf-8") as file:
+                file.write(text)
     limit = _MAX_ANSWER_BYTES // max(1, len(complete))
     answer = {rank: _shorten(evidence, limit, out_dir) for rank, evidence in complete.items()}
     return {"took_s": round(time.monotonic() - began, 3), "ranks": answer}
@@ -206,9 +208,3 @@ def _read_tail(path: str | None) -> list[str]:
             return file.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
     except OSError:
         return []
-
-
-def _write_files(out_dir: str, rank: str, evidence: RankEvidence) -> None:
-    for ending, text in format_rank_files(evidence).items():
-        with open(os.path.join(out_dir, f"rank-{rank}{ending}"), "w", encoding="utf-8") as file:
-            file.write(text)

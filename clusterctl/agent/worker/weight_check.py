@@ -65,7 +65,10 @@ def verify_sync(model: torch.nn.Module, buffers: bool = False, step: int | None 
     dist.all_gather_object(everyone, own, group=group)
     ranks = [dist.get_global_rank(group, index) if group is not None else index for index in range(size)]
     odd, tensor = _find_differing_ranks(dict(zip(ranks, everyone)))
-    raise OutOfSyncError(_format_message(odd, tensor, step, size), odd, tensor, step)
+    who = f"rank {odd[0]} differs" if len(odd) == 1 else f"ranks {','.join(map(str, odd))} differ"
+    when = "" if step is None else f" at step {step}"
+    text = f"weights are not the same on all ranks{when}: {who} from the other {size - len(odd)}, first in `{tensor}`"
+    raise OutOfSyncError(text, odd, tensor, step)
 
 
 def _list_compared_tensors(model: torch.nn.Module, buffers: bool) -> Iterator[tuple[str, torch.Tensor]]:
@@ -109,10 +112,3 @@ def _find_differing_ranks(digests: dict[int, Digests]) -> tuple[list[int], str]:
     names = list(reference) + [name for rank in odd for name in digests[rank] if name not in reference]
     first = next((n for n in names if any(digests[r].get(n) != reference.get(n) for r in odd)), "the order of tensors")
     return odd, first
-
-
-def _format_message(odd: list[int], tensor: str, step: int | None, size: int) -> str:
-    """Return the error message, which has one line."""
-    who = f"rank {odd[0]} differs" if len(odd) == 1 else f"ranks {','.join(map(str, odd))} differ"
-    when = "" if step is None else f" at step {step}"
-    return f"weights are not the same on all ranks{when}: {who} from the other {size - len(odd)}, first in `{tensor}`"
