@@ -16,7 +16,7 @@ def test_what_is_left_out_is_said_and_hosts_can_be_left_out(make_head: MakeHead)
 
     refused = head.run("export", "k8s")
     assert refused.returncode == 6
-    assert "`gpus` of gpu02 is 4, and of gpu01 2" in refused.stderr
+    assert "`gpus` is 2 on gpu01 and 4 on gpu02" in refused.stderr
     assert "hint: `--exclude gpu02`" in refused.stderr
 
     made = head.run("export", "k8s", "--exclude", "gpu02")
