@@ -247,7 +247,7 @@ def test_a_run_that_is_over_needs_no_file_to_be_ended_again(head: LocalHead) -> 
     done = head.run("down", spec.parent.name)
 
     assert done.returncode == 0, done.stderr
-    assert "nothing is left" in done.stderr
+    assert "have ended" in done.stderr
 
 
 def end_and_leave(head: LocalHead, run: str, remaining: list[RemainingProcess]) -> int:
@@ -288,7 +288,7 @@ def test_what_an_ended_run_has_left_alive_is_shown_and_ended(
     assert ("may still run on localhost" in table.stdout) is bool(known)
     assert (f"`clusterctl down {run}`" in table.stderr) is bool(known)
     assert done.returncode == 0, done.stderr
-    assert f"{run}: lost; nothing is left" in done.stderr
+    assert f"{run}: lost; all processes" in done.stderr
     assert not alive(worker)
     assert head.json("ps") == []
 
@@ -305,7 +305,7 @@ def test_down_without_a_name_ends_the_active_run_and_what_others_have_left(head:
 
     assert not alive(worker)
     assert not alive(left[0])
-    assert f"{ended}: lost; nothing is left" in done.stderr
+    assert f"{ended}: lost; all processes" in done.stderr
     assert done.returncode == 7, done.stderr
     assert f"error: the nodes of {unreadable} are unknown, so its processes cannot be ended" in done.stderr
     assert head.run("down", "--orphans").returncode == 0

@@ -60,7 +60,7 @@ def test_a_command_that_only_looks_runs_nothing_of_the_file(head: LocalHead, com
 def test_health_says_what_of_the_file_it_runs_here_before_it_does(head: LocalHead) -> None:
     done = head.run("health", "cluster.yaml")
     assert "warning: `job.prologue` and `python` of " in done.stderr
-    assert "will be run on this machine" in done.stderr
+    assert "will run on this machine" in done.stderr
     assert {"prologue", "python"} <= traces(head.folder)
 
 

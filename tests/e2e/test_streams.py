@@ -194,4 +194,4 @@ def test_a_request_that_completion_does_not_know_is_told(head: LocalHead) -> Non
     done = head.__class__(head.folder, {**head.env, "_CLUSTERCTL_COMPLETE": "nonsense"}).run()
 
     assert done.returncode == 2
-    assert "hint: `clusterctl completion bash`" in done.stderr
+    assert "hint: run `unset _CLUSTERCTL_COMPLETE`" in done.stderr

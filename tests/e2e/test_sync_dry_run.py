@@ -115,4 +115,4 @@ def test_a_module_that_was_left_out_is_told_by_the_rule_that_did(make_head: Make
 def test_what_is_fetched_is_not_tried(head: LocalHead) -> None:
     refused = head.run("sync", "--dry-run", "--pull", "*")
     assert refused.returncode == 2
-    assert "leave out `--pull`" in refused.stderr
+    assert "works only without `--pull`" in refused.stderr

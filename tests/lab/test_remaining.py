@@ -187,7 +187,7 @@ def test_what_a_node_without_its_cable_runs_on_is_said_and_ended_once_it_is_back
     assert attached.returncode == 7, told
     assert f"{gone.name}: pid {pid} (node lost)" in told
     assert down.returncode == 0, down.stderr
-    assert f"{run}: cancelled; nothing is left" in down.stderr
+    assert f"{run}: cancelled; all processes" in down.stderr
     assert not gone.pids_of("sleep 600")
     after = head.json("status", run)
     assert (after["ended"], after["exit_code"], after["remaining"]) == (ended["ended"], 103, [])
