@@ -98,7 +98,7 @@ class TopData:
 
 
 def list_top_units(data: TopData) -> list[TopUnit]:
-    """Return all units, in order of node and rank."""
+    """Return a `TopUnit` for each rank, GPU without a rank and node without both, in order of node and rank."""
     every = data.view.state.workers.values() if data.view else ()
     by_node = group_pairs((worker.node, worker) for worker in every)
     found: list[TopUnit] = []

@@ -58,6 +58,6 @@ def _touch(path: str) -> None:
 
 
 def lock_run_folders(rank_file: str) -> list[int]:
-    """Protect the folders of attempt and run that contain the file of a rank; return the locked descriptors."""
+    """Lock the folders that contain the file of a rank, so that systemd-tmpfiles keeps them; return the descriptors."""
     attempt = os.path.dirname(rank_file)
     return [*lock_against_cleanup(attempt), *lock_against_cleanup(os.path.dirname(attempt))]

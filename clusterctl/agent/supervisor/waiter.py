@@ -52,7 +52,7 @@ class WaiterConfig:
         kept_descriptors: Descriptors to keep open (GPU claims).
         stop_after: Seconds without a controller after which the waiter ends the worker; `None` for never.
         lease_file: File with the time of the controller's last frame.
-        fence: Argument of `termination.terminate_for_fence`, or `None`.
+        fence: Where the run is and how to stop it, for the fence that the waiter enforces; `None` without a fence.
         cgroup_procs: File `cgroup.procs` of the cgroup for the worker, or `None`.
         title: Distinguishes this waiter from others in process lists.
     """

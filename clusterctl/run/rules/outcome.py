@@ -161,7 +161,7 @@ def _group_messages(messages: Mapping[int, str], text: str, others: str) -> Iter
 
 
 def _warn_of_separate_groups(nodes: Sequence[NodeState], world_size: int) -> Iterator[str]:
-    """Warn of process groups that do not span all nodes: a rank is in several groups, or the sizes are too small."""
+    """Warn if no process group spans all nodes: a rank number exists twice, or every group is smaller than the run."""
     grouped = [(node.node, *node.group) for node in nodes if node.group is not None]
     ranks = [rank for _, own, _ in grouped for rank in own]
     sizes = {size for _, _, size in grouped}

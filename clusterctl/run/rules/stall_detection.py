@@ -348,7 +348,7 @@ def _is_other_phase(before: tuple[str, float, float] | None, now: tuple[str, flo
 
 
 def _add_progress(watch: StallWatch, moment: float, seen_at: float, now: float, max_unseen_s: float) -> None:
-    """Record progress of the run at a moment. The time since the last progress is an interval.
+    """Record that the run made progress at this time. The time since the last progress is an interval.
 
     After the sample at `seen_at`, steps may have happened without a sample. At most `max_unseen_s` of that time counts.
     """
