@@ -108,7 +108,7 @@ def test_who_waits_for_the_end_of_input_says_so(head: LocalHead) -> None:
     ("arguments", "said"),
     [
         (("-w", "gpu[1"), "`[` is not closed"),
-        (("-w", "-oProxyCommand=x"), "a host cannot begin with `-`"),
+        (("-w", "-oProxyCommand=x"), "a host name must not begin with `-`"),
         (("-w", "$(reboot)"), "`$(reboot)` is not a host name"),
         (("-w", "gpu01", "cluster.yaml"), "`-w` cannot be used together with `FILE`"),
     ],

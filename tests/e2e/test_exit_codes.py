@@ -39,7 +39,7 @@ def idle(make_head: MakeHead) -> LocalHead:
         pytest.param(2, ("up", "--nonsense"), "No such option", id="2-unknown-option"),
         pytest.param(2, ("wait", "--timeout", "soon"), "--timeout", id="2-no-duration"),
         pytest.param(2, ("up", "--json"), "`--json` needs `-d`", id="2-json-of-a-run-that-goes-on"),
-        pytest.param(2, ("logs", "--grep", "("), "no regular expression", id="2-no-pattern"),
+        pytest.param(2, ("logs", "--grep", "("), "is not a regular expression", id="2-no-pattern"),
         pytest.param(3, (*UP, "--set", "job.grace=soon"), "job.grace", id="3-up-with-a-mistake-in-the-file"),
         pytest.param(3, (*UP, "missing.yaml"), "missing.yaml", id="3-up-without-its-file"),
         pytest.param(4, (*UP, *UNREACHABLE), "connection refused", id="4-up-with-a-node-that-refuses"),

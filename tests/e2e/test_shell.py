@@ -106,7 +106,7 @@ def test_what_is_started_beside_a_rank_is_no_part_of_its_run(make_head: MakeHead
     [
         pytest.param(("nowhere",), 102, "no node `nowhere`", id="no such node"),
         pytest.param(("--rank", "77"), 102, "has no rank 77", id="no such rank"),
-        pytest.param(("localhost.0", "--rank", "0"), 2, "only one can be used", id="two targets"),
+        pytest.param(("localhost.0", "--rank", "0"), 2, "cannot be used together", id="two targets"),
         pytest.param(("--run", "x"), 2, "`--run` needs `--rank`", id="a run alone"),
         pytest.param(("--", "/no/such/program"), 127, "/no/such/program: No such file", id="no such program"),
     ],

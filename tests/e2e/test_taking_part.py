@@ -62,7 +62,7 @@ def test_a_plan_has_the_chosen_hosts_alone(head: LocalHead) -> None:
     ("chosen", "code", "said"),
     [
         pytest.param(("--exclude", "localhots.1"), 102, "no node `localhots.1`", id="unknown"),
-        pytest.param(("--exclude", "*"), 102, "no node is left", id="nobody"),
+        pytest.param(("--exclude", "*"), 102, "no node is selected", id="nobody"),
         pytest.param(("--min-nodes", "3"), 2, "`--min-nodes 3` is more than the 2 nodes", id="more than there are"),
         pytest.param(("--nodes", "[1"), 2, "`[` is not closed", id="no set"),
     ],

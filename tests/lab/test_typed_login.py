@@ -70,7 +70,7 @@ def log_in(scene: Scene, head: Head, env: dict[str, str]) -> None:
     first, second = scene.lab.nodes
     with Terminal(*typed("clusterctl trust --login"), folder=head.folder, env=env) as terminal:
         for node in (first, second):
-            terminal.expect(f"{node.name}: `ssh` asks now")
+            terminal.expect(f"{node.name}: `ssh` now asks")
             wait_for(
                 lambda node=node: terminal.shown.count("Password: ") == 1 + (node is second),
                 what="the question for a password",
