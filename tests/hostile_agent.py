@@ -256,9 +256,15 @@ LIES: dict[str, Lie] = {
     "a rank that is text": _event("exited", rank="0"),
     "a rank below zero": _event("exited", rank=-1),
     "a rank of another node": _event("exited", "is not on this node", rank=1, exit_code=1),
-    "a start of another node's rank": _event("started", "is not on this node", rank=1, local_rank=0, pid=1, start_time=1),
-    "a dropped output of another node": _event("dropped", "is not on this node", rank=1, first_valid=1, lost=1, why="x"),
-    "a leaving rank of another node": _event("stopping", "is not on this node", reason="x", grace=1.0, exiting_ranks=[1]),
+    "a start of another node's rank": _event(
+        "started", "is not on this node", rank=1, local_rank=0, pid=1, start_time=1
+    ),
+    "a dropped output of another node": _event(
+        "dropped", "is not on this node", rank=1, first_valid=1, lost=1, why="x"
+    ),
+    "a leaving rank of another node": _event(
+        "stopping", "is not on this node", reason="x", grace=1.0, exiting_ranks=[1]
+    ),
     "a tail that is a number": _event("exited", rank=0, tail=7),
     "a tail of a megabyte": _event("exited", rank=0, tail="x" * 900_000),
     "a moment that is text": _event("exited", rank=0, earliest="x"),

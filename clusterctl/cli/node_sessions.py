@@ -14,7 +14,7 @@ import click
 from clusterctl.cli import accepted_commands
 from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.errors import ConfigError, NodeError
-from clusterctl.render.live_view import WaitingLine
+from clusterctl.render.start_progress import WaitingLine
 from clusterctl.run.nodes.fan_out import raise_first
 from clusterctl.session.connect import Transports, open_sessions
 from clusterctl.session.node_session import Session

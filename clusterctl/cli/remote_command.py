@@ -23,7 +23,7 @@ from clusterctl.session.node_session import Session
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
-    from clusterctl.render.live_view import WaitingLine
+    from clusterctl.render.start_progress import WaitingLine
 
 _EXTRA_WAIT_S = 30.0
 _READER_CHECK_S = 1.0

@@ -15,7 +15,7 @@ from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.remote_command import RemoteCommand
 from clusterctl.config.spec import JobSpec, TransportKind, load_spec
 from clusterctl.errors import ClusterctlError, NotFoundError
-from clusterctl.render.live_view import WaitingLine
+from clusterctl.render.start_progress import WaitingLine
 from clusterctl.run.controller import control_socket
 from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.evidence_requests import CollectedEvidence, request_evidence

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing_extensions import Unpack
 
 from clusterctl.config import worker_variables
-from clusterctl.config.path_safety import UnsafePermissionsError
+from clusterctl.config.file_trust import UnsafePermissionsError
 from clusterctl.config.secret_redaction import is_secret_name
 from clusterctl.config.sections import spec_builder
 from clusterctl.config.sections.build_context import BuildContext, BuildOptions, DiskFiles

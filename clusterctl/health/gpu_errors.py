@@ -79,7 +79,7 @@ _ERRNO_NAMES = {
     errno.EACCES: "no permission",
     errno.EBADMSG: "content that the driver does not document",
 }
-"""Meaning of errors when the agent reads a file of AMD's driver (`clusterctl.agent.facts.gpu_reading`)."""
+"""Meaning of errors when the agent reads a file of AMD's driver (`clusterctl.agent.facts.gpu_reading_base`)."""
 
 _MAX_NAMED = 3
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from clusterctl.formatting import format_duration, name_ranks, plural
 from clusterctl.render.console import DIM, Glyphs, Terminal, fit
 from clusterctl.render.line_wrapping import count_columns
-from clusterctl.render.live_view import LiveView
 from clusterctl.render.run_messages import format_step
+from clusterctl.render.start_progress import StartProgressView
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import read_latest_activity
 from clusterctl.run.rules.state import RunState
@@ -120,7 +120,7 @@ class Footer:
         terminal: The terminal with the output of the run.
     """
 
-    def __init__(self, run: RunDir, live: LiveView, terminal: Terminal) -> None:
+    def __init__(self, run: RunDir, live: StartProgressView, terminal: Terminal) -> None:
         self._run, self._live, self._terminal = run, live, terminal
         self._step_rate = StepRate()
         self._drawn = self._looked = self._bar = float("-inf")

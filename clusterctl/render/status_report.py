@@ -38,7 +38,7 @@ from clusterctl.run.rules.state import RunPhase, RunState, WorkerState
 
 if TYPE_CHECKING:
     from clusterctl.run.record.run_origin import Commit, Origin
-    from clusterctl.run.record.start_times import StartTimes, StepTime
+    from clusterctl.run.record.start_durations import StartTimes, StepTime
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {
     "starting": (YELLOW,),
@@ -78,7 +78,7 @@ class RunSnapshot:
         verdict: The verdict of `why` on a present stall, as JSON; `None` if there is no stall.
         origin: User, command, file and commit of the start; `None` if unknown.
         stall_positions: The positions of the ranks of a stalled run, in a few lines.
-        start_times: The duration of each step of the start; read only by commands that show it.
+        start_durations: The duration of each step of the start; read only by commands that show it.
         unattended_run: What happens to the run while no controller is alive.
         slow_ranks: Ranks for which the others wait again and again, each with the likely reason; "" if unknown.
     """
@@ -89,7 +89,7 @@ class RunSnapshot:
     verdict: Any = None
     origin: Origin | None = None
     stall_positions: Sequence[str] = ()
-    start_times: StartTimes | None = None
+    start_durations: StartTimes | None = None
     slow_ranks: Mapping[int, str] = field(default_factory=dict)
     unattended_run: UnattendedRun = field(default_factory=UnattendedRun)
 
@@ -312,7 +312,7 @@ def status_json(snapshot: RunSnapshot) -> dict[str, Any]:
         if results is None
         else {"to": results.to, "files": results.files, "bytes": results.bytes, "lacking": list(results.missing)},
         "origin": origin_json(snapshot.origin),
-        "start": timings_json(snapshot.start_times),
+        "start": timings_json(snapshot.start_durations),
         "attempts": attempts_json(state, snapshot.step),
         "nodes": [
             {key: getattr(node, key) for key in ("node", "node_rank", "address")}

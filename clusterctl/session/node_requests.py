@@ -137,7 +137,7 @@ EVIDENCE = Request(Command.EVIDENCE, command_payload_types.EvidenceArguments, Ev
 CLEAN = Request(Command.CLEAN, command_payload_types.RunArguments, command_payload_types.CleanAnswer)
 EXEC = Request(Command.EXEC, command_payload_types.ExecArguments, command_payload_types.ExecAnswer)
 SHELL_SCRIPT = Request(
-    Command.SHELL_SCRIPT, command_payload_types.ShellScriptArguments, command_payload_types.ShellScriptAnswer
+    Command.SHELL_SCRIPT, command_payload_types.WriteScriptArguments, command_payload_types.ShellScriptAnswer
 )
 BYE = Request(Command.BYE, command_payload_types.NoArguments, command_payload_types.EmptyAnswer)
 # A node does not answer the following requests.

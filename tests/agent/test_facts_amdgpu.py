@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.facts import amdgpu, collect_facts, gpu_driver, gpu_reading, machine_sampler
+from clusterctl.agent.facts import amdgpu, collect_facts, gpu_driver, gpu_reading_base, machine_sampler
 from tests import fake_amdgpu
 from tests.unit.health.machines import amd
 
@@ -123,7 +123,7 @@ def test_each_file_that_cannot_be_read_says_why(root: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EBUSY])
 def test_a_gpu_that_is_being_reset_may_be_well_a_moment_later(number: int) -> None:
-    assert gpu_reading.FILE_ERROR_NAMES[number] in gpu_reading.TRANSIENT_ERRORS
+    assert gpu_reading_base.FILE_ERROR_NAMES[number] in gpu_reading_base.TRANSIENT_ERRORS
 
 
 def test_a_card_without_a_name_is_named_by_its_chip(root: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.facts import gpu_reading as agent_answers
+from clusterctl.agent.facts import gpu_reading_base as agent_answers
 from clusterctl.health import gpu_errors
 from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_node, verdict

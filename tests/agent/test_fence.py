@@ -33,7 +33,7 @@ def sleep_for_an_hour():
     holder.kill()
 
 lease = sys.argv[1]
-fencing.touch_lease(lease)
+fencing.renew_lease(lease)
 """
 
 
@@ -57,6 +57,6 @@ print(round(before), round(fence.read_remaining_s()))
 def test_a_lease_grows_old_while_the_machine_sleeps(tmp_path: Path) -> None:
     code = """
 sleep_for_an_hour()
-print(round(fencing.read_lease_clock() - fencing.read_lease(lease)))
+print(round(fencing.read_lease_clock() - fencing.read_last_renewal(lease)))
 """
     assert said(code, tmp_path) == "3600\n"

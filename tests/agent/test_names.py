@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from clusterctl.agent.facts import gpu_reading, process_scan
+from clusterctl.agent.facts import gpu_reading_base, process_scan
 from clusterctl.agent.linux import proc
 
 CLIPBOARD = "\x1b]52;;cm0gLXI=\x07"
@@ -41,7 +41,7 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_no_name_of_a_process_steers_a_terminal(stranger: int) -> None:
     found = proc.read_stat(stranger)
     assert found is not None
-    who = gpu_reading.describe_gpu_process("/", stranger)
+    who = gpu_reading_base.describe_gpu_process("/", stranger)
     (told,) = [run for run in process_scan.collect_processes("/")["runs"] if run["pid"] == stranger]
     said = [found.comm, proc.read_command(stranger), who["comm"], who["run"], told["comm"], told["run"]]
 

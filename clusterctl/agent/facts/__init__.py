@@ -37,7 +37,7 @@ Data of each group:
                 p2p: [[i, j, nvlink, read]], devices: [{vendor, index, v: {...}, err: {field: word}, codes: {field: n},
                 odd: {field: n}}]}
                 uvm: result of opening /dev/nvidia-uvm; p2p: NVML's status of each pair, 0 is good
-                err: the error name of each missing value (`gpu_reading`); codes: NVML's error numbers. An error that
+                err: the error name of each missing value; codes: NVML's error numbers. An error that
                 may be transient is in err only if three readings in a row had it, otherwise in odd
                 v: uuid serial name pci subsystem vbios minor capability [major, minor] recovery_action
                 temp temp_slowdown temp_max mem_temp mem_temp_max margin tlimit_{gpu_max,mem_max,slowdown,shutdown}

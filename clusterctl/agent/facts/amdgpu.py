@@ -13,9 +13,9 @@ import errno
 import os
 import struct
 
-from clusterctl.agent.facts import gpu_driver, gpu_reading, process_scan
+from clusterctl.agent.facts import gpu_driver, gpu_reading_base, process_scan
 from clusterctl.agent.facts.child_tasks import AbsentError
-from clusterctl.agent.facts.gpu_reading import FILE_ERROR_NAMES, GpuReading, repeat_doubtful_readings
+from clusterctl.agent.facts.gpu_reading_base import FILE_ERROR_NAMES, BaseGpuReading, repeat_doubtful_readings
 from clusterctl.agent.facts.kernel_errors import BOGUS_RAS_COUNT
 from clusterctl.agent.linux import gpu_devices, kernel_files
 
@@ -313,9 +313,9 @@ class AmdGpuReader:
         def describe(pid: int) -> dict[str, Any]:
             # The kernel reports pids of the machine. In a container such a pid may belong to another process.
             return (
-                gpu_reading.UNKNOWN_PROCESS
+                gpu_reading_base.UNKNOWN_PROCESS
                 if self._has_own_pid_namespace
-                else gpu_reading.describe_gpu_process(self._root, pid)
+                else gpu_reading_base.describe_gpu_process(self._root, pid)
             )
 
         return [
@@ -324,7 +324,7 @@ class AmdGpuReader:
         ]
 
 
-class AmdGpuReading(GpuReading):
+class AmdGpuReading(BaseGpuReading):
     """The values of one AMD GPU at one moment.
 
     Args:

@@ -16,7 +16,7 @@ The format of a sample:
                "err": {field: error name}, "codes": {field: the vendor's error number}, "links_lost": n | null}],
      "xids": [{"gpu": index | null, "xid": code}]}   reported by the driver since the previous sample
 
-A value that could not be read is null; "err" has the errors that concern the GPU itself (`gpu_reading`), by field.
+A value that could not be read is null; "err" has the errors that concern the GPU itself (`gpu_reading_base`), by field.
 "links_lost" counts the links that were up at the start and are down now. XGMI links are always counted, NVLinks only
 after the GPU has reported a link error. While the driver is stuck, "gpus" is empty, because an old value would look
 like a new one.
@@ -33,7 +33,7 @@ import time
 
 from clusterctl.agent.facts import child_tasks, nvml
 from clusterctl.agent.facts.gpu_reader import open_gpu_reader
-from clusterctl.agent.facts.gpu_reading import GPU_ERRORS
+from clusterctl.agent.facts.gpu_reading_base import GPU_ERRORS
 from clusterctl.agent.linux import kernel_files, proc, spawn, syscalls
 
 TYPE_CHECKING = False

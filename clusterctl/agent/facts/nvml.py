@@ -11,9 +11,9 @@ import ctypes
 import itertools
 import time
 
-from clusterctl.agent.facts import gpu_reading
+from clusterctl.agent.facts import gpu_reading_base
 from clusterctl.agent.facts.child_tasks import AbsentError
-from clusterctl.agent.facts.gpu_reading import NVML_ERROR_NAMES, GpuReading, repeat_doubtful_readings
+from clusterctl.agent.facts.gpu_reading_base import NVML_ERROR_NAMES, BaseGpuReading, repeat_doubtful_readings
 from clusterctl.agent.linux import kernel_files
 
 TYPE_CHECKING = False
@@ -177,7 +177,7 @@ _BINDINGS_FAILED = 2
 _INVALID_ARGUMENT = 2
 
 
-class NvmlGpuReading(GpuReading):
+class NvmlGpuReading(BaseGpuReading):
     """The values of one NVIDIA GPU at one moment.
 
     Args:
@@ -246,7 +246,7 @@ class NvmlGpuReading(GpuReading):
         for link in range(_MAX_LINKS):
             state, error = try_call(self._nvml, self._nvml.nvmlDeviceGetNvLinkState, self.handle, link)
             # After an unsupported link other links may follow.
-            if error is not None and self.get_error_name(error) != gpu_reading.UNSUPPORTED:
+            if error is not None and self.get_error_name(error) != gpu_reading_base.UNSUPPORTED:
                 break
             states.append(state)
         while states and states[-1] is None:
@@ -258,7 +258,7 @@ class NvmlGpuReading(GpuReading):
         listed = self._list_processes()
         if "procs" not in self.codes:
             self.values["procs"] = [
-                {**entry, **gpu_reading.describe_gpu_process(self._root, pid)} for pid, entry in listed.items()
+                {**entry, **gpu_reading_base.describe_gpu_process(self._root, pid)} for pid, entry in listed.items()
             ]
         return self.values.get("procs") or []
 

@@ -51,7 +51,7 @@ def read_lease_clock() -> float:
     return syscalls.read_boot_time()
 
 
-def read_lease(path: str) -> float | None:
+def read_last_renewal(path: str) -> float | None:
     """Return when the controller's last frame arrived (`read_lease_clock`), or `None` without a lease file."""
     try:
         return float(syscalls.read_or_empty(path))
@@ -59,7 +59,7 @@ def read_lease(path: str) -> float | None:
         return None
 
 
-def touch_lease(path: str) -> None:
+def renew_lease(path: str) -> None:
     """Write the present time to the lease file, because a frame of the controller has arrived."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -299,7 +299,7 @@ class RankArguments(RunArguments):
     rank: int
 
 
-class ShellScriptArguments(ProgramArguments):
+class WriteScriptArguments(ProgramArguments):
     """Write a script that runs the program in a terminal, in its folder and with its environment.
 
     Without `argv` the script runs the user's shell. With `rank` it uses the folder and the environment of this rank,

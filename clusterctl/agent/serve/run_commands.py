@@ -12,9 +12,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import inject
-from clusterctl.agent.node_state import fencing, output_offsets, run_dir, secrets
+from clusterctl.agent.node_state import fencing, output_reading, run_dir, secrets
 from clusterctl.agent.node_state.journal import JournalCache
-from clusterctl.agent.node_state.output_offsets import OffsetTable
+from clusterctl.agent.node_state.output_reading import OffsetTable
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol import command_messages, run_files, run_requests, stall_folders
@@ -112,7 +112,7 @@ class RunCommands:
             self._release_run(key)
             raise
         if key not in self._epochs:
-            fencing.touch_lease(run.lease_file)
+            fencing.renew_lease(run.lease_file)
         self._epochs[key] = int(epoch)
 
     def _release_run(self, key: tuple[str, str]) -> None:
@@ -135,7 +135,7 @@ class RunCommands:
                 self._release_run((name, node))
                 self._session.channel.send({"push": "stale", "run": name, "node": node})
             else:
-                fencing.touch_lease(run.lease_file)
+                fencing.renew_lease(run.lease_file)
 
     # --- commands for supervisors
 
@@ -226,7 +226,7 @@ class RunCommands:
         offset, length = int(arguments["offset"]), max(0, min(int(arguments["length"]), _MAX_READ_BYTES))
         try:
             if output is None:
-                piece = output_offsets.read_growing_file(run.file_path(name), name, offset, length)
+                piece = output_reading.read_growing_file(run.file_path(name), name, offset, length)
             else:
                 piece = _read_output(run, *output, offset, length)
         except FileNotFoundError as error:
@@ -314,15 +314,15 @@ class RunCommands:
         self._session.run_task(request_id, lambda _out: {"bytes": _remove_run(run, state)})
 
 
-def _read_output(run: RunDir, attempt: int, rank: int, offset: int, length: int) -> output_offsets.OutputPiece:
+def _read_output(run: RunDir, attempt: int, rank: int, offset: int, length: int) -> output_reading.OutputPiece:
     offset_table = OffsetTable(run.attempt_dir(attempt))
     try:
-        piece = output_offsets.read_output(run.rank_file(attempt, rank, "log"), offset_table, rank, offset, length)
+        piece = output_reading.read_output(run.rank_file(attempt, rank, "log"), offset_table, rank, offset, length)
         if piece is None:
             # The worker has emptied the file, and the supervisor has not yet updated the offsets: return no bytes.
             offsets = offset_table.read_offsets(rank)
             end = max(offsets.size, offsets.sent)
-            piece = output_offsets.OutputPiece(end, b"", end, end)
+            piece = output_reading.OutputPiece(end, b"", end, end)
         return piece
     finally:
         offset_table.close()

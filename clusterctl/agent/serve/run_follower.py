@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.node_state import journal, output_offsets
-from clusterctl.agent.node_state.output_offsets import OffsetTable
+from clusterctl.agent.node_state import journal, output_reading
+from clusterctl.agent.node_state.output_reading import OffsetTable
 from clusterctl.agent.protocol import events, frames, run_requests
 from clusterctl.agent.protocol import run_files as protocol_files
 
@@ -153,11 +153,11 @@ class RunFollower:
         file.offset += len(piece.data)
         return len(piece.data)
 
-    def _read_piece(self, file: _FollowedFile, limit: int) -> output_offsets.OutputPiece | None:
+    def _read_piece(self, file: _FollowedFile, limit: int) -> output_reading.OutputPiece | None:
         if file.rank is None:
-            return output_offsets.read_growing_file(file.path, file.name, file.offset, limit)
+            return output_reading.read_growing_file(file.path, file.name, file.offset, limit)
         offset_table = self._offset_table[file.attempt]
-        piece = output_offsets.read_output(file.path, offset_table, file.rank, file.offset, limit, sending=True)
+        piece = output_reading.read_output(file.path, offset_table, file.rank, file.offset, limit, sending=True)
         if file.attempt != self.state.attempt:
             offset_table.close()
         return piece

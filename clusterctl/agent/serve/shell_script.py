@@ -31,7 +31,7 @@ def write_shell_script(
     session: AgentSession,
     runs: RunCommands,
     request_id: int,
-    arguments: command_payload_types.ShellScriptArguments,
+    arguments: command_payload_types.WriteScriptArguments,
     _epoch: int | None,
 ) -> None:
     """Write a script that removes itself and executes the shell; answer with the path of the script."""

@@ -15,7 +15,7 @@ from .progress_counters import ProgressCounters
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .child_failure_recorder import ChildFailureRecorder
-    from .event_recorders import PeerRecorder
+    from .exit_and_peer_recorders import PeerRecorder
     from .status_writer import StatusWriter
 
 
@@ -38,14 +38,14 @@ def start_shim(status_dir: str, rank: int) -> None:
         rank: The global rank.
     """
     if rank_claim.is_rank_launcher():
-        from .event_recorders import ExitRecorder
+        from .exit_and_peer_recorders import ExitRecorder
 
         ExitRecorder(status_dir, rank, rank_claim.read_start_ticks("self") or 0).start()
         return
     start_time = rank_claim.claim_rank(status_dir, rank)
     from . import import_hooks
     from .child_failure_recorder import ChildFailureRecorder
-    from .event_recorders import ExitRecorder, ExitWatcher, PeerRecorder, record_error_for_torchrun
+    from .exit_and_peer_recorders import ExitRecorder, ExitWatcher, PeerRecorder, record_error_for_torchrun
 
     record_error_for_torchrun()
     groups, children = PeerRecorder(status_dir, rank), ChildFailureRecorder(status_dir, rank)
@@ -77,7 +77,7 @@ def _activate(
     import atexit
 
     from . import import_hooks
-    from .event_recorders import SignalRecorder
+    from .exit_and_peer_recorders import SignalRecorder
     from .stack_dumper import StackDumper
     from .status_writer import StatusWriter
 

@@ -23,7 +23,7 @@ from clusterctl.agent.protocol.run_requests import (
     WorkerStart,
     parse_dataclass,
 )
-from clusterctl.agent.supervisor import exit_status, gpu_claims, output_errors, waiter, workers
+from clusterctl.agent.supervisor import exit_status, gpu_claims, hidden_failures, waiter, workers
 from clusterctl.agent.supervisor.worker_outputs import WorkerOutputs
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class Attempt:
         shell_error = output_failure = ""
         if has_ended_well:
             has_python_with_shim = shim_files.has_python_with_shim(status_dir, worker.rank)
-            shell_error, output_failure = output_errors.find_errors_in_output(
+            shell_error, output_failure = hidden_failures.find_errors_in_output(
                 output, has_python_with_shim=has_python_with_shim
             )
         oom = None

@@ -222,7 +222,7 @@ class Supervisor:
         if attempt is not None and attempt.shutdown.remaining:
             attempt.shutdown.recheck_remaining_processes()
         # If the lease file was removed, use its last known time.
-        self._last_lease_at = fencing.read_lease(self._run.lease_file) or self._last_lease_at
+        self._last_lease_at = fencing.read_last_renewal(self._run.lease_file) or self._last_lease_at
         age = fencing.read_lease_clock() - self._last_lease_at
         if active is not None and active.shutdown.stopped_at is None:
             limit = active.prepare.stop_after
@@ -302,7 +302,7 @@ class Supervisor:
         attempt = self._make_attempt(prepare)
         attempt.prepare_node()
         self._fsync_queue.add(self._run.prepare_file)
-        fencing.touch_lease(self._run.lease_file)
+        fencing.renew_lease(self._run.lease_file)
         self._set_attempt(attempt)
         self._record(events.Prepared(prepare.attempt, list(attempt.ports.attempt_ports)))
         self._forking.prepare_forkserver(attempt)

@@ -271,7 +271,7 @@ class _Fence:
         """Return the seconds until the fence expires; `None` if there is no fence, or if it was already enforced."""
         if self._config.stop_after is None or self.expired:
             return None
-        self._last = max(self._last, fencing.read_lease(self._config.lease_file) or 0.0)
+        self._last = max(self._last, fencing.read_last_renewal(self._config.lease_file) or 0.0)
         return self._last + self._config.stop_after + _FENCE_SLACK_S - fencing.read_lease_clock()
 
     def enforce(self) -> None:

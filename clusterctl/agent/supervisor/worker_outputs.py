@@ -15,8 +15,8 @@ import time
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.node_state import output_offsets
-from clusterctl.agent.node_state.output_offsets import OffsetTable
+from clusterctl.agent.node_state import output_reading
+from clusterctl.agent.node_state.output_reading import OffsetTable
 from clusterctl.agent.protocol import events, run_files
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class WorkerOutput:
         with contextlib.suppress(OSError):
             fd = os.open(self._index_path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                obsolete = output_offsets.count_obsolete_index_bytes(fd, os.fstat(fd).st_size, self.offsets.first_valid)
+                obsolete = output_reading.count_obsolete_index_bytes(fd, os.fstat(fd).st_size, self.offsets.first_valid)
                 if obsolete:
                     syscalls.punch_hole(fd, 0, min(discardable, obsolete))
             finally:

@@ -18,7 +18,7 @@ from clusterctl.agent.linux.spawn import encode_text
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import command_messages, frames
 from clusterctl.agent.protocol.run_requests import PrepareArguments, StartArguments, WorkerStart, parse_dataclass
-from clusterctl.agent.supervisor import output_errors, waiter
+from clusterctl.agent.supervisor import hidden_failures, waiter
 from clusterctl.agent.workdir import file_tree, synced_code
 
 if TYPE_CHECKING:
@@ -155,11 +155,11 @@ def prepare_workdir(run: RunDir, prepare: PrepareArguments) -> str:
 
 
 def classify_shim_access_in_child(argv: list[str], workdir: str) -> str:
-    """Call `output_errors.classify_shim_access` in a helper process; return "" if it fails or hangs."""
+    """Call `hidden_failures.classify_shim_access` in a helper process; return "" if it fails or hangs."""
 
     def classify(out: HelperOutput) -> dict[str, Any]:
         out.send_message({"at": workdir})
-        return {"pythons": output_errors.classify_shim_access(argv, workdir)}
+        return {"pythons": hidden_failures.classify_shim_access(argv, workdir)}
 
     if argv[:1] == [spawn.PYTHON_PLACEHOLDER]:
         return ""

@@ -27,7 +27,7 @@ from clusterctl.plan import layout
 from clusterctl.plan.launch import explain_environment
 from clusterctl.plan.layout import NodeLayout
 from clusterctl.render.console import pad, safe
-from clusterctl.render.live_view import WaitingLine
+from clusterctl.render.start_progress import WaitingLine
 from clusterctl.render.table import Column, render_table
 from clusterctl.run.nodes.code_exclusions import list_arguments_with_unsent_files
 from clusterctl.run.nodes.fan_out import raise_first

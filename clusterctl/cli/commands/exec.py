@@ -21,7 +21,7 @@ from clusterctl.errors import ExitCode, NodeError, NodesError
 from clusterctl.plan.launch import build_program_arguments
 from clusterctl.render.error_messages import render_error
 from clusterctl.render.exec_output import compute_exit_code, describe_exits, diff_stdout, fold_stderr, fold_stdout
-from clusterctl.render.live_view import WaitingLine
+from clusterctl.render.start_progress import WaitingLine
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console

@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from clusterctl import rlimits
-from clusterctl.agent.protocol.command_payload_types import RankArguments, ShellScriptArguments
+from clusterctl.agent.protocol.command_payload_types import RankArguments, WriteScriptArguments
 from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CommonOptions, PassthroughCommand, make_completer
 from clusterctl.cli.node_sessions import build_ad_hoc_spec, open_reachable_sessions
@@ -49,7 +49,7 @@ def command(
     if not (os.isatty(0) and os.isatty(1)):
         hint = "`clusterctl exec --nodes NODE -- COMMAND` needs no terminal"
         raise RefusedError("standard input and output are not a terminal", hint=hint)
-    program: ShellScriptArguments = {"rank": target.rank}
+    program: WriteScriptArguments = {"rank": target.rank}
     if target.rank is None and host is None:
         program = {"rank": None, **build_program_arguments(target.spec, target.host.name)}
     if common.passthrough_arguments:

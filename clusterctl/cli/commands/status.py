@@ -13,7 +13,7 @@ from clusterctl.cli.run_views import warn_of_unreadable_lines
 from clusterctl.cli.status_views import STATUS_FIELDS, add_stragglers, build_run_view
 from clusterctl.render.status_report import has_row_per_rank, render_status, status_json
 from clusterctl.run.record.sample_files import read_latest_activities
-from clusterctl.run.record.start_times import read_start_times
+from clusterctl.run.record.start_durations import read_start_times
 from clusterctl.run.record.state_reader import find_run_to_read, load_state_and_attendance
 
 
@@ -37,7 +37,7 @@ def command(common: CommonOptions, reference: str | None, as_json: bool, verbose
     )
     warn_of_unreadable_lines(view.state, console)
     if as_json:
-        console.write_stdout_json(status_json(replace(view, start_times=read_start_times(run))))
+        console.write_stdout_json(status_json(replace(view, start_durations=read_start_times(run))))
     elif common.quiet:
         console.write_stdout(view.state.phase.value)
     else:

@@ -138,8 +138,8 @@ def command(
     # Imported after the fork of the controller, which would keep these modules in memory.
     from clusterctl.cli.follow.exit_report import FollowEndReason, print_final_report
     from clusterctl.cli.follow.run_screen import RunScreen, ScreenOptions
-    from clusterctl.render.live_view import ProgressMode
     from clusterctl.render.log_output import Timestamps
+    from clusterctl.render.start_progress import ProgressMode
 
     mode = ProgressMode.QUIET if common.quiet else ProgressMode(progress)
     screen_options = ScreenOptions(

@@ -18,7 +18,7 @@ from clusterctl.render.end_report import render_verdict
 from clusterctl.render.status_report import describe_slow_start
 from clusterctl.run.record import run_bundle, state_reader
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.start_times import read_start_times
+from clusterctl.run.record.start_durations import read_start_times
 from clusterctl.why.verdict import Confidence, Verdict
 
 if TYPE_CHECKING:

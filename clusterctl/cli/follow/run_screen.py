@@ -26,12 +26,12 @@ from clusterctl.render import run_messages
 from clusterctl.render.attempt_table import render_separator
 from clusterctl.render.end_report import OutputTail, VisibleOutput
 from clusterctl.render.live_footer import Footer
-from clusterctl.render.live_view import LiveView, ProgressMode, make_phase_progress
 from clusterctl.render.log_output import LogWriter, Timestamps
+from clusterctl.render.start_progress import ProgressMode, StartProgressView, make_phase_progress
 from clusterctl.render.status_report import render_timings
 from clusterctl.run.controller import control_socket
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.start_times import read_start_times
+from clusterctl.run.record.start_durations import read_start_times
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase, RunState
 
@@ -81,7 +81,7 @@ class RunScreen:
     def __init__(self, run: RunDir, console: Console, options: ScreenOptions) -> None:
         self._run, self._console, self._options = run, console, options
         self._poller = RunPoller(run)
-        self._live_view = LiveView(console, mode=options.progress, name_all_nodes=options.verbose)
+        self._live_view = StartProgressView(console, mode=options.progress, name_all_nodes=options.verbose)
         self._log_writer = LogWriter(console.out, timestamps=options.timestamps)
         self._output_tail = OutputTail()
         self._follower: LogFollower | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from typing_extensions import NotRequired, TypedDict
 
-from clusterctl.config import path_safety
+from clusterctl.config import file_trust
 from clusterctl.config.spec import HealthSpec
 from clusterctl.config.text.interpolation import Interpolator
 from clusterctl.config.text.tree import Problems
@@ -35,7 +35,7 @@ class DiskFiles:
             OSError: The file cannot be read.
         """
         with open(path, "rb") as file:
-            path_safety.check_only_user_can_write(path, os.fstat(file.fileno()))
+            file_trust.check_only_user_can_write(path, os.fstat(file.fileno()))
             return file.read(MAX_BYTES + 1)
 
     def is_file(self, path: str) -> bool:
@@ -52,7 +52,7 @@ class DiskFiles:
 
     def find_upload_obstacle(self, path: str) -> str | None:
         """Return why a folder must not be sent to nodes, such as "is a home directory", or `None`."""
-        return path_safety.find_upload_obstacle(path)
+        return file_trust.find_upload_obstacle(path)
 
     def list_names(self, path: str) -> Sequence[str]:
         """Return the names in a folder for suggestions, or an empty list if the folder cannot be read."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl.config import value_parsers
 from clusterctl.config.field_types import ResumePolicy, StallAction, StartMethod
-from clusterctl.config.path_safety import UPLOAD_HINT
+from clusterctl.config.file_trust import UPLOAD_HINT
 from clusterctl.config.program_analysis import find_last_environment_activation, is_python_in_environment
 from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.environment_section import check_variable_names

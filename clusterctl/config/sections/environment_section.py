@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from clusterctl.config.path_safety import UnsafePermissionsError
+from clusterctl.config.file_trust import UnsafePermissionsError
 from clusterctl.config.secret_redaction import REDACTED, find_secret_words, is_secret_name
 from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.section_fields import SECRET

@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl.config import host_ranges as ranges
 from clusterctl.config import value_parsers
-from clusterctl.config.path_safety import UnsafePermissionsError
+from clusterctl.config.file_trust import UnsafePermissionsError
 from clusterctl.config.sections import hostfiles_and_slurm
 from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.host_list_parser import parse_host_list

@@ -285,10 +285,10 @@ def _is_repaired(node: CheckedNode, index: int | None, event: dict[str, Any], ev
         if needs_nothing and _bus_id(later["device"]) == _bus_id(event["device"]):
             return True
     device = next((d for d in gpu_facts.list_used_gpus(node) if d["index"] == index), None)
-    return device is not None and shows_no_fatal_error(device)
+    return device is not None and has_recovered(device)
 
 
-def shows_no_fatal_error(device: gpu_facts.Device) -> bool:
+def has_recovered(device: gpu_facts.Device) -> bool:
     """Return whether the facts of a GPU show no effect of a fatal XID."""
     recommended, uncorrected = gpu_facts.read_value(device, "recovery_action"), gpu_facts.read_value(device, "ecc_unc")
     return recommended == gpu_failures.NONE and not uncorrected and gpu_failures.is_answering(device)

@@ -17,7 +17,7 @@ from clusterctl.run.controller.reconnection import Reconnection
 from clusterctl.run.nodes import attempt_start, run_cleanup
 from clusterctl.run.nodes.attempt_start import StartFailure
 from clusterctl.run.nodes.fan_out import Progress, call_all
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
+from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.run.rules import controller_events
 from clusterctl.session.node_requests import STATUS
 from clusterctl.session.node_session import Session
@@ -28,7 +28,7 @@ _UNSTARTED_STATES = ("new", "prepared", "finished")
 """The states of a run on a node before its workers were started, or after it has ended."""
 
 
-class RunAdoption(ThreadOwnedState):
+class RunAdoption(ThreadOwnedAttributes):
     """Adopts a run.
 
     No session is added before all nodes have answered or the wait is over: there is no epoch until then.

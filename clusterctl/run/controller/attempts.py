@@ -22,7 +22,7 @@ from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.head_clock import read_head_time
 from clusterctl.run.record.sample_files import find_slowest_rank_step
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
+from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.run.rules import controller_events, logout_check, next_action, outcome
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.outcome import find_final_cause
@@ -34,7 +34,7 @@ _KILL_PATIENCE_S = 10.0
 CLEANUP_UNCONFIRMED = "could not clean up on {}; the node will clean up by itself"
 
 
-class StartSequence(ThreadOwnedState):
+class StartSequence(ThreadOwnedAttributes):
     """Starts attempts in a thread, and handles the results.
 
     Thread: the loop; the methods under "in the thread" run in the launch thread.
@@ -275,7 +275,7 @@ class StartSequence(ThreadOwnedState):
         run.control.notify_watchers()
 
 
-class RestartSequence(ThreadOwnedState):
+class RestartSequence(ThreadOwnedAttributes):
     """Plans the next attempt, and starts it when it is due.
 
     Thread: the loop.

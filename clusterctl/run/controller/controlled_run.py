@@ -29,7 +29,7 @@ from clusterctl.run.record.head_clock import read_head_time
 from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
+from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.next_action import StopTimers, build_run_limits
@@ -48,7 +48,7 @@ _KILL_TIMEOUT_S = 5.0
 """How long a node may take to finish a run that the user has killed."""
 
 
-class ControlledRun(ThreadOwnedState):
+class ControlledRun(ThreadOwnedAttributes):
     """A run, its nodes, and the requests to them.
 
     Thread: the loop owns it and changes it alone. Other threads may read `spec`, `hosts`, `epoch` and `links.sessions`,

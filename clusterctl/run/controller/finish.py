@@ -12,7 +12,7 @@ from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.controller.replication import Replication
 from clusterctl.run.nodes import downloads, run_cleanup
 from clusterctl.run.nodes.fan_out import call_all, raise_first, read_file_pieces
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
+from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.run.rules import controller_events, next_action
 from clusterctl.session.node_session import Session
 
@@ -26,7 +26,7 @@ _AFTER_KILL, _AFTER_CANCEL = 8.0, 600.0
 _Sizes = dict[str, int]
 
 
-class FinishSequence(ThreadOwnedState):
+class FinishSequence(ThreadOwnedAttributes):
     """Ends a run, once `begin` was called.
 
     Thread: the loop; `_tell_nodes` runs in another.

@@ -15,7 +15,7 @@ from clusterctl.run.record import saved_verdict
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import read_last_lines
 from clusterctl.run.record.state_reader import load_state
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
+from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.health_observer import HealthObserver
 from clusterctl.run.rules.stall_detection import StallJudgement, StallObserver, StallPhase
@@ -25,7 +25,7 @@ from clusterctl.why.verdict import format_brief_lines
 _EVERY = 1.0
 
 
-class HealthMonitor(ThreadOwnedState):
+class HealthMonitor(ThreadOwnedAttributes):
     """Feeds a `HealthObserver` with the samples of a run: first from the replicas, then as they arrive.
 
     Thread: the loop.
@@ -76,7 +76,7 @@ class HealthMonitor(ThreadOwnedState):
         return self._observer.find_degraded_nodes(state.nodes)
 
 
-class StallMonitor(ThreadOwnedState):
+class StallMonitor(ThreadOwnedAttributes):
     """Watches the current attempt for a stall.
 
     Thread: the loop.

@@ -25,9 +25,9 @@ from clusterctl.run.controller import replication
 from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.nodes import run_cleanup
 from clusterctl.run.record.head_clock import read_head_time
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
+from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.run.rules import controller_events
-from clusterctl.run.rules.next_action import ViolationCounter
+from clusterctl.run.rules.next_action import ProtocolViolationCounter
 from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase
 from clusterctl.session.controller_inbox import ClockMeasured, SessionLost
 from clusterctl.session.node_requests import FOLLOW, STATUS, ProtocolError, StaleEpochError
@@ -55,7 +55,7 @@ class _Resumption:
     remaining: list[RemainingProcess] = field(default_factory=list)
 
 
-class Reconnection(ThreadOwnedState):
+class Reconnection(ThreadOwnedAttributes):
     """Records changes of the links of a run, and resumes nodes that are connected again.
 
     Thread: the loop; `_resume` works in a thread for each session.
@@ -68,7 +68,7 @@ class Reconnection(ThreadOwnedState):
         self._run = run
         self._uncompared: set[str] = set()
         self._stale: set[str] = set()
-        self._violations = ViolationCounter()
+        self._violations = ProtocolViolationCounter()
         self.is_superseded = False
 
     def record_clock(self, measured: ClockMeasured) -> None:

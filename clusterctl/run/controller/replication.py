@@ -18,7 +18,7 @@ from clusterctl.run.nodes.fan_out import raise_first, read_file_pieces
 from clusterctl.run.record.disk_files import is_disk_full, is_resource_shortage
 from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
+from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.session.controller_inbox import AttemptsReplicated, OutputReceived
 from clusterctl.session.node_requests import REPLICATED
 from clusterctl.session.node_session import Session
@@ -35,7 +35,7 @@ _ALL_SECONDS = 60.0
 """How long a node may take to send the ends of all its files, which are megabytes with many ranks."""
 
 
-class Replication(ThreadOwnedState):
+class Replication(ThreadOwnedAttributes):
     """Writes the replicas of a run, gives credit to the nodes, and acknowledges stored bytes.
 
     Thread: the loop.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
-from clusterctl.config import path_safety
+from clusterctl.config import file_trust
 from clusterctl.config.spec import SyncSpec
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import format_size
@@ -162,10 +162,10 @@ def select_code_files(
     source = Path(sync.source)
     if not source.is_dir():
         raise ConfigError([Problem(sync.source, 0, 0, "`sync.source` is not a folder")])
-    reason = path_safety.find_upload_obstacle(sync.source)
+    reason = file_trust.find_upload_obstacle(sync.source)
     if reason is not None:
         raise RefusedError(
-            f"`sync.source`: {sync.source} {reason}, which is not sent to nodes", hint=path_safety.UPLOAD_HINT
+            f"`sync.source`: {sync.source} {reason}, which is not sent to nodes", hint=file_trust.UPLOAD_HINT
         )
     files: list[str] = []
     total, largest = 0, list[tuple[int, str]]()

@@ -34,7 +34,7 @@ class ThreadOwned:
             raise NotOwnerError(f"{type(self).__name__} is changed by {threading.current_thread().name}")
 
 
-class ThreadOwnedState(ThreadOwned):
+class ThreadOwnedAttributes(ThreadOwned):
     """An object of one thread, whose attributes no other thread may set."""
 
     if DEBUG:

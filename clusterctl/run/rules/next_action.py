@@ -464,7 +464,7 @@ MAX_VIOLATIONS = 3
 VIOLATION_WINDOW_S = 3600.0
 
 
-class ViolationCounter:
+class ProtocolViolationCounter:
     """Counts the protocol violations of each node of a run."""
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ def test_an_empty_file_of_a_full_disk_is_no_epoch(path: str) -> None:
 def test_the_lease_is_one_line_of_one_length_and_never_goes_back(path: str) -> None:
     said = []
     for _ in range(2):
-        fencing.touch_lease(path)
+        fencing.renew_lease(path)
         said.append(Path(path).read_bytes())
 
     assert [(len(text), text[-1:]) for text in said] == [(21, b"\n")] * 2
@@ -67,15 +67,15 @@ def test_the_lease_is_one_line_of_one_length_and_never_goes_back(path: str) -> N
 
 @pytest.mark.parametrize("text", ["", "torn", "\n"])
 def test_a_lease_that_says_nothing_is_none(path: str, text: str) -> None:
-    assert fencing.read_lease(path) is None
+    assert fencing.read_last_renewal(path) is None
     Path(path).write_text(text)
-    assert fencing.read_lease(path) is None
+    assert fencing.read_last_renewal(path) is None
 
 
 def test_a_lease_says_when_a_controller_was_heard(path: str) -> None:
     before = fencing.read_lease_clock()
-    fencing.touch_lease(path)
-    heard = fencing.read_lease(path)
+    fencing.renew_lease(path)
+    heard = fencing.read_last_renewal(path)
 
     assert heard is not None
     # It is written down in milliseconds.
@@ -87,13 +87,13 @@ def test_neither_file_leaves_anything_open(path: str) -> None:
     fencing.check_epoch(path, 3)
     with pytest.raises(RequestError):
         fencing.check_epoch(path, 2)
-    fencing.touch_lease(path)
+    fencing.renew_lease(path)
 
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_lease_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    fencing.touch_lease(str(tmp_path / "missing" / "lease"))
-    fencing.touch_lease(str(tmp_path))
+    fencing.renew_lease(str(tmp_path / "missing" / "lease"))
+    fencing.renew_lease(str(tmp_path))
 
     assert list(tmp_path.iterdir()) == []

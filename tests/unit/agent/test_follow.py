@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.agent.linux.event_loop import EventLoop, FolderWatcher
 from clusterctl.agent.node_state import journal
-from clusterctl.agent.node_state.output_offsets import OffsetTable, OutputOffsets
+from clusterctl.agent.node_state.output_reading import OffsetTable, OutputOffsets
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import events, run_requests
 from clusterctl.agent.serve.run_follower import RunFollower

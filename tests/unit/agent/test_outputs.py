@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.node_state.journal import JournalState, apply_event
-from clusterctl.agent.node_state.output_offsets import OffsetTable
+from clusterctl.agent.node_state.output_reading import OffsetTable
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol.events import Alarm, Event, OutputDropped, Stamp
 from clusterctl.agent.protocol.run_files import INDEX_RECORD

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.node_state import output_offsets
+from clusterctl.agent.node_state import output_reading
 from clusterctl.agent.node_state.journal import JournalState
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import run_files
@@ -42,8 +42,8 @@ class Long:
     def allocated(self) -> int:
         return self.index.stat().st_blocks * 512
 
-    def read(self, offset: int) -> output_offsets.OutputPiece:
-        return output_offsets.read_growing_file(str(self.index), NAME, offset, SIZE)
+    def read(self, offset: int) -> output_reading.OutputPiece:
+        return output_reading.read_growing_file(str(self.index), NAME, offset, SIZE)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from clusterctl.agent.facts import gpu_reading, kernel_errors
+from clusterctl.agent.facts import gpu_reading_base, kernel_errors
 
 GIB = 1024**3
 UUID = "GPU-00000000-0000-0000-0000-0000000{node:02d}{gpu:03d}"
@@ -307,8 +307,8 @@ def _set(facts: dict[str, Any], place: str, value: Any) -> None:
         entry = (amd or facts["groups"]["nvml"])["data"]["devices"][int(head[3:])]
         entry["v"].pop(rest[0], None)
         entry["codes"][rest[0]] = value
-        words = gpu_reading.FILE_ERROR_NAMES if amd else gpu_reading.NVML_ERROR_NAMES
-        entry["err"][rest[0]] = words.get(value, gpu_reading.FAILED)
+        words = gpu_reading_base.FILE_ERROR_NAMES if amd else gpu_reading_base.NVML_ERROR_NAMES
+        entry["err"][rest[0]] = words.get(value, gpu_reading_base.FAILED)
     elif head == "controller":
         facts["controller"][rest[0]] = value
     elif not rest and isinstance(value, dict):

@@ -4,11 +4,11 @@ import json
 from typing import TYPE_CHECKING
 
 from clusterctl.render.console import ASCII, UNICODE
-from clusterctl.render.live_view import (
-    LiveView,
+from clusterctl.render.start_progress import (
     PhaseProgress,
     PhaseStatus,
     ProgressMode,
+    StartProgressView,
     describe_awaited_nodes,
     format_phase,
     list_awaited_nodes,
@@ -62,10 +62,10 @@ def test_who_wants_to_see_every_node_is_told_of_each(new_screen: type[Screen]) -
         name="connect", total=99, seconds=4.0, waiting=tuple((f"gpu{n:02}", "none") for n in range(40))
     )
     pipe, live = new_screen(), new_screen(live=True, width=80)
-    told = LiveView(pipe.console, name_all_nodes=True)
+    told = StartProgressView(pipe.console, name_all_nodes=True)
     told.update(many, 100.0)
     told.tick(106.0)
-    LiveView(live.console, name_all_nodes=True).update(many, 100.0)
+    StartProgressView(live.console, name_all_nodes=True).update(many, 100.0)
     assert "gpu39: none" in pipe.text
     # A window of 24 lines, of which the phase needs one, and what follows another.
     assert live.text.splitlines()[-1] == "    and 19 more"
@@ -73,7 +73,7 @@ def test_who_wants_to_see_every_node_is_told_of_each(new_screen: type[Screen]) -
 
 def test_a_pipe_gets_a_line_when_a_phase_ends_and_a_reminder_now_and_then(new_screen: type[Screen]) -> None:
     screen = new_screen()
-    writer = LiveView(screen.console)
+    writer = StartProgressView(screen.console)
     for now in (100.0, 100.1, 105.0, 105.2, 111.0):
         writer.update(WAITING, now)
     writer.update(CONNECTED, 112.0)
@@ -83,7 +83,7 @@ def test_a_pipe_gets_a_line_when_a_phase_ends_and_a_reminder_now_and_then(new_sc
 
 def test_a_terminal_is_redrawn_in_place(new_screen: type[Screen]) -> None:
     screen = new_screen(live=True, width=80)
-    writer = LiveView(screen.console)
+    writer = StartProgressView(screen.console)
     writer.update(WAITING, 100.0)
     writer.update(CONNECTED, 101.0)
     drawn, _, rest = screen.text.partition("\r\x1b[2A\x1b[3M")
@@ -93,7 +93,7 @@ def test_a_terminal_is_redrawn_in_place(new_screen: type[Screen]) -> None:
 
 def test_time_goes_on_between_updates(new_screen: type[Screen]) -> None:
     screen = new_screen(live=True, width=80)
-    writer = LiveView(screen.console)
+    writer = StartProgressView(screen.console)
     writer.update(WAITING, 100.0)
     writer.tick(103.5)
     assert "7.5s" in screen.text
@@ -101,19 +101,19 @@ def test_time_goes_on_between_updates(new_screen: type[Screen]) -> None:
 
 def test_json_is_one_object_a_change(new_screen: type[Screen]) -> None:
     screen = new_screen()
-    LiveView(screen.console, mode=ProgressMode.JSON).update(CONNECTED, 1.0)
+    StartProgressView(screen.console, mode=ProgressMode.JSON).update(CONNECTED, 1.0)
     assert json.loads(screen.text)["state"] == "ok"
 
 
 def test_among_json_narration_is_json_as_well(new_screen: type[Screen]) -> None:
     screen = new_screen(colour=True)
-    LiveView(screen.console, mode=ProgressMode.JSON).note("warn: gpu03: full", "\x1b[31mred\x1b[0m")
+    StartProgressView(screen.console, mode=ProgressMode.JSON).note("warn: gpu03: full", "\x1b[31mred\x1b[0m")
     assert [json.loads(line) for line in screen.text.splitlines()] == [{"note": "warn: gpu03: full"}, {"note": "red"}]
 
 
 def test_quiet_shows_failures_only(new_screen: type[Screen]) -> None:
     screen = new_screen()
-    writer = LiveView(screen.console, mode=ProgressMode.QUIET)
+    writer = StartProgressView(screen.console, mode=ProgressMode.QUIET)
     writer.update(CONNECTED, 1.0)
     writer.update(PhaseProgress(name="sync", status=PhaseStatus.FAIL), 2.0)
     assert screen.text.split()[:2] == ["✗", "sync"]
@@ -123,7 +123,7 @@ def test_what_nodes_say_steers_nothing_in_json_and_stays_what_it_is(new_screen: 
     hostile = "\x1b]52;c;x\x07\x9b2J\u202e größe"
     screen = new_screen()
     view = PhaseProgress(name="connect", total=2, detail=hostile, waiting=(("gpu03", hostile),))
-    LiveView(screen.console, mode=ProgressMode.JSON).update(view, 1.0)
+    StartProgressView(screen.console, mode=ProgressMode.JSON).update(view, 1.0)
 
     assert json.loads(screen.text)["waiting"] == [["gpu03", hostile]]
     assert screen.text.removesuffix("\n").isprintable()
@@ -132,7 +132,7 @@ def test_what_nodes_say_steers_nothing_in_json_and_stays_what_it_is(new_screen: 
 
 def test_narration_is_one_line_of_bearable_length_whatever_it_tells_of(new_screen: type[Screen]) -> None:
     screen = new_screen()
-    LiveView(screen.console).note("warn: gpu03: full\r\nerror: x", "a" * 1_000_000)
+    StartProgressView(screen.console).note("warn: gpu03: full\r\nerror: x", "a" * 1_000_000)
 
     said, long = screen.text.splitlines()
     assert said == "warn: gpu03: full error: x"

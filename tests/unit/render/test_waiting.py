@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from clusterctl.render.live_view import format_waiting_line
+from clusterctl.render.start_progress import format_waiting_line
 
 
 def test_who_waits_says_for_whom_and_until_when() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
-from clusterctl.config.path_safety import find_upload_obstacle
+from clusterctl.config.file_trust import find_upload_obstacle
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, SyncSpec
 from clusterctl.errors import RefusedError
 from clusterctl.run.nodes import code_exclusions, code_manifest, code_selection

@@ -8,7 +8,7 @@ from clusterctl.errors import ConnectError
 from clusterctl.run.nodes import run_cleanup
 from clusterctl.run.nodes.run_cleanup import find_highest_epoch
 from clusterctl.run.rules import outcome
-from clusterctl.run.rules.next_action import MAX_VIOLATIONS, VIOLATION_WINDOW_S, ViolationCounter
+from clusterctl.run.rules.next_action import MAX_VIOLATIONS, VIOLATION_WINDOW_S, ProtocolViolationCounter
 
 
 class Node:
@@ -29,7 +29,7 @@ def test_the_highest_epoch_is_that_of_the_nodes_that_answer() -> None:
 
 
 def test_a_node_has_used_up_its_chances_at_the_third_word_within_an_hour() -> None:
-    violations = ViolationCounter()
+    violations = ProtocolViolationCounter()
     said = [violations.add_violation("n", float(moment)) for moment in range(MAX_VIOLATIONS)]
 
     assert said == [False, False, True]
@@ -38,7 +38,7 @@ def test_a_node_has_used_up_its_chances_at_the_third_word_within_an_hour() -> No
 
 
 def test_the_same_words_of_a_node_are_told_once_and_new_ones_not_for_ever() -> None:
-    violations = ViolationCounter()
+    violations = ProtocolViolationCounter()
 
     assert [violations.is_new_message("n", text) for text in ("a", "a", "b", "c", "d")] == [
         True,

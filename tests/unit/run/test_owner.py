@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.run.record import rundir, thread_ownership
 from clusterctl.run.record.run_dir_writer import RunDirWriter
-from clusterctl.run.record.thread_ownership import NotOwnerError, ThreadOwnedState
+from clusterctl.run.record.thread_ownership import NotOwnerError, ThreadOwnedAttributes
 from clusterctl.run.rules.controller_events import Note
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def test_the_suite_looks_at_who_changes_what() -> None:
 
 
 def test_an_attribute_is_changed_by_its_owner_alone() -> None:
-    thing = ThreadOwnedState()
+    thing = ThreadOwnedAttributes()
     thing.take_ownership()
 
     setattr(thing, "size", 1)  # noqa: B010 - a plain assignment would need a class of its own
@@ -47,7 +47,7 @@ def test_an_attribute_is_changed_by_its_owner_alone() -> None:
 
 
 def test_before_anybody_owns_it_any_thread_may_make_it() -> None:
-    thing = ThreadOwnedState()
+    thing = ThreadOwnedAttributes()
 
     assert on_a_thread(lambda: setattr(thing, "size", 2)) is None
 

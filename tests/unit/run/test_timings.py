@@ -13,7 +13,7 @@ from clusterctl.render.status_report import describe_slow_start, render_timings,
 from clusterctl.run.nodes.fan_out import Progress
 from clusterctl.run.record import rundir
 from clusterctl.run.record.run_dir_writer import RunDirWriter
-from clusterctl.run.record.start_times import StartTimes, StepTime, read_start_times
+from clusterctl.run.record.start_durations import StartTimes, StepTime, read_start_times
 from clusterctl.run.rules import controller_events
 from tests.json_shapes import STATUS, check
 

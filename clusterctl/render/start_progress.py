@@ -112,7 +112,7 @@ def list_awaited_nodes(
     return [*lines, f"    and {more} more"] if more > 0 else lines
 
 
-class LiveView:
+class StartProgressView:
     """Shows the phases of a start: on a terminal in place, elsewhere as one line at the end of each phase.
 
     Args:

@@ -70,7 +70,7 @@ _PAUSE_S = 0.12
 """The seconds before each further reading of all GPUs."""
 
 
-class GpuReading:
+class BaseGpuReading:
     """The values of one GPU at one moment.
 
     Args:
@@ -127,7 +127,7 @@ class GpuReading:
         return {**facts, "odd": self.odd} if self.odd else facts
 
 
-def repeat_doubtful_readings(readings: Sequence[GpuReading]) -> None:
+def repeat_doubtful_readings(readings: Sequence[BaseGpuReading]) -> None:
     """Read doubtful values of all GPUs again, at most `_MAX_RETRIES` times."""
     for _ in range(_MAX_RETRIES):
         doubtful = [reading for reading in readings if reading.is_doubtful()]
