@@ -163,11 +163,12 @@ def format_waiting(ranks: Iterable[int]) -> str:
 
 
 def _describe_activity(hang: HangAnalysis, rank: int) -> str:
-    return (
-        "it holds the interpreter lock"
-        if hang.holds_interpreter_lock(rank)
-        else describe_kernel_wait(hang.snapshots[rank])
-    )
+    if hang.holds_interpreter_lock(rank):
+        return "it holds the interpreter lock"
+    position = hang.positions[rank]
+    if position.activity is Activity.COLLECTIVE and position.op and not is_computing(hang.snapshots[rank]):
+        return f"it waits in {position.op}"
+    return describe_kernel_wait(hang.snapshots[rank])
 
 
 def describe_missing_rank(hang: HangAnalysis, rank: int) -> str:
@@ -176,7 +177,7 @@ def describe_missing_rank(hang: HangAnalysis, rank: int) -> str:
     parts = [_describe_activity(hang, rank)]
     if hang.positions[rank].activity is Activity.LOADING and snapshot.children:
         children = [f"{c['pid']} ({c['state']}, {c['wchan'] or 'running'})" for c in snapshot.children[:4]]
-        parts.append(f"data loader processes: {', '.join(children)}")
+        parts.append(f"its child processes: {', '.join(children)}")
     text = "; ".join(part for part in parts if part)
     return text or f"state {snapshot.state or 'unknown'}" + (f" in {snapshot.wchan}" if snapshot.wchan else "")
 

@@ -18,9 +18,8 @@ _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/_clust
 _COLLECTIVE = re.compile(r"torch/distributed/|torch/nn/parallel/|horovod/|jax/|tensorflow/|mpi4py|deepspeed/comm")
 _RENDEZVOUS = re.compile(r"torch/distributed/(?:rendezvous|elastic/rendezvous)")
 _BACKWARD = re.compile(r"torch/autograd/|torch/_tensor\.py$")
-_LOADER = re.compile(
-    r"torch/utils/data/|keras/src/trainers/data_adapters/|multiprocessing/(?:connection|queues|pool)\.py$"
-)
+_MULTIPROCESSING = re.compile(r"multiprocessing/(?:connection|queues|pool)\.py$")
+_LOADER = re.compile(rf"torch/utils/data/|keras/src/trainers/data_adapters/|{_MULTIPROCESSING.pattern}")
 _INNER = frozenset(
     {"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "wait", "work", "decorate"}
 )
@@ -77,9 +76,12 @@ def _locate_in_frames(frames: tuple[StackFrame, ...]) -> StackPosition:
     where = f"{shorten_path(shown.file)}:{shown.line}"
     below = frames[: frames.index(own)] if own is not None else frames
     doing = _classify_activity(below)
-    if doing in _FIXED_OPERATIONS:
-        return StackPosition(activity=doing, where=where, op=_FIXED_OPERATIONS[doing])
-    functions = [frame.function for frame in below if doing is Activity.OWN or _COLLECTIVE.search(frame.file)]
+    if doing is Activity.BACKWARD or (doing is Activity.LOADING and not _MULTIPROCESSING.search(below[-1].file)):
+        op = "backward" if doing is Activity.BACKWARD else "next batch"
+        return StackPosition(activity=doing, where=where, op=op)
+    functions = [
+        frame.function for frame in below if doing in (Activity.OWN, Activity.LOADING) or _COLLECTIVE.search(frame.file)
+    ]
     op = next((name for name in reversed(functions) if name not in _INNER), shown.function)
     return StackPosition(activity=doing, where=where, op=op)
 
@@ -93,9 +95,6 @@ def shorten_path(file: str) -> str:
     """Return the path of a file relative to the work folder; the name of a file outside of the work folder."""
     parts = re.split(r"/clusterctl/work/[^/]+/", file)
     return parts[-1] if len(parts) > 1 else file.rpartition("/")[2]
-
-
-_FIXED_OPERATIONS = {Activity.BACKWARD: "backward", Activity.LOADING: "next batch"}
 
 
 def _classify_activity(below: tuple[StackFrame, ...]) -> Activity:

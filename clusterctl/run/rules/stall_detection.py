@@ -410,6 +410,8 @@ def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tup
     limit = max([limit, *(phase[2] for phase in phases)])
     since = view_time - active_at
     if any(view.is_in_collective for view in live):
+        if any(_is_computing(view) for view in live):
+            limit = max(limit, min(BUSY_FACTOR * limit, find_busy_limit_s(watch, limits)))
         # A change of watched files shows that a rank saves a checkpoint and does not only retry.
         idle_s, patience = view_time - max(progressed_at, watch.watched_at or 0.0), find_busy_limit_s(watch, limits)
     else:
@@ -420,6 +422,12 @@ def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tup
     names = sorted({f"`{phase[0]}`" for phase in phases})
     during = f" in phase {', '.join(names)}" if names else ""
     return max(0.0, since), limit, f"{reason}{during}"
+
+
+def _is_computing(view: RankObservation) -> bool:
+    """Return whether a rank outside of collectives has just computed. A rank that waits for it may spin as well."""
+    moments = [moment for moment in (view.busy_at, view.computing_at) if moment is not None]
+    return not view.is_in_collective and bool(moments) and view.seen_at - max(moments) < FRESH_FOR_S
 
 
 def _record_suspicion(watch: StallWatch, suspected: bool, view_time: float, limit: float) -> StallWatch:

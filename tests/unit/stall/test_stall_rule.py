@@ -102,6 +102,20 @@ def test_signs_of_life_of_one_rank_lengthen_the_limit_of_a_group_that_waits_and_
     assert seen.confirmed is not None
 
 
+def test_a_rank_that_computes_while_others_wait_gets_three_times_the_limit():
+    ranks = two(**STILL)
+    ranks[1] = Rank(step=steps(0.5, FREEZE), node="b", cpu=busy())
+    seen = watch(ranks, FREEZE + 160)
+    assert FREEZE + 85 <= seen.suspected <= FREEZE + 95
+    assert seen.confirmed is not None
+
+
+def test_a_rank_that_waits_with_others_and_spins_there_gets_no_longer_limit():
+    ranks = two(**STILL, cpu=busy(share=0.9))
+    ranks[1].cpu = busy(FREEZE, share=0.9)
+    assert watch(ranks, FREEZE + 60, gpus=True).confirmed is not None
+
+
 def test_signs_of_life_before_the_first_step_do_not_hide_ranks_that_wait_longer_than_the_start_may_take():
     ranks = two(seq=lambda t: (1, 0))
     ranks[1] = Rank(output=int, node="b")
