@@ -411,7 +411,8 @@ def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tup
     since = view_time - active_at
     if any(view.is_in_collective for view in live):
         if any(_is_computing(view) for view in live):
-            limit = max(limit, min(BUSY_FACTOR * limit, find_busy_limit_s(watch, limits)))
+            longer = BUSY_FACTOR * max(limit, limits.timeout or 0.0)
+            limit = max(limit, min(longer, find_busy_limit_s(watch, limits)))
         # A change of watched files shows that a rank saves a checkpoint and does not only retry.
         idle_s, patience = view_time - max(progressed_at, watch.watched_at or 0.0), find_busy_limit_s(watch, limits)
     else:
