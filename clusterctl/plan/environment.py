@@ -1,6 +1,6 @@
 """Builds the environment variables of each worker: the variables of torchrun, and defaults for unset variables. Pure.
 
-It also chooses the network interface, which is the same for NCCL, Gloo and torch's TensorPipe.
+This module also chooses the network interface of each node, which NCCL, Gloo and torch's TensorPipe share.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AttemptSettings:
     Attributes:
         tf_workers: The address of each TensorFlow worker.
         jax_coordinator: The address of JAX's coordinator.
-        interfaces: The variables of each node that name its network interface.
+        interfaces: For each node: the environment variables that name the network interface to use.
     """
 
     spec: ClusterSpec
@@ -67,7 +67,7 @@ def format_endpoint(address: str, port: int) -> str:
 def build_worker_environment(
     settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None, rank: int, local_rank: int
 ) -> Mapping[str, str]:
-    """Return the environment of a worker, which overrides the environment of its login (see docs/values.md)."""
+    """Return the variables of a worker that override the variables of the login (see docs/values.md)."""
     env: dict[str, str] = {}
     for _, part in list_environment_sources(settings, layout, facts, rank, local_rank):
         env |= part
@@ -77,7 +77,7 @@ def build_worker_environment(
 def list_environment_sources(
     settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None, rank: int, local_rank: int
 ) -> list[tuple[str, Mapping[str, str]]]:
-    """Return the variables of a worker as pairs of source and variables; later pairs override earlier pairs.
+    """Return the variables of a worker, grouped by their source. Later groups override earlier groups.
 
     A source is a key of the cluster file, `default` or `clusterctl`.
     """
@@ -95,7 +95,7 @@ def list_environment_sources(
 def describe_replaced_login_variables(
     spec: ClusterSpec, layout: NodeLayout, facts: NodeFacts | None, env: Mapping[str, str]
 ) -> list[str]:
-    """Return a sentence for each login variable whose value is replaced, unless the cluster file sets the variable."""
+    """Return a sentence for each login variable that clusterctl replaces although the cluster file does not set it."""
     login = {} if facts is None else facts.login_env
     chosen = spec.env.keys() | layout.host.env.keys() | spec.secrets.keys()
     names = [name for name, value in login.items() if value and env.get(name, value) != value and name not in chosen]
@@ -105,7 +105,7 @@ def describe_replaced_login_variables(
 def build_shared_environment(
     spec: ClusterSpec, identity: RunIdentity, layout: NodeLayout, facts: NodeFacts | None
 ) -> Mapping[str, str]:
-    """Return the variables that all workers of a node share, as far as they are known before the plan."""
+    """Return the variables that all workers of a node share and that are known before the plan."""
     settings = AttemptSettings(
         spec=spec,
         identity=identity,
@@ -161,8 +161,8 @@ def _default_variables(settings: AttemptSettings, layout: NodeLayout, facts: Nod
 def _gpu_variables(layout: NodeLayout, facts: NodeFacts | None) -> dict[str, str]:
     env = {}
     if layout.gpus and not _is_amd(facts):
-        # Health checks and claims count GPUs in the order of the driver, too. CUDA's default order begins with the
-        # fastest GPU.
+        # Health checks and claims count GPUs in the order of the driver. CUDA's default order begins with the fastest
+        # GPU.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if isinstance(layout.host.gpus, tuple):
         env |= _visible_device_variables(facts, layout.host.gpus)
@@ -170,7 +170,7 @@ def _gpu_variables(layout: NodeLayout, facts: NodeFacts | None) -> dict[str, str
 
 
 def _visible_device_variables(facts: NodeFacts | None, devices: Iterable[int]) -> dict[str, str]:
-    """Return the variable that limits a process to some devices; HIP counts AMD's GPUs in the order of their driver."""
+    """Return the variable that shows a process only these GPUs. HIP counts AMD's GPUs in the order of the driver."""
     name = "HIP_VISIBLE_DEVICES" if _is_amd(facts) else "CUDA_VISIBLE_DEVICES"
     return {name: ",".join(map(str, devices))}
 
@@ -183,7 +183,7 @@ def _framework_variables(
     settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None, rank: int, local_rank: int
 ) -> dict[str, str]:
     framework = get_job(settings.spec).framework
-    # A process of these frameworks takes all GPUs that it sees. So each of several workers sees one GPU only.
+    # A process of these frameworks takes all GPUs that it sees. With several workers, each worker sees only one GPU.
     devices = layout.gpus if len(layout.ranks) == 1 else layout.gpus[local_rank % max(1, len(layout.gpus)) :][:1]
     one_device = _visible_device_variables(facts, devices) if layout.gpus else {}
     if framework is Framework.TENSORFLOW and settings.tf_workers:
@@ -220,7 +220,7 @@ class _NodeInterfaces:
         names: All interfaces of the node.
         file_env: Variables that the cluster file sets for the ranks of the node.
         login_env: Variables that the login on the node sets.
-        has_choice: NCCL may use several networks, or RDMA.
+        has_choice: Whether NCCL can use several networks or RDMA on the node.
     """
 
     preferred: str
@@ -245,16 +245,16 @@ class _NodeInterfaces:
 def choose_interface_variables(
     spec: ClusterSpec, hosts: Sequence[HostSpec], node_facts: Mapping[str, NodeFacts], routes: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """Return for each node the interface variables to set, without those that `env` of the cluster file sets.
+    """Return the interface variables to set on each node. Variables in `env` of the cluster file are left out.
 
-    The first available of these sources decides about all three variables: `env`, `network.interface`, the logins (if
-    the login of each node names an interface), the route to the other nodes.
+    One source decides all three variables: `env`, or else `network.interface`, or else the logins, or else the route to
+    the other nodes. The logins decide only if the login of each node names an interface.
 
     Args:
         spec: The spec of the cluster file.
         hosts: The hosts that take part.
         node_facts: The facts of each node; a node may be missing.
-        routes: The interface of each node on its route to the other nodes.
+        routes: For each node: the interface through which the node reaches the other nodes.
     """
     nodes = {h.name: _collect_interfaces(spec, h, node_facts.get(h.name), routes.get(h.name, "")) for h in hosts}
     by_logins = all(node.choose_interface(node.login_env) for node in nodes.values())

@@ -31,10 +31,10 @@ from clusterctl.plan.layout import PYTHON_PLACEHOLDER, NodeLayout, assign_ranks_
 from clusterctl.plan.rendezvous import NodeFacts, Rendezvous
 
 _UNKNOWN_COUNT = "GPUS"
-"""Placeholder for a number on a command line that is only known at the start."""
+"""Placeholder for the number of GPUs on a command line, while the number is unknown."""
 
 STRICT_BASH = ("bash", "--norc", "-eo", "pipefail", "-c")
-"""Runs a shell command of the user: the shell ends at the first command that fails, also in a pipe."""
+"""Arguments that run a shell command of the user. The shell ends at the first failed command, also within a pipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """The plan of a whole attempt, to print or to send."""
+    """The plan of an attempt on all nodes."""
 
     run: str
     attempt: int
@@ -208,7 +208,7 @@ def build_job_argv(job: JobSpec, known_variables: Collection[str] = ()) -> tuple
 
 
 def _report_unset_variables(text: str, known_variables: Collection[str]) -> str:
-    """Return shell commands that warn of each variable which a shell command reads and the node does not set."""
+    """Return shell commands that print a warning for each unset variable that the shell command `text` reads."""
     return "".join(
         f"[[ -v {name} ]] || echo 'clusterctl: `${name}` is not set on this node: bash takes it as empty' >&2; "
         for name in analyze_shell_variables(text).inherited
@@ -245,10 +245,11 @@ def plan_to_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]
 
 
 def partial_plan_to_json(spec: ClusterSpec, identity: RunIdentity) -> dict[str, Any]:
-    """Return a plan as JSON if only the nodes know the number of workers.
+    """Return the JSON of a plan whose number of workers is unknown until the nodes report their GPUs.
 
     The plan shows one worker for each node with an unknown number of GPUs. A value that depends on this number is
-    `None`. Such a value differs between a plan for one GPU on each of these nodes and a plan for two GPUs.
+    `None`. To find these values, two plans are compared: one with one GPU on each of these nodes, and one with two
+    GPUs.
     """
     one, two = (
         plan_to_json(plan_launch(spec, identity, assign_ranks_assuming_gpus(spec, gpus), {}, None, {}), spec.secrets)
@@ -258,7 +259,7 @@ def partial_plan_to_json(spec: ClusterSpec, identity: RunIdentity) -> dict[str, 
 
 
 def _keep_equal(one: Any, two: Any) -> Any:
-    """Return two plans as one: values that differ become `None`, and words of a command that differ a placeholder."""
+    """Merge two plans. Different values become `None`; different words of a command become `_UNKNOWN_COUNT`."""
     if isinstance(one, dict):
         return {key: _keep_equal(value, two.get(key)) for key, value in one.items()}
     if isinstance(one, list):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, Role
 
 PYTHON_PLACEHOLDER = "{python}"
-"""Placeholder for the interpreter; the supervisor of the node inserts the path of the interpreter."""
+"""Placeholder for the path of the Python interpreter. The supervisor of the node inserts the path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,10 @@ class NodeLayout:
 
 
 def count_workers(host: HostSpec, found_gpus: int | None) -> int | None:
-    """Return the number of workers of a host: `workers` of the file, else its GPUs (at least 1), else `None`."""
+    """Return the number of workers of a host: `workers`, or else one worker per GPU; `None` if the GPUs are unknown.
+
+    A host without GPUs has one worker.
+    """
     if host.workers is not None:
         return host.workers
     gpus = len(host.gpus) if isinstance(host.gpus, tuple) else host.gpus
@@ -33,7 +36,7 @@ def count_workers(host: HostSpec, found_gpus: int | None) -> int | None:
 
 
 def list_claimed_gpus(host: HostSpec, found_gpus: int | None) -> tuple[int, ...]:
-    """Return the device indices that a run claims on a host: the list of the file, or 0..N-1 for a count."""
+    """Return the indices of the GPUs that a run claims on a host. A count of N in the cluster file means 0 to N-1."""
     if isinstance(host.gpus, tuple):
         return host.gpus
     return tuple(range(found_gpus or 0 if host.gpus is None else host.gpus))
@@ -59,8 +62,8 @@ def assign_ranks(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]
 def list_requested_ports(spec: ClusterSpec, layout: NodeLayout) -> tuple[int, ...]:
     """Return the ports that a node reserves for an attempt; 0 means any free port.
 
-    Node 0 reserves the master port, then with JAX the port of the coordinator. With TensorFlow each node reserves one
-    port per worker.
+    Node 0 reserves the master port. With JAX, its second port is the port of the coordinator. With TensorFlow, each
+    node reserves one port per worker.
     """
     job = get_job(spec)
     ports: list[int] = []
@@ -74,7 +77,7 @@ def list_requested_ports(spec: ClusterSpec, layout: NodeLayout) -> tuple[int, ..
 
 
 def assign_ranks_from_file(spec: ClusterSpec) -> tuple[NodeLayout, ...] | None:
-    """Return the layout if the file alone determines it; `None` if a node has to report its GPUs."""
+    """Return the layout that the cluster file alone determines; `None` if a node has to report its GPUs."""
     if any(count_workers(h, None) is None for h in spec.worker_hosts):
         return None
     return assign_ranks(spec.worker_hosts, {})
@@ -99,9 +102,9 @@ def get_job(spec: ClusterSpec) -> JobSpec:
 
 
 def demote_to_spares(spec: ClusterSpec, missing: Collection[str]) -> ClusterSpec | None:
-    """Return the spec with the missing workers as spares, which may replace a worker later.
+    """Return the spec in which the missing nodes are spares, which may replace a node later.
 
-    `None` if fewer than `min_nodes` workers remain, or if the file has no `min_nodes`.
+    Return `None` if fewer than `min_nodes` nodes remain, or if the file has no `min_nodes`.
     """
     workers = [host for host in spec.worker_hosts if host.name not in missing]
     if spec.min_nodes is None or len(workers) < spec.min_nodes:

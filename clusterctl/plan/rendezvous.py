@@ -35,7 +35,7 @@ class NodeFacts:
         cores: CPU cores that its workers may use.
         netns_id: Boot id and network namespace. Two nodes with equal pairs share one loopback interface.
         has_rdma: Whether the node has RDMA devices.
-        login_env: The variables of the ranks that the login on the node sets, with their values.
+        login_env: The environment variables that the login on the node sets for the ranks.
     """
 
     node: str
@@ -59,7 +59,7 @@ class Rendezvous:
 
 
 def guess_address(host: HostSpec, facts: NodeFacts, interface: str | None) -> str | None:
-    """Return an address at which other nodes probably reach this one, before their routes are known.
+    """Return the address at which other nodes can probably reach a node, while the routes are unknown.
 
     Raises:
         RefusedError: The node does not have the interface that the file names.
@@ -90,7 +90,7 @@ def _list_usable_addresses(addresses: Iterable[str]) -> list[str]:
 
 
 def _choose_address(addresses: Iterable[str]) -> str | None:
-    """Return the first usable address: IPv4 before IPv6 before link-local IPv4."""
+    """Return the first usable address. IPv4 is preferred to IPv6, and IPv6 to link-local IPv4."""
     return min(_list_usable_addresses(addresses), key=lambda a: (is_link_local(a), ":" in a), default=None)
 
 
@@ -110,7 +110,7 @@ def can_use_loopback(node_facts: Sequence[NodeFacts]) -> bool:
 
 
 def choose_master_address(host: HostSpec, fallback: str | None, routes: Sequence[Route | None]) -> str | None:
-    """Return the source address of node 0 on most of its routes to the other nodes."""
+    """Return the source address that node 0 uses on most routes to the other nodes."""
     if host.internal_ip:
         return host.internal_ip
     sources = Counter(r.source for r in routes if r is not None and not r.source.startswith("127."))
@@ -123,7 +123,7 @@ def plan_rendezvous(
     master: str,
     routes_to_master: Mapping[str, Route | None],
 ) -> Rendezvous:
-    """Return address and interface of each node, given its route to the master address.
+    """Return the rendezvous: address and interface of each node on the node's route to the master address.
 
     Raises:
         RefusedError: A node has no route to node 0.

@@ -1,1 +1,1 @@
-"""What went wrong with a run, and who: from evidence to a verdict. Pure: no I/O, no clock."""
+"""Judges from evidence what went wrong with a run, and which ranks or nodes are to blame. Pure: no I/O, no clock."""

@@ -33,7 +33,8 @@ class Mismatch:
     """Ranks of a group that have begun different operations with the same number.
 
     Attributes:
-        contradicted: Ranks that wait for data of a rank, or have data for it, that names another source or destination.
+        contradicted: Ranks that wait for data of another rank, or have data for it, while that rank names a different
+            source or destination.
     """
 
     group: str
@@ -49,7 +50,7 @@ class Mismatch:
 
 
 def find_late_by_group(snapshots: Mapping[int, RankSnapshot]) -> list[LateRanks]:
-    """Return for each process group the ranks that have not begun the collective in which others wait."""
+    """Return, for each process group, the ranks that have not begun the collective in which others wait."""
     begun = {rank: _list_begun(snapshot) for rank, snapshot in snapshots.items()}
     found: list[LateRanks] = []
     for group in sorted({name for groups in begun.values() for name in groups}):
@@ -69,7 +70,7 @@ def find_late_by_group(snapshots: Mapping[int, RankSnapshot]) -> list[LateRanks]
 
 
 def _list_begun(snapshot: RankSnapshot) -> dict[str, tuple[int, bool]]:
-    """Return for each group the number of the newest operation that a rank has begun, and whether it has ended.
+    """Return, by group, the number of the newest operation that a rank has begun, and whether the operation has ended.
 
     Without the flight recorder only the default group has the same name on all ranks.
     """
@@ -77,7 +78,7 @@ def _list_begun(snapshot: RankSnapshot) -> dict[str, tuple[int, bool]]:
         return {group: (begun, ended >= begun) for group, (begun, ended) in snapshot.seq.items() if group == _DEFAULT}
     found = {entry["group"]: (entry["number"], entry["done"]) for entry in snapshot.entries if not entry["p2p"]}
     if _DEFAULT in snapshot.seq and _DEFAULT not in found:
-        # The newest entries may all belong to other, busier groups.
+        # The newest entries of the flight recorder may all belong to other groups, which have more operations.
         begun, ended = snapshot.seq[_DEFAULT]
         found[_DEFAULT] = (begun, ended >= begun)
     return found
@@ -116,7 +117,8 @@ def _find_differing_peers(group: str, number: int, entries: Mapping[int, FlightR
     if len(by_peer) < 2:
         return None
     op = next(entry["op"] for entry in entries.values())
-    # A rank that is itself the peer of its call agrees with itself, and so may the ranks that name it.
+    # A rank may name itself as its peer. While such a rank waits, it contradicts neither itself nor a rank that names
+    # it.
     contradicted = tuple(
         rank
         for rank, peer in peers.items()
@@ -159,7 +161,7 @@ def has_collective_counts(snapshots: Mapping[int, RankSnapshot]) -> bool:
 
 
 def _group_by_operation(entries: Mapping[int, FlightRecorderEntry]) -> dict[str, tuple[int, ...]]:
-    """Return ranks by operation. If all ranks have begun the same one, its name includes the sizes and types."""
+    """Return ranks by operation. If all ranks have begun the same operation, its name includes sizes and types."""
     ops = {entry["op"] for entry in entries.values()}
     found: dict[str, list[int]] = {}
     for rank, entry in sorted(entries.items()):

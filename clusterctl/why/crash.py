@@ -155,7 +155,7 @@ _MORE_GPU_MEMORY = (
 
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
 _PEERS_NOTICE_S = 120.0
-"""Peers notice the end of a rank at their next collective. A peer that ends later may have another reason."""
+"""Peers notice the end of a rank at their next collective. If a peer ends more seconds later, the reason may differ."""
 _BARRIER_MISSED = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
 _TIMEOUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 
@@ -183,7 +183,7 @@ def _name_failed(ends: Sequence[RankEnd]) -> tuple[Culprit, ...]:
 
 
 def _list_victims(ranks: Iterable[Rank]) -> tuple[Waiting, ...]:
-    """Return ranks that ended because of others."""
+    """Return ranks that ended because of the failure of other ranks."""
     numbers = fold_ranks(rank.rank for rank in ranks)
     return (Waiting(ranks=numbers, where=None, op="lost a peer"),) if numbers else ()
 
@@ -202,7 +202,7 @@ def judge_crash(evidence: Evidence) -> Verdict | None:
 
 
 def _judge_own_failures(evidence: Evidence, own: Sequence[RankEnd], failed: Sequence[RankEnd]) -> Verdict:
-    """Judge ranks that failed for a reason of their own: the first one, or all of them if they failed alike."""
+    """Judge ranks that failed for a reason of their own. Blame the first rank, or all if they failed alike."""
     first, end = min(own, key=lambda each: (each[1].latest, each[0].rank))
     cls = classify_exit(end)
     if cls is Fault.MISMATCH:
@@ -272,8 +272,9 @@ def _judge_exits_before_peers(evidence: Evidence, ended: Sequence[RankEnd], fail
 def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict:
     """Judge failed ranks that all report that they lost a peer.
 
-    The peer may have been stopped with them before it ended. Then these are examined in this order: tracebacks of
-    stopped ranks, ranks that the others name, ranks in no collective, and the node whose address the others name.
+    The lost peer may have been stopped together with these ranks before it ended. So this function searches for it in
+    this order: stopped ranks with tracebacks, ranks that the others name, ranks in no collective, and ranks of the node
+    whose address the others name.
     """
     stopped = [(rank, rank.end) for rank in evidence.ranks if rank.end is not None and rank.end.stopped]
     own = [(r, e) for r, e in stopped if e.traceback and not e.secondary and classify_exit(e) is not Fault.PEER_LOST]
@@ -333,7 +334,7 @@ def _find_missed_ranks(evidence: Evidence, victims: Sequence[RankEnd]) -> list[R
 
 
 def _judge_accused_node(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict:
-    """Judge by the node whose address ranks of other nodes name; otherwise name all ranks that lost a peer."""
+    """Blame the node whose address ranks of other nodes name. Without such a node, name all ranks that lost a peer."""
     by_address = {address: node.node for node in evidence.nodes.values() for address in node.addresses}
     accused: set[str] = set()
     for rank, end in failed:
@@ -341,7 +342,7 @@ def _judge_accused_node(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdic
         accused |= {node for address, node in by_address.items() if node != rank.node and f"[{address}]" in text}
     if len(accused) == 1:
         node = accused.pop()
-        # This includes ranks that were stopped before they could print an error.
+        # These ranks include ranks that were stopped before they could print an error.
         there = [rank for rank in evidence.ranks if rank.node == node]
         return Verdict(
             kind=ProblemKind.CRASH,

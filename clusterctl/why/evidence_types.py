@@ -20,12 +20,12 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """The end of a rank. `earliest` and `latest` bound its time on the head's clock (seconds).
+    """The end of a rank, which is between the times `earliest` and `latest` on the head's clock (seconds).
 
     Attributes:
-        on_node_clock: Both bounds on the clock of the node, for an exact comparison of ranks of one node.
+        on_node_clock: The same two times on the clock of the node, for an exact comparison of ranks of one node.
         oom: The evidence that the kernel killed the rank because of a lack of memory; `None` if it did not.
-        secondary: The message reports a lost peer, so the failure follows from another one.
+        secondary: The message reports a lost peer, so another failure came first.
         failed_inside: The rank's Python failed, although its first process ended with 0.
         stopped: The controller stopped the rank. Its exit code then means nothing; its message is older than the stop.
         cls: The problem class of the message (`headline`); `None` without a message.
@@ -58,9 +58,9 @@ class RankSnapshot:
     """The state of a rank at one moment.
 
     Attributes:
-        source: The way to read the stacks: signal, py-spy, or proc (no stacks).
+        source: How the stacks were read: signal, py-spy, or proc (no stacks).
         frames: Calls of the main thread, most recent first; `None` if unknown.
-        cpu: Used share of one core.
+        cpu: CPU cores that the rank uses.
         status_age: Seconds since the shim's thread last wrote a status; `None` without a shim.
         seq: The last collective begun and the last one ended, by process group.
         entries: The newest entries of the flight recorder; `None` without a recorder.
@@ -90,7 +90,7 @@ class RankTiming:
 
     Attributes:
         seconds: The duration of the sampling.
-        wait_shares: For each part of this time, the share of samples in which the rank was in a collective; `None` if
+        wait_shares: For each part of this time: the share of samples in which the rank was in a collective. `None` if
             collectives are not counted.
         cpu_cores: Cores that the rank and its children used.
         cpu_starved_share: Share of the time in which the main thread could run but had no CPU.
@@ -174,7 +174,7 @@ class StartRefusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunError:
-    """An error that ended the run without an exit of a worker. `kind` is that of a `Cause`, or `refused`."""
+    """An error that ended the run without an exit of a worker. `kind` is a value of `Cause.kind`, or `refused`."""
 
     kind: str
     message: str

@@ -33,7 +33,7 @@ _STUCK_SHIM_S = 4.0
 _NO_SHIM = "no rank reports its state, as with `job.inject: false`: only stacks and the kernel show its position"
 _ELSEWHERE = (Activity.OWN, Activity.LOADING)
 _MIN_RETRANSMISSIONS = 2
-"""The smallest number of retransmissions that counts as a failure; a single one may be chance."""
+"""The smallest number of retransmissions that counts as a failure. A single retransmission may be chance."""
 _LOOPBACK = ("127.", "::1")
 _IDLE_CORES = 0.02
 
@@ -98,7 +98,7 @@ class HangAnalysis:
         )
 
     def holds_interpreter_lock(self, rank: int) -> bool:
-        """Return whether a rank seems to hold the interpreter lock, and not just its node is slow to write."""
+        """Return whether a rank seems to hold the interpreter lock; false if waiting ranks on its node do, too."""
         return has_outdated_status(self.snapshots[rank]) and not any(
             has_outdated_status(self.snapshots[other]) and self.is_in_collective(other)
             for other in self._list_neighbours(rank)
@@ -208,7 +208,7 @@ def judge_hang(evidence: Evidence) -> Verdict | None:
 
 
 def judge_missing_nodes(evidence: Evidence) -> Verdict | None:
-    """Return a verdict on lost nodes, or on ranks that never started, for any run; otherwise `None`."""
+    """Return a verdict on lost nodes or on ranks that never started; `None` if there are none."""
     return _judge_missing_nodes_or_starts(evidence, [rank for rank in evidence.ranks if rank.end is None])
 
 
@@ -263,7 +263,7 @@ def _judge_stopped(hang: HangAnalysis) -> Verdict | None:
 
 
 def _judge_ambiguous(hang: HangAnalysis, cls: Fault, found: Sequence[int], others: Iterable[int]) -> Verdict:
-    """Judge ranks that the kernel holds while other ranks are missing too: either may be the cause."""
+    """Judge ranks that the kernel holds while other ranks are missing. Either group of ranks may be the cause."""
     return hang.build_verdict(
         cls,
         Confidence.AMBIGUOUS,
@@ -275,7 +275,7 @@ def _judge_ambiguous(hang: HangAnalysis, cls: Fault, found: Sequence[int], other
 
 def _judge_kernel_waits(hang: HangAnalysis) -> Verdict | None:
     """Judge ranks in an uninterruptible wait, and ranks that wait for a file system."""
-    # A rank that waits for its peers may be in such a wait briefly, to read a page or to write a line of output.
+    # A rank that waits for its peers may wait for a disk briefly, to read a page or to write a line of output.
     snapshots = {rank: snapshot for rank, snapshot in hang.snapshots.items() if not hang.is_in_collective(rank)}
     uninterruptible = {rank for rank, snapshot in snapshots.items() if snapshot.state == "D"}
     storage = [rank for rank, snapshot in snapshots.items() if is_waiting_for_storage(snapshot)]
@@ -288,7 +288,7 @@ def _judge_kernel_waits(hang: HangAnalysis) -> Verdict | None:
         return _judge_ambiguous(hang, cls, found, others)
     if len(found) == len(hang.snapshots) > 1 and not storage:
         return None
-    # A rank that uses its CPU works, and was in the wait only briefly.
+    # A rank that uses its CPU does work, and waited only briefly.
     idle = all((snapshots[rank].cpu or 0.0) < _IDLE_CORES for rank in found) and not hang.unobserved
     return hang.build_verdict(
         cls,
@@ -304,7 +304,7 @@ def _judge_kernel_waits(hang: HangAnalysis) -> Verdict | None:
 
 
 def _judge_setups(hang: HangAnalysis) -> Verdict | None:
-    """Judge ranks that set up the process group with another world size or store than most, or as another rank."""
+    """Judge ranks that set up the process group with another world size or store than most ranks, or a wrong rank."""
     setups = {rank: snapshot.setup for rank, snapshot in hang.snapshots.items() if snapshot.setup is not None}
     if all(position.activity is not Activity.SETTING_UP for position in hang.positions.values()):
         return None
@@ -370,7 +370,7 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
         return _judge_cycle(hang, found, late | waiting)
     at_peers = [rank for rank in roots if is_waiting_for_peers(hang.snapshots[rank])]
     if len(at_peers) == len(roots) < len(hang.snapshots):
-        # These ranks wait too: in another collective, or in one without a number.
+        # These ranks wait too: in another collective, or in a collective without a number.
         cls, certain = Fault.MISMATCH, False
     else:
         # A rank that could not be examined may be missing too.
@@ -403,7 +403,7 @@ def _is_in_operation(hang: HangAnalysis, rank: int) -> bool:
 
 
 def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collection[int]) -> Verdict | None:
-    """Judge a hang in which each late rank waits too: in a cycle, or for ranks that are in no group."""
+    """Judge a hang in which each late rank waits too. The ranks wait in a cycle, or for ranks that are in no group."""
     operations = {rank: collectives.find_current_operation(snapshot) for rank, snapshot in hang.snapshots.items()}
     cycle = _find_cycle({(rank, late) for group in found for rank in group.waiting for late in group.ranks})
     if cycle:
@@ -493,7 +493,7 @@ def _list_sockets(hang: HangAnalysis) -> list[tuple[int, TcpConnection, int | No
 
 
 def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
-    """Judge ranks that communicate by their own sockets: others read from the culprit, which reads from no rank."""
+    """Judge ranks that communicate by their own sockets. Other ranks read from the culprit, which reads from none."""
     if collectives.has_collective_counts(hang.snapshots):
         return None
     reads = {

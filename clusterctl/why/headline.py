@@ -23,13 +23,13 @@ SENT_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """Signals that usually come from another process."""
 
 _MOST_BEHIND, _MOST_BEHIND_TRACEBACK = 5, 11
-"""The largest number of other lines after a cause. If more follow, the program went on after it."""
+"""The most other lines after a cause, and after a traceback. If more lines follow, the program did not end there."""
 _MOST_LINES, _MOST_NEAR = 400, 40
 _LONGEST_TEXT, _LONGEST_PROMPT = 600, 120
 _LONGEST_BLOCK = 16
 _MAX_SEARCHED_CHARACTERS = 2000
 _MOST_BARS = 2
-"""A program draws its progress bar once more when it leaves the loop."""
+"""The most progress bars after the last traceback. A program draws its bar once more when it leaves the loop."""
 
 
 _WHILE = " (while handling "
@@ -114,7 +114,8 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
         return _without_a_cause(lines, exit_code, number, name)
     cls = _class_of(found, exit_code, name)
     near = found.behind <= (_MOST_BEHIND_TRACEBACK if found.has_header else _MOST_BEHIND)
-    # If a text only reports the end of another process, or is a mere log line, there may be another reason.
+    # If a text only reports the end of another process, or is only a log line, the process may have ended for another
+    # reason.
     is_own = (
         found.weight == 3
         or (cls is Fault.KILLED and not forms.ENDED_BY_SIGNAL.search(found.text))
@@ -268,8 +269,8 @@ class _Cause:
         start, at: Index of the first line including the traceback, and of the line with the text.
         weight: 3 for an error that ends a process, 2 for a complaint, 1 for a consequence of another end.
         command: The command that a signal has ended, as a shell reports it; the text names the signal.
-        behind: The number of lines of program output after it.
-        goes_on: Lines after it report further steps.
+        behind: The number of lines of program output after the text.
+        goes_on: Whether lines after the text report further steps.
     """
 
     text: str
@@ -294,7 +295,7 @@ def _causes(lines: Sequence[_Line]) -> list[_Cause]:
         found += _Tracebacks(lines, own, taken).find()
     found += [cause for at in range(len(lines)) if at not in taken and (cause := _other_cause(lines, at, taken))]
     found.sort(key=lambda cause: cause.at)
-    # An exception without a traceback inside the text of a C++ error is a part of this text.
+    # If the text of a C++ error contains an exception without a traceback, the exception is a part of this text.
     fatal = [(one.at, one.at + one.words.count("\n")) for one in found if one.weight == 3 and not one.is_raised]
     return [one for one in found if one.has_header or not any(first < one.at <= last for first, last in fatal)]
 
@@ -321,7 +322,7 @@ class _Tracebacks:
         self._lines, self._own, self._taken = lines, own, taken
 
     def find(self) -> list[_Cause]:
-        """Return the errors of all tracebacks; of chained exceptions, the original one."""
+        """Return the errors of all tracebacks. Of chained exceptions, return only the original exception."""
         raised: list[_Raised] = []
         at = 0
         while at < len(self._own):
@@ -353,7 +354,7 @@ class _Tracebacks:
         return self._exception(at, end, raised, has_header=True)
 
     def _end_of_frames(self, start: int) -> int | None:
-        """Return the index of the exception after the frames; lines of other processes may be between them."""
+        """Return the index of the exception after the frames. Lines of other processes may be between the frames."""
         for at in range(start + 1, len(self._own)):
             text = self._text(at)
             if not text or _is_indented(text) or _is_border(text) or re.match(forms.HEADER, text):
@@ -379,7 +380,7 @@ class _Tracebacks:
             text = self._text(i)
             if not text and len(block) == 1 and re.search(forms.ANNOUNCES, block[0]):
                 continue
-            # The text of an exception may contain the name of another one: `ncclSystemError: ...`.
+            # The text of an exception may contain the name of another exception, such as `ncclSystemError: ...`.
             is_another = re.match(forms.WARNED, text) or (re.match(forms.NAMED, text) and not has_header)
             if not text or is_another or re.match(forms.HEADER, text) or re.match(forms.FRAME, text):
                 break
@@ -414,7 +415,7 @@ class _Tracebacks:
         return [self._text(i) for i in range(start - 1, max(-1, start - 6), -1) if not _is_border(self._text(i))][:3]
 
     def _link(self, before: Sequence[str], start: int) -> str:
-        """Return how an exception is chained to the one before it: wrapped, caused, during; "" if it is not chained."""
+        """Return how an exception is chained to the previous one: wrapped, caused or during; "" if not chained."""
         header = re.match(forms.HEADER, self._text(start))
         if header is not None and header["kind"] == "Original ":
             return "wrapped"
@@ -516,7 +517,7 @@ def _name_and_text(text: str) -> tuple[str, str]:
 
 
 def _headline_of(block: Sequence[str], *, joined: bool = False) -> str:
-    """Return the first line of an error; with the next lines, if the first line only announces them."""
+    """Return the first line of an error. If this line only announces the next lines, add them."""
     text = block[0].strip()
     for line in block[1:]:
         if not (re.search(forms.ANNOUNCES, text) or (joined and len(text) > 60)):
@@ -616,7 +617,7 @@ def _until_blank(texts: Sequence[str]) -> list[str]:
 
 
 def _choose(causes: Sequence[_Cause], lines: Sequence[_Line], signal: int | None) -> _Cause | None:
-    """Return the most likely cause: it is one of the candidates that are close together at the end of the output."""
+    """Return the most likely cause among the candidates that are close together at the end of the output."""
     if not causes:
         return None
     behind = _behind(causes, lines)
@@ -643,7 +644,7 @@ def _choose(causes: Sequence[_Cause], lines: Sequence[_Line], signal: int | None
 
 
 def _behind(causes: Sequence[_Cause], lines: Sequence[_Line]) -> list[int]:
-    """Return for each line how many later lines are output of a program that goes on."""
+    """Return, for each line, how many later lines are output of a program that goes on."""
     part_of = {at for cause in causes for at in range(cause.start, cause.at + 1)}
     counts, count = [0] * len(lines), 0
     for at in range(len(lines) - 1, -1, -1):
@@ -706,7 +707,7 @@ def _signal_text(name: str | None, number: int | None, exit_code: int | None) ->
 
 
 def _with_command(found: _Cause, exit_code: int | None, name: str | None) -> str:
-    """Return the text of a cause, with the command and the exit code that a shell reported."""
+    """Return the text of a cause, together with the command and the exit code that a shell reported."""
     code = f" (exit code {exit_code} of the shell)" if exit_code and found.text == f"killed by {name}" else ""
     return found.text + code + (f": {found.command}" if found.command else "")
 

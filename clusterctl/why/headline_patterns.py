@@ -130,7 +130,7 @@ _SEARCHES = tuple((cls, _any(*words, flags="(?m)")) for cls, words in _CLASSES)
 SHARED_MEMORY = _any(
     *(form for cls, forms in _CLASSES if cls is Fault.SHARED_MEMORY for form in forms if "SIGBUS" not in form)
 )
-"""Words about shared memory, without those about a bus error, which a mapped file may cause too."""
+"""Words about shared memory. Words about a bus error are left out, because a mapped file may cause one, too."""
 
 
 def classify_text(text: str) -> Fault | None:
@@ -215,7 +215,7 @@ POINTS_ABOVE = (
     rf"\b(?:{_PRINTED} above|(?:above|previous|preceding) {_PRINTED})\b"
     r"|.*\bbackground workers? (?:is|are) (?:no longer alive|6 feet under))"
 )
-"""An exception that says that its cause stands above."""
+"""Matches an exception whose message refers to a cause in earlier output."""
 WORKER_DEATH = _any(
     r"(?:\w+\.)*(?:BrokenProcessPool|TerminatedWorkerError|RayActorError|ActorDiedError|WorkerCrashedError|TuneError"
     r"|TrainingFailedError)\b",
@@ -275,7 +275,7 @@ SIGNALLED = _any(
     rf" *\d+ ({_SIGNAL})(?: *\(core dumped\))? +\| (\S.*)",
     rf"({_SIGNAL})(?: \(core dumped\))?$",
 )
-"""Messages of a shell that a signal has ended a command, most of them with the command."""
+"""Messages in which a shell reports that a signal ended a command. Most of them contain the command."""
 REDIRECTIONS = r"(?: +(?:\d*>&\d|&?\d*>{1,2} ?\S+|\d*< ?\S+))+$"
 SHELL = _any(
     rf"[\w./~+-]+: (?:line )?\d+: (?! *\d+ (?:{'|'.join(SIGNALS)}|Done|Exit \d+) )\S.*",
@@ -330,7 +330,7 @@ DETAILS = tuple(
 )
 """Pairs of a headline that only announces a cause, and the pattern that finds the cause in the output."""
 HIDES_CAUSE = r",? [Ss]et (?:the )?env\w* var\w* (?P<name>[A-Z][A-Z0-9_]+)=(?P<value>\w+) (?:to see|for) .*"
-"""A headline that says which variable makes its library show the cause."""
+"""A headline that names the environment variable with which the library shows the cause."""
 GLUED = r"((?<!\d)\d{1,3}%\|[^\n\r]{,300}?\[[^\]\n\r]{,200}(?:it/s|s/it)[^\]\n\r]{,200}\])(?=[^\s\x1b])"
 """A progress bar with another text after it in the same line."""
 DIED = _any(
@@ -401,4 +401,4 @@ ASKED = (
 )
 """Errors of a program that asked for input. It gets none, because a rank has no stdin and no terminal."""
 PROMPT = r"(?m)^(?P<prompt>[^\n]*[?:>\])] ?)(?=Traceback \(most recent call last\):|[╭+]|Aborted[.!])"
-"""A question at the end of which the line was not ended, directly before the error about missing input."""
+"""A question without a line end, directly before the error about missing input."""

@@ -39,7 +39,8 @@ def _find_verdict(evidence: Evidence) -> Verdict:
     crashed = None if evidence.reason == "stalled" else crash.judge_crash(evidence)
     if crashed is not None and evidence.evidence_folder is not None:
         if crashed.cls is Fault.PEER_LOST:
-            # A timeout of the process groups ended a stall. The positions before the timeout show the reason.
+            # A timeout of the process group ended a stall. The positions of the ranks before the timeout show the
+            # reason.
             return hang.judge_hang(evidence) or crashed
         if crashed.cls in (Fault.SIGNAL, Fault.KILLED):
             return _judge_killed_stall(evidence) or crashed

@@ -26,11 +26,14 @@ from clusterctl.why.stack_position import (
 from clusterctl.why.verdict import Confidence, Fault, ProblemKind, Verdict, Waiting
 
 LONG_WAIT_S = 60.0
-"""A shorter wait is normal."""
+"""A wait of fewer seconds is normal."""
 LONG_START_S = 60.0
-"""A shorter start is normal."""
+"""A start of fewer seconds is normal."""
 _OUTLIER_RATIO = 0.25
-"""The share by which a slow rank waits less for its peers than the others: too much for chance in 3 x 13 samples."""
+"""A slow rank waits for its peers less than the others by at least this share of time.
+
+A smaller difference may be chance, because 3 parts have only 13 samples each.
+"""
 _MAX_SHARE = 1 / 3
 _SHORT_OF_CPU = 0.2
 _ALL_SHORT_OF_CPU = 0.6
@@ -42,7 +45,7 @@ _SLOW_TEXT = {
     "it writes to a full pipe": "it waits for the reader of its pipe",
     "it polls": "it waits for data, or for a child (it polls)",
 }
-"""Descriptions of waits in a hang, and the descriptions of the same waits of a slow rank."""
+"""Maps the description of a wait in a hang to the description of the same wait of a slow rank."""
 _IMPORTS = "<frozen importlib"
 
 
@@ -50,7 +53,7 @@ _IMPORTS = "<frozen importlib"
 
 
 def find_blocking_ranks(idle_ranks: Mapping[int, IdleRank], rank_count: int) -> tuple[int, ...]:
-    """Return the ranks in no collective, if most ranks wait in one and no rank has made progress for `LONG_WAIT_S`.
+    """Return the ranks in no collective while most ranks wait in a collective, without progress for `LONG_WAIT_S`.
 
     Args:
         idle_ranks: The ranks without progress.
@@ -228,7 +231,7 @@ def judge_slow_start(evidence: Evidence) -> Verdict | None:
     waiting = [rank for rank, snapshot in snapshots.items() if is_waiting_for_peers(snapshot)]
     late = [rank for rank in evidence.ranks if rank.rank not in waiting]
     if not waiting and snapshots and all(map(is_importing, snapshots.values())):
-        # The ranks wait for the file system of the modules, or lack CPUs.
+        # The ranks wait for the file system with the modules, or lack CPU time.
         blocked = [r for r, one in snapshots.items() if is_waiting_for_storage(one) or one.state == "D"]
         more = f"; {len(blocked)} of them wait for the file system of the modules" if blocked else ""
         places = {locate_rank(snapshot).where for snapshot in snapshots.values()}

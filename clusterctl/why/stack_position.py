@@ -63,7 +63,7 @@ UNKNOWN_POSITION = StackPosition(activity=Activity.UNKNOWN, where=None, op=None)
 
 
 def locate_rank(snapshot: RankSnapshot | None) -> StackPosition:
-    """Return the position of the main thread of a rank; an unknown position without a stack."""
+    """Return the position of a rank's main thread. Without a stack, the position is unknown."""
     frames = snapshot.frames if snapshot is not None else None
     return _locate_in_frames(frames) if frames else UNKNOWN_POSITION
 
@@ -159,7 +159,7 @@ _WAITS = (
 
 
 def describe_kernel_wait(snapshot: RankSnapshot) -> str:
-    """Return what a rank waits for in the kernel; "" if unknown."""
+    """Return a description of what a rank waits for in the kernel; "" if unknown."""
     return describe_wchan(snapshot.wchan) or ("it computes" if (snapshot.cpu or 0.0) >= _BUSY_CORES else "")
 
 

@@ -39,7 +39,7 @@ class Confidence(str, Enum):
 
 
 class Fault(str, Enum):
-    """The class of a problem: of hangs, then of exits of workers, then of other ends of a run."""
+    """The class of a problem. First are classes of hangs, then of exits of workers, then of other ends of a run."""
 
     NOT_JOINED = "NOT_JOINED"
     MISMATCH = "MISMATCH"
@@ -144,13 +144,13 @@ class Verdict:
 
 
 def format_ranks(ranks: Iterable[int], nodes: Iterable[str] = ()) -> str:
-    """Return ranks for a sentence, with their node if all `nodes` are the same."""
+    """Return ranks as words for a sentence. If all `nodes` are the same, the words include the node."""
     places = set(nodes)
     return name_ranks(ranks) + (f" on {places.pop()}" if len(places) == 1 else "")
 
 
 def shorten(text: str) -> str:
-    """Return a text, cut to the largest length of a line of a verdict."""
+    """Return a text, cut to the largest length that a line of a verdict may have."""
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 

@@ -23,7 +23,7 @@ from clusterctl.session.node_requests import STATUS
 from clusterctl.session.node_session import Session
 
 _CONNECT_GRACE_S = 20.0
-"""How long the adoption waits for nodes that do not answer."""
+"""Seconds that the adoption waits for nodes that do not answer."""
 _UNSTARTED_STATES = ("new", "prepared", "finished")
 """The states of a run on a node before its workers were started, or after it has ended."""
 
@@ -31,14 +31,14 @@ _UNSTARTED_STATES = ("new", "prepared", "finished")
 class RunAdoption(ThreadOwnedAttributes):
     """Adopts a run.
 
-    No session is added before all nodes have answered or the wait is over: there is no epoch until then.
+    Sessions are added once all nodes have answered or the wait is over. Until then the new epoch is unknown.
 
-    Thread: the loop; the methods under "in threads" run in others.
+    Thread: the loop. The methods under "in threads" run in other threads.
 
     Args:
         run: The run.
-        reconnection: Resumes the nodes.
-        start: Undoes a start that has no attempt.
+        reconnection: The object that resumes the nodes.
+        start: The object that undoes a start without an attempt.
     """
 
     def __init__(self, run: ControlledRun, reconnection: Reconnection, start: StartSequence) -> None:
@@ -58,7 +58,7 @@ class RunAdoption(ThreadOwnedAttributes):
         run.executor.run_in_thread(self._connect_all, self._continue, self._end_controller)
 
     def continue_without_late_nodes(self) -> None:
-        """Continue without the nodes that take too long."""
+        """Continue without the nodes that have not answered in time."""
         if time.monotonic() >= self._until:
             self._continue({})
 
@@ -80,7 +80,7 @@ class RunAdoption(ThreadOwnedAttributes):
         return errors
 
     def _undo_start(self, opened: Mapping[str, Session]) -> StartFailure:
-        """Undo the start of a controller that died before it had recorded its first attempt, on every node."""
+        """Undo a start on every node. Its controller died before the first attempt was recorded."""
         run = self._run
         # A node that does not know the run keeps the epoch, so that it refuses late requests for the run.
         run.post_event(controller_events.TouchedNodes(nodes=list(opened)))
@@ -137,7 +137,7 @@ class RunAdoption(ThreadOwnedAttributes):
         raise error
 
     def _restore_attempt(self) -> None:
-        """Record an attempt that nodes have begun, if the head lost the event of this attempt in a crash."""
+        """Record an attempt that nodes have begun, but whose event the head lost in a crash."""
         run = self._run
         begun = [
             status["attempt"]

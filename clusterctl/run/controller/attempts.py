@@ -30,7 +30,7 @@ from clusterctl.run.rules.state import RunPhase, cause_to_json
 from clusterctl.session.node_session import Session
 
 _KILL_PATIENCE_S = 10.0
-"""How long a start that a person killed waits for nodes that do not answer."""
+"""Seconds that a start waits for silent nodes after a person has killed it."""
 CLEANUP_UNCONFIRMED = "could not clean up on {}; the node will clean up by itself"
 
 
@@ -41,7 +41,7 @@ class StartSequence(ThreadOwnedAttributes):
 
     Args:
         run: The run.
-        reconnection: Redials spares without a connection.
+        reconnection: The object that redials spares without a connection.
         preflight: The checks before the start; `None` to skip them.
     """
 
@@ -51,7 +51,7 @@ class StartSequence(ThreadOwnedAttributes):
 
     @property
     def has_no_attempt(self) -> bool:
-        """No attempt has begun yet, or no attempt will begin, so the policy has nothing to decide."""
+        """Whether the policy has nothing to decide, because the first attempt has not begun or the start has failed."""
         return self._is_failing or (self._run.is_busy and self._run.state.attempt < 0)
 
     def start_first_attempt(self) -> None:
@@ -61,7 +61,7 @@ class StartSequence(ThreadOwnedAttributes):
         self.run_in_launch_thread(self._first_attempt)
 
     def run_in_launch_thread(self, work: Callable[[], StartFailure | None]) -> None:
-        """Start an attempt in a thread."""
+        """Run `work`, which starts an attempt, in the launch thread."""
         launcher = self._run.launcher
 
         def attempted() -> StartFailure | None:
@@ -119,7 +119,7 @@ class StartSequence(ThreadOwnedAttributes):
         run.launcher.start_attempt(0, hosts, run.subscriptions.subscribe_all)
 
     def _connect(self, hosts: Sequence[HostSpec]) -> dict[str, Session]:
-        """Open the sessions with all hosts at once; return them. A spare may be missing.
+        """Open the sessions with all hosts at once; return the sessions. The session of a spare may be missing.
 
         Raises:
             NodeError, NodesError: A session could not be opened; the other sessions are closed again.
@@ -187,7 +187,7 @@ class StartSequence(ThreadOwnedAttributes):
             self._reconnection.mark_disconnected(run.hosts[spare], error)
 
     def _reject_unsafe_nodes(self, sessions: Mapping[str, Session]) -> dict[str, str]:
-        """Refuse nodes that end processes at logout; return the spares that are excluded for this, with a reason.
+        """Refuse nodes that end processes at logout. Return the excluded spares, each with the reason.
 
         Raises:
             RefusedError: A node of the first attempt ends processes at logout.
@@ -203,7 +203,7 @@ class StartSequence(ThreadOwnedAttributes):
         logout_check.refuse_kill_at_logout(hellos)
         return unfit
 
-    # --- what came of it, in the loop
+    # --- the results, in the loop
 
     def _on_bug(self, error: Exception) -> None:
         """End a start that failed because of a bug; the log has the traceback."""
@@ -311,14 +311,14 @@ class RestartSequence(ThreadOwnedAttributes):
             )
         )
         run.control.notify_watchers()
-        # Replaced nodes are informed of the end of the run, so that they release their ports and GPUs.
+        # Inform the replaced nodes of the end of the run, so that they release their ports and GPUs.
         replaced = [n.node for n in run.state.nodes.values() if n.node not in nodes and n.swept and not n.remaining]
         sessions = {node: session for node, session in run.links.sessions.items() if node in replaced}
         if sessions:
             run.executor.run_in_thread(lambda: run.send_finish(sessions, "replaced", int(ExitCode.FAILED)))
 
     def measure_dirty_node_s(self) -> float:
-        """Return for how many seconds a node of the attempt has had remaining processes."""
+        """Return for how many seconds nodes of the attempt have had remaining processes."""
         state = self._run.state
         if not any(node.remaining for node in state.nodes.values()):
             return 0.0

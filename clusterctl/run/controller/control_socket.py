@@ -1,8 +1,8 @@
 """The socket of the controller, on which commands of the same user send requests and wait for changes of the run.
 
 Both sides send one JSON object per line. After `watch`, a connection gets an empty line after one or several changes.
-The address is an abstract unix address: its length does not depend on the run directory, and it leaves no file. It is
-random, so that no other process can listen on it first. Both sides check the uid of the peer.
+The address is an abstract unix address: it leaves no file, and the path of the run directory may have any length. The
+address is random, so that no other process can listen on it first. Both sides check the uid of the peer.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ControlServer:
     Thread: any; a lock guards the watchers.
 
     Args:
-        address: Abstract unix address.
-        deliver: Called with each request, from a thread of the server.
+        address: The abstract unix address on which to listen.
+        deliver: The function to call with each request, in a thread of the server.
     """
 
     def __init__(self, address: str, deliver: Callable[[ControlRequest], None]) -> None:
@@ -93,7 +93,7 @@ class ControlServer:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                # A temporary error: the peer closed the connection, or there is no free descriptor.
+                # The error is temporary: the peer closed the connection, or there is no free descriptor.
                 self._closed.wait(_ACCEPT_AGAIN)
                 continue
             if syscalls.read_peer_credentials(connection)[1] != os.getuid():

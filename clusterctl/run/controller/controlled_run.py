@@ -1,4 +1,4 @@
-"""A run in its controller: its state, the methods that change the state, and the requests to its nodes.
+"""A run as the controller holds it: the state, the methods that change the state, and the requests to the nodes.
 
 The thread of the loop owns the state, the files and the connections. Other threads open connections and send requests.
 The executor passes their results to the loop.
@@ -45,26 +45,27 @@ Post = Callable[[controller_events.ControllerEvent], None]
 Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]
 
 _KILL_TIMEOUT_S = 5.0
-"""How long a node may take to finish a run that the user has killed."""
+"""Seconds that a node may take to finish a run that the user has killed."""
 
 
 class ControlledRun(ThreadOwnedAttributes):
     """A run, its nodes, and the requests to them.
 
-    Thread: the loop owns it and changes it alone. Other threads may read `spec`, `hosts`, `epoch` and `links.sessions`,
+    Thread: only the loop changes this object. Other threads may read `spec`, `hosts`, `epoch` and `links.sessions`,
     wait for `cancelled`, and call `post_event`, `executor`, `dial_all` and `send_finish`.
 
     Args:
         folder: The run directory; this object becomes its only writer.
         spec: The spec of the cluster file, with secrets.
-        dial: Takes an inbox; returns the function that opens a session to a host and reports progress to a callback.
+        dial: A function that takes an inbox and returns a dialer. The dialer opens a session to a host, and reports
+            progress to a callback.
 
     Attributes:
         inbox: The queue of the loop.
         executor: Passes calls of other threads, and results of threads, to the loop.
-        is_busy: A launch thread is running.
+        is_busy: Whether a launch thread is running.
         cancelled: Set when the user has cancelled the run.
-        kill: The grace is 0 from now on.
+        kill: Whether the user has killed the run, so that the grace is 0.
         excluded_spares: Spares that must not be used, each with a reason of a few words.
         epoch: The epoch of this controller's requests; 0 before the first session is added.
         subscriptions: The subscriptions to the journals and files of nodes.
@@ -198,7 +199,7 @@ class ControlledRun(ThreadOwnedAttributes):
         return open_in_parallel(wanted, one, self.spec.ssh.parallel, ClusterctlError)
 
     def raise_epoch(self, known: int) -> None:
-        """Use an epoch above `known` and above all epochs of this head, also in the present sessions."""
+        """Choose an epoch above `known` and above all earlier epochs of this head. Present sessions use it, too."""
         if self.epoch <= known:
             self.epoch = self.writer.raise_epoch(known)
             for session in self.links.sessions.values():
@@ -211,7 +212,7 @@ class ControlledRun(ThreadOwnedAttributes):
 
     @property
     def grace(self) -> float:
-        """The present seconds from SIGTERM to SIGKILL."""
+        """Seconds from SIGTERM to SIGKILL in a stop that begins now."""
         return 0.0 if self.kill else self.limits.grace
 
     def end_attempt(self, reason: StopReason, message: str) -> None:
@@ -249,7 +250,7 @@ class ControlledRun(ThreadOwnedAttributes):
         request = run_requests.StopArguments(run=self.folder.run, node=node, grace=self.grace, reason=reason)
 
         def send() -> None:
-            # A slow node has received the request; the policy limits how long it may take.
+            # A slow node has received the request, even if the answer is late. The policy limits the time of a stop.
             with contextlib.suppress(FutureTimeoutError):
                 STOP.call_async(session, request).result(STOP.timeout_s)
 

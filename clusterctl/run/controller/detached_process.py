@@ -41,8 +41,9 @@ def run_detached(run: RunDir, work: Callable[[], int]) -> None:
     a thread.
 
     Args:
-        run: The run directory; its log takes stdout and stderr of `work`.
-        work: Returns an exit code, and calls `report_ready` once it holds the lock of the run directory.
+        run: The run directory. The file `log` there receives stdout and stderr of `work`.
+        work: A function that calls `report_ready` once it holds the lock of the run directory, and returns an exit
+            code.
 
     Raises:
         ControllerEndedError: The process ended before it was ready; its log has the reason.
@@ -79,7 +80,7 @@ def report_ready() -> None:
 
 
 class _ReportPipe:
-    """The pipe to the parent of the detached process; closed after the report."""
+    """The pipe to the parent of the detached process. It is closed after the report."""
 
     fd: int | None = None
 

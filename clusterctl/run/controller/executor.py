@@ -34,7 +34,7 @@ class LoopExecutor:
     Thread: any.
 
     Args:
-        enqueue: Puts an item into the queue of the loop.
+        enqueue: A function that puts an item into the queue of the loop.
     """
 
     def __init__(self, enqueue: Callable[[LoopCall], None]) -> None:
@@ -47,8 +47,8 @@ class LoopExecutor:
     def call_on_loop(self, call: Callable[[], T]) -> T:
         """Have the loop call this function after all queued items; return its result or raise its exception.
 
-        The loop itself must not call this. If the loop has ended, this never returns, and the thread ends with the
-        process.
+        The loop itself must not call this. If the loop has ended, this method never returns, and the calling thread
+        ends with the process.
         """
         done: Future[T] = Future()
 
@@ -67,7 +67,7 @@ class LoopExecutor:
         on_done: Callable[[T], object] = _ignore,
         on_failed: Callable[[Exception], object] = _ignore,
     ) -> None:
-        """Do work in a thread of its own; the loop calls `on_done` with its result or `on_failed` with its exception.
+        """Call `work` in a new thread. The loop then calls `on_done` or `on_failed` with the result or exception.
 
         An unexpected exception also writes a traceback to the controller's log.
         """

@@ -17,11 +17,11 @@ from clusterctl.run.rules import controller_events, next_action
 from clusterctl.session.node_session import Session
 
 _WITHOUT_PROGRESS = 15.0
-"""How long to wait for a connected node that sends neither missing output nor the sizes of its files."""
+"""Seconds to wait for a connected node that sends neither missing output nor the sizes of its files."""
 _LEAST_PROGRESS = 4096
-"""Bytes that count as progress. A node that sends fewer bytes could delay the end of the run without limit."""
+"""The fewest bytes that count as progress. If one byte counted, a slow node could delay the end for ever."""
 _AFTER_KILL, _AFTER_CANCEL = 8.0, 600.0
-"""The total wait for the output of a killed run and of a cancelled run."""
+"""Seconds to wait for all output of a killed run, and of a cancelled run."""
 
 _Sizes = dict[str, int]
 
@@ -29,7 +29,7 @@ _Sizes = dict[str, int]
 class FinishSequence(ThreadOwnedAttributes):
     """Ends a run, once `begin` was called.
 
-    Thread: the loop; `_tell_nodes` runs in another.
+    Thread: the loop; `_tell_nodes` runs in another thread.
     """
 
     def __init__(self, run: ControlledRun, replication: Replication) -> None:
@@ -201,7 +201,7 @@ class FinishSequence(ThreadOwnedAttributes):
         run.executor.run_in_thread(lambda: self._tell_nodes(sessions, ended), close, close)
 
     def _tell_nodes(self, sessions: dict[str, Session], ended: controller_events.RunEnded) -> None:
-        """Send the end of the run to the nodes. Runs in a thread.
+        """Inform the nodes of the end of the run. Runs in a thread.
 
         A node that rebooted and reconnected at the last moment has no workers, but its attempt has to be ended.
         """

@@ -26,7 +26,7 @@ _EVERY = 1.0
 
 
 class HealthMonitor(ThreadOwnedAttributes):
-    """Feeds a `HealthObserver` with the samples of a run: first from the replicas, then as they arrive.
+    """Passes the samples of a run to a `HealthObserver`: first the samples in the replicas, then new samples.
 
     Thread: the loop.
 
@@ -113,7 +113,7 @@ class StallMonitor(ThreadOwnedAttributes):
             observer.add_sample_lines(node, lines, time.monotonic())
 
     def update_judgement(self) -> None:
-        """Record each change of the stall judgement; collect evidence before the policy acts."""
+        """Judge whether the run stalls, and record a change. Collect evidence before the policy acts."""
         run, observer = self._run, self._watch()
         if observer is None or run.state.phase not in (RunPhase.RUNNING, RunPhase.STALLED):
             return
@@ -172,7 +172,7 @@ class StallMonitor(ThreadOwnedAttributes):
 
     @property
     def is_evidence_pending(self) -> bool:
-        """Whether the policy must wait: the stall is not confirmed, or its evidence is incomplete."""
+        """Whether the policy must wait, because a stall is not confirmed or its evidence is incomplete."""
         return self._pending_evidence > 0 or self._stall.phase is not StallPhase.CONFIRMED
 
     def end_if_stalled(self, *, kill: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The sessions with the nodes, which are redialed if they break, and the subscriptions to their files."""
+"""The sessions with the nodes, and the subscriptions to the nodes' files. If a session breaks, its node is redialed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clusterctl.session.node_session import Session
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 15.0
 _AFTER_AUTH_ERROR_S = 60.0
 _GOOD_AFTER_S = 30.0
-"""After a connection that lasted so long, the node is redialed without a pause."""
+"""After a connection that lasted so many seconds, the node is redialed without a pause."""
 
 
 class Links(ThreadOwned):
@@ -29,11 +29,11 @@ class Links(ThreadOwned):
     Thread: the loop owns it; other threads dial. Any thread may read `sessions`.
 
     Args:
-        dial: Opens a session to a host; raises NodeError.
-        executor: Starts the threads that dial.
+        dial: A function that opens a session to a host, or raises NodeError.
+        executor: The executor that starts the threads that dial.
 
     Attributes:
-        on_dialed: Takes node and session after a redial, on the loop.
+        on_dialed: The function that the loop calls with node and session after a redial.
         sessions: The session of each connected node. The mapping is replaced and never changed, so that other threads
             read it consistently.
     """
@@ -71,7 +71,7 @@ class Links(ThreadOwned):
         return True
 
     def redial(self, host: HostSpec, session: Session | None = None) -> None:
-        """Drop the session of a host, and dial until the host answers. With `session`, do so only if it is current.
+        """Drop the session of a host, and dial until the host answers. Ignore an outdated `session`.
 
         Repeated calls have no effect.
         """
@@ -112,7 +112,8 @@ class Links(ThreadOwned):
     def measure_unreachable_s(self) -> dict[str, float]:
         """Return the seconds since the connection was closed, for each node without a connection.
 
-        The silence before that does not count, because the node may have received messages of the head.
+        Silence before the connection was closed does not count, because the node may have received messages of the
+        head.
         """
         now = time.monotonic()
         return {node: now - moment for node, moment in self._cut_at.items()}
@@ -124,7 +125,7 @@ class Links(ThreadOwned):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close everything; stop dialing."""
+        """Close all sessions, and stop dialing."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -166,7 +167,7 @@ _MIN_PACE_S, _MAX_PACE_S = 0.02, 0.25
 
 
 def choose_output_delay_s(nodes: int) -> float:
-    """Return for how many seconds each node may hold back output to send larger pieces, in a run of so many nodes."""
+    """Return for how many seconds each of `nodes` nodes may hold back output, so that it sends larger pieces."""
     seconds = min(_MAX_PACE_S, nodes / _PIECES_PER_S)
     return seconds if seconds >= _MIN_PACE_S else 0.0
 
@@ -204,7 +205,7 @@ class Subscriptions(ThreadOwned):
         self._replicated_before: dict[str, int] = {}
 
     def build_request(self, node: str) -> FollowArguments:
-        """Return the request for all journal events and output of a node after the cursors."""
+        """Return the request for the journal events and output of a node that are missing in the replicas."""
         before = self._replicated_before.get(node, 0)
         known, cursors = self._find_node(node), self._writer.list_cursors(node, before)
         seq = known.seq if known else 0
@@ -213,7 +214,7 @@ class Subscriptions(ThreadOwned):
         )
 
     def subscribe_all(self, nodes: Iterable[str]) -> None:
-        """Subscribe to all nodes whose sessions are not subscribed yet, at once. For launch threads.
+        """Subscribe at once to all nodes whose sessions are not subscribed yet. For launch threads.
 
         Raises:
             ClusterctlError: A node did not answer.
@@ -230,7 +231,7 @@ class Subscriptions(ThreadOwned):
         raise_first(errors)
 
     def mark_subscribed(self, sessions: Mapping[str, Session]) -> None:
-        """Record that these sessions are subscribed, so that later attempts do not subscribe again."""
+        """Record that these sessions are subscribed, so that no later attempt subscribes them again."""
         self.check_owner()
         self._subscribed.update(sessions)
 

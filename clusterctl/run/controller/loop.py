@@ -46,9 +46,9 @@ from clusterctl.validation.samples import SampleLineSplitter
 
 _TICK_S = 1.0
 _MAX_ITEMS = 512
-"""The most items to handle before the run is evaluated again."""
+"""The most queued items to handle between two evaluations of the run."""
 _EVALUATE_EVERY_S = 0.25
-"""The interval of evaluations while only frequent items arrive. An evaluation visits all nodes."""
+"""Seconds between evaluations while only frequent items arrive. An evaluation takes time for each node."""
 _FREQUENT_ITEMS = (OutputReceived, AttemptsReplicated, ClockMeasured)
 
 
@@ -58,7 +58,8 @@ class Controller:
     Args:
         folder: The run directory; this object becomes its only writer.
         spec: The spec of the cluster file, with secrets.
-        dial: Returns, for an inbox, the function that opens a session to a host and reports progress to a callback.
+        dial: A function that takes an inbox and returns a dialer. The dialer opens a session to a host, and reports
+            progress to a callback.
         preflight: The checks before the start; `None` to skip them.
     """
 
@@ -96,7 +97,7 @@ class Controller:
         """Continue a run that lost its controller; return its exit code."""
         run = self._run
         if run.spec.secrets:
-            # The head never saves secrets. The nodes of the last attempt have them; a spare does not.
+            # The head never saves secrets. The nodes of the last attempt have the secrets; a spare has none.
             run.launcher.secrets = {}
             run.excluded_spares = dict.fromkeys((h.name for h in run.spec.spare_hosts), "no secrets")
         if run.state.attempt >= 0 and not run.cancelled.is_set():
@@ -140,7 +141,7 @@ class Controller:
     # --- what arrives
 
     def _receive(self) -> None:
-        """Handle the queued items; wait only for the first item."""
+        """Wait for an item, then handle the queued items."""
         run = self._run
         wait = _TICK_S
         if run.state.phase is RunPhase.RESTARTING:
@@ -217,7 +218,7 @@ class Controller:
             action := next_action.decide_action(run.state, run.limits, observations, read_head_time()),
             next_action.GiveUpNode,
         ):
-            # Give up all lost nodes at once, such as a rack, and not one node per evaluation.
+            # Give up all lost nodes in one evaluation, because all nodes of a rack may be lost at once.
             self._give_up_node(action)
             observations = self._observe()
         match action:
@@ -293,12 +294,12 @@ class Controller:
 
 
 def _is_head_failure(error: Exception) -> bool:
-    """Return whether the head itself failed. EFBIG is the fault of a node, which decides the size of a file."""
+    """Return whether the head itself failed. EFBIG is the fault of a node, because nodes decide the sizes of files."""
     return isinstance(error, OSError) and error.errno is not None and error.errno != errno.EFBIG
 
 
 def answer_request(run: ControlledRun, stalls: StallMonitor, request: ControlRequest) -> None:
-    """Answer a request, at once or from a thread of its own."""
+    """Answer a request, at once or in a new thread."""
     match request.command:
         case "down" if request.arguments.get("stalled"):
             request.reply(stalls.end_if_stalled(kill=bool(request.arguments.get("kill"))))

@@ -23,21 +23,23 @@ from clusterctl.session.controller_inbox import InboxItemQueue
 from clusterctl.session.node_session import Session
 
 _MIN_SWITCH_INTERVAL_S = 0.05
-"""The shortest switch interval of the interpreter. Each waiting thread requests the interpreter once per interval.
+"""The shortest switch interval of the interpreter, in seconds.
+
+Each waiting thread requests the interpreter once per interval.
 
 With the default of 5 ms the thousands of threads of a large run used more CPU for these requests than for work.
 """
 _MAX_REQUESTS_PER_S = 4000
-"""The most such requests per second of all threads together, if every node sends data."""
+"""The most requests for the interpreter per second, of all threads together, while every node sends data."""
 
 
 def choose_switch_interval_s(nodes: int) -> float:
-    """Return the switch interval of the interpreter for a run of so many nodes, in seconds."""
+    """Return the switch interval of the interpreter for a run of `nodes` nodes, in seconds."""
     return max(_MIN_SWITCH_INTERVAL_S, nodes / _MAX_REQUESTS_PER_S)
 
 
 def build_dialer(spec: ClusterSpec) -> Callable[[InboxItemQueue], Dial]:
-    """Return a function that takes an inbox, and returns the function that opens a session to a host."""
+    """Return a function that takes an inbox and returns a dialer. The dialer opens a session to a host."""
     transports = Transports(spec.ssh)
 
     def for_inbox(inbox: InboxItemQueue) -> Dial:

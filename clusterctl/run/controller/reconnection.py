@@ -36,7 +36,7 @@ from clusterctl.session.node_session import Session
 SILENT_AFTER_S = 6.5
 _QUOTED = 300
 _AHEAD_STEP = 0.1
-"""The smallest recorded change of a wall clock, in seconds. The times of output are not more exact."""
+"""The smallest recorded change of a wall clock, in seconds. The times of output are no more exact than this."""
 _SILENT = "no answer"
 
 
@@ -46,8 +46,8 @@ class _Resumption:
 
     Attributes:
         has_files: The node has the files of the run, and the head is subscribed to them again.
-        status: The status of the node, if it is unknown whether its workers were started.
-        remaining: On a node without files: the processes of the run that could not be ended.
+        status: The status of the node; set only if it is unknown whether the workers were started.
+        remaining: The processes of the run that could not be ended on a node without files.
     """
 
     has_files: bool
@@ -150,7 +150,7 @@ class Reconnection(ThreadOwnedAttributes):
             self.mark_disconnected(host, lost.error)
 
     def mark_disconnected(self, host: HostSpec, error: ClusterctlError, session: Session | None = None) -> None:
-        """Record that a node has no connection, and redial it. With `session`, do so only if it is current."""
+        """Record that a node has no connection, and redial the node. Ignore an outdated `session`."""
         run = self._run
         if session is not None and run.links.sessions.get(host.name) is not session:
             return
@@ -189,7 +189,7 @@ class Reconnection(ThreadOwnedAttributes):
             self._run.record_event(controller_events.LinkChanged(node=node.node, link="connected"))
 
     def _resume(self, state: RunState, node: NodeState, session: Session) -> _Resumption:
-        """Subscribe to the files of a node after the cursors. Runs in a thread; only the loop changes the state."""
+        """Subscribe to the bytes of a node's files that have no replica. Runs in a thread, so it changes no state."""
         run, name = self._run, node.node
         earlier = name in self._uncompared
         differing = replication.find_stale_replicas(
@@ -207,7 +207,7 @@ class Reconnection(ThreadOwnedAttributes):
         return _Resumption(has_files=True, status=status)
 
     def _build_follow(self, node: str, session: Session, differing: list[str]) -> run_requests.FollowArguments:
-        """Return the subscription request for a node, which sends files that differ from their start."""
+        """Return the subscription request for a node. The node sends the files in `differing` from their first byte."""
         if self._run.links.sessions.get(node) is not session:
             raise ConnectError(node, "the connection was lost")
         for file in differing:
@@ -235,7 +235,7 @@ class Reconnection(ThreadOwnedAttributes):
             self._end_unstarted_attempt(node, outcome.status)
 
     def _on_resume_failed(self, node: str, session: Session, error: Exception) -> None:
-        """Redial the node, unless it has a newer controller."""
+        """Redial a node that could not be resumed, unless the node has a newer controller."""
         if isinstance(error, StaleEpochError):
             if self._run.links.sessions.get(node) is session:
                 self.on_stale_epoch(node)
@@ -285,7 +285,7 @@ class Reconnection(ThreadOwnedAttributes):
                 link="unreachable",
                 why=why,
                 seconds=seconds,
-                # A single node is never lost: the network of the head may be broken.
+                # In a run of one node, the node is never lost, because the network of the head may be broken.
                 lost_in=None if alone else max(0.0, limits.node_lost_after - seconds),
                 stop_in=None if limits.stop_after is None else max(0.0, limits.stop_after - seconds),
             )

@@ -26,13 +26,13 @@ from clusterctl.validation.message_validators import parse_stream_file_name
 from clusterctl.validation.session_quota import MAX_FILE_BYTES
 
 _CREDIT_AT_ONCE = INITIAL_CREDIT_BYTES // 8
-"""Bytes of credit in one message; a message for each piece would be too many."""
+"""Bytes of credit in one message. A message after each piece would cause too many messages."""
 
 _ACKNOWLEDGE_EVERY = 2.0
 _ACKNOWLEDGE_BYTES = 4 * 1024 * 1024
 _RETRY = 2.0
 _ALL_SECONDS = 60.0
-"""How long a node may take to send the ends of all its files, which are megabytes with many ranks."""
+"""Seconds that a node may take to send the ends of all its files. With many ranks these are megabytes."""
 
 
 class Replication(ThreadOwnedAttributes):
@@ -42,7 +42,7 @@ class Replication(ThreadOwnedAttributes):
 
     Args:
         run: The run.
-        stored: Called with each stored piece of output.
+        stored: The function to call with each stored piece of output.
     """
 
     def __init__(self, run: ControlledRun, stored: Callable[[OutputReceived], None]) -> None:
@@ -86,7 +86,7 @@ class Replication(ThreadOwnedAttributes):
             self._run.subscriptions.mark_replicated_before(received.node, received.before)
 
     def _stored(self, received: OutputReceived, size: int) -> None:
-        """Count stored bytes, and give the node as many bytes of credit."""
+        """Count stored bytes, and add the same number of bytes to the credit of the node."""
         self._on_stored(received)
         self._sizes[received.node, received.file] = size
         self._unacknowledged += len(received.payload)
@@ -104,8 +104,8 @@ class Replication(ThreadOwnedAttributes):
     def acknowledge_when_due(self) -> None:
         """Give nodes credit, and periodically acknowledge stored bytes, which nodes with a full disk may drop.
 
-        With many nodes, small credits wait for the acknowledgement, and large credits are sent at once. With few nodes
-        all credits are sent now, which also detects rebooted machines.
+        With many nodes, small credits wait for the next acknowledgement, and large credits are sent now. With few
+        nodes, all credits are sent now. This also detects rebooted machines.
         """
         self._intake.retry_queued()
         if not self._run.subscriptions.pace_s:
@@ -142,8 +142,8 @@ class ReplicaQueue:
 
     Args:
         writer: The writer of the run directory.
-        stored: Called with each stored piece of output, and the size of its replica.
-        notify_user: Called with messages for the user, and their level.
+        stored: The function to call with each stored piece of output and the size of the replica.
+        notify_user: The function to call with each message for the user and the level of the message.
     """
 
     def __init__(
@@ -209,7 +209,8 @@ def find_stale_replicas(
         node: The node.
         session: A session with the node.
         attempt: The attempt whose files still grow.
-        include_earlier_attempts: Compare the files of earlier attempts, too, which another controller may have written.
+        include_earlier_attempts: Also compare the files of earlier attempts. Another controller may have written their
+            replicas.
 
     Raises:
         ClusterctlError: The node did not answer.

@@ -35,9 +35,9 @@ from clusterctl.session.node_requests import PREPARE, START
 from clusterctl.session.node_session import Session
 
 _IMPORT_TIMEOUT_S = 150.0
-"""How long a node may take for the imports of its forkserver; after 120 s it starts every worker as a new process."""
+"""Seconds to wait for the imports of a node's forkserver. After 120 s the node starts each worker as a new process."""
 _VERIFIED_FILES_PER_S = 500
-"""The least number of files that a node verifies per second."""
+"""The lowest speed, in files per second, at which a node verifies files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class StartFailure:
 
     Attributes:
         error: The reason.
-        prepared: Nodes that have to undo their preparation.
+        prepared: Nodes that were prepared and now have to undo this.
         remaining: Processes that could not be ended, as in `RunState.remaining`.
     """
 
@@ -63,14 +63,14 @@ class AttemptLauncher:
     Args:
         run: The run directory.
         spec: The spec of the cluster file.
-        sessions: Returns the current sessions by node; the controller replaces broken ones.
-        post: Takes controller events, in order.
+        sessions: A function that returns the current sessions by node. The controller replaces broken sessions.
+        post: A function that receives the controller events, in order.
         cancelled: Set when the user has cancelled the run.
 
     Attributes:
         prepared: Nodes that this start has prepared.
         secrets: The secrets for the nodes; empty in an adopted run, because the nodes have kept them.
-        needs_no_cleanup: The run is new and no node has to undo anything.
+        needs_no_cleanup: Whether the run is new and no node has to undo anything.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class AttemptLauncher:
         Args:
             number: The attempt.
             hosts: The hosts of the attempt, in order of node rank.
-            subscribe: Subscribes to the journals of nodes; called once the attempt is posted.
+            subscribe: A function that subscribes to the journals of nodes. It is called after the event of the attempt
+                is posted.
             why: Reason for the attempt.
             dropped_nodes: The nodes that only the previous attempt used, with their ranks.
 
@@ -117,7 +118,7 @@ class AttemptLauncher:
         names = [host.name for host in hosts]
         answers = {host.name: build_node_facts(host, self._sessions_of(names)[host.name].hello) for host in hosts}
         layouts = layout.assign_ranks(hosts, {n: a.gpus for n, a in answers.items()})
-        # This comes first: a copy of a checkpoint may take long, and prepared nodes hold ports and GPUs.
+        # Choose the checkpoint before `prepare`: a copy may take long, and prepared nodes hold ports and GPUs.
         resume_from, newest = self._picker.choose_resume_checkpoint(number, names, dropped_nodes or {})
         self._raise_if_cancelled()
         ports = self._prepare(number, layouts, answers)
@@ -164,7 +165,10 @@ class AttemptLauncher:
     # --- code
 
     def sync_code(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
-        """Send the code to the remote nodes: first the present folder, and the same files on later attempts."""
+        """Send the code to the remote nodes.
+
+        The first attempt sends the present folder. Later attempts send the same files.
+        """
         sync, remote = self.spec.sync, [h.name for h in hosts if h.transport is not TransportKind.LOCAL]
         if sync is None or not remote:
             return
@@ -250,7 +254,7 @@ class AttemptLauncher:
         assert spec.job is not None, "a run has a job"
         prologue, inject = spec.job.prologue, spec.job.inject
         by_name = {n.node: n for n in plan.nodes}
-        # With a fork server a node answers after it has imported the preloaded modules.
+        # With a forkserver, a node answers after it has imported the preloaded modules.
         timeout_s = START.timeout_s + (0.0 if spec.job.start_method is StartMethod.SPAWN else _IMPORT_TIMEOUT_S)
 
         def start(node: str, session: Session) -> None:
@@ -344,7 +348,7 @@ def build_attempt_event(
 def load_attempt_event(run: RunDir, number: int) -> controller_events.AttemptStarted | None:
     """Return the event of an attempt from its stored plan; `None` if there is no complete plan.
 
-    A plan is on the disk before any of its workers starts.
+    A plan is saved before its workers are started.
     """
     try:
         plan = json.loads(run.plan(number).read_text())

@@ -1,4 +1,4 @@
-"""Chooses the checkpoint from which an attempt resumes, the newest complete one, and copies it to nodes that lack it.
+"""Chooses the newest complete checkpoint, from which an attempt resumes, and copies it to nodes that lack it.
 
 Files that existed when the run began belong to other runs. They are recognized by modification time and size, even if
 they were renamed. Clocks of different machines are never compared.
@@ -54,14 +54,14 @@ from clusterctl.session.node_requests import CHECKPOINTS
 from clusterctl.session.node_session import Session
 
 CheckpointsByNode = dict[str, dict[str, Version]]
-"""The complete checkpoints of each node by path, with the version of their newest file."""
+"""For each node: the path of each complete checkpoint, and the version of the newest file in the checkpoint."""
 
 _FILE = "checkpoints.json"
 _SHARED_DELAY_S = 5.0
-"""How long a shared file system may take to show a new file on other machines."""
+"""Seconds until a shared file system shows a new file on other machines."""
 _POLL_S = 0.5
 _MAX_TRIED = 20
-"""Number of checkpoints to try. A job that keeps more checkpoints writes them often."""
+"""The most checkpoints to try, beginning with the newest."""
 _HASH_TIMEOUT_S = 3600.0
 
 
@@ -88,8 +88,9 @@ def exclude_earlier_checkpoints(
 
     Args:
         present: The checkpoints of each node now.
-        before: The versions of all files of each node at the start of the run. From a node without an entry, such as a
-            spare that connected later, only checkpoints count that a node with an entry has, too.
+        before: The versions of all files of each node at the start of the run. A node without an entry, such as a spare
+            that connected later, may have older files. Its checkpoints count only if a node with an entry has them,
+            too.
     """
     old = {version for versions in before.values() for version in versions}
     fresh = {node: {p: v for p, v in checkpoints.items() if v not in old} for node, checkpoints in present.items()}
@@ -103,7 +104,7 @@ def exclude_earlier_checkpoints(
 def list_checkpoints_newest_first(
     order: Sequence[str], present: Mapping[str, Mapping[str, Version]], copies: Sequence[CopiedFile]
 ) -> list[Checkpoint]:
-    """Return the checkpoints of the first node that writes checkpoints, the newest first.
+    """Return the checkpoints of the first node that writes checkpoints, newest first.
 
     If no node writes checkpoints, return the checkpoints of the first node that received copies. Times of different
     nodes are not compared.
@@ -138,7 +139,7 @@ class CheckpointCopy:
 
     Attributes:
         path: Path of the checkpoint on the nodes.
-        needed: For each node that lacks files: the path of each file, and the node that has it.
+        needed: For each node that lacks files: the path of each missing file, and a node that has the file.
         sizes: Bytes of these files, by path.
         workdirs: Workdir of each node.
         sessions: Session of each node.
@@ -172,7 +173,7 @@ class CheckpointCopy:
 
         Args:
             spool: Folder on the head for temporary files.
-            post: Takes the progress.
+            post: A function that receives events about the progress.
             cancelled: Set when the user has cancelled the run.
 
         Raises:
@@ -262,11 +263,11 @@ class CheckpointCopy:
 
 
 _SpooledFile = tuple[int, tuple[str, int, int, str]]
-"""Offset in the spool file; name, size, permission bits and SHA-256."""
+"""Describes a file within the spool file: its offset; its name, size in bytes, permission bits and SHA-256."""
 
 
 def _hash_entries(file: BinaryIO, came: Sequence[tuple[str, int, int]]) -> dict[str, _SpooledFile]:
-    """Return the entry of each spooled file, by name."""
+    """Return the description of each file within the spool file, by name."""
     entries, start = {}, 0
     for name, length, mode in came:
         digest = hashlib.sha256()
@@ -278,7 +279,7 @@ def _hash_entries(file: BinaryIO, came: Sequence[tuple[str, int, int]]) -> dict[
 
 
 def _read_pieces(file: BinaryIO, start: int, length: int) -> Iterator[bytes]:
-    """Yield a part of a file. Several threads may read the file at once."""
+    """Yield a part of a file in pieces. Several threads may read the file at once."""
     end = start + length
     while start < end and (chunk := os.pread(file.fileno(), min(CHUNK_BYTES, end - start), start)):
         start += len(chunk)
@@ -296,8 +297,8 @@ class CheckpointPicker:
     Args:
         run: The run directory; it keeps the versions of earlier files, for a controller that adopts the run.
         spec: The spec of the cluster file.
-        sessions: Returns the current sessions by node.
-        post: Takes controller events, in order.
+        sessions: A function that returns the current sessions by node.
+        post: A function that receives the controller events, in order.
         cancelled: Set when the user has cancelled the run.
     """
 
@@ -321,7 +322,7 @@ class CheckpointPicker:
     def choose_resume_checkpoint(
         self, number: int, nodes: Sequence[str], dropped_nodes: Mapping[str, Sequence[int]]
     ) -> tuple[str | None, Checkpoint | None]:
-        """Return the path from which an attempt resumes, and the newest checkpoint; copy it to nodes that lack files.
+        """Return the path from which an attempt resumes, and the newest checkpoint. Copy missing files to nodes.
 
         Args:
             number: The attempt.
@@ -364,7 +365,7 @@ class CheckpointPicker:
     def _was_requeued(self, nodes: Sequence[str]) -> bool:
         """Return whether Slurm has requeued the job of this run, so that it continues an earlier run.
 
-        Files that existed before the first of these runs belong to none of them.
+        A file that existed before the first of these runs belongs to none of these runs.
         """
         if self._checkpoint.resume is not ResumePolicy.THIS_RUN:
             return False
@@ -383,7 +384,7 @@ class CheckpointPicker:
         return True
 
     def _pick_usable(self, snapshot: _Snapshot) -> str:
-        """Return the newest checkpoint from which the nodes can resume; copy it to nodes that lack files of it."""
+        """Return the newest checkpoint from which the nodes can resume. Copy missing files to nodes."""
         reasons: list[str] = []
         for checkpoint in snapshot.checkpoints[:_MAX_TRIED]:
             try:
@@ -402,7 +403,7 @@ class CheckpointPicker:
     def _find_needed(
         self, path: str, snapshot: _Snapshot
     ) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, Version]]]:
-        """Return the missing files of each node with a node that has them, and the present files of each node.
+        """Return two mappings: each node's missing files, with a node that has the file; and each node's present files.
 
         Raises:
             _UnusableError: The nodes cannot resume from this checkpoint.
@@ -424,7 +425,7 @@ class CheckpointPicker:
         return needed, files
 
     def _refuse_own_checkpoints(self, path: str, node: str, snapshot: _Snapshot) -> None:
-        """Refuse to copy a checkpoint to a node that writes its own: each may hold the part of other ranks."""
+        """Refuse to copy a checkpoint to a node that writes checkpoints itself, for these may belong to other ranks."""
         copied = {copy.version for copy in self._stored.copies if copy.node == node}
         written = {p: version for p, version in snapshot.seen[node].items() if version not in copied}
         if not written:
@@ -486,7 +487,7 @@ class CheckpointPicker:
         self._note(f"{path} copied {copy.route}, {format_size(copy.size_bytes)}")
 
     def _refuse_lost_checkpoints(self, snapshot: _Snapshot) -> None:
-        """Refuse to start from scratch if an unreachable node may have the only checkpoints.
+        """Refuse to start without a checkpoint if an unreachable node may have the only checkpoints.
 
         Raises:
             RefusedError: Rank 0 ran on an unreachable node, and no other machine can see its files.
@@ -551,7 +552,8 @@ class CheckpointPicker:
         unknown = [node for node in order if node not in self._stored.before] if excludes_older else []
         answers = self._ask(order, required=nodes, versions=bool(unknown))
         if unknown:
-            # A node that was not asked at the start joins now. Files that no other node has existed there before.
+            # A node that was not asked at the start joins now. Assume that a file which only this node has is older
+            # than the run.
             known = {v for n in order if n not in unknown for v in _parse_versions(answers[n]["versions"])}
             for node in unknown:
                 self._stored.before[node] = _parse_versions(answers[node]["versions"]) - known
@@ -576,9 +578,10 @@ class CheckpointPicker:
         Args:
             nodes: The nodes to ask.
             path: The checkpoint; `None` for all.
-            required: The nodes that have to answer, by default all. Any other node without an answer counts as empty.
-            versions: Without a path: ask also for the versions of all files.
-            hashes: With a path: ask also for the hashes of its files.
+            required: The nodes that have to answer, by default all. Any other node counts as empty if it does not
+                answer.
+            versions: Also ask for the versions of all files; used without `path`.
+            hashes: Also ask for the hashes of the files; used with `path`.
 
         Raises:
             NodeError, NodesError: A required node did not answer.
@@ -610,7 +613,7 @@ class _Snapshot:
             checkpoint is the newest.
         unreachable: The dropped nodes without a session, and their ranks.
         seen: The checkpoints of each node that belong to this run.
-        checkpoints: The newest first.
+        checkpoints: The checkpoints from which the attempt could resume, newest first.
     """
 
     nodes: tuple[str, ...]
@@ -663,6 +666,6 @@ def _parse_files(path: str, answer: CheckpointsAnswer) -> dict[str, Version]:
 
 
 def _has_only_local_disks(answers: Mapping[str, CheckpointsAnswer], here: Collection[str], least: int = 2) -> bool:
-    """Return whether at least `least` machines have disks of their own. The local nodes (`here`) are one machine."""
+    """Return whether at least `least` machines have disks of their own. All local nodes (`here`) are one machine."""
     machines = len(answers) - max(0, sum(node in here for node in answers) - 1)
     return machines >= least and not any(answer.get("network", True) for answer in answers.values())

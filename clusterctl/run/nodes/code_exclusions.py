@@ -1,4 +1,4 @@
-"""Explains which files of the code folder the nodes do not get, and warns of files that they should not get."""
+"""Explains which files of the code folder are not sent to the nodes, and warns of files that should not be sent."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ _FOR_OUTPUT = re.compile(
     r"-*(?:\w+[-_.])*(?:out|log|save|dest|result|dump|work|cache|report|trace|profile|export|write|tensorboard|run|root)",
     re.IGNORECASE,
 )
-"""Options that name an output of the program."""
+"""Matches options whose value is an output of the program."""
 _WRITES = re.compile(r"(?:[\d&]*>{1,2}|tee|-a|mkdir|-p|rm|-[rf]+|touch|\S*--?(?:out|log)\S*)$")
-"""Shell words after which the name of a file need not exist."""
+"""Matches shell words before the name of a file that the command writes or removes, so the file need not exist."""
 
 
 def list_arguments_with_unsent_files(spec: ClusterSpec, excluded: Iterable[ExcludedPath] | None = None) -> list[str]:
@@ -138,7 +138,7 @@ def _find_exclusion(path: str, excluded: Iterable[ExcludedPath]) -> ExcludedPath
 
 
 def _list_named_paths(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """Yield place and path of each word of the job that names an existing file of the code folder."""
+    """Yield each existing file of the code folder that a word of the job names: the place of the word, and the path."""
     if spec.sync is None or spec.job is None:
         return
     job, top = spec.job, spec.sync.source
@@ -201,7 +201,7 @@ token token.txt token.json .token *.token *[-_]token *[-_]token.txt stored_token
 glab-cli/config.yml huggingface/token*
 """
 _LIKE_SECRETS = _SECRETS_TEXT.split()
-"""Names of files with keys, passwords, tokens or a shell's history; with a slash: files in the folder of a program."""
+"""Names of files with keys, passwords, tokens or a shell's history. A slash separates a folder from a file in it."""
 _PUBLIC = ("*.pub", ".env.example", ".env.sample", ".env.template", "*.py", "*.ipynb", "*.md", "*.rst")
 _KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|PuTTY-User-Key-File")
 MAX_KEY_BYTES = 16 * 1024
@@ -212,7 +212,7 @@ def describe_secret_files(files: Iterable[tuple[str, int]], read_start: Callable
 
     Args:
         files: Path and size of each file.
-        read_start: Returns the first bytes of a file.
+        read_start: A function that returns the first bytes of a file.
     """
 
     def looks_secret(path: str, size: int) -> bool:
@@ -237,7 +237,7 @@ def has_secret_name(path: str) -> bool:
 def find_workdir_conflicts(spec: ClusterSpec, root: Path | None = None) -> Iterator[str]:
     """Yield a sentence for each running run of this head that uses a workdir of this spec.
 
-    Folders of this machine do not count, because the user chose them.
+    Workdirs on this machine do not count, because the user chose them.
     """
     mine = _list_workdirs(spec)
     for run in state_reader.list_runs(root):
@@ -331,7 +331,7 @@ def scan_code_folder(sync: SyncSpec, sent: Collection[str] | None, pythonpath: s
 
 
 def explain_missing_file(message: str, folder: CodeFolder, workdirs: Iterable[str]) -> str | None:
-    """Return where the code folder has a module or file that a rank did not find, and why its node lacks it.
+    """Return why a node lacks a module or file that a rank did not find, and where the code folder has it.
 
     Args:
         message: The error message of the rank.
@@ -384,7 +384,7 @@ def _explain_file(path: str, folder: CodeFolder) -> str | None:
 
 
 def _explain_exclusion(paths: Sequence[str], folder: CodeFolder) -> str | None:
-    """Name the rule that excludes a path, or a longer path with the same end."""
+    """Return a sentence with the rule that excludes one of these paths, or a longer path with the same end."""
     for path in paths:
         for one in folder.excluded:
             place = one.path.rstrip("/")
@@ -400,7 +400,7 @@ def _explain_exclusion(paths: Sequence[str], folder: CodeFolder) -> str | None:
 
 
 def _explain_excluded_package(module: str, folder: CodeFolder) -> str | None:
-    """Name the rule that excludes a wheel or archive of a package with the name of a module."""
+    """Return a sentence with the rule that excludes a wheel or archive of the missing module."""
     package = re.compile(rf"{re.escape(module).replace('_', '[-_.]')}(?:-\d.*)?\.(?:whl|egg|zip|tar\.gz)", re.I)
     for one in folder.excluded:
         names = [one.path]
@@ -419,7 +419,7 @@ def _describe_rule(name: str, one: ExcludedPath) -> str:
 
 
 def _explain_new_file(paths: Sequence[str], folder: CodeFolder) -> str | None:
-    """Name the first of these paths that was added after the run began."""
+    """Return a sentence about the first of these paths that was added after the run began."""
     name = next((path for path in paths if path not in folder.sent and folder.has_path(path)), None)
     if name is None or any(sent.startswith(f"{name}/") for sent in folder.sent):
         return None

@@ -30,7 +30,7 @@ from clusterctl.run.record.rundir import RunDir
 _CHUNK = 1024 * 1024
 _PART = ".part"
 MAX_FILES = 500_000
-"""A node needs seconds and half a gigabyte for a list of so many files; no code has more."""
+"""The most files in a code folder. For a list of so many files, a node needs seconds and half a gigabyte of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class CodeManifest:
     """The files of a folder to send.
 
     Attributes:
-        files: Path to size, permission bits and SHA-256. A link has the mode `LINK_MODE`; its content is the target. An
-            empty folder has the mode `FOLDER_MODE` and no content.
+        files: For each path: size in bytes, permission bits and SHA-256. A link has the mode `LINK_MODE`; its content
+            is the target. An empty folder has the mode `FOLDER_MODE` and no content.
         excluded: The excluded paths; not saved with the run.
     """
 
@@ -54,7 +54,7 @@ class CodeManifest:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in all."""
+        """The size of all files in bytes."""
         return sum(size for size, _, _ in self.files.values())
 
 
@@ -98,11 +98,12 @@ class ContentStore:
         return True
 
     def list_unused(self, used: Collection[str], before: float) -> list[tuple[Path, int]]:
-        """Return the content that no run needs, also incomplete files, with the sizes in bytes.
+        """Return path and size (bytes) of stored content that no run needs, and of incomplete files.
 
         Args:
             used: The hashes that runs need.
-            before: Wall clock in seconds; later content may belong to a run that is starting now.
+            before: Time in seconds (wall clock). Newer content is left out, because it may belong to a run that is
+                starting.
         """
         unused = []
         for path in (*self.root.glob("??/*"), *self.root.glob(f".*{_PART}")):
@@ -119,7 +120,7 @@ def find_content_store(runs: Path) -> ContentStore | None:
 
 
 def open_content_store(run: RunDir) -> ContentStore:
-    """Return the content store of the head that a run belongs to."""
+    """Return the content store on the head of a run."""
     return ContentStore(run.path.parent.parent / "content")
 
 
@@ -131,7 +132,7 @@ def build_manifest(sync: SyncSpec, store: ContentStore, *, max_files: int = MAX_
 
     Raises:
         ConfigError: The folder does not exist.
-        RefusedError: It is larger than `sync.max_size`, has more than `max_files` files, or cannot be read.
+        RefusedError: The folder is larger than `sync.max_size`, has more than `max_files` files, or cannot be read.
     """
     source = Path(sync.source)
     hashed = _HashCache(store.root / "known.json", sync.source)
@@ -192,7 +193,7 @@ def select_code_files(
 class _HashCache:
     """Hashes of the files of each synced folder, by device, inode, size and modification time.
 
-    It remembers the files of the last sync of each folder that still exists.
+    Only files of the last sync are kept, and only for folders that still exist.
     """
 
     def __init__(self, path: Path, source: str) -> None:

@@ -1,4 +1,4 @@
-"""Selects the files of a folder that go to the nodes, and names the rule that excludes each other file."""
+"""Selects the files of a folder that are sent to the nodes, and names the rule that excludes each other file."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class ExcludedPath:
 
     Attributes:
         path: Relative to the source folder; the path of a folder ends with a slash.
-        rule: The rule that excludes it, in words.
+        rule: The rule that excludes the path, in words.
         target: Target of a link.
-        remedy: Advice if the user wants to send it; empty for a rule of the user.
+        remedy: Advice for a user who wants to send the path; empty for a rule of the user.
         rule_source: Source of a rule of the user: `sync.exclude`, or the path of a `.gitignore`; else empty.
         size_bytes: Size of a file that a rule of the user excludes; 0 for a folder.
     """
@@ -76,7 +76,7 @@ class ExcludedPath:
 
 
 class ExclusionRule(NamedTuple):
-    """A rule that excludes paths: in words, and its source (see `ExcludedPath.rule_source`)."""
+    """A rule that excludes paths: the rule in words, and the source of the rule (see `ExcludedPath.rule_source`)."""
 
     description: str
     rule_source: str = ""
@@ -204,7 +204,8 @@ class _FolderWalk:
     ) -> Iterator[SelectedFile]:
         """Yield the files of a folder to send, or the folder itself if there are no such files.
 
-        The folder itself is not sent if a rule other than a `.gitignore` above it excludes a file in it.
+        If a rule excludes a file in the folder, the folder itself is not sent. A `.gitignore` above the folder is no
+        such rule.
         """
         is_empty, before = True, self._other_exclusions
         for found in self.folder(path, rules, ignored):
@@ -320,7 +321,10 @@ def _parse_rules(lines: Iterable[str]) -> Any:
 
 
 def _find_last_match(path: str, rules: _Rules) -> tuple[str, Any] | None:
-    """Return the last pattern that matches a path, with the folder of its file; paths of folders end with a slash."""
+    """Return the last pattern that matches a path, and the folder of the pattern's `.gitignore`.
+
+    The path of a folder ends with a slash.
+    """
     for folder, spec in reversed(rules):
         inner = path[len(folder) + 1 :] if folder else path
         for pattern in reversed(spec.patterns):
@@ -330,16 +334,16 @@ def _find_last_match(path: str, rules: _Rules) -> tuple[str, Any] | None:
 
 
 def _matches(pattern: Any, path: str) -> bool:
-    """Return whether a pattern matches the path itself. Folders above the path were decided before.
+    """Return whether a pattern matches the path itself, and not only a folder above the path.
 
-    `GitIgnoreSpec.check_file` does not distinguish the two: after `*`, the pattern `!*/` would include no folder.
+    `GitIgnoreSpec.check_file` does not distinguish these cases: after `*`, the pattern `!*/` would include no folder.
     """
     decided = pattern.match_file(path) if pattern.include is not None else None
     if decided is None:
         return False
-    # pathspec (0.12 and later) stores the slash after a matched folder in this group.
+    # In pathspec 0.12 and later, the group `ps_d` contains the slash after a matched folder.
     above = decided.match.groupdict().get("ps_d") is not None and decided.match.end("ps_d") < len(path)
-    # For `a/**/` that folder is `a`, although the pattern means every folder below it.
+    # For the pattern `a/**/` the matched folder is `a`, although the pattern means every folder below `a`.
     return not above or (path.endswith("/") and str(pattern.pattern).endswith("**/"))
 
 

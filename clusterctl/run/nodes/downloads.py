@@ -43,7 +43,7 @@ def matches_pattern(pattern: str, name: str) -> bool:
         name: A relative path without `.` and `..`.
     """
     wanted = posixpath.normpath(pattern).split("/")
-    # A pattern such as `**` also matches the top folder; the parts of the name decide about the files in it.
+    # A pattern such as `**` also matches the top folder, so only the parts of the name decide.
     reached = _passing(wanted, {0}) - {len(wanted)}
     for part in name.split("/"):
         reached = _passing(wanted, {at + step for at in reached for step in _steps(wanted[at], part)})
@@ -55,7 +55,7 @@ def matches_pattern(pattern: str, name: str) -> bool:
 
 
 def _steps(wanted: str, part: str) -> tuple[int, ...]:
-    """Return by how many parts the pattern may advance at one part of a name; nothing if it does not match."""
+    """Return how many parts of the pattern one part of a name uses up; empty if the part does not match."""
     if part.startswith(".") and not wanted.startswith("."):
         return ()
     if wanted == _ANY_DEPTH:
@@ -64,7 +64,7 @@ def _steps(wanted: str, part: str) -> tuple[int, ...]:
 
 
 def _passing(wanted: list[str], reached: set[int]) -> set[int]:
-    """Add the positions behind each `**` that matches no folder."""
+    """Return the reached positions in a pattern, with the position after each `**`, which may match no folder."""
     resolved = set(reached)
     for at, part in enumerate(wanted):
         if at in resolved and part == _ANY_DEPTH:
@@ -72,7 +72,7 @@ def _passing(wanted: list[str], reached: set[int]) -> set[int]:
     return resolved
 
 
-# An upper bound: the session of a silent node ends long before.
+# Seconds. The session of a silent node ends long before.
 _FETCH_TIMEOUT_S = 24 * 3600.0
 
 _POLL_S = 0.5
@@ -91,8 +91,9 @@ class FetchOptions:
         limit_name: The option that raises the limit.
         follow_links: Follow links, also out of the folder.
         newer_than: A run. Files that are older than this run are left out.
-        new_name: New name for the first part of each path.
-        on_bytes: Takes the number of bytes of each received piece, on the thread that reads the session.
+        new_name: The name that replaces the first part of each path.
+        on_bytes: The function to call with the number of bytes of each received piece, in the thread that reads the
+            session.
         cancelled: Set when the user has cancelled the run.
     """
 
@@ -249,7 +250,7 @@ def _write_file(path: Path, spool: BinaryIO, size: int, mode: int) -> None:
 
 
 _STUCK_AFTER_S = 120.0
-"""The fetch of results ends after this time without data from any node, because the run holds its GPUs meanwhile."""
+"""The fetch of results ends after so many seconds without data from any node, because the run still holds its GPUs."""
 
 
 def choose_results_to_fetch(spec: ClusterSpec, state: RunState, phase: RunPhase) -> ResultsSpec | None:
@@ -281,7 +282,7 @@ class ResultsFetch:
 
     @property
     def is_stuck(self) -> bool:
-        """No node has sent data for a long time."""
+        """Return whether no node has sent data for `_STUCK_AFTER_S`."""
         return time.monotonic() - self._last_bytes_at > _STUCK_AFTER_S
 
     def fetch(self, sessions: Mapping[str, Session], nodes: list[str]) -> controller_events.ResultsFetched:
@@ -334,7 +335,7 @@ class ResultsFetch:
         self._last_bytes_at = time.monotonic()
 
     def _keep_from_nodes(self) -> None:
-        """Exclude the folder from later syncs; remove it if it is empty."""
+        """Exclude the folder with the results from later syncs. Remove an empty folder."""
         try:
             if any(self._folder.iterdir()):
                 (self._folder / ".gitignore").write_text("*\n")

@@ -22,8 +22,8 @@ class CollectedEvidence:
     """The evidence from all nodes, and the nodes without an answer.
 
     Attributes:
-        ranks: Rank to its evidence, with the name of its node as `node`.
-        errors: Node to the reason why it sent no evidence.
+        ranks: The evidence of each rank. Its entry `node` is the name of the node.
+        errors: For each node without an answer: the reason.
     """
 
     ranks: Mapping[str, types.RankEvidence] = field(default_factory=dict)
@@ -37,7 +37,7 @@ def request_evidence(
 
     Args:
         run: The id of the run.
-        name: Name of the folder in which each node saves its evidence, too.
+        name: Name of the folder in which each node also saves the evidence.
         sessions: The sessions by node.
         ranks: The ranks; all by default.
     """
@@ -52,7 +52,7 @@ def request_evidence(
     known: dict[str, types.RankEvidence] = {}
     for node, answer in found.items():
         for rank, evidence in answer["ranks"].items():
-            # A launcher such as torchrun has the number of a rank, but the rank itself may be on another node.
+            # A launcher such as torchrun may have the number of a rank although the rank itself is on another node.
             if rank not in known or not known[rank].get("inside"):
                 known[rank] = {**evidence, "node": node}
     return CollectedEvidence(

@@ -64,7 +64,7 @@ def select_sessions(sessions: Mapping[str, Session], nodes: Iterable[str]) -> di
 def read_file_pieces(
     session: Session, questions: Mapping[K, command_payload_types.ReadArguments], timeout: float | None = None
 ) -> tuple[dict[K, ReadAnswer], dict[K, ClusterctlError]]:
-    """Read pieces of files of one node, all requests at once; return the answers and the errors by key.
+    """Read pieces of files of one node, with all requests at once. Return the answers and the errors by key.
 
     `timeout` is in seconds for all requests together; `None` means the timeout of one request.
     """
@@ -84,7 +84,7 @@ def read_file_pieces(
 
 
 def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
-    """Raise one error for the errors of several nodes: the first that is no `NodeError`, else all of them as one.
+    """Raise one error for several nodes: the first error that is no `NodeError`, or else one error that lists all.
 
     Raises:
         ClusterctlError: There is at least one error.

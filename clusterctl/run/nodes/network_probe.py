@@ -29,16 +29,16 @@ from clusterctl.session.node_requests import CONNECT, LISTEN, ROUTES, UNLISTEN
 from clusterctl.session.node_session import Session
 
 _PORT_TIMEOUT_S = 2.0
-"""How long a node may take to reach a port; after this time a firewall must be dropping the packets."""
+"""Seconds that a node may take to reach a port. If it takes longer, a firewall must be dropping the packets."""
 _EXCHANGE_TIMEOUT_S = 4.0
-"""How long one exchange may take; two lost packets at its start cost three seconds."""
+"""Seconds that one exchange may take. Two lost packets at the start cost three seconds."""
 _MARGIN_S = 4.0
 _PAYLOAD_BYTES = 256 * 1024
-"""Bytes in each direction: many packets of any size, and still fast."""
+"""Bytes to exchange in each direction. They fill many packets of any size, and the exchange is still fast."""
 
 
 def build_node_facts(host: HostSpec, hello: HelloAnswer) -> rendezvous.NodeFacts:
-    """Return the parts of a node's hello that planning needs."""
+    """Return the facts that the plan needs from the first answer of a node's agent."""
     addresses = tuple(
         (a["interface"], a["address"]) for a in hello.get("addresses", []) if a.get("up") and not a.get("loopback")
     )
@@ -65,7 +65,7 @@ def resolve_rendezvous(
     answers: Mapping[str, rendezvous.NodeFacts],
     sessions: Mapping[str, Session],
 ) -> rendezvous.Rendezvous:
-    """Return the address at which the workers of each node meet.
+    """Return the rendezvous of the workers of all nodes.
 
     All nodes report routes at once: node 0 to all other nodes, and each other node to the guessed address of node 0. If
     the routes of node 0 show another address, the other nodes report their route to that address.
@@ -224,7 +224,7 @@ def probe_rendezvous_port(spec: ClusterSpec, sessions: Mapping[str, Session]) ->
 
 @dataclass(frozen=True, slots=True)
 class LinkProbe:
-    """A connection to try from `origin` to `peer`; a failure counts against `reported_on`."""
+    """A connection to try from `origin` to `peer`. A failure is reported as a problem of the node `reported_on`."""
 
     origin: str
     peer: str
@@ -234,7 +234,7 @@ class LinkProbe:
 def plan_link_probes(workers: Sequence[str], spares: Sequence[str]) -> list[LinkProbe]:
     """Return the connections to try: each worker to the next one, and each spare to one worker and back.
 
-    A failure between a spare and a worker counts against the spare.
+    A failure between a spare and a worker is reported as a problem of the spare.
     """
     count = len(workers)
     ring = [LinkProbe(node, workers[(at + 1) % count], node) for at, node in enumerate(workers) if count > 1]

@@ -37,11 +37,11 @@ AFTER_SYNC = ("version.code",)
 _BETWEEN = ("net.rendezvous", "net.ring")
 """Checks between nodes: their results mean nothing once one of the nodes is lost."""
 _JUDGE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-"""Errors of checks that read invalid facts."""
+"""Errors that a check may raise when it reads invalid facts."""
 _QUOTED = 200
 _MARGIN_S = 10.0
 _MAX_DOWN_S = 3600.0
-"""The longest time that a machine takes to boot."""
+"""The most seconds that a machine takes to boot."""
 
 
 class Preflight:
@@ -67,7 +67,7 @@ class Preflight:
 
         Args:
             sessions: The sessions by node; a node whose session is lost meanwhile has failed.
-            post: Takes controller events.
+            post: A function that receives controller events.
 
         Raises:
             NodeError, NodesError: Connections were lost, and no other check failed; nothing was started.
@@ -113,7 +113,7 @@ class Preflight:
         _refuse(self._weigh(judge_facts(self.spec, self._facts, AFTER_SYNC)))
 
     def _weigh(self, found: list[Finding]) -> list[Finding]:
-        """Save findings; return those that forbid the start."""
+        """Save findings; return the findings that forbid the start."""
         self._findings += found
         document = {"facts": self._facts, "findings": [f.to_json() for f in self._findings]}
         write_atomically(self._run.path / "health.json", json.dumps(document).encode())
@@ -145,13 +145,14 @@ def probe_nodes(
     Args:
         spec: The spec of the cluster file.
         sessions: The sessions by node.
-        step: Takes the progress.
+        step: The object that receives the progress.
         own_run: The run for which the nodes are probed.
-        compare_code: Compare the code that is on the nodes now, too.
+        compare_code: Also compare the code that is on the nodes now.
     """
     with ThreadPoolExecutor(2) as pool:
         hashes = pool.submit(read_code_hashes, spec, sessions if compare_code else {})
-        # A port that the file names has to be checked before the probe of the network takes it for a moment.
+        # The network probe uses the rendezvous port. If the cluster file names the port, check first whether the port
+        # is free.
         early = None if spec.network.master_port else pool.submit(_probe_network, spec, sessions)
         facts = _probe(spec, sessions, step, own_run)
         network = _probe_network(spec, sessions) if early is None else early.result()

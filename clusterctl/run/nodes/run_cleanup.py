@@ -23,7 +23,7 @@ from clusterctl.session.node_requests import FINISH, READ, STATUS, STOP
 from clusterctl.session.node_session import Session
 
 _AFTER_GRACE_S = 30.0
-"""How long a node may take beyond the grace: for SIGKILL, the sweep and the kernel."""
+"""Seconds that a node may take beyond the grace: for SIGKILL, the sweep and the kernel."""
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.02, 0.5
 _PIECE_BYTES = 1 << 20
 
@@ -48,7 +48,7 @@ def end_run_on_node(session: Session, run: str, node: str, grace: float) -> list
         time.sleep(pause)
         pause = min(pause * 2, _MAX_PAUSE_S)
         status = STATUS.call(session, {"run": run, "node": node})
-    # The node refuses while a process of the attempt still runs; that process is then returned.
+    # The node refuses to finish while a process of the attempt still runs. This process is returned below.
     with contextlib.suppress(RefusedError):
         FINISH.call(session, {"run": run, "node": node, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)})
     return [{**one, "node": node} for one in status["remaining"]] or _unended(node, status)

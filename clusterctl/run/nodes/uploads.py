@@ -24,7 +24,7 @@ from clusterctl.session.node_session import Session
 
 _SYNC_TIMEOUT_S = 1800.0
 _MIN_BYTES_PER_S = 16 * 1024
-"""A slower node is given up, because it could delay a start for ever."""
+"""The lowest speed of a node in bytes per second. A slower node could delay a start for ever, so it is given up."""
 
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Upload:
         entries: Name on the node, size, permission bits and SHA-256 of each file.
         paths: Path of the content of each file on the head.
         excluded: Paths that are not sent: links to folders, broken links, and special files.
-        listing: All entries in wire form.
+        listing: All entries as bytes, in the form that nodes read.
     """
 
     entries: list[tuple[str, int, int, str]]
@@ -84,9 +84,10 @@ def send_missing_files(
 
     Args:
         session: The session with the node.
-        listing: The entries in wire form.
-        compare: Asks the node to compare the listing on a stream; `need` of its answer has the numbers of entries.
-        read: Yields the content of the entries with these numbers, in this order.
+        listing: The entries as bytes (see `Upload.listing`).
+        compare: A function that asks the node to compare the listing that a stream brings. `need` in the answer has the
+            numbers of the entries that the node lacks.
+        read: A function that yields the content of the entries with these numbers, in this order.
 
     Raises:
         RefusedError: The node refuses the files.
@@ -142,8 +143,8 @@ def sync_files(
         session: The session with the node.
         workdir: Folder on the node; `~` is its home.
         code: The files of the code.
-        run: The run that needs the code; the node refuses if another live run uses the workdir.
-        on_activity: Takes the present activity of the node.
+        run: The run that needs the code. The node refuses the code if another live run uses the workdir.
+        on_activity: A function that receives the present activity of the node.
 
     Raises:
         RefusedError: Another run uses the workdir.
@@ -165,7 +166,7 @@ def sync_files(
 
 
 def describe_replaced_files(sent: Mapping[str, tuple[int, int, tuple[str, ...]]]) -> str | None:
-    """Return a warning about changed files on nodes that syncs have replaced, or `None`."""
+    """Return a warning about files that users had changed on nodes and that syncs have replaced, or `None`."""
     names = sorted({name for *_, edited in sent.values() for name in edited})
     if not names:
         return None
@@ -298,7 +299,7 @@ def copy_files(session: Session, place: Destination, files: Upload, on_bytes: Ca
         session: The session with the node.
         place: The destination.
         files: The files.
-        on_bytes: Takes the number of bytes of each sent piece.
+        on_bytes: A function that receives the number of bytes of each sent piece.
 
     Raises:
         RefusedError: The node refuses the files, or they have changed meanwhile.

@@ -1,4 +1,4 @@
-"""Writes files on the head, and copes with a full disk: whole files, journals of lines, and replicas.
+"""Writes whole files, journals and replicas on the head, and handles a full disk.
 
 A journal reserves space beyond its end, so that a controller can still record a full disk and the end of its run. Lines
 wait in memory while the disk has no space for them.
@@ -51,7 +51,10 @@ def ignore_resource_shortage() -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write a file so that readers see the old or the new content, never a part; with `durable` after a crash too."""
+    """Write a file so that readers see the old or the new content, never a part of it.
+
+    With `durable`, the file is also complete after a crash of the machine.
+    """
     syscalls.write_atomically(str(path), data, durable=durable)
 
 
@@ -60,7 +63,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder that only its user can read, or remove the permissions of others.
+    """Create a folder that only the user can read. If it exists, remove the permissions of other users.
 
     Raises:
         OSError: The folder cannot be created.
@@ -90,11 +93,11 @@ class LineFile:
 
     @property
     def size(self) -> int:
-        """The size of the file with the waiting lines, in bytes."""
+        """The size of the file in bytes, including the waiting lines."""
         return self._size + sum(len(line) for line in self._waiting_lines)
 
     def append(self, line: bytes) -> bool:
-        """Write a line after the waiting lines; return False if it has to wait, too (see `is_resource_shortage`)."""
+        """Write a line after the waiting lines. Return False if it has to wait (see `is_resource_shortage`)."""
         self._waiting_lines.append(line)
         return self.flush()
 
@@ -178,8 +181,9 @@ class ReplicaFiles:
     """A cache of open replicas, which closes the least recently used file.
 
     Args:
-        find_path: Returns the path of the replica of a node's file.
-        limit: The most open files. By default half of the limit of this process: sockets and journals need the rest.
+        find_path: A function that returns the path of the replica of a node's file.
+        limit: The most open files. The default is half of the limit of this process, because sockets and journals need
+            the rest.
     """
 
     def __init__(self, find_path: Callable[[str, str], Path], limit: int | None = None) -> None:
@@ -188,7 +192,7 @@ class ReplicaFiles:
         self._open: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def open_replica(self, node: str, file: str) -> int:
-        """Return a descriptor of a replica, which is created if it is missing. It is valid until the next call.
+        """Return a descriptor of a replica, valid until the next call. A missing replica is created.
 
         Raises:
             OSError: The replica cannot be opened.

@@ -44,7 +44,7 @@ class FindingHistory:
 
     @classmethod
     def of_run(cls, run: RunDir, spec: ClusterSpec) -> FindingHistory:
-        """Return the findings that are stored on the head of a run."""
+        """Return the stored findings for a cluster file, from the state folder that contains a run."""
         return cls(run.path.parent.parent, spec)
 
     def list_new_findings(self, findings: Iterable[Finding]) -> list[Finding] | None:
@@ -79,7 +79,7 @@ class FindingHistory:
                 path.unlink(missing_ok=True)
 
     def _read(self) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """Return the last findings, `None` without any, and the nodes that were checked."""
+        """Return the last findings (`None` if nothing was stored), and the nodes that were checked."""
         try:
             stored = json.loads(self._path.read_bytes())
             return frozenset(map(str, stored["findings"])), frozenset(map(str, stored["nodes"]))

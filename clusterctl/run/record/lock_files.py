@@ -62,7 +62,7 @@ def take_lock(path: Path) -> int:
 
 
 def _acquire(fd: int) -> bool:
-    """Lock a file; return `False` if another controller holds the lock. Wait for readers, which hold it briefly."""
+    """Lock a file; return `False` if another controller holds the lock. Wait for readers: they lock it briefly."""
     deadline = time.monotonic() + _ACQUIRE_TIMEOUT_S
     while not _try_flock(fd, fcntl.LOCK_EX):
         if not _try_flock(fd, fcntl.LOCK_SH) or time.monotonic() >= deadline:

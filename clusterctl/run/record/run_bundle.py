@@ -29,12 +29,12 @@ _SECRET = re.compile(
     rb"(?i)([\w-]*(?:secret|token|passw|credential|api_?key|private)[\w-]*(?:\\?[\"'])?\s*[=:]\s*)"
     rb"(\\\"(?:[^\"\\]|\\(?!\"))*\\\"|\"[^\"]*\"|'[^']*'|[^\s,}\"'\\]+)"
 )
-"""A name that looks like a secret, and its value: quoted, quoted within a JSON string, or bare."""
+"""Matches a name that looks like a secret, and its value: quoted, quoted within a JSON string, or bare."""
 _SECRET_ARGUMENT = re.compile(
     rb"(?i)(--?[\w.-]*(?:secret|token|passw|credential|api[_-]?key|private)[\w.-]*)"
     rb"(?:(\"\s*,\s*\")((?:[^\"\\]|\\.)*)(?=\")|(\s+)(?!-)[^\s\"\\]+)"
 )
-"""An option that looks like a secret, and the word after it: in a JSON list or in a shell command."""
+"""Matches an option that looks like a secret, and the word after it, in a JSON list or in a shell command."""
 
 
 def save_bundle(run: RunDir, target: Path, live_evidence: Mapping[str, RankEvidence], *, redact: bool) -> int:
@@ -72,7 +72,7 @@ def redact_bytes(content: bytes, replacements: dict[bytes, bytes] | None = None)
 
     Args:
         content: The text.
-        replacements: The replacement of each address, shared by several texts.
+        replacements: The replacement of each address. Several texts may share this dictionary.
     """
     replacements = {} if replacements is None else replacements
 
@@ -91,7 +91,7 @@ def redact_bytes(content: bytes, replacements: dict[bytes, bytes] | None = None)
 
 
 def _format_replacement(number: int) -> bytes:
-    """Return a reserved address that no machine has, a different one for each number."""
+    """Return a reserved address that no machine has. Each number gives a different address."""
     return b"192.0.2.%d" % number if number <= _TEST_NET_SIZE else str(_BENCHMARK_NET + number).encode()
 
 
@@ -103,7 +103,7 @@ def _mask_value(match: re.Match[bytes]) -> bytes:
 
 
 def _list_files(run: RunDir) -> Iterator[tuple[Path, int | None]]:
-    """Yield each file of the bundle, and how many bytes of its end to take; `None` for the whole file."""
+    """Yield each file of the bundle, and how many bytes at the end of the file to save; `None` for all bytes."""
     for path in (run.spec, run.events, run.log, *sorted(run.path.glob("plan-*.json"))):
         if path.is_file():
             yield path, None

@@ -100,7 +100,7 @@ class RunDirWriter(ThreadOwned):
 
     def flush(self) -> bool:
         """Write the waiting lines; return whether all of them are written."""
-        # The lines of nodes come first: readers must see them before the conclusions of the controller.
+        # Write the lines of nodes first: readers must see them before the controller's decisions about them.
         self._waiting = {node: file for node, file in self._waiting.items() if not file.flush()}
         return self._events.flush() and not self._waiting
 
@@ -125,7 +125,7 @@ class RunDirWriter(ThreadOwned):
         return offset
 
     def list_cursors(self, node: str, first_attempt: int = 0) -> dict[str, int]:
-        """Return the size of each replica of a node by name, except the journal and attempts before `first_attempt`."""
+        """Return the size of each replica of a node, without the journal and attempts before `first_attempt`."""
         base = self.run.node(node)
         tops = (
             [p for p in base.iterdir() if not -1 < run_files.parse_attempt(p.name) < first_attempt]

@@ -28,7 +28,7 @@ _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """The commit of a folder. `changes` counts the files that differ from it or are not in it; `None` if unknown."""
+    """The commit of a folder. `changes` is the number of changed and untracked files; `None` if unknown."""
 
     commit: str
     branch: str = ""
@@ -47,7 +47,7 @@ class Origin:
         command: The command of each worker, as a person would type it.
         commit: The commit of the cluster file's folder; `None` if the folder is in no repository, or git was too slow.
         slurm_job: The Slurm job that started the run, as `CLUSTER/ID`; "" outside of Slurm.
-        slurm_restarts: How often Slurm had restarted that job before.
+        slurm_restarts: How often Slurm had restarted this job before the run.
     """
 
     user: str = ""
@@ -103,7 +103,7 @@ def _parse_count(text: str) -> int:
 
 
 def format_command(job: JobSpec) -> str:
-    """Return the command of each worker without words that look like a secret, because people see it."""
+    """Return the command of each worker for people to read, without words that look like a secret."""
     if job.script is not None:
         words = [job.script]
     elif job.module is not None:
@@ -116,7 +116,7 @@ def format_command(job: JobSpec) -> str:
 
 
 def save_commit(run: RunDir, folder: str) -> None:
-    """Save the commit of a folder in the background: the start does not wait for git."""
+    """Save the commit of a folder in the background, so that the start does not wait for git."""
 
     def ask() -> None:
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
@@ -128,7 +128,7 @@ def save_commit(run: RunDir, folder: str) -> None:
 
 
 def read_commit(folder: str) -> Commit | None:
-    """Return the commit of a folder; `None` if it is in no repository with a commit."""
+    """Return the commit of a folder; `None` if the folder is in no repository, or the repository has no commit."""
     head = _run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
     if not head:
         return None

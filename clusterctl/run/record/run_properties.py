@@ -45,7 +45,7 @@ class PropertyValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProperties:
-    """The properties of a run; `has_health` is whether its nodes were checked, so that versions are known."""
+    """The properties of a run. If `has_health` is true, the nodes were checked, so software versions are known."""
 
     run: str
     properties: dict[PropertyKey, PropertyValue] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class RunProperties:
 _RUN_VARIABLES = ("CLUSTERCTL_", "MASTER_", "TORCHELASTIC_", "JAX_COORDINATOR")
 """Variables whose values differ in every run."""
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "ROLE_NAME")
-"""Suffixes of variables that repeat the properties of nodes."""
+"""Suffixes of variables whose values follow from the properties of nodes."""
 _GOOD_STATUSES = ("PASS", "SKIP")
 
 

@@ -97,7 +97,7 @@ class RunDir:
         return f"\0clusterctl-{os.getuid()}-{word}"
 
     def create_control_address(self) -> str:
-        """Save and return an address for a new controller that no other process can guess.
+        """Save and return an address for a new controller. No other process can guess this address.
 
         If the disk is full, return the address that follows from the path of the run.
         """
@@ -116,7 +116,7 @@ class RunDir:
         return lock_files.is_locked(self.lock)
 
     def find_last_write_time(self) -> float | None:
-        """Return when a controller last wrote a file of the run, on the head's wall clock."""
+        """Return the time at which a controller last wrote a file of the run (head's wall clock, seconds)."""
         replicas = (folder / name for folder in self.path.glob("nodes/*") for name in _REPLICAS)
         times = []
         for path in (self.events, *replicas):
@@ -131,7 +131,7 @@ class RunDir:
 
 
 def create_run_dir(name: str, root: Path | None = None) -> RunDir:
-    """Create the directory of a new run. Its id is the name and four random characters."""
+    """Create the directory of a new run. The id of the run is the name and four random characters."""
     base = root or find_runs_root()
     make_private_folder(base if root else base.parent)
     base.mkdir(mode=0o700, exist_ok=True)

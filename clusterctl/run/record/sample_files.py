@@ -1,4 +1,4 @@
-"""Reads the samples of a run on the head: the latest samples, statistics of a node, and curves over the whole run."""
+"""Reads the samples of a run from the files on the head: latest samples, statistics of a node, and curves over time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clusterctl.validation import samples
 
 PROGRESS_FIELDS = samples.RankFields(activity=(), status=("step", "progress_age_s"))
 _LATEST_BYTES = (16 << 10, 256 << 10)
-"""How many bytes at the end of a file are searched for the latest sample; the first number is nearly always enough."""
+"""How many bytes at the end of a file are searched for the latest sample: first the smaller, then the larger number."""
 
 
 def read_last_lines(path: Path, max_bytes: int = 4 << 20) -> list[bytes]:
@@ -74,7 +74,7 @@ def find_slowest_rank_step(run: RunDir, state: RunState) -> int | None:
 
 _TAIL_BYTES = 96 << 10
 _SPEED_WINDOW_S = 120.0
-"""The time over which a speed is averaged."""
+"""The seconds over which a speed is averaged."""
 _TREND_LENGTH = 20
 """Number of values in a trend: five minutes with a sample every 15 s."""
 
@@ -85,7 +85,7 @@ class NodeStats:
     Args:
         run: The run.
         node: The node.
-        max_first: How many samples of each kind the first `refresh` reads at most, because validation takes time.
+        max_first: The most samples of each kind that the first `refresh` reads. Validation of a sample takes time.
 
     Attributes:
         activity: The newest sample of the node's ranks.
@@ -154,7 +154,7 @@ Point = tuple[float, float]
 MAX_SAMPLES = 2000
 """The most samples of each kind that are read for all nodes of a run together."""
 _MAX_SAMPLES_MANY_NODES = 1000
-"""The maximum for many nodes, for which a chart shows only the lowest, the middle and the highest value."""
+"""The most samples for more than `MANY_NODES` nodes. A chart then shows only lowest, middle and highest value."""
 MANY_NODES = 16
 MAX_POINTS = 200
 _MIN_POINTS = 5
@@ -217,7 +217,7 @@ def _choose_lines(path: Path, max_count: int, phase: float) -> dict[str, list[by
     Args:
         path: The file. Of a long file only pieces are read, without the incomplete lines at their ends.
         max_count: The most lines of each kind.
-        phase: From 0 to 1: the shift of this node's pieces against the pieces of the other nodes.
+        phase: A number from 0 to 1 that shifts the pieces of this node in time against the pieces of other nodes.
     """
     chosen: dict[str, list[bytes]] = {kind: [] for kind in _KINDS}
     with contextlib.suppress(OSError), path.open("rb") as file:
@@ -241,9 +241,9 @@ _MAX_SAMPLE_BYTES = 1 << 20
 
 
 def find_memory_before_kill(run: RunDir, state: RunState) -> tuple[float, float] | None:
-    """Return the memory use of a machine before its rank was killed: the last value in percent, and its age in seconds.
+    """Return the last memory use (percent) of a machine before its rank was killed, and its age in seconds.
 
-    Return `None` if the first failure is no SIGKILL of unknown origin, or the last value is too old.
+    Return `None` if the first failure is not a SIGKILL of unknown origin, or if the value is too old.
     """
     cause = state.cause
     if cause is None or (cause.kind, cause.signal) != ("signal", "SIGKILL") or cause.rank not in state.workers:

@@ -48,7 +48,7 @@ _MAX_RANKS = 1024
 
 
 def read_outputs_before_stop(run: RunDir, state: RunState) -> dict[int, str]:
-    """Return the last output of each stopped rank before its stop; empty if the failure of a rank is not secondary.
+    """Return the last output of each stopped rank before the stop; empty if a rank failed for a reason of its own.
 
     A rank that SIGTERM killed has written nothing after the signal. Any other rank may have caught SIGTERM, so only its
     output before the first exit counts.
@@ -78,7 +78,7 @@ def read_collective_counts_before_failure(run: RunDir, state: RunState) -> dict[
 
 
 def _find_first_exit(state: RunState) -> float | None:
-    """Return the time of the first exit if the failures of all failed ranks are secondary, else `None`."""
+    """Return the time of the first failed exit if all failed ranks report a lost peer, else `None`."""
     failed = [
         worker.exit_analysis for worker in state.workers.values() if worker.failed and worker.exit_analysis is not None
     ]
@@ -99,7 +99,7 @@ def _read_end(path: Path, size: int | None) -> str:
 
 
 _MAX_REACTION_S = 30.0
-"""A rank that times out in a stall prints an error, which ends the stall, and exits within this time."""
+"""Seconds within which a rank exits after a timeout in a stall. The stall ends when the rank prints its error."""
 
 
 def judge_saved_run(run: RunDir, state: RunState, live_evidence: Mapping[str, RankEvidence] | None = None) -> Verdict:
@@ -145,7 +145,7 @@ def should_collect_stacks(run: RunDir, state: RunState, verdict: Verdict) -> boo
 
 
 def read_stall_evidence(run: RunDir, state: RunState) -> tuple[str | None, dict[str, RankEvidence]]:
-    """Return folder and evidence of the present stall, or of the stall that ended the run, or `(None, {})`.
+    """Return folder and evidence of the present stall, or of the stall that ended the run; else `(None, {})`.
 
     Evidence of an earlier stall or attempt does not count.
     """

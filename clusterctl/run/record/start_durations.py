@@ -23,7 +23,7 @@ class StepTime:
     Attributes:
         seconds: The duration of the whole step.
         nodes: The seconds until each node had finished the step. Nodes that never finished it are absent.
-        parts: The part of the step that took longest on a node, and its seconds.
+        parts: For each node: the part of the step that took longest, and the seconds that it took.
     """
 
     name: str
@@ -39,7 +39,11 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTimes:
-    """The steps of a start; `seconds` is the time from the creation of the run until its workers start, or it fails."""
+    """The steps of a start.
+
+    Attributes:
+        seconds: The time from the creation of the run until its workers start or the start fails.
+    """
 
     seconds: float
     steps: tuple[StepTime, ...]

@@ -1,7 +1,7 @@
 """Finds the runs of this head and reads their state from their journals.
 
-For lists, an ended run is read from its summary, a small file, so that lists of many runs are fast. A summary contains
-the size of the controller's journal. If the journal has grown since, the summary is ignored.
+Lists read the summary of an ended run, which is a small file. So lists of many runs are fast. A summary contains the
+size of the controller's journal. If the journal has grown since, the summary is ignored.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StateReader:
 
         The sizes of the nodes' journals are read first, then the controller's journal, then the nodes' journals up to
         these sizes. So the start of an attempt is applied before its events. During a callback, `state` is the state
-        after the event, and its tables change with the next event.
+        after the event. The next event changes the tables of `state`.
         """
         folder = f"{self._run.path}/nodes"
         for node in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
@@ -157,7 +157,7 @@ def load_state(run: RunDir) -> RunState:
 
 
 def load_controller_state(run: RunDir) -> RunState:
-    """Return the state of a run from the journal of its controller alone, such as name, file, nodes and phase."""
+    """Return the state that the journal of the controller alone gives, such as name, file, nodes and phase."""
     reader = StateReader(run)
     reader.apply_new_controller_events()
     return reader.state
@@ -221,9 +221,9 @@ def find_run(reference: str | None, root: Path | None = None) -> RunDir:
     """Return the run that a reference names.
 
     Args:
-        reference: An id or a unique prefix of it, a name, or a cluster file; `None` for the only active run, else the
-            newest run.
-        root: The folder of the runs; by default that of the user.
+        reference: An id, a unique prefix of an id, a name, or a cluster file. `None` means the only active run, or else
+            the newest run.
+        root: The folder of all runs; by default the user's folder.
 
     Raises:
         NotFoundError: There is no such run.
@@ -252,7 +252,7 @@ def find_run(reference: str | None, root: Path | None = None) -> RunDir:
 
 
 def find_run_of_folder(folder: Path, root: Path | None = None) -> RunDir | None:
-    """Return the newest run of the cluster files in a folder, if this head has runs of other folders as well."""
+    """Return the newest run of the cluster files in a folder; `None` if this head has no such run or only one run."""
     runs = list_runs(root)
     wanted = os.path.realpath(folder)
     created = [(run, event) for run in runs if (event := _read_creation(run)) is not None]
@@ -276,7 +276,7 @@ def _match_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
 
 
 def _read_creation(run: RunDir) -> head.RunCreated | None:
-    """Return the event with name and file of a run, which is the first event of its controller."""
+    """Return the first event of a run's controller, which contains the name and the file of the run."""
     with contextlib.suppress(OSError):
         for line in LineTail(run.events).read_new_lines():
             with contextlib.suppress(*_UNREADABLE):
@@ -305,13 +305,13 @@ def _match_prefix(runs: list[RunDir], reference: str) -> list[RunDir]:
 
 
 def _load_controller_state(run: RunDir) -> RunState:
-    """Return the summary or the controller's state of a run, which is enough to find a run."""
+    """Return the part of a run's state that is needed to find the run: the summary, or else the controller's state."""
     known = read_summary(run.summary, run.events)
     return _load_or_unreadable(run, load_controller_state) if known is None else known.state
 
 
 def has_run_ended(run: RunDir) -> bool:
-    """Return whether a run has ended or never began, by the journal of its controller."""
+    """Return whether the journal of the controller shows that a run has ended or never began."""
     return _apply_dead_start(_load_controller_state(run), attended=run.is_attended).is_over
 
 

@@ -35,7 +35,7 @@ class CopiedFile:
 def resolve_copy_versions(
     files: Mapping[str, Mapping[str, Version]], copies: Iterable[CopiedFile]
 ) -> dict[str, dict[str, Version]]:
-    """Return the files of each node, each copy with the version of its source.
+    """Return the files of each node. A copied file gets the version of its source.
 
     A copy is left out if its source has changed, or if the source was removed and its node still has other files.
 

@@ -27,10 +27,10 @@ class StartStepProgress:
     """The progress of a step of the start.
 
     Attributes:
-        name: connect, health, sync, resume, prepare, start.
+        name: The step: connect, health, sync, resume, prepare or start.
         done: How many nodes (for `start`: workers) have finished the step.
         total: How many nodes or workers there are.
-        waiting: `[node, what it waits for]`, slowest first.
+        waiting: A list of `[node, what it waits for]`, slowest first.
         detail: The result of the finished step, for people.
         seconds: Seconds since the step began.
         ended: The step is over.
@@ -54,7 +54,7 @@ class StartStepProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkChanged:
-    """The connection to a node changed: connected, unreachable (since `seconds`), or lost for this attempt.
+    """The link to a node changed. `link` is connected, unreachable (since `seconds`), or lost for this attempt.
 
     Attributes:
         rebooted: The machine has rebooted, so no process of the attempt can run on it.
@@ -130,11 +130,11 @@ class RestartPlanned:
     """Attempt `attempt` will begin at `at` (head's clock) on `nodes`, in order of node rank.
 
     Attributes:
-        ended: The failure signature of the previous attempt, which is equal for equal failures.
+        ended: The failure signature of the previous attempt: a text that is equal for equal failures.
         newest_checkpoint: The newest checkpoint when the previous attempt began.
         cause: The first observed failure of the previous attempt, as `cause_to_json` returns it.
         step: The last step of the slowest rank of the previous attempt.
-        number: The number of this restart among the restarts that count against `restart.max_restarts`.
+        number: The number of this restart, if only restarts that count against `restart.max_restarts` are numbered.
         budget: The maximum of `number`.
     """
 
@@ -175,7 +175,7 @@ class HealthChanged:
         status: FAIL or WARN; PASS if the problem is over.
         message: A sentence that names the node and the GPU.
         action: What a person should do (`health.findings.Action`).
-        lasted_s: For how long the problem has lasted.
+        lasted_s: For how many seconds the problem has lasted.
     """
 
     KIND: ClassVar[str] = "health"
@@ -202,8 +202,8 @@ class Note:
 class StartFailed:
     """The start failed; nothing is running.
 
-    `error` holds `{class, message, hint, exit_code}`, and for several nodes `nodes: [{node, message, hint}]`, or for
-    checks `findings`.
+    `error` holds `{class, message, hint, exit_code}`. An error of several nodes also holds `nodes: [{node, message,
+    hint}]`. An error of checks also holds `findings`.
     """
 
     KIND: ClassVar[str] = "start_failed"

@@ -2,8 +2,8 @@
 
 If one rank dies, its peers die within a second and report a closed connection. An exit with such a report is secondary:
 it is not the cause if another exit came earlier or is not secondary. The time of an exit is an interval. Exits on one
-node are compared by the clock of the node, other exits by the clock of the head. If the intervals overlap and the texts
-do not decide, the cause is not certain.
+node are compared by the clock of the node, other exits by the clock of the head. If the intervals overlap and the error
+texts do not decide, the cause is not certain.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _PREFIX = re.compile(r"^\[?rank\d+\]?:? ?")
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call last\):", re.MULTILINE)
 
 BACKGROUND_MAX_S = 30.0
-"""If a rank ends with 0 within this time and leaves a working process, it has started its job in the background."""
+"""If a rank ends with 0 within so many seconds and leaves a working process, its job runs in the background."""
 _OF_A_LAUNCHER = re.compile(
     r"\b(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b|: exit code \d+ of its local"
 )
 _BARE_EXIT = re.compile(r"(?:SystemExit: -?\d+|os\._exit\(-?\d+\))$|(?P<inside>exit code -?\d+ of )")
 _UNSET_NOTE = re.compile(r"(?m)^clusterctl: (`\$\w+`) is not set on this node: ")
 _IDLE = ("bash", "sh", "dash", "zsh", "sleep", "tail", "tee", "cat", "watch", "ssh", "sshd")
-"""Programs that only wait for other programs."""
+"""Names of programs that only wait for other programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def analyse_exit(node: str, exited: Exited, clock: tuple[float, float] = (0.0, 0
     Args:
         node: The node of the worker.
         exited: The exit.
-        clock: Seconds from the monotonic clock of the node to the clock of the head, and the error of this offset.
+        clock: The offset of the head's clock from the node's monotonic clock, and the error of this offset, in seconds.
     """
     output = exited.tail if exited.exit_code == 0 else ""
     if output and not exited.error:

@@ -1,6 +1,6 @@
-"""Provides `replace` of `dataclasses` for frozen dataclasses with slots, at half of its cost.
+"""Provides a `replace` for frozen dataclasses with slots, in half the time of `dataclasses.replace`.
 
-The state of a run with thousands of ranks takes tens of thousands of calls, and `ps` waits for them.
+The state of a run with thousands of ranks needs tens of thousands of calls, and `ps` waits for this state.
 """
 
 from __future__ import annotations

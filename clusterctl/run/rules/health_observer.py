@@ -1,4 +1,4 @@
-"""Watches the health of a run's nodes by their samples, and reports each change once.
+"""Watches the samples of a run's nodes for changes of their health, and reports each change once.
 
 The age of a problem is measured on the node's monotonic clock, because the wall clock may be changed. The silence of a
 node is measured on the head's monotonic clock.
@@ -37,8 +37,8 @@ class HealthObserver:
 
         Args:
             node: The node.
-            lines: Its samples.
-            reported_events: The reported problems of that node.
+            lines: The samples of the node.
+            reported_events: The events that report health problems of this node.
             now: The head's monotonic clock.
         """
         self.add_sample_lines(node, lines, now)

@@ -24,7 +24,7 @@ from clusterctl.run.rules.outcome import determine_outcome
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase
 
 LONG_ATTEMPT_S = 600.0
-"""Without a checkpoint pattern, an attempt of this length counts as progress."""
+"""Without a checkpoint pattern, an attempt of so many seconds counts as progress."""
 
 _USAGE_EXIT_CODE = 2
 """The exit code of argparse for wrong arguments."""
@@ -38,8 +38,8 @@ def build_failure_signature(state: RunState, *, checkpoints: bool, now: float) -
 
     Args:
         state: The state of the run, whose attempt is over.
-        checkpoints: Whether the cluster file names the checkpoints, which then show progress. Without them, the
-            signature of a long attempt differs from all others.
+        checkpoints: Whether the cluster file names the checkpoints. New checkpoints then show progress. Without them, a
+            long attempt counts as progress, and its signature differs from all others.
         now: The head's clock.
     """
     began = state.running_since
@@ -52,7 +52,7 @@ def build_failure_signature(state: RunState, *, checkpoints: bool, now: float) -
         return f"{cause.kind} {cause.node}"
     error = _VARYING.sub("#", cause.message)
     if cause.traceback:
-        # Only the frames and the type of the exception, because its message may differ each time.
+        # Use only the frames and the type of the exception, because the message may differ each time.
         lines = cause.traceback.strip().splitlines()
         frames = [frame[1] for line in lines if (frame := _FRAME.match(line))]
         error = "\n".join([*frames, lines[-1].partition(":")[0] if lines else ""])
@@ -117,7 +117,7 @@ STOP_MARGIN_S = 30.0
 """Seconds that a node may need after the grace for SIGKILL, the sweep, and the release of GPU memory by the kernel."""
 
 MAX_DIRTY_NODE_S = 30.0
-"""A node with remaining processes checks repeatedly whether they have ended. After this time a restart is refused."""
+"""Seconds to wait for a node with remaining processes, before a restart is refused. The node keeps checking them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class RunLimits:
         return compute_fence_s(self.stop_after, self.grace)
 
     def with_stop_on_stall(self) -> RunLimits:
-        """Return the limits for a run that a stall ends without a restart."""
+        """Return the limits with which a stall ends the run without a restart."""
         return replace(self, stall_action=StallAction.STOP)
 
 
@@ -242,7 +242,7 @@ def decide_action(state: RunState, limits: RunLimits, observations: RunObservati
     obstacle = "" if kind is None else find_restart_obstacle(state, limits, observations, kind, now)
     if kind is not None and obstacle is None:
         rules = limits.restart
-        # The pause doubles with every counted restart. After a long time without failures, none counts.
+        # The pause doubles with every counted restart. After a long time without failures, no restart counts.
         count = state.attempt if rules.window is None else len(list_counted_restarts(state, rules, now))
         pause_s = float(min(rules.backoff * 2**count, max(rules.backoff_max, rules.backoff)))
         return Restart(at=now + pause_s, why=kind, excluded=tuple(sorted(choose_excluded_nodes(state, observations))))
@@ -311,7 +311,7 @@ def _find_lost_node(state: RunState, limits: RunLimits, observations: RunObserva
 
 
 def _is_kill_overdue(observations: RunObservations) -> bool:
-    """Return whether the time of the nodes for an immediate end, which a person demanded, is over."""
+    """Return whether a person demanded an immediate end, and the time that nodes have for it is over."""
     return observations.kill_wait_s is not None and observations.kill_wait_s >= STOP_MARGIN_S
 
 
@@ -351,8 +351,8 @@ def list_unusable_nodes(state: RunState) -> dict[str, str]:
 def choose_excluded_nodes(state: RunState, observations: RunObservations) -> dict[str, str]:
     """Return the nodes that the next attempt does not use, and why.
 
-    An unhealthy node is excluded only if a spare can replace it. Otherwise the run tries the node again: it may get
-    further, and repeated failures end the run soon.
+    An unhealthy node is excluded only if a spare can replace it. Otherwise the run uses the node again: the next
+    attempt may succeed, and repeated failures end the run soon.
     """
     bad = list_unusable_nodes(state)
     why = {**observations.degraded, **observations.unhealthy}
@@ -381,7 +381,7 @@ def _find_restart_kind(state: RunState) -> str | None:
 def find_restart_obstacle(
     state: RunState, limits: RunLimits, observations: RunObservations, kind: str, now: float
 ) -> str | None:
-    """Return the reason against a restart after such an end; "" if the user wants none, `None` without a reason."""
+    """Return why no restart follows this end; "" if the user wants no restart, `None` if nothing prevents one."""
     rules = limits.restart
     if rules.max_restarts == 0 or kind not in rules.on:
         return ""
@@ -423,7 +423,7 @@ def build_run_limits(spec: ClusterSpec) -> RunLimits:
 
 
 MAX_STEP_S = 5.0
-"""The maximum time that counts between two updates. In a longer gap this process was suspended and received nothing."""
+"""The most seconds that count between two updates. In a longer gap, this process was suspended and received nothing."""
 
 
 class StopTimers:
@@ -480,7 +480,7 @@ class ProtocolViolationCounter:
     def is_new_message(self, node: str, text: str) -> bool:
         """Return whether a message about a node is new.
 
-        After a few different messages of a node, none counts as new.
+        After a few different messages of a node, no further message counts as new.
         """
         new = (node, text) not in self._texts and sum(n == node for n, _ in self._texts) < MAX_VIOLATIONS
         if new:

@@ -49,7 +49,8 @@ _RULE_REASONS = (
 def find_final_cause(state: RunState) -> Cause | None:
     """Return the first observed failure of a run, or the rule that ended the run if no rank failed.
 
-    If another process took a port of the run, that is the cause: ranks can only report that the port was in use.
+    If another process took a port of the run, this is the cause, because ranks can only report that the port was in
+    use.
     """
     by_rule = state.cause is None and state.reason in _RULE_REASONS
     if state.reason is not None and (by_rule or state.reason == StopReason.PORT_TAKEN.value):
@@ -62,7 +63,7 @@ OVERDUE = "its node has not reported its end"
 
 
 def list_remaining_processes(state: RunState, overdue: Sequence[NodeState] = ()) -> tuple[RemainingProcess, ...]:
-    """Return the processes of a run that could not be ended, and the processes of unknown state.
+    """Return the processes of a run that could not be ended, and the processes that may still run.
 
     Args:
         state: The state of the run after its last attempt.
@@ -91,7 +92,7 @@ def is_teardown_incomplete(state: RunState) -> bool:
 
 
 def _list_unconfirmed(state: RunState, node: NodeState, phase: WorkerPhase, why: str) -> list[RemainingProcess]:
-    """Return the workers of a node in a phase, for which it is unknown whether they still run."""
+    """Return the workers of a node that are in this phase. It is unknown whether these workers still run."""
     workers = [state.workers[rank] for rank in node.ranks]
     return [build_remaining_process(node.node, w, why) for w in workers if w.phase is phase and w.pid is not None]
 
@@ -103,7 +104,7 @@ def build_remaining_process(node: str, worker: WorkerState | None, why: str) -> 
 
 
 _MAX_REACTION_S = 600.0
-"""A program that runs so long after a signal ignores it: to write a large checkpoint takes less time."""
+"""A program that still runs so many seconds after a signal ignores the signal. Large checkpoints take less time."""
 _MAX_LINES = _MAX_NAMES = 4
 
 
@@ -143,7 +144,9 @@ def list_end_warnings(state: RunState) -> list[str]:
 
 
 def _group_messages(messages: Mapping[int, str], text: str, others: str) -> Iterator[str]:
-    """Yield one sentence for each group of equal messages of ranks that ended with 0. Numbers in messages may differ.
+    """Yield one sentence for each group of equal messages of ranks that ended with 0.
+
+    Messages that differ only in numbers are equal.
 
     Args:
         messages: The message of each rank.
@@ -161,7 +164,7 @@ def _group_messages(messages: Mapping[int, str], text: str, others: str) -> Iter
 
 
 def _warn_of_separate_groups(nodes: Sequence[NodeState], world_size: int) -> Iterator[str]:
-    """Warn if no process group spans all nodes: a rank number exists twice, or every group is smaller than the run."""
+    """Warn if nodes formed separate process groups: two ranks have one number, or a group is smaller than the run."""
     grouped = [(node.node, *node.group) for node in nodes if node.group is not None]
     ranks = [rank for _, own, _ in grouped for rank in own]
     sizes = {size for _, _, size in grouped}
@@ -190,7 +193,7 @@ def _warn_of_outside_signals(exits: Iterable[Exited]) -> Iterator[str]:
 def _warn_of_failed_children(exits: Iterable[Exited]) -> Iterator[str]:
     """Warn of child processes that failed although their rank ended with 0.
 
-    Child processes that lost a peer come last.
+    The warnings about child processes that lost a peer come last.
     """
     by_message: dict[str, list[tuple[int, int, str]]] = {}
     for exited in exits:

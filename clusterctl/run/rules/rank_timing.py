@@ -1,4 +1,4 @@
-"""Measures on what the ranks of a run spend their time, from the nodes' samples. Pure.
+"""Measures how the ranks of a run spend their time, from the nodes' samples. Pure.
 
 The results are the share of time in collectives, the CPU use, the waits in the kernel, and the time without progress.
 `status` shows the wait shares of every run, so they are computed from only four samples of each node.
@@ -24,9 +24,9 @@ from clusterctl.why.stack_position import describe_wchan
 WINDOW_S = 300.0
 MIN_SPAN_S = 40.0
 PARTS = 3
-"""The number of parts of the window. A slow rank is slow in each part. A rank that was late once is not."""
+"""The number of parts of the measured time. A slow rank is slow in each part. A rank that was late once is not."""
 _MIN_LOOKS, _MIN_COLLECTIVES = 13, 2
-"""The shim looks at its rank periodically. A part with fewer looks or fewer collectives gives no share."""
+"""The fewest looks and collectives from which a wait share is computed. The shim looks at its rank periodically."""
 _MOMENT = re.compile(rb'"m":\s*([0-9.]+)')
 _ATTEMPT = re.compile(rb'"attempt":\s*([0-9]+)')
 
@@ -36,7 +36,7 @@ _TIMING_FIELDS = samples.RankFields(
 )
 
 WaitShares = tuple[float, ...]
-"""The share of time in collectives, for each part of the window."""
+"""The share of time in collectives, for each part of the measured time."""
 
 
 def measure_wait_shares(
@@ -61,7 +61,7 @@ def measure_wait_shares(
 
 
 def has_recent_progress(newest: Iterable[ActivitySample], attempt: int, seconds: float) -> bool:
-    """Return whether a rank has made progress within this time, so that the ranks do not wait for one rank."""
+    """Return whether any rank has made progress in the last `seconds` seconds, so the ranks do not all wait."""
     ranks = [own for s in newest if s.get("attempt") == attempt for own in (s.get("ranks") or {}).values()]
     ages = [age for own in ranks if (age := _measure_idle_s(own)) is not None]
     return any(age < seconds for age in ages)
@@ -124,11 +124,11 @@ def _is_in_collective(own: RankActivity) -> bool:
 
 
 _MAX_AGE_S = 12.0
-"""While ranks make progress, a node measures every two seconds and writes every fifth measurement as a sample."""
+"""An older sample is out of date. While ranks make progress, a node measures every 2 s and saves each fifth sample."""
 _LINES_BETWEEN = 6
 """The number of lines between the two samples that show the activity of a rank."""
 _BUSY_CORES, _MUCH_BYTES_S = 0.5, 100_000.0
-"""A rank above one of these rates is active. The shim itself stays below both rates."""
+"""A rank above one of these rates (CPU cores, bytes per second) is active. The shim itself stays below both."""
 
 
 def read_collective_counts_before(

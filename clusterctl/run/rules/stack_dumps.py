@@ -28,7 +28,7 @@ class ThreadStack:
     """The stack of one thread, most recent call first.
 
     Attributes:
-        ident: Identity of the thread: of pthread in dumps by signal, of the kernel in dumps by py-spy.
+        ident: Identity of the thread. Dumps by signal have the identity of pthread, dumps by py-spy the kernel's.
         is_main: Whether this is the main thread.
         holds_gil: Whether the thread holds the GIL; `None` if the dump does not show this.
     """
@@ -136,7 +136,7 @@ def fold_stacks(stacks: Iterable[RankStack]) -> list[dict[str, Any]]:
     groups: dict[object, list[RankStack]] = {}
     for stack in sorted(stacks, key=lambda each: each.rank):
         special = stack.state if stack.state and stack.state in _SPECIAL_STATES else None
-        # Without frames only the wait channel distinguishes ranks.
+        # Without frames, only wait channel and state distinguish ranks.
         place: object = (stack.wchan, stack.state) if stack.main_thread_frames is None else stack.main_thread_frames
         groups.setdefault((stack.source, special, place), []).append(stack)
     return [_format_entry(members) for members in groups.values()]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BUSY_CORES = 0.05
 """A rank that uses fewer cores does no work: a waiting worker uses some CPU for heartbeats and its status file."""
 RUNNABLE_SHARE = 0.5
-"""On a busy machine a rank that computes gets less CPU time, but it is runnable for most of the time."""
+"""A rank that runs, or waits for a CPU on a busy machine, for this share of the time is active."""
 TRANSFER_BYTES_S = 16 * 1024
 FRESH_S, FRESH_FOR_S = 2.5, 6.0
 """A main thread computes if it returns to Python at least every 2.5 s for 6 s.
@@ -147,20 +147,20 @@ MAX_INTERVALS = 50
 MAX_LIMIT_NCCL_S = 480.0
 MAX_LIMIT_S = 1500.0
 SHARE_OF_GROUP_TIMEOUT = 0.8
-"""Evidence must be saved before the timeout of the process group ends the ranks."""
+"""The longest default limit, as a share of the process group's timeout. Evidence must be saved before this timeout."""
 FIRST_STEPS, FIRST_ADVANCES = 3, 10
-"""A run has started after so many steps of one rank, or after so many advances of the run."""
+"""The set-up of a run is over after so many steps of one rank, or after so many advances of the run."""
 FIRST_COLLECTIVES, FIRST_INTERVALS, FIRST_PRINTED_STEPS = 16, 2, 3
 """A run without reported steps has started after so many collectives over several intervals, or after so many printed
 steps of several ranks.
 """
 INDIRECT_LIMIT_S = 120.0
-"""The minimum limit if steps are visible only as collectives or printed numbers. More set-up may follow."""
+"""The shortest limit in seconds if steps are visible only as collectives or printed numbers: set-up may continue."""
 BUSY_FACTOR = 3.0
 """While some ranks wait in a collective and other ranks are active, the limit is longer by this factor."""
 CONFIRM_MIN_S, CONFIRM_MAX_S, CONFIRM_SHARE = 15.0, 60.0, 0.2
 SAME_ADVANCE_S = 1.0
-"""Ranks report one step at slightly different times. All progress within this time is one advance."""
+"""Ranks report one step at slightly different times. All progress within so many seconds is one advance."""
 MAX_UNSEEN_S, MAX_UNSEEN_STEADY_S = 5.0, 2.0
 """The most seconds without a sample that an interval may include; the second value is for steady progress."""
 
@@ -177,15 +177,14 @@ class StallPhase(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallJudgement:
-    """The judgement of the rule.
+    """The judgement whether a run stalls.
 
     Attributes:
         since_s: Seconds for which the run has been idle.
         limit_s: The idle seconds after which the run is stalled.
         reason: What is missing, such as `no progress`; empty without a stall.
-        has_all_samples: Every live rank has a sample. Otherwise there is no judgement.
-        stragglers: Ranks without progress while other ranks make progress. People see a warning; there is no other
-            effect.
+        has_all_samples: Whether every live rank has a sample. Otherwise there is no judgement.
+        stragglers: Ranks without progress while other ranks make progress. They only cause a warning.
         last_progress_s: Seconds since the last progress of a worker; `None` before the first progress.
         sample_age_s: Seconds since every live rank last had a sample.
     """
@@ -265,8 +264,8 @@ def add_samples(watch: StallWatch, samples: Iterable[tuple[ActivitySample, str, 
             if watch.watched_files.get(node, watched) != watched:
                 watch.activity_at = watch.watched_at = now
             watch.watched_files[node] = watched
-    # CPU time counts if every rank uses it. With GPUs a waiting rank uses CPU time too, so main threads that compute
-    # count.
+    # CPU time counts as activity if every rank uses it. With GPUs, even a waiting rank uses CPU time, so only main
+    # threads that compute count.
     live = list(watch.live_ranks.values())
     has_gpus = any(view.has_gpus for view in live)
     moments = [m for view in live if (m := view.computing_at if has_gpus else view.busy_at) is not None]
@@ -341,7 +340,7 @@ def _add_rank_sample(
 
 
 def _is_other_phase(before: tuple[str, float, float] | None, now: tuple[str, float, float] | None) -> bool:
-    """Return whether two samples show different phases. The begin of a phase is known only to about a second."""
+    """Return whether two samples show different phases. The start of a phase is known only to about a second."""
     if before is None or now is None:
         return before is not now
     return before[0] != now[0] or abs(before[1] - now[1]) > SAME_ADVANCE_S
@@ -388,7 +387,7 @@ def _describe_indirect_start(watch: StallWatch) -> str | None:
 
 
 def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tuple[float, float, str]:
-    """Return the idle seconds, their limit, and what is missing."""
+    """Return the idle seconds, the limit of the idle seconds, and a text about the missing progress."""
     progressed_at = max(watch.began_at, watch.progress_at or watch.began_at, watch.phase_changed_at or watch.began_at)
     active_at = max(progressed_at, watch.activity_at or progressed_at)
     live = list(watch.live_ranks.values())
@@ -465,9 +464,9 @@ def _default_max_limit_s(watch: StallWatch) -> float:
 
 
 MIN_STRAGGLING_S = 5.0
-"""A rank without progress is reported only after this time."""
+"""A rank without progress is reported only after so many seconds."""
 MAX_SILENCE_S = 10.0
-"""After a longer silence of a node, its samples arrive late."""
+"""After a node was silent for more seconds than this, its samples arrive late."""
 
 
 class StallObserver:
@@ -492,7 +491,7 @@ class StallObserver:
         self._reported: frozenset[int] = frozenset()
 
     def replay_samples(self, replicas: Mapping[str, Iterable[bytes]], now: float) -> None:
-        """Add the samples from before the start of this controller, as if the last of each node had arrived now.
+        """Add the samples from before the start of this controller, as if each node's last sample had arrived now.
 
         Args:
             replicas: The lines of the replicated samples of each node.
@@ -534,7 +533,7 @@ class StallObserver:
         return stall
 
     def list_new_warnings(self, stall: StallJudgement, now: float) -> list[str]:
-        """Return new warnings of a stall limit that is too long, and of ranks without progress."""
+        """Return new warnings: about a stall limit that is too long, and about ranks without progress."""
         warnings: list[str] = []
         warned = None if self._has_warned else describe_late_stall_limit(self._watch, self._limits)
         if warned is not None:

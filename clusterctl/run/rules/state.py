@@ -176,9 +176,9 @@ class NodeState:
         grace_s: The grace of the last stop.
         port_conflict: Which other process uses a port of the workers, or `None`.
         gpu_memory_held: Why GPU memory is not free after the attempt, or `None`.
-        clock: Seconds from the monotonic clock of the node to the head's clock, and the error of this offset.
+        clock: The offset of the head's clock from the node's monotonic clock, and the error of this offset, in seconds.
         clock_ahead_s: Seconds by which the wall clock of the node is ahead of the head's; 0 if unknown.
-        boot: Boot id of the machine when it was prepared; "" before that.
+        boot: Boot id of the machine when the node was prepared; "" before the node is prepared.
         seq: Sequence number of the last applied event.
     """
 
@@ -205,7 +205,7 @@ class NodeState:
     seq: int = 0
 
     def describe_silence(self, seconds: float | None = None) -> str:
-        """Return "no answer" with the duration, and the reason if the connection broke for a known reason."""
+        """Return "no answer" with the duration, and the reason for the broken connection if the reason is known."""
         time = "" if not seconds else f" for {describe_duration(seconds)}"
         silent = not self.link_why or self.link_why == "no answer" or "no sign of life" in self.link_why
         return f"no answer{time}" + ("" if silent else f" ({self.link_why.removeprefix(f'{self.node}: ')})")
@@ -229,7 +229,7 @@ class MutableWorkers(dict[int, WorkerState]):
 
     @classmethod
     def has_pending(cls, workers: Mapping[int, WorkerState]) -> bool:
-        """Return whether any worker of a table, mutable or not, was not started yet."""
+        """Return whether any worker was not started yet. `workers` may be this class or any other mapping."""
         if isinstance(workers, cls):
             return workers.pending_count > 0
         return any(w.phase in _PENDING for w in workers.values())
@@ -262,7 +262,7 @@ class RunState:
     """The state of a run, built from its journals alone.
 
     Attributes:
-        reason: The `StopReason` of the current attempt; `None` before a stop.
+        reason: The `StopReason` of the current attempt; `None` before the attempt is stopped.
         exit_code: The exit code of the run, once it is over.
         external_cause: A cause that is no exit of a worker: a lost node, or a failed start.
         stall: The present stall, or `None`.
@@ -274,10 +274,10 @@ class RunState:
         restart_why: The word of `restart.on` for the next attempt.
         next_nodes: The nodes of the next attempt in order of node rank, while the run restarts.
         retired: Nodes that took part in earlier attempts only.
-        placements: The ranks of each node in each attempt: attempt, node and ranks.
+        placements: An item for each node of each attempt: the attempt, the node and its ranks.
         touched_nodes: Nodes that may hold files of the run, of all attempts and of failed starts.
         newest_checkpoint: The newest checkpoint and its version when the current attempt began.
-        failure_signatures: The signature of each earlier attempt, and the newest checkpoint when it began.
+        failure_signatures: For each earlier attempt: its failure signature, and the newest checkpoint when it began.
         resume_from: The checkpoint from which the current attempt resumed.
         earlier_attempts: The attempts before the current one.
         unreadable_lines: The first unreadable line of each file of the run, with the reason.
@@ -410,7 +410,7 @@ Placement = tuple[int, str, tuple[int, ...]]
 
 
 class RankIndex:
-    """An index over `RunState.placements`, which only grows. So a look-up is not slower after many restarts."""
+    """An index over `RunState.placements`, which only grows. With it, look-ups stay fast after many restarts."""
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[int, str], frozenset[int]] = {}

@@ -51,7 +51,7 @@ def apply_node_event(state: RunState, node: str, stamp: events.Stamp, event: eve
 class StateBuilder:
     """Applies many events to a state, and copies the tables of the state only once.
 
-    A run of thousands of ranks has tens of thousands of events, and `apply_node_event` copies a table for each.
+    A run of thousands of ranks has tens of thousands of events. `apply_node_event` copies a table for each event.
 
     Attributes:
         state: The state after the applied events. Its tables change with each event until `build`.

@@ -41,7 +41,7 @@ def build_why_evidence(
         evidence: The evidence of each rank that was collected before the rank ended.
         evidence_folder: The folder with the saved evidence.
         folder: The folder of the run.
-        stalled: The evidence was collected in a stall, which may be over now.
+        stalled: Whether the evidence was collected in a stall. The stall may be over now.
         outputs: The last output of each stopped rank.
         collective_counts: The collective numbers of each rank before the first exit.
     """
