@@ -1,11 +1,11 @@
-"""What a training script may ask of clusterctl: `progress`, `phase`, `verify_sync`.
+"""Functions for training scripts: `progress`, `phase`, `verify_sync`.
 
-All three are safe anywhere: run by hand, outside a run, they do nothing. Nothing is imported until a name is used.
+Outside a run of clusterctl the functions do nothing. Their module is imported at the first use of a function.
 """
 
 from __future__ import annotations
 
-# Not from `typing`: that alone would cost a short script a few milliseconds.
+# Importing this name from `typing` would cost a short script a few milliseconds.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.worker import phase, progress, verify_sync
@@ -14,7 +14,7 @@ __all__ = ["phase", "progress", "verify_sync"]
 
 
 def __getattr__(name: str) -> object:
-    """Loads the asked name on first use (PEP 562) and keeps it."""
+    """Import a function at its first use (PEP 562), and store it in this module."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from clusterctl.agent import worker

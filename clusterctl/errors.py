@@ -168,7 +168,7 @@ class NotFoundError(ClusterctlError):
     exit_code = ExitCode.NOT_FOUND
 
 
-class RunFailed(ClusterctlError):  # noqa: N818 - the design's word; the run failed, not clusterctl
+class RunFailed(ClusterctlError):  # noqa: N818 - a term of the design; the run failed, not clusterctl
     """The run ended without success; all workers on reachable nodes were stopped."""
 
     exit_code = ExitCode.FAILED

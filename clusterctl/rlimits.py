@@ -7,13 +7,13 @@ import errno
 import resource
 
 _MAX_OPEN_FILES = 65536
-"""The limit is not higher because some programs close every possible file descriptor at their start."""
+"""The limit is this low because some programs close every possible file descriptor at their start."""
 
 _Limit = tuple[int, int]
 
 
 class _OriginalLimits:
-    limits: dict[int, _Limit] = {}  # noqa: RUF012 - one process, one answer
+    limits: dict[int, _Limit] = {}  # noqa: RUF012 - the limits belong to the process
 
 
 def raise_open_files_limit() -> None:

@@ -1,4 +1,4 @@
-"""Stores the commands of cluster files that `clusterctl trust` has accepted, and runs those that list hosts."""
+"""Stores the commands that the user has accepted with `clusterctl trust`; runs accepted commands that list hosts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _find_store_path() -> Path:
 
 
 def list_unaccepted_commands(hosts: Iterable[HostSpec]) -> list[Argv]:
-    """Return the transport commands of these hosts that the user has not accepted, each once."""
+    """Return, without duplicates, the commands that connect to these hosts and that the user has not accepted."""
     wanted = dict.fromkeys(host.transport for host in hosts if isinstance(host.transport, tuple))
     known = _load_accepted_commands() if wanted else set()
     return [argv for argv in wanted if argv not in known and not hostfiles_and_slurm.is_srun_command(argv)]
 
 
 def refuse_unaccepted_commands(hosts: Iterable[HostSpec]) -> None:
-    """Raise an error if a host is reached by a command that the user has not accepted.
+    """Raise an error if the user has not accepted a command that connects to one of these hosts.
 
     Raises:
         RefusedError: A command was not accepted.
@@ -54,7 +54,7 @@ def is_accepted_command(argv: Argv) -> bool:
 
 
 def accept_commands(accepted_commands: Iterable[Argv]) -> None:
-    """Store commands as accepted. A later command counts as accepted only if all its words are equal."""
+    """Store commands as accepted. A command counts as accepted only if its words equal those of a stored command."""
     make_private_folder(_find_store_path().parent)
     with lock_files.lock_folder(_find_store_path().parent):
         write_atomically(

@@ -1,4 +1,4 @@
-"""Base classes of all commands: the common options, the examples below the help, and the arguments after `--`.
+"""Base classes of all commands. They handle common options, examples in the help, and arguments after `--`.
 
 `clusterctl --help` imports this module, so slow imports are inside functions.
 """
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from clusterctl.render.console import Console
 else:
-    # `typing_extensions` would take a tenth of the time of `--help`.
+    # Importing `typing_extensions` would take a tenth of the time of `clusterctl --help`.
     def override(method: Any) -> Any:
-        """Return the method as it is."""
+        """Return the method unchanged."""
         return method
 
 
 class CommonOptions:
-    """The options that every command takes, before or after its name.
+    """The options that every command accepts, before or after the command's name.
 
     Attributes:
         color: When to print colours: `auto`, `always` or `never`.
-        quiet: Print only the result.
+        quiet: Whether to print only the result.
         files: The cluster files of `--file`. A later file overrides an earlier file.
         sets: The values of `--set`, each `KEY=VALUE`.
         passthrough_arguments: The arguments after `--`.
@@ -51,7 +51,7 @@ class CommonOptions:
 
 
 def make_completer(candidate_type: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
-    """Return the `shell_complete` function of a parameter; `completion_candidates` defines the candidate types."""
+    """Return a function for click's `shell_complete`; `completion_candidates` defines the candidate types."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
         from clusterctl.cli.completion_candidates import list_completions
@@ -74,14 +74,14 @@ def _store_common_option(context: click.Context, parameter: click.Parameter, val
 
 
 class _CommonOption(click.Option):
-    """An option of every command. Only `clusterctl --help` describes it, not the help of each command."""
+    """An option of every command. `clusterctl --help` describes the option; the help of a command omits it."""
 
     def __init__(self, *names: str, **attributes: Any) -> None:
         super().__init__(names, expose_value=False, callback=_store_common_option, **attributes)
 
     @override
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return names and help of the option; `None` in the help of a command."""
+        """Return the names and the help text of the option; `None` in the help of a command."""
         return super().get_help_record(ctx) if ctx.parent is None else None
 
 
@@ -111,10 +111,10 @@ COMMON_OPTIONS = (*_OUTPUT_OPTIONS, *_FILE_OPTIONS)
 
 
 class CliCommand(click.Command):
-    """A command with the common options, whose help ends with examples.
+    """A command that has the common options, and examples at the end of its help.
 
     Attributes:
-        reads_file: The command reads a cluster file, so it takes `--file` and `--set`.
+        reads_file: Whether the command reads a cluster file, and so accepts `--file` and `--set`.
     """
 
     def __init__(self, *arguments: Any, reads_file: bool = False, **attributes: Any) -> None:
@@ -124,7 +124,7 @@ class CliCommand(click.Command):
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, unless a common option would have no effect."""
+        """Run the command, or raise a usage error if a common option would have no effect."""
         common = ctx.ensure_object(CommonOptions)
         if common.quiet and ctx.params.get("verbose"):
             raise click.UsageError("`--quiet` and `--verbose` cannot be used together")

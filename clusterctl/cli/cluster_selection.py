@@ -31,19 +31,19 @@ def load_chosen_cluster_file(
     console: Console | None = None,
     run_host_command: HostCommandRunner | None = None,
 ) -> LoadedClusterFile:
-    """Read the cluster file, and print its warnings. Run its command that lists hosts, if the user has accepted it.
+    """Read the cluster file and print warnings. A command that lists hosts runs only if the user has accepted it.
 
     Args:
-        common: Further files (`--file`), and values that override values of the files (`--set`).
-        path: The cluster file that is an argument of the command, or `None`.
-        overrides: Values of options of the command.
-        require_job: A file without a job is an error.
-        with_secrets: Read the values of secrets.
-        console: Prints warnings; `None` drops them.
-        run_host_command: Runs a command that lists hosts.
+        common: The common options: `--file` names further cluster files, and `--set` overrides values of the files.
+        path: The cluster file that the command's argument names; `None` without this argument.
+        overrides: Values of the command's own options, which override values of the files.
+        require_job: Whether a file without a job is an error.
+        with_secrets: Whether to read the values of secrets.
+        console: The console that prints warnings; `None` discards warnings.
+        run_host_command: A function that runs a command that lists hosts.
 
     Raises:
-        ConfigError: Something is wrong.
+        ConfigError: A cluster file has mistakes or cannot be read.
         RefusedError: The user has not accepted a command of the file.
     """
     from clusterctl.config.loader import load_cluster_file
@@ -64,7 +64,7 @@ def load_chosen_cluster_file(
 
 
 def _find_health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
-    # Imported only for a file with health settings, because the registry imports all checks.
+    # This runs only for a file with health settings, because importing the registry imports all checks.
     from clusterctl.health.registry import find_unknown_names
 
     return find_unknown_names(health)
@@ -74,8 +74,8 @@ def select_spec_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None 
     """Return the hosts that `--nodes` and `--exclude` choose, in the order of the file.
 
     Raises:
-        NotFoundError: A name is not in the file.
-        click.UsageError: The text is not a set of names.
+        NotFoundError: The cluster file has no host with a given name.
+        click.UsageError: The value of an option is not a set of names.
     """
     if nodes is None and exclude is None:
         return spec.hosts

@@ -61,7 +61,7 @@ def _render_command(name: str, command: click.Command, parent: click.Context) ->
 
 
 def _render_help(text: str) -> Iterator[str]:
-    """Yield each paragraph as one line. A paragraph that begins with `\\b` is code."""
+    """Yield each paragraph of a help text as one line. A paragraph after `\\b` is code, and keeps its lines."""
     for number, paragraph in enumerate(inspect.cleandoc(text).split("\n\n")):
         if number:
             yield ""
@@ -74,7 +74,7 @@ def _render_help(text: str) -> Iterator[str]:
 
 def _render_option(option: click.Option, context: click.Context) -> str:
     words, description = option.get_help_record(context) or ("", "")
-    # Every count is at least 0, so the page does not say it.
+    # The page omits the lower limit of counts, because the limit is always 0.
     words, description = words.replace("INTEGER RANGE", "N"), " ".join(description.replace("[x>=0]", "").split())
     cells = [f"`{words}`".replace("|", "\\|"), description.replace("|", "\\|")]
     return f"| {cells[0]} | {cells[1]} |"

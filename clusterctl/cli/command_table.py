@@ -1,6 +1,7 @@
-"""The names of all commands in groups, each with a line of help, examples, and synonyms.
+"""Groups of all commands. Each command has a line of help, examples and synonyms.
 
-`--help` and the overview list the commands in this order. The module of a command is imported when the command runs.
+`--help` and the overview list the commands in the order of this module. The module of a command is imported when the
+command runs.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class CommandHelp(NamedTuple):
-    """The help of a command that needs no import of its module.
+    """The help of a command, which is available without importing the command's module.
 
     Attributes:
         summary: The line of help.
         examples: Command lines; a test runs each of them.
-        synonyms: Words that a user may type instead, separated by blanks; an unknown command is matched with them.
+        synonyms: Other words, separated by blanks, for which clusterctl suggests this command.
     """
 
     summary: str
@@ -159,4 +160,4 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
 }
 COMMANDS: Mapping[str, CommandHelp] = {name: info for group in GROUPS.values() for name, info in group.items()}
 ALIASES = {"diagnose": "why"}
-"""Other names of commands."""
+"""Alternative names of commands, each with the main name of the command."""

@@ -1,4 +1,4 @@
-"""Finds the candidates of shell completion: runs, nodes, ranks and files. They come from files of this machine.
+"""Finds candidates of shell completion (runs, nodes, ranks, files). All candidates come from files of this machine.
 
 Completion raises no errors and prints no messages: an unreadable file gives no candidates.
 """
@@ -37,7 +37,7 @@ def list_completions(
 
 
 def _reparse_earlier_words(context: click.Context, parameter: click.Parameter) -> click.Context:
-    """Parse the words before an option, because click does not parse a line that lacks the value of the option."""
+    """Parse only the words before the last option, because click does not parse an option without a value."""
     if not isinstance(parameter, click.Option):
         return context
     words = split_arg_string(os.environ.get("COMP_WORDS", ""))
@@ -88,7 +88,7 @@ def _list_run_candidates(context: click.Context, incomplete: str, *, active: boo
 
 
 def _find_named_run(context: click.Context) -> RunDir | None:
-    """Return the run that earlier words name."""
+    """Return the run that earlier words of the command line name."""
     if not any(parameter.name in ("reference", "references") for parameter in context.command.params):
         return None
     named = context.params.get("reference") or next(iter(context.params.get("references") or ()), None)
@@ -99,7 +99,7 @@ def _find_named_run(context: click.Context) -> RunDir | None:
 
 
 def _load_spec(context: click.Context) -> ClusterSpec:
-    """Return the spec of the cluster file that earlier words name, or else of ./cluster.yaml."""
+    """Return the spec of the cluster file that earlier words of the command line name; by default ./cluster.yaml."""
     from clusterctl.config.loader import load_cluster_file
 
     paths = list_cluster_files(context.params.get("path"), context.obj.files)
@@ -121,7 +121,7 @@ def _complete_ranks(context: click.Context, incomplete: str) -> list[CompletionI
 
 
 def _complete_list(names: Iterable[str], incomplete: str) -> list[CompletionItem[str]]:
-    """Complete the last item of `a,b,c`, without the items before it."""
+    """Complete the last name of a list such as `a,b,c`. Names that the list already contains are no candidates."""
     before, comma, begun = incomplete.rpartition(",")
     taken = before.split(",")
     return [CompletionItem(before + comma + n) for n in names if n.startswith(begun) and n not in taken]
@@ -141,7 +141,7 @@ def _complete_templates(_: click.Context, incomplete: str) -> list[CompletionIte
 
 
 def _complete_keys(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    """Offer keys of `--set`, up to the `=`."""
+    """Return keys for `--set`, each followed by `=`."""
     from clusterctl.config.sections.section_fields import CLUSTER_FILE, MAPPINGS
 
     keys = {name: key for name, key in CLUSTER_FILE.keys.items() if name not in MAPPINGS}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FetchedFiles = dict[str, tuple[list[str], int]]
-"""Files and total bytes of each requested path."""
+"""For each requested path, the files and their total size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class TransferSettings:
     """The settings of a transfer.
 
     Attributes:
-        spec: The cluster.
-        console: Prints the messages.
-        quiet: Print errors only.
-        max_bytes: The maximum of bytes copied to or from one node.
-        uses_home_folder: Relative paths on nodes are relative to the home folder instead of the code folder.
+        spec: The spec of the cluster.
+        console: The console that prints messages.
+        quiet: Whether to print only errors.
+        max_bytes: The largest number of bytes to copy to or from one node.
+        uses_home_folder: Whether relative paths on nodes start at the home folder instead of the code folder.
     """
 
     spec: ClusterSpec
@@ -48,7 +48,7 @@ class TransferSettings:
     uses_home_folder: bool
 
     def get_base_folder(self, node: str) -> str:
-        """Return the folder on a node for relative paths."""
+        """Return the folder on a node at which relative paths start."""
         return "~" if self.uses_home_folder else get_workdir(self.spec, node)
 
 
@@ -97,16 +97,16 @@ def copy_to_nodes(transfer: TransferSettings, sources: Sequence[str], hosts: Seq
 
 
 def copy_from_nodes(transfer: TransferSettings, sources: Sequence[tuple[Sequence[HostSpec], str]], target: str) -> None:
-    """Copy files of nodes to this machine; several nodes get one folder each.
+    """Copy files of nodes to this machine. If there are several nodes, each node's files get a folder of their own.
 
     Args:
         transfer: The settings of the transfer.
-        sources: Paths with their nodes.
-        target: A path of this machine.
+        sources: The paths to copy, each with its nodes.
+        target: The path on this machine to copy to.
 
     Raises:
         NotFoundError: A path matches no file on a node.
-        ClusterctlError: A node refused, or a file cannot be written.
+        ClusterctlError: A node refused the request, or this machine cannot write a file.
     """
     hosts = {host.name: host for some, _ in sources for host in some}
     wanted = {name: [path for some, path in sources if name in [h.name for h in some]] for name in hosts}
@@ -181,7 +181,7 @@ class _LocalTarget:
 
 
 def _choose_local_target(target: str, path: str, *, alone: bool) -> _LocalTarget:
-    """Return the folder for files of one node, and the new name of a single file if the target gives one."""
+    """Return the local folder for one node's files, and the new name of a single file if `target` gives a name."""
     here = Path(target)
     if here.is_dir() or target.endswith("/") or not split_file_pattern(path).is_single_path or not alone:
         return _LocalTarget(here, None)
@@ -203,7 +203,7 @@ def _print_results(transfer: TransferSettings, texts: Mapping[str, str]) -> None
 
 
 def _name_node_in_refusal(node: str, call: Callable[[], T]) -> T:
-    """Call a function for a node, and add the node to a refusal, so that equal refusals of several nodes are folded."""
+    """Call a function. Move the node's name out of an error's text, so that equal errors of nodes share a line."""
     try:
         return call()
     except RefusedError as error:
@@ -244,7 +244,8 @@ class RemotePath:
 def parse_cp_path(word: str) -> RemotePath | str:
     """Parse an argument of `cp`: `NODES:PATH`, or a path of this machine.
 
-    As in `scp`, a colon after a slash belongs to a path: `./a:b` is a local file. A colon in brackets is part of a set.
+    As in `scp`, a colon after a slash belongs to a path: `./a:b` is a local file. A colon in brackets is part of a set
+    of nodes.
 
     Raises:
         ValueError: There is no node before the colon.
@@ -266,9 +267,9 @@ class FilePattern:
     """A pattern for files of a node.
 
     Attributes:
-        folder: The folder of the pattern; relative to the code folder, unless it begins with `/` or `~`.
-        pattern: The pattern in that folder.
-        is_single_path: The pattern has no wildcard, so the target may give the copy a new name.
+        folder: The folder with the files, relative to the code folder unless it begins with `/` or `~`.
+        pattern: The pattern of the files, relative to `folder`.
+        is_single_path: Whether the pattern has no wildcard. The target may give the copy of a single path a new name.
     """
 
     folder: str
@@ -280,7 +281,7 @@ def split_file_pattern(path: str) -> FilePattern:
     """Split a path into its folder and its pattern with wildcards: `*`, `?`, `[...]`, and `**` for any folders.
 
     Raises:
-        ValueError: The path names no files.
+        ValueError: The path does not name a file.
     """
     absolute = path.startswith("/")
     parts = [part for part in path.split("/") if part not in ("", ".")]
@@ -298,5 +299,5 @@ def split_file_pattern(path: str) -> FilePattern:
 
 
 def resolve_node_folder(workdir: str, folder: str) -> str:
-    """Return the path of a folder on a node; a relative folder is in the code folder."""
+    """Return the path of a folder on a node; a relative folder starts at `workdir`."""
     return folder if folder.startswith(("/", "~")) else posixpath.join(workdir, folder)

@@ -1,7 +1,7 @@
-"""The entry point: finds the command, runs it, and turns errors into messages and exit codes.
+"""The entry point of clusterctl: finds and runs the command, and turns errors into messages and exit codes.
 
-`--help` may take at most 1.5 times as long as `import click`, so modules that it does not need are imported in
-functions.
+`clusterctl --help` may take at most 1.5 times as long as `import click`. So functions import the modules that the help
+does not need.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LazyCommandGroup(click.Group):
         """Run the command.
 
         The standard streams ignore broken pipes (`render.standard_streams`), so a broken pipe or the end of a file here
-        is a bug. click would exit with 1 or 130 without a message.
+        is a bug. Without this method click would exit with code 1 or 130 and print no message.
         """
         try:
             return super().invoke(ctx)
@@ -88,7 +88,7 @@ class LazyCommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or suggest one."""
+        """Find the command, or suggest a similar command."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -118,7 +118,7 @@ def _print_usage_error(error: click.UsageError) -> None:
 
 
 def _find_argument_before_dashes(error: click.UsageError) -> str | None:
-    """Return the first argument that probably lacks a `--` before it; `None` for a mistyped option of clusterctl."""
+    """Return the first argument before which the user probably forgot `--`; `None` if there is no such argument."""
     context = error.ctx
     if context is None or not isinstance(context.command, PassthroughCommand) or context.meta.get("clusterctl.dashes"):
         return None
@@ -160,12 +160,12 @@ def cli(ctx: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
-    # For a large run, garbage collection would take a tenth of the time and free almost nothing.
+    # In a large run, garbage collection would take a tenth of the time and free almost no memory.
     gc.set_threshold(_GC_THRESHOLD)
     standard_streams.replace_standard_streams()
     code = run(arguments)
     _flush_streams()
-    # Do not wait for threads of libraries.
+    # End the process without waiting for threads of libraries.
     os._exit(code)
 
 
@@ -199,7 +199,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _get_completion_exit_code(*, is_known: bool) -> int:
-    """Return the exit code of a completion request; print an error for an unknown request, which click does not."""
+    """Return the exit code of a request for shell completion; print an error if click does not know the request."""
     if is_known:
         return int(ExitCode.OK)
     click.echo("error: `_CLUSTERCTL_COMPLETE` has an unknown value", err=True)

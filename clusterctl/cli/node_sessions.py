@@ -1,4 +1,4 @@
-"""Opens sessions with nodes for commands that need no controller, and closes them at the end."""
+"""Opens sessions with nodes for commands that need no controller, and closes the sessions at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def open_all_sessions(
     spec: ClusterSpec, hosts: Sequence[HostSpec], *, progress: Terminal | None = None
 ) -> Iterator[dict[str, Session]]:
-    """Yield a session with every host, by name. `progress` shows which hosts have not answered yet.
+    """Yield a session with every host, by host name. `progress` shows which hosts have not answered yet.
 
     Raises:
         NodeError, NodesError: Hosts cannot be reached.
@@ -53,17 +53,17 @@ def open_reachable_sessions(
     Args:
         spec: The cluster of the hosts.
         hosts: The hosts to connect to.
-        on_connected: Called with each new session, in a separate thread.
-        is_started_run: The spec belongs to a started run, so the user has already accepted its commands.
-        progress: Shows which hosts have not answered yet.
-        on_update: Called before each update of `progress`.
+        on_connected: A function that is called with each new session, in a separate thread.
+        is_started_run: Whether the spec belongs to a started run, whose commands the user has already accepted.
+        progress: The terminal that shows which hosts have not answered yet.
+        on_update: A function that is called before each update of `progress`.
 
     Raises:
         RefusedError: The user has not accepted a command that connects to a host.
     """
     if not is_started_run:
         accepted_commands.refuse_unaccepted_commands(hosts)
-    # An askpass program may use this terminal, so nothing else may be drawn on it.
+    # A program that asks for a password may use this terminal, so clusterctl draws no progress on it.
     progress = None if has_askpass(os.environ) else progress
 
     transports = Transports(spec.ssh)
@@ -82,7 +82,7 @@ def open_reachable_sessions(
 
 
 def build_ad_hoc_spec(names: str) -> ClusterSpec:
-    """Return a spec with the named hosts (`-w`), which are reached by the user's ssh configuration.
+    """Return a spec of the hosts that `-w` names; the user's ssh configuration says how to connect to them.
 
     Names are validated as in a cluster file, because ssh may pass them to a shell.
 

@@ -35,14 +35,14 @@ class StatsSource:
 
 
 def find_stats_source(run_or_file: str | None) -> StatsSource:
-    """Return the active run, or else the cluster file.
+    """Return the active run; if no run is active, return the cluster file.
 
     Args:
         run_or_file: The id or name of a run, or a cluster file; `None` for the only active run, or `./cluster.yaml`.
 
     Raises:
-        NotFoundError: There is neither an active run nor a cluster file. An ended run must be named.
-        RefusedError: Several runs match.
+        NotFoundError: There is neither an active run nor a cluster file, and `run_or_file` names no ended run.
+        RefusedError: Several runs match `run_or_file`.
     """
     path = option_values.DEFAULT_FILE if run_or_file is None else run_or_file
     is_file = os.path.isfile(path)
@@ -71,7 +71,7 @@ def load_run_stats(run: RunDir, state: RunState) -> list[NodeStats]:
 
 
 def build_node_stats(state: RunState, node: str, sample: HealthSample | None) -> NodeStats:
-    """Return the statistics in a sample of a node, with the time on the clock of this head."""
+    """Return the statistics in a sample of a node; their time is converted to the clock of this head."""
     if sample is None:
         return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
     stats = stats_from_sample(node, sample)
@@ -79,7 +79,7 @@ def build_node_stats(state: RunState, node: str, sample: HealthSample | None) ->
 
 
 def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:
-    """Return the GPUs that a run uses on each node, in the order of local ranks; without nodes that use all GPUs."""
+    """Return the GPUs that a run uses on each node, in the order of local ranks. Omit nodes that use all GPUs."""
     try:
         hosts = json.loads(run.spec.read_text())["hosts"]
     except (OSError, ValueError, KeyError):
@@ -94,11 +94,11 @@ def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:
 def probe_node_stats(
     hosts: Sequence[HostSpec], sessions: Mapping[str, Session], errors: Mapping[str, ClusterctlError]
 ) -> list[NodeStats]:
-    """Measure the statistics of nodes in parallel. For a node without an answer, the result has a reason.
+    """Measure the statistics of nodes in parallel. If a node does not answer, its result contains the reason.
 
     `errors` are the errors of the nodes without a session.
 
-    This runs no command of the cluster file on the nodes, so the user need not trust the file.
+    The measurement runs no command of the cluster file, so the user need not trust the file.
     """
 
     def ask(node: str, session: Session) -> NodeStats:

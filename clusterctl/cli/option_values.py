@@ -29,7 +29,7 @@ def list_cluster_files(path: str | None, files: tuple[str, ...]) -> list[str]:
 
 
 def parse_duration_option(text: str | None, option: str) -> float | None:
-    """Return a duration in seconds, or `None` without a text.
+    """Return a duration in seconds; `None` if the option is not given.
 
     Raises:
         click.BadParameter: The text is not a duration.
@@ -38,7 +38,7 @@ def parse_duration_option(text: str | None, option: str) -> float | None:
 
 
 def parse_interval_option(text: str | None, option: str) -> float | None:
-    """Return the time between two updates in seconds, or `None` without a text.
+    """Return the time between two updates in seconds; `None` if the option is not given.
 
     Raises:
         click.BadParameter: The text is not a duration, or is 0.
@@ -50,7 +50,7 @@ def parse_interval_option(text: str | None, option: str) -> float | None:
 
 
 def parse_size_option(text: str | None, option: str, default: int) -> int:
-    """Return a size in bytes, or `default` without a text.
+    """Return a size in bytes; `default` if the option is not given.
 
     Raises:
         click.BadParameter: The text is not a size.
@@ -66,14 +66,14 @@ def _parse(parse: Callable[[str], T], text: str, option: str) -> T:
 
 
 def parse_time_option(text: str | None, option: str, *, now: float, run_start: float | None = None) -> float | None:
-    """Return a time in seconds since the epoch, or `None` without a text.
+    """Return a time in seconds since the epoch; `None` if the option is not given.
 
     Args:
-        text: A duration (that long ago), a time of day (its last occurrence before `now`), or a time in RFC 3339.
+        text: A time in RFC 3339, a duration before `now`, or a time of day (its last occurrence before `now`).
         option: The name of the option, for the error.
         now: The end of the run, or the current time.
-        run_start: The start of the run. If the last occurrence of a time of day is before it, the day of `now` is
-            meant.
+        run_start: The start of the run. A time of day whose last occurrence is before `run_start` is on the day of
+            `now`.
 
     Raises:
         click.BadParameter: The text has none of these forms.
@@ -138,7 +138,7 @@ _MAX_RANK = 1_000_000
 
 
 def parse_rank_set(text: str | None) -> frozenset[int] | None:
-    """Return the ranks of a set such as `0-3,7`, or `None` without a set.
+    """Return the ranks of a set such as `0-3,7`; `None` if the option is not given.
 
     Raises:
         click.BadParameter: The text is not a set of ranks.

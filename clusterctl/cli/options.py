@@ -42,10 +42,10 @@ def run_argument(command: F) -> F:
 
 
 def refuse_combination(*given: tuple[str, object]) -> None:
-    """Refuse options that exclude each other; `given` has the name and the value of each.
+    """Raise an error if more than one of these options has a value; `given` has their names and values.
 
     Raises:
-        click.UsageError: More than one was given.
+        click.UsageError: More than one option was given.
     """
     names = [f"`{name}`" for name, value in given if value]
     if len(names) > 1:
@@ -53,7 +53,7 @@ def refuse_combination(*given: tuple[str, object]) -> None:
 
 
 def refuse_options_with(option: str, *others: tuple[str, object]) -> None:
-    """Refuse options that have no effect together with `option`; `others` has the name and the value of each.
+    """Raise an error if one of `others` has a value, because it would have no effect together with `option`.
 
     Raises:
         click.UsageError: One of the other options was given.
@@ -64,7 +64,7 @@ def refuse_options_with(option: str, *others: tuple[str, object]) -> None:
 
 
 def join_repeated_option(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
-    """Return the values of a repeated option as one set, or `None` without a value."""
+    """Return the values of a repeated option as one set; `None` if the option is not given."""
     return ",".join(values) or None
 
 
@@ -81,12 +81,12 @@ def _set_option(*names: str, description: str, candidate_type: str) -> Callable[
 
 
 def nodes_option(command: F) -> F:
-    """Add the option `--nodes SET`; if repeated, the sets are united."""
+    """Add the option `--nodes SET`; repeated options form one set."""
     return _set_option("--nodes", description="Only these nodes, e.g. gpu[01-04].", candidate_type="nodes")(command)
 
 
 def exclude_option(description: str) -> Callable[[F], F]:
-    """Add the option `--exclude SET`; if repeated, the sets are united."""
+    """Add the option `--exclude SET`; repeated options form one set."""
     return _set_option("--exclude", description=description, candidate_type="nodes")
 
 
@@ -96,10 +96,10 @@ def json_option(command: F) -> F:
 
 
 def verbose_option(description: str) -> Callable[[F], F]:
-    """Add the option `--verbose`; the description says what it shows."""
+    """Add the option `--verbose`; `description` is the option's help."""
     return click.option("--verbose", "-v", is_flag=True, help=description)
 
 
 def rank_set_option(command: F) -> F:
-    """Add the option `--rank SET`; if repeated, the sets are united."""
+    """Add the option `--rank SET`; repeated options form one set."""
     return _set_option("--rank", "ranks", description="Only these ranks, e.g. 0-3,7.", candidate_type="ranks")(command)

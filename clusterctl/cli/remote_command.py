@@ -34,7 +34,7 @@ class OutputClosedError(Exception):
 
 
 class OutputCollector:
-    """Collects the output of a command on one node. With a console, it prints complete lines at once."""
+    """Collects the output of a command on one node. If `console` is given, complete lines are printed at once."""
 
     def __init__(self, node: str, console: Console | None, print_lock: threading.Lock) -> None:
         self.node = node
@@ -54,7 +54,7 @@ class OutputCollector:
             del buffer[:end]
 
     def finish(self) -> tuple[bytes, bytes]:
-        """Return the collected stdout and stderr; with a console, print the last incomplete line."""
+        """Return the collected stdout and stderr. If there is a console, print the last incomplete line."""
         for stream_index, buffer in enumerate(self._buffers):
             if self._console is not None and buffer:
                 self._print_block(stream_index, bytes(buffer))
@@ -70,14 +70,14 @@ class OutputCollector:
 
 
 class RemoteCommand:
-    """A command that starts on each node as soon as its session is open.
+    """A command that starts on each node as soon as the session with the node is open.
 
     Args:
         program: The program to run.
-        seconds: The time limit of the command, or `None`.
+        seconds: The time limit of the command in seconds; `None` for no limit.
         parallel: The number of nodes that may run the program at the same time.
-        console: Prints lines at once; `None` collects the output.
-        base_programs: Folder and environment of the program by node; by default those of a login shell.
+        console: The console that prints each complete line at once; `None` only collects the output.
+        base_programs: Folder and environment of the program on each node; the default is that of a login shell.
 
     Attributes:
         last_answer_at: Monotonic time of the latest answer of a node.
@@ -180,7 +180,7 @@ def _mark_as_joined(waiting: WaitingLine, node: str, _running: Future[ExecAnswer
 MAX_INPUT_BYTES = 2 << 20
 """Maximum length of standard input, which must fit into one message to a node."""
 _NOTICE_AFTER_S, _GIVE_UP_AFTER_S = 2.0, 60.0
-"""Seconds without input before a notice, and further seconds before an error."""
+"""Seconds without input before the notice, and seconds between the notice and the error."""
 _WAITING_NOTICE = "waiting for the end of standard input; `< /dev/null` gives an empty input"
 
 
@@ -195,9 +195,9 @@ def read_piped_input(
 
     Args:
         fd: File descriptor of the standard input.
-        tell: Prints the notice that `exec` waits for the end of the input.
+        tell: A function that prints the notice that `exec` waits for the end of the input.
         notice_after_s: Seconds without input before the notice.
-        give_up_after_s: Further seconds without input before the error; the caller may have left a pipe open.
+        give_up_after_s: Seconds without input between the notice and the error, in case nobody closes the pipe.
 
     Raises:
         RefusedError: The input is longer than 2 MiB, or does not end.

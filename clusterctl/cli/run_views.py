@@ -1,4 +1,4 @@
-"""Loads the state, the activity and the fate of runs for `ps` and other commands, from files on this head alone."""
+"""Loads the state and activity of runs for `ps` and other commands, only from files on this head."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def warn_of_unreadable_lines(state: RunState, console: Console) -> None:
 
 
 def load_view_without_output(run: RunDir) -> RunSnapshot:
-    """Load a run without its origin, and without output times and positions of its ranks."""
+    """Load a run without its origin, and without the output times and positions of the ranks."""
     state, has_controller = state_reader.load_state_and_attendance(run)
     seen = make_sampled_activity(state, sample_files.read_latest_activities(run, state, PROGRESS_FIELDS), time.time())
     return RunSnapshot(
@@ -45,7 +45,7 @@ def load_view_without_output(run: RunDir) -> RunSnapshot:
 
 
 def load_run_list_view(run: RunDir) -> RunSnapshot:
-    """Load a run for a list of runs; for an ended run, read only its summary."""
+    """Load a run for a list of runs. If the run has ended, read only its summary."""
     end = state_reader.read_summary(run.summary, run.events)
     if end is None:
         return load_view_without_output(run)
@@ -53,10 +53,10 @@ def load_run_list_view(run: RunDir) -> RunSnapshot:
 
 
 def predict_unattended_run(run: RunDir, state: RunState, *, has_controller: bool = False) -> UnattendedRun:
-    """Predict what happens to a run without a controller, from its spec and the time of its controller's last write."""
+    """Predict what nodes do with a run without a controller, from its spec and the controller's last write time."""
     if has_controller or state.is_over:
         return UnattendedRun()
-    # Without a readable spec the fate is unknown. Only two values are needed, so pydantic is not imported.
+    # An unreadable spec gives no prediction. Two values suffice, so the spec is read without importing pydantic.
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stored = json.loads(run.spec.read_text())
         stop_after = (stored["on_controller_loss"] or {}).get("stop_after")
@@ -73,7 +73,7 @@ def read_stall_verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
 
 
 def update_stall_age(state: RunState) -> RunState:
-    """Return the state with the current age of its stall; the journal contains the age at the last change."""
+    """Return the state with the present duration of its stall; the journal has only the duration at the last change."""
     if state.stall is None or state.reason is not None or state.is_over:
         return state
     grown = state.stall.at_time(time.time())
@@ -83,7 +83,7 @@ def update_stall_age(state: RunState) -> RunState:
 def make_sampled_activity(
     state: RunState, newest_samples: Mapping[str, ActivitySample], now: float
 ) -> dict[int, WorkerActivity]:
-    """Return the activity of the ranks, from the newest sample of each node; `now` is the wall clock of the head."""
+    """Return the activity of the ranks, from the newest sample of each node; `now` is the head's wall clock."""
     found: dict[int, WorkerActivity] = {}
     for sample in newest_samples.values():
         if sample.get("attempt") == state.attempt:
@@ -92,7 +92,7 @@ def make_sampled_activity(
 
 
 def read_last_output_lines(path: Path, max_bytes: int) -> list[str]:
-    """Return the last lines of a rank's output, without control characters; empty if the file cannot be read."""
+    """Return the last lines of a rank's output, without control characters; no lines if the file cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))

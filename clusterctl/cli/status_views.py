@@ -26,7 +26,7 @@ from clusterctl.why import slowness
 from clusterctl.why.slowness import LONG_WAIT_S, find_stragglers
 
 _MAX_SAMPLE_BYTES, _MAX_SAMPLE_LINES = 256 << 10, 8
-"""Maximum bytes and lines of each node's samples that are read, because a run may have many nodes."""
+"""Maximum bytes and lines to read from each node's samples. The limits are low because a run may have many nodes."""
 STATUS_FIELDS = RankFields(WAIT_FIELDS.activity, (*WAIT_FIELDS.status, *PROGRESS_FIELDS.status))
 """The fields of samples that `build_run_view` and `add_stragglers` need."""
 _NO_ACTIVITY = WorkerActivity()
@@ -40,14 +40,14 @@ def build_run_view(
     newest_samples: Mapping[str, ActivitySample] | None = None,
     with_output_times: bool = True,
 ) -> RunSnapshot:
-    """Return a run with its activity, origin and positions, from its state.
+    """Return the snapshot of a run: its state, its activity, its origin and the positions of its ranks.
 
     Args:
         run: The run.
         state: The state of the run.
-        has_controller: The run has a controller.
-        newest_samples: The newest samples of ranks, by node; `None` reads them.
-        with_output_times: Read the time of the last output of each rank, from two files for each rank.
+        has_controller: Whether the controller of the run is alive.
+        newest_samples: The newest samples of ranks, by node; `None` reads the samples from files.
+        with_output_times: Whether to read the time of each rank's last output, which takes two files for each rank.
     """
     where: list[str] = []
     if state.stall is not None and state.stall.phase == "confirmed":
@@ -89,7 +89,7 @@ def _add_output_age(
 
 
 def _get_write_time(path: str) -> float:
-    """Return the time of the last write of a file; 0 without a file."""
+    """Return the time of the last write of a file; 0 if the file does not exist."""
     try:
         return os.stat(path).st_mtime
     except OSError:
@@ -97,7 +97,7 @@ def _get_write_time(path: str) -> float:
 
 
 def build_report_view(run: RunDir, state: RunState, *, has_controller: bool, step: int | None) -> RunSnapshot:
-    """Return a run for its report; the activity has only the step of the slowest rank."""
+    """Return the snapshot of a run for its report; the activity contains only the step of the slowest rank."""
     return RunSnapshot(
         state=update_stall_age(state),
         has_controller=has_controller,
@@ -117,11 +117,11 @@ def describe_stalled_ranks(run: RunDir, state: RunState) -> list[str]:
 
 
 def add_stragglers(run: RunDir, view: RunSnapshot, newest_samples: Mapping[str, ActivitySample]) -> RunSnapshot:
-    """Return a run with its stragglers and the likely reason of each.
+    """Return the snapshot of a run with its stragglers, each with the likely reason.
 
     Args:
         run: The run.
-        view: The run without stragglers.
+        view: The snapshot of the run without stragglers.
         newest_samples: The newest samples of ranks, by node.
     """
     state = view.state
@@ -133,7 +133,7 @@ def add_stragglers(run: RunDir, view: RunSnapshot, newest_samples: Mapping[str, 
         return replace(view, slow_ranks=slow)
     if not rank_timing.have_all_ranks_wait_counts(newest_samples.values()):
         return view
-    # Read one node after the other, because the lines of all nodes are tens of megabytes.
+    # Read the samples of one node at a time, because those of all nodes together are tens of megabytes.
     ends = ((last, _read_recent_samples(run, node)) for node, last in newest_samples.items())
     stragglers = find_stragglers(rank_timing.measure_wait_shares(ends, state.attempt))
     return (

@@ -43,7 +43,7 @@ def list_templates() -> list[Template]:
 
 
 def find_template(name: str) -> Template:
-    """Return the template of that name.
+    """Return the template with this name.
 
     Raises:
         NotFoundError: There is no such template.

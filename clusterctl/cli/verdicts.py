@@ -1,4 +1,4 @@
-"""Loads the verdict of `why` about a run or a bundle, and adds hints from its nodes, code folder and cluster file."""
+"""Loads the verdict of `why` about a run or a bundle; adds hints from the run's nodes, code folder and cluster file."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def load_verdict_with_evidence(
     Args:
         run: The run.
         state: The state of the run; `None` reads it.
-        live: Collect evidence from running ranks if the run has no stored evidence of a current stall, and look for a
-            missing command on its node.
+        live: Whether to collect evidence from running ranks if the run has no stored evidence of a current stall, and
+            to search the node for a missing command.
     """
     if state is None:
         state, _ = state_reader.load_state_and_attendance(run)
@@ -59,7 +59,7 @@ def load_verdict_with_evidence(
         return add_file_hints(run, add_login_path_hint(run, saved_verdict.judge_saved_run(run, state))), {}
     if saved_verdict.find_evidence_folder(state) is not None:
         verdict = saved_verdict.judge_saved_run(run, state)
-        # Otherwise collect again: the nodes may have been too busy for complete evidence.
+        # If the stored evidence gives no verdict, collect it again: the nodes may have been too busy.
         if verdict.confidence is not Confidence.UNKNOWN:
             return verdict, {}
     elif state.stall is None:
@@ -116,7 +116,7 @@ def _unpack(bundle: Path, folder: Path) -> None:
 
 
 def collect_rank_evidence(run: RunDir, state: RunState, ranks: Collection[int] | None = None) -> CollectedEvidence:
-    """Return states and stacks of all ranks, or of the given ranks, from the controller or else from the nodes."""
+    """Ask the controller, or the nodes if there is none, for states and stacks of ranks (`None`: all ranks)."""
     try:
         answer = control_socket.send_request(run, "evidence", {"ranks": None if ranks is None else sorted(ranks)})
     except control_socket.NoControllerError:
@@ -134,7 +134,7 @@ def _collect_from_nodes(run: RunDir, state: RunState, ranks: Collection[int] | N
 
 
 _COMPARED_CHARS = 80
-"""The number of compared characters, because a verdict shortens long arguments."""
+"""The number of characters of an argument to compare. Verdicts shorten longer arguments."""
 
 
 def add_argument_with_blanks_hint(run: RunDir, verdict: Verdict) -> Verdict:
@@ -218,10 +218,10 @@ def add_login_path_hint(run: RunDir, verdict: Verdict) -> Verdict:
 
 
 def _find_path_at_login(run: RunDir, node: str, name: str) -> str | None:
-    """Return the path of a program in a login shell, "" if it is not found; `None` if the node does not answer."""
+    """Return the path of a program in a login shell; "" if the shell does not find it, `None` without an answer."""
     spec = load_spec(run.spec.read_text())
     hosts = [host for host in spec.hosts if host.name == node]
-    # A second, interactive shell, because a `.bashrc` often does nothing in other shells.
+    # The second shell is interactive, because a `.bashrc` often does nothing in other shells.
     look = """type -P -- "$0" || exec bash -lic 'type -P -- "$0"' "$0\""""
     remote = RemoteCommand({"argv": ["bash", "-lc", look, name]}, _LOGIN_TIMEOUT_S, 1, None)
     with (

@@ -1,4 +1,4 @@
-"""The default workdir on nodes: two checkouts of a cluster file get two folders."""
+"""The default workdir on nodes. Two checkouts of the same cluster file get different folders."""
 
 from __future__ import annotations
 

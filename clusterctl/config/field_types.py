@@ -1,4 +1,4 @@
-"""Types of the values in a cluster file: each type knows how to parse, write and document a value.
+"""Types of the values in a cluster file. A type describes how to parse, write and document its values.
 
 `clusterctl.config.spec` assigns a type to each key. This module does not import pydantic, so the spec loads fast.
 """
@@ -32,10 +32,10 @@ class FieldType:
 
     Attributes:
         syntax: The accepted values in words, for the tables of keys; empty if the Python type determines them.
-        parse: Converts the value of the file to the value of the spec, in place of pydantic's check of the type.
-        before_check: Checks or converts the value of the file before pydantic checks its type.
-        after_check: Converts the value after pydantic has checked its type.
-        unparse: Converts a value of the spec back to the value of a file.
+        parse: A function that converts the value of the file to the value of the spec, in place of pydantic.
+        before_check: A function that checks or converts the value of the file before pydantic checks its type.
+        after_check: A function that converts the value after pydantic has checked its type.
+        unparse: A function that converts a value of the spec back to the value of a file.
         schema: JSON Schema for editors; with `None`, pydantic makes it from the Python type.
         limits: The smallest and the largest accepted number.
         choices: The accepted words; empty for any text.
@@ -163,7 +163,7 @@ def _parse_command(value: object) -> str | tuple[str, ...]:
 
 
 def _check_interpreter(value: object) -> object:
-    """Refuse a folder, and a command line in place of one program."""
+    """Raise an error if the value is a folder, or a command line instead of one program."""
     words = value.split() if isinstance(value, str) else []
     if any("/" not in word for word in words[1:]) or words[:1] in (["source"], ["."]):
         hint = "write the path of a Python, such as `.venv/bin/python`; a command line belongs in `job.command`"

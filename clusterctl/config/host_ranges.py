@@ -146,7 +146,7 @@ def make_natural_sort_key(name: str) -> tuple[object, ...]:
 
 
 def group_names_by_value(values: Mapping[str, V]) -> dict[V, list[str]]:
-    """Return the names that share each value. The values have the order of their first names."""
+    """Group names by their value. The groups are in the order of their first names."""
     return group_pairs((value, name) for name, value in values.items())
 
 
@@ -164,7 +164,7 @@ def fold_hosts(names: Iterable[str]) -> str:
 
 
 def _fold_last_number(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Fold the last number of each head: the text before the number becomes the head, the ranges go to the tail."""
+    """Fold the last number of each head (the text left to fold), and move the folded ranges to the tail."""
     folded = []
     for (prefix, rest, is_counted), group in itertools.groupby(map(_split_at_number, items), key=lambda part: part[:3]):
         numbers = [number for *_, number in group]
@@ -176,7 +176,7 @@ def _fold_last_number(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _split_at_number(item: tuple[str, str]) -> tuple[str, str, bool, str]:
-    """Return the text before and after the last number of a head, whether the number can be folded, and the number."""
+    """Split a head at its last number. Return the text before and after, whether to fold the number, and the number."""
     head, tail = item
     match = _LAST_NUMBER.fullmatch(head)
     if match is None:

@@ -1,7 +1,7 @@
 """Loader of cluster files: it returns their spec, with warnings.
 
-`load_cluster_file` reads the cluster files. `parse_cluster_file` gets their texts, and reads other files only through
-`DiskFiles`, which tests replace. Otherwise its result depends only on the environment and the running Python.
+`load_cluster_file` reads the cluster files. `parse_cluster_file` parses their texts, and reads other files only through
+`DiskFiles`, which tests replace. The result also depends on the environment variables and the running Python.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ def load_cluster_file(
     overrides: Overrides | None = None,
     **options: Unpack[BuildOptions],
 ) -> LoadedClusterFile:
-    """Read cluster files, merge each one over the files before it, and return the spec.
+    """Read cluster files, merge them, and return the spec. Values of later files win.
 
     Args:
         paths: Paths as the user wrote them; at least one.
         sets: The values of `--set`, in the form `key=value`.
         overrides: The options of `up` that change the job.
-        options: See `BuildOptions`.
+        options: Options of the loader (`BuildOptions`).
 
     Raises:
         ConfigError: A file is not valid or cannot be read; the error contains all problems.
@@ -164,7 +164,7 @@ def parse_cluster_file(
     _warn_of_active_venv(built.spec, environ, root, report)
     if any(host.transport is not TransportKind.LOCAL for host in built.spec.hosts):
         for mark, path, name in interpolation.search_path_uses:
-            # Programs may lie in other folders on other nodes.
+            # On another node, a program may be in another folder than on this machine.
             hint = f"extend the node's own `{name}` in `job.prologue`: `export {name}=/opt/x/bin:${name}`"
             report.warn(mark, f"{format_path(path)}: every node gets the `{name}` of this machine", hint)
         _warn_of_shell_settings(built.spec, environ, files, root, report)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class SingleNodeLauncher(NamedTuple):
-    """A launcher in a command that starts workers on one node only, and the reason, such as a missing option."""
+    """A launcher in a command that starts workers on one node only, with the reason, such as a missing option."""
 
     launcher: str
     reason: str
@@ -62,7 +62,7 @@ def find_single_node_launcher(command: str | Sequence[str]) -> SingleNodeLaunche
 
 
 def split_shell_commands(command: str | Sequence[str]) -> Iterator[list[str]]:
-    """Yield the words of each simple command of a shell text, without a full parser; a list is one command."""
+    """Yield the words of each simple command of a shell text (not a full parser); a list of words is one command."""
     if not isinstance(command, str):
         yield list(command)
         if len(command) > 2 and os.path.basename(command[0]) in ("bash", "sh"):

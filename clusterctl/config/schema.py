@@ -108,7 +108,7 @@ def _convert_to_draft7(part: Any) -> Any:
 
 
 def _convert_member(key: str, value: Any) -> Any:
-    """Convert a member of a schema. The members of `properties` are keys of the file, and may be variables."""
+    """Convert a member of a schema. Values of the keys in `properties` may be variables."""
     if key != "properties" or not isinstance(value, dict):
         return _convert_to_draft7(value)
     return {name: _allow_variables(_convert_to_draft7(child)) for name, child in value.items()}

@@ -3,7 +3,7 @@
 Each key of a section is declared only here. Its field has the type, the default and the examples; the docstring of the
 class has its description. `clusterctl.config.sections`, `clusterctl config`, the JSON Schema and the tables of
 docs/cluster-file.md use these declarations at run time. A field without `KeyDocs` is not a key of the file. Durations
-are in seconds, sizes in bytes. `dump_spec` returns the JSON that each run stores for a controller that adopts it.
+are in seconds, sizes in bytes. `dump_spec` returns the JSON that each run stores for a controller that adopts the run.
 """
 
 import json
@@ -454,7 +454,7 @@ class FileOnlySpec:
 
 
 def dump_spec(spec: ClusterSpec) -> str:
-    """Return a spec as one line of JSON. It contains the names of secrets, but empty values."""
+    """Return a spec as one line of JSON. The JSON contains the names of secrets, with empty values."""
     public = replace(spec, secrets=dict.fromkeys(spec.secrets, ""))
     return json.dumps(asdict(public), separators=(",", ":"))
 

@@ -215,14 +215,14 @@ def check_ssh_argument(value: object) -> object:
 
 
 def check_user_name(value: object) -> object:
-    """Check a user name like `check_ssh_argument`, and its characters."""
+    """Check a user name as `check_ssh_argument` does, and check its characters."""
     if isinstance(check_ssh_argument(value), str) and not is_user_name(str(value)):
         raise InvalidValueError(f"{describe_value(value)} is not a user name", _USER_HINT)
     return value
 
 
 def check_proxy_jump(value: object) -> object:
-    """Check a ProxyJump like `check_ssh_argument`, and each of its hops."""
+    """Check a ProxyJump as `check_ssh_argument` does, and check each hop."""
     if isinstance(check_ssh_argument(value), str):
         wrong = next((hop for hop in str(value).split(",") if not is_proxy_hop(hop)), None)
         if wrong is not None:

@@ -1,11 +1,11 @@
-"""Environment variables about the rank and the network of workers, of clusterctl and of other launchers. Pure."""
+"""Environment variables that clusterctl and other launchers set to tell workers their rank and network. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-# Names of torchrun (torch 2.13, elastic/agent/server/local_elastic_agent.py) and NODE_RANK of Composer.
+# torchrun sets these (torch 2.13, elastic/agent/server/local_elastic_agent.py); Composer sets NODE_RANK.
 RESERVED_NAMES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),

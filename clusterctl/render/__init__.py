@@ -1,1 +1,1 @@
-"""Every byte that a person sees: values in, lines out. Only `console` writes; the rest is pure."""
+"""Renders values as lines of text for users. Only `console` writes to streams; the other modules are pure."""

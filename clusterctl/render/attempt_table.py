@@ -1,4 +1,4 @@
-"""Renders the attempts of a run and why each ended: as a line, a table, JSON, or a separator in output."""
+"""Renders the attempts of a run, with the reason of each end: as a line, a table, JSON, or a separator in output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def describe_cause(cause: Cause | None, fallback: str = "", *, with_message: boo
     Args:
         cause: The first observed failure of the attempt.
         fallback: The text to return if no cause is known: a word of `restart.on`.
-        with_message: Add the error message of the worker.
+        with_message: Whether to add the error message of the worker.
     """
     if cause is None:
         return fallback
@@ -45,13 +45,13 @@ def describe_cause(cause: Cause | None, fallback: str = "", *, with_message: boo
         return _WORDS[cause.kind] + message
     place = f"rank {cause.rank} on {safe(cause.node)}: " if cause.rank is not None else ""
     if message and cause.kind == "exit":
-        # The message says more than the exit code, and a narrow table cuts the end of a text.
+        # The message comes first: it says more than the exit code, and a narrow table cuts the end of a text.
         return f"{place}{safe(cause.message)} ({describe_exit(cause)})"
     return f"{place}{describe_exit(cause)}{message}"
 
 
 def describe_cause_briefly(cause: Cause) -> str:
-    """Return why an attempt ended, for a column that may be cut at its end: the failure first, then the rank."""
+    """Return why an attempt ended: the failure, then the rank, because a narrow column cuts the end of the text."""
     if cause.rank is None or cause.kind in (*_WORDS, "node_lost"):
         return describe_cause(cause, with_message=True)
     match cause.kind:
@@ -105,7 +105,7 @@ def _list_attempts(state: RunState, step: int | None) -> list[_Attempt]:
 
 
 def list_attempt_spans(state: RunState) -> list[tuple[int, float | None, float | None, str]]:
-    """Return number, begin, end and reason of the end of each attempt; times are of the wall clock."""
+    """Return the number, begin, end and reason of the end of each attempt; times are wall clock times."""
     return [
         (each.number, each.began, each.ended, describe_cause(each.cause, each.why, with_message=True))
         for each in _list_attempts(state, None)
@@ -113,10 +113,10 @@ def list_attempt_spans(state: RunState) -> list[tuple[int, float | None, float |
 
 
 def render_attempts(state: RunState, step: int | None, now: float, terminal: Terminal) -> list[str]:
-    """Return the table of attempts; nothing for a single attempt.
+    """Return the table of attempts; no lines if the run has a single attempt.
 
     Args:
-        state: The run.
+        state: The state of the run.
         step: The step that the current attempt has reached.
         now: The head's wall clock.
         terminal: The terminal that will show the table.
@@ -141,7 +141,7 @@ def render_attempts(state: RunState, step: int | None, now: float, terminal: Ter
 
 
 def attempts_json(state: RunState, step: int | None) -> list[dict[str, Any]]:
-    """Return the `attempts` of `status --json`."""
+    """Return the field `attempts` of `status --json`."""
     return [
         {
             "attempt": row.number,
@@ -166,8 +166,8 @@ class AttemptSeparators:
 
     Args:
         terminal: The terminal that shows the lines.
-        attempt: Show lines of this attempt only; `None` for all attempts.
-        first: Begin with the separator of the first attempt; otherwise with that of the attempt of the first line.
+        attempt: The only attempt whose lines are shown; `None` shows all attempts.
+        first: Whether to begin with the separator of the first attempt, even if the first line is of a later attempt.
     """
 
     def __init__(self, terminal: Terminal, *, attempt: int | None = None, first: bool = True) -> None:
@@ -179,7 +179,7 @@ class AttemptSeparators:
     def insert_separators(
         self, lines: Sequence[LogLine | FoldedLine], state: RunState
     ) -> Iterator[str | Sequence[LogLine | FoldedLine]]:
-        """Yield the lines in groups, with a separator before each group of another attempt."""
+        """Yield the lines in groups, with a separator before the first group of each attempt."""
         start = 0
         for number, line in enumerate(lines):
             if self._last_attempt is None or line.attempt > self._last_attempt:
@@ -191,7 +191,7 @@ class AttemptSeparators:
             yield lines[start:]
 
     def list_remaining_separators(self, state: RunState) -> Iterator[str]:
-        """Yield the separators of attempts that follow the last line of output."""
+        """Yield the separators of attempts that began after the last line of output."""
         if self._only is None and state.earlier_attempts:
             yield from self._up_to(state.attempt, state)
         elif self._only is not None and state.earlier_attempts:

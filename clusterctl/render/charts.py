@@ -20,13 +20,13 @@ MAX_CURVES = 16
 """The largest number of curves in a chart. With more, the chart shows the lowest, the median and the highest value."""
 _MIN_FOR_MEDIAN = 3
 _MAX_DISTANCE = 0.03
-"""A curve with a larger mean distance from the median is drawn by itself. The unit is the highest value of all."""
+"""A curve is drawn separately if its mean distance from the median exceeds this share of the highest value."""
 _BINS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """The time that a chart shows, and its scale; wall clock."""
+    """The period of wall clock time that a chart shows, and its conversion to x coordinates."""
 
     begin: float
     end: float
@@ -104,8 +104,8 @@ def filter_drawable_points(points: Points) -> Points:
 def select_curves(series: Mapping[str, Points], axis: TimeAxis) -> dict[str, Points]:
     """Return a few curves that a reader can tell apart.
 
-    If most curves agree, this is their median, and each curve that differs from it. If there are too many curves, these
-    are the lowest, the median and the highest value at each time. Otherwise they are all curves.
+    If most curves agree, return the median of all curves, and the curves that differ from the median. If there are too
+    many curves, return the lowest, the median and the highest value at each time. Otherwise return all curves.
     """
     known = {name: points for name, points in series.items() if points}
     if len(known) < _MIN_FOR_MEDIAN:

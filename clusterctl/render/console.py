@@ -1,7 +1,7 @@
-"""The output streams of a command: whether each can show colours, redraw lines and show non-ASCII, and its width.
+"""The output streams of a command: their width, and whether they show colours, redrawn lines and non-ASCII text.
 
-Data goes to stdout, messages go to stderr. Each stream is examined separately, because either may be a pipe. All output
-passes the sanitizer (`clusterctl.render.terminal_sanitizer`), also the texts of clusterctl itself.
+Data goes to stdout, messages go to stderr. Each stream is examined separately, because only one of them may be a pipe.
+All output passes the sanitizer (`clusterctl.render.terminal_sanitizer`), also the texts of clusterctl itself.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Glyphs:
     """The signs and drawing characters of the output. A word or a number always accompanies a sign.
 
     Attributes:
-        bar_fills: What a column of a bar may be filled with, the least first and the whole last.
-        bar_background: A column of a bar that is not filled.
-        trend_heights: Columns of a trend, the lowest first.
+        bar_fills: Characters for a column of a bar, from the least filled to the completely filled.
+        bar_background: The character for an empty column of a bar.
+        trend_heights: Characters for a column of a trend, the lowest first.
     """
 
     ok: str
@@ -75,7 +75,11 @@ _IN_ASCII = str.maketrans({"✓": "ok", "✗": "x", "│": "|", "…": "...", "�
 
 
 def wants_colour(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -> bool:
-    """Return whether to write colours: `--color` decides, then NO_COLOR, FORCE_COLOR, TERM=dumb, then the stream."""
+    """Return whether to write colours.
+
+    `--color always` or `never` decides first, then NO_COLOR, then FORCE_COLOR. Otherwise any terminal gets colours,
+    except with TERM=dumb.
+    """
     if choice is not ColorChoice.AUTO:
         return choice is ColorChoice.ALWAYS
     if env.get("NO_COLOR"):
@@ -89,7 +93,7 @@ def wants_colour(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -
 def wants_ascii(env: Mapping[str, str]) -> bool:
     """Return whether the locale asks for ASCII signs.
 
-    In the C locale Python writes UTF-8 by default. Only the signs of clusterctl change; texts of others stay UTF-8.
+    In the C locale Python writes UTF-8 by default. Only clusterctl's signs become ASCII; other texts remain UTF-8.
     """
     is_encoding_set = env.get("PYTHONIOENCODING") or env.get("PYTHONUTF8") == "1"
     return env.get("LC_ALL") in ("C", "POSIX") and not is_encoding_set
@@ -99,8 +103,8 @@ class Terminal:
     """One output stream.
 
     Attributes:
-        colour: The stream shows styles and colours.
-        live: The stream can redraw lines in place.
+        colour: Whether the stream shows styles and colours.
+        live: Whether the stream can redraw lines in place.
         glyphs: The signs that the encoding of the stream can show.
     """
 
@@ -114,7 +118,7 @@ class Terminal:
 
     @classmethod
     def for_stream(cls, stream: TextIO, *, color: ColorChoice = ColorChoice.AUTO, env: Mapping[str, str]) -> Terminal:
-        """Return the terminal for a stream, with the abilities that the stream and the environment suggest."""
+        """Return the terminal for a stream; its abilities follow from the stream and the environment."""
         isatty = stream.isatty()
         encoding = (stream.encoding or "").lower().replace("-", "").replace("_", "")
         return cls(
@@ -164,7 +168,7 @@ class Terminal:
         return ansi_style(text, *codes) if self.colour and text and codes else text
 
     def filter_colours(self, line: str) -> str:
-        """Return a sanitized line of a program; without the program's colours if the stream shows none."""
+        """Sanitize a line of a program; also remove its colours if the stream shows no colours."""
         return keep_ansi_colours(line) if self.colour else strip_colours(line)
 
     def write_line(self, text: str = "") -> None:
@@ -172,7 +176,7 @@ class Terminal:
         self.write_lines([text])
 
     def write_lines(self, lines: Iterable[str]) -> None:
-        """Write lines in place of the drawn lines. Text after a line break within a line is indented."""
+        """Erase the drawn lines, then write these lines. Text after a line break within a line is indented."""
         if text := sanitize_lines(lines):
             self._put(self._erase() + text)
 
@@ -198,7 +202,7 @@ class Terminal:
         count, self._drawn_lines = self._drawn_lines, 0
         if count <= 1:
             return _ERASE_LINE if count else ""
-        # Lines are deleted, not erased: tmux keeps erased lines in its history if they begin at the top.
+        # Delete the lines instead of blanking them: tmux keeps blanked lines in its history if they begin at the top.
         return f"\r\x1b[{count - 1}A\x1b[{count}M"
 
     def switch_screen(self, *, alternate: bool) -> None:
@@ -275,7 +279,7 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
 
 
 def fit(text: str, width: int | None, glyphs: Glyphs = UNICODE) -> str:
-    """Return `text` cut to `width` columns; `None` is no limit. The text must not contain colours."""
+    """Return `text` cut to `width` columns; `None` means no limit. The text must not contain colours."""
     if width is None or count_columns(text) <= width:
         return text
     room = width - count_columns(glyphs.ellipsis)
@@ -288,7 +292,7 @@ def fit(text: str, width: int | None, glyphs: Glyphs = UNICODE) -> str:
 
 
 PEER_LIMIT = 8192
-"""The number of characters that are shown of a text from another source."""
+"""The largest number of characters to show of a text from another source."""
 
 
 def safe(text: object) -> str:

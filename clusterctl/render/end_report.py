@@ -1,4 +1,4 @@
-"""The report about the end of a run: the first observed failure, the other failures folded, and the next commands."""
+"""The report about the end of a run: the first observed failure, the other failures in groups, commands to run next."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class VisibleOutput:
         return None
 
     def shows_tail(self, rank: int, lines: Sequence[str]) -> bool:
-        """Return whether the last of these lines of a rank is visible, which means that the lines before are too."""
+        """Return whether the last of these lines of a rank is visible on the screen; the earlier lines then are too."""
         own = [strip_colours(text) for ranks, text in self.lines if rank in ranks]
         return rank in self.ranks and bool(lines) and lines[-1] in own
 
@@ -90,7 +90,7 @@ class VisibleOutput:
 _MOST_TRACEBACK = 40
 _MOST_LAST_LINES = 10
 _SIGTERM_CODES = (None, 0, 128 + signal.SIGTERM)
-"""Exit codes of a worker that SIGTERM ended; `None` is the exit by the signal itself."""
+"""Exit codes of a worker that SIGTERM ended; `None` means that the signal itself ended the worker."""
 _MOST_GROUPS = 8
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
@@ -102,8 +102,8 @@ class ReportContext:
     Attributes:
         log_path: The folder with the output of all ranks; `None` if the report should not name it.
         folders: The folders of the code on the nodes.
-        shown: Output that stands above the report.
-        node_memory: The use of the node's memory in percent, and how many seconds before the kill it was measured.
+        shown: Output that is visible on the screen above the report.
+        node_memory: The used memory of the node in percent, and the seconds between this measurement and the kill.
     """
 
     log_path: str | None = None
@@ -121,7 +121,7 @@ def render_end_report(state: RunState, terminal: Terminal, context: ReportContex
     Args:
         state: The final state of the run.
         terminal: The terminal that will show the report.
-        context: Information beside the state of the run.
+        context: Information that the state of the run does not contain.
     """
     if state.phase.value == "succeeded":
         return [*_warnings(state, terminal), _success(state, terminal)]
@@ -214,7 +214,7 @@ def _omit_middle_lines(lines: Sequence[str], terminal: Terminal) -> list[str]:
 
 
 def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) -> list[str]:
-    """Return the other failures, grouped by exit and message; of stopped ranks only the numbers."""
+    """Return lines about the other failures, grouped by exit and message; stopped ranks are only listed."""
     messages = {cause.rank: cause for cause in state.causes}
     groups: dict[tuple[str, str], tuple[str, list[WorkerState]]] = {}
     for worker in others:
@@ -222,7 +222,7 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
             cause = messages.get(worker.rank)
             text = "" if cause is None else safe(cause.message)
             text = "" if text == describe_worker(worker) else text
-            # Messages about lost peers differ in ports and addresses.
+            # Messages about lost peers differ only in ports and addresses, which the key omits.
             key = (describe_worker(worker), _VARYING.sub("#", text))
             groups.setdefault(key, (text, []))[1].append(worker)
     lines = [

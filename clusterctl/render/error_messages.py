@@ -24,7 +24,7 @@ from clusterctl.render.remaining_processes import render_remaining_processes
 _ADDRESS = re.compile(r"(?:-p \d+ )?[\w.\\-]+@[\w.:%@\[\]-]+")
 """The address of a node in a hint (`SshOptions.address`). Hints for the same error differ only in this address."""
 _MOST_LINES = 60
-"""The largest number of lines that are shown of a message."""
+"""The largest number of lines to show of a message."""
 
 
 def print_error(error: ClusterctlError, console: Console | None = None) -> None:
@@ -79,7 +79,7 @@ def _unhealthy(message: str, findings: Sequence[Any], hint: str | None, terminal
 
 
 def _nodes(errors: Sequence[tuple[str, str, str | None]], terminal: Terminal) -> list[str]:
-    """Return equal messages of several nodes once, in the order of their first node. Equal hints are shown once."""
+    """Return lines with each message of nodes once, in the order of the first nodes, and with each hint once."""
     groups: dict[tuple[str, str | None], list[tuple[str, str | None]]] = {}
     for node, message, hint in errors:
         alike = _ADDRESS.sub("", hint) if hint else None
@@ -95,7 +95,7 @@ def _nodes(errors: Sequence[tuple[str, str, str | None]], terminal: Terminal) ->
 
 
 def _shared(hints: Sequence[str | None]) -> str | None:
-    """Return one hint for several nodes, whose hints differ at most in the address."""
+    """Return one hint for several nodes. The nodes' hints differ at most in the address."""
     first, different = hints[0], len(set(hints))
     return first if different == 1 else f"{first}; likewise for the other {different - 1}"
 
@@ -112,11 +112,11 @@ def _text(text: str) -> str:
 
 _TAB = 4
 _MOST = 100
-"""The largest number of problems that are shown. More problems than this usually have a common cause."""
+"""The largest number of problems to show. More problems usually have a common cause."""
 
 
 def render_config_error(error: ConfigError, terminal: Terminal) -> list[str]:
-    """Return all problems of a cluster file, then their number. Long source lines are cut around the caret."""
+    """Return lines with all problems of a cluster file, then their number; long source lines are cut at the caret."""
     count = len(error.problems)
     files = len({problem.path for problem in error.problems})
     where = f" in {files} files" if files > 1 else f" in {error.problems[0].path}"

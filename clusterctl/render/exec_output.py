@@ -46,7 +46,7 @@ def sanitize_output(block: bytes, terminal: Terminal) -> list[str]:
 
 
 def _groups(outputs: Mapping[str, bytes]) -> list[tuple[list[str], bytes]]:
-    """Return groups of nodes with equal output, in the order of their first nodes; without nodes that wrote nothing."""
+    """Return groups of nodes with equal output, in the order of their first nodes. Omit nodes that wrote nothing."""
     groups = group_pairs((output, node) for node, output in outputs.items() if output)
     return [(nodes, output) for output, nodes in groups.items()]
 
@@ -61,7 +61,7 @@ def _header(nodes: list[str], terminal: Terminal) -> list[str]:
 
 
 def fold_stdout(results: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
-    """Return stdout of all nodes: equal output once, below the names of the nodes; a single line beside the names."""
+    """Return stdout of all nodes, equal output once. Node names stand above the output, or beside a single line."""
     groups = [
         (nodes, sanitize_output(output, terminal))
         for nodes, output in _groups({n: a.stdout for n, a in results.items()})
@@ -86,7 +86,7 @@ def fold_stderr(results: Mapping[str, CommandResult], terminal: Terminal) -> lis
 
 
 def diff_stdout(results: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
-    """Return the most frequent stdout, then the difference of each other stdout from it."""
+    """Return the most frequent stdout, then the differences between that stdout and each other stdout."""
     groups = group_pairs((result.stdout, node) for node, result in results.items())
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     if not ordered:

@@ -38,11 +38,11 @@ _CHANGED_KEYS = {
     "job.launcher": "a shell starts each worker",
     "env_file": "the job contains its present values",
 }
-"""Keys that have another effect in pods, with this effect."""
+"""Keys whose effect in pods is not the usual effect, with their effect in pods."""
 
 
 def list_unsupported_settings(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
-    """Return a line for each key of the file that has no effect in pods, or another effect."""
+    """Return a line for each key of the file that has no effect, or an unusual effect, in pods."""
     names = _list_own_variables(spec)
     dropped = [key for key in keys if key not in _EXPORTED_KEYS and key not in _CHANGED_KEYS and key != "secrets"]
     literals = " ".join(f"--from-literal={key}=VALUE" for key in spec.secrets)
@@ -55,7 +55,7 @@ def list_unsupported_settings(spec: ClusterSpec, keys: Sequence[str]) -> list[st
 
 
 def _list_own_variables(spec: ClusterSpec) -> list[str]:
-    """Return the variables that differ between hosts. Pods cannot have them: all pods have the same variables."""
+    """Return the variables that differ between hosts. Pods do not get these, because all pods have equal variables."""
     return sorted({key for host in spec.worker_hosts for key in host.env} - {*_list_shared_variables(spec)})
 
 
@@ -74,14 +74,14 @@ def render_manifest(
     """Return a service and a job, as YAML.
 
     Args:
-        spec: The cluster file. Its hosts define the number of pods and of their GPUs.
+        spec: The spec of the cluster file. Its hosts define the number of pods and of their GPUs.
         job: The job of the file.
         image: The image of the pods.
         workdir: The folder of the code in the image.
         unsupported: Lines of `list_unsupported_settings`, for a comment.
 
     Raises:
-        RefusedError: Hosts differ in GPUs or workers; or a value is not text.
+        RefusedError: Hosts differ in their number of GPUs or workers, or a value is not valid UTF-8.
     """
     name = _name(spec)
     gpus, workers = _require_equal_hosts(spec)
@@ -111,7 +111,7 @@ def _require_equal_hosts(spec: ClusterSpec) -> tuple[int, int]:
     """Return the number of GPUs and of workers of each pod.
 
     Raises:
-        RefusedError: Hosts differ in them, or the file does not set the number of GPUs.
+        RefusedError: Hosts differ in one of these numbers, or the file does not set the number of GPUs.
     """
     for key, counts in (
         ("gpus", {host.name: count_gpus(host) for host in spec.worker_hosts}),
@@ -163,7 +163,7 @@ def _command(job: JobSpec) -> str:
 def _env(spec: ClusterSpec, name: str) -> Iterator[str]:
     port = spec.network.master_port or _PORT
     own = {"MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": str(port), "PYTHONUNBUFFERED": "1"}
-    # Variables that differ between hosts are omitted: pods have no fixed machine.
+    # Variables that differ between hosts are omitted, because a pod is not bound to a host.
     alike = _list_shared_variables(spec)
     for key, value in (own | spec.env | alike | {"MASTER_ADDR": own["MASTER_ADDR"]}).items():
         yield f"{{name: {_quoted(key)}, value: {_quoted(_literal(value), f'`env.{key}`')}}}"

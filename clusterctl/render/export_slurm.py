@@ -11,16 +11,16 @@ from clusterctl.config.spec import ClusterSpec
 from clusterctl.render.export_kubernetes import count_gpus
 
 _MARGIN_SECONDS = 60
-"""Time for the sweep of the nodes, and for Slurm, which sends a signal up to 30 s late."""
+"""Extra seconds, because Slurm may send its signal 30 s late and the nodes have to be swept."""
 
 
 _REQUEST_KEYS = ("host", "gpus", "workers")
-"""Keys of hosts that become a request for nodes."""
+"""Keys of hosts that the script converts to Slurm's request for nodes."""
 _CONNECTION_KEYS = ("user", "address", "port", "identity_file", "proxy_jump")
 
 
 def list_unsupported_settings(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
-    """Return a line for each key of the file that has no effect on the nodes of the allocation, or another effect."""
+    """Return a line for each key of the file that has no effect, or an unusual effect, in the allocation."""
     of_hosts = [key for key in keys if key.startswith("hosts[].") and key.partition(".")[2] not in _REQUEST_KEYS]
     names = ", ".join(f"`{name}`" for name in spec.secrets)
     return [
@@ -45,7 +45,7 @@ def render_batch_script(
     """Return the batch script.
 
     Args:
-        spec: The cluster file. Its hosts define the number of nodes and of their GPUs.
+        spec: The spec of the cluster file. Its hosts define the number of nodes and of their GPUs.
         program: The command line that starts clusterctl; the first word is an absolute path.
         folder: The folder of the cluster files.
         files: The cluster files, as arguments of `up`.

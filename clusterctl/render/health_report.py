@@ -26,7 +26,7 @@ STYLES = {
 _MOST_CHECKS = 3
 _MOST_REASONS = 4
 _LABEL = re.compile(r"^GPU \d+(?: \([0-9a-fA-F:.]+\))?: ")
-"""The GPU at the beginning of a message. `--json` needs it; in a report for people the GPU is named elsewhere."""
+"""The GPU at the beginning of a message. A report for people removes this text and names the GPU elsewhere."""
 _ADVERSE = (Status.FAIL, Status.WARN, Status.UNKNOWN)
 
 
@@ -71,7 +71,7 @@ def render_health(report: HealthReport, terminal: Terminal, *, verbose: bool = F
     Args:
         report: The findings.
         terminal: The terminal that will show the lines.
-        verbose: Also show checks that passed, and the reasons of skipped checks.
+        verbose: Whether to show also passed checks, and the reasons of skipped checks.
     """
     lines = _node_lines(report.nodes, terminal)
     groups = [
@@ -91,7 +91,7 @@ def render_findings_by_check(
     *,
     statuses: Sequence[Status] = (Status.FAIL, Status.WARN),
 ) -> list[str]:
-    """Return findings grouped by check, worst first: equal messages of several nodes once, each remedy once.
+    """Return findings grouped by check, worst first. Equal messages of several nodes and equal remedies appear once.
 
     Checks with an unknown result for the same reason on the same nodes form one group: if a GPU is lost, all checks of
     this GPU give the same message.
@@ -140,7 +140,7 @@ def _body(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
 
 
 def _by_message(findings: Sequence[Finding]) -> dict[tuple[str, str], list[int]]:
-    """Return the GPUs by node and message. The messages do not name the GPU: the report names it before them."""
+    """Return the GPUs by node and message. The report names the GPU before each message, so messages omit the GPU."""
     joined: dict[tuple[str, str], list[int]] = {}
     for finding in findings:
         message = finding.message if finding.gpu is None else _LABEL.sub("", finding.message)
@@ -163,7 +163,7 @@ def _list_passed(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
 
 
 def _describe_skipped(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
-    """Return a line with the number of skipped checks and their reasons, most frequent first; nothing if none is."""
+    """Return a line with the number of skipped checks and their reasons, most frequent first; no line for 0 checks."""
     reasons: dict[str, set[str]] = {}
     for finding in findings:
         if finding.status is Status.SKIP and not finding.needs_root:
@@ -252,7 +252,7 @@ def format_health_ndjson(report: HealthReport) -> list[str]:
 
 
 def format_health_prometheus(report: HealthReport) -> list[str]:
-    """Return Prometheus metrics: 1 for the present status of each check and for the verdict of each node."""
+    """Return Prometheus metrics: the value 1 for the present status of each check and the verdict of each node."""
     lines = [
         "# HELP clusterctl_health_finding Result of a check of a node or a GPU; 1 for the present status.",
         "# TYPE clusterctl_health_finding gauge",
@@ -286,7 +286,7 @@ _WORDS = {Status.PASS: "ok", Status.WARN: "warn", Status.FAIL: "fail", Status.SK
 
 
 def render_head_checks(findings: Sequence[Finding], verdict: Status, terminal: Terminal) -> list[str]:
-    """Return a line for each finding about the head, with its remedy, and a last line: whether runs can start."""
+    """Return a line for each finding about the head, with its remedy. A last line says whether runs can start."""
     widest = max((count_columns(finding.check) for finding in findings), default=0)
     lines = []
     for finding in findings:

@@ -15,7 +15,7 @@ from clusterctl.render.table import make_columns, render_table
 _COLUMNS = make_columns("~NODE", "RANKS", "COUNT", "COMMAND")
 _COUNTED = "counted at start"
 _MOST_SHOWN = 4
-"""The largest number of different values of a variable that are all shown."""
+"""If a variable has at most this many different values, all its values are shown."""
 
 
 def render_plan(plan: Mapping[str, Any], terminal: Terminal) -> list[str]:
@@ -57,7 +57,7 @@ def _rows(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 
 def _start_of(node: Mapping[str, Any]) -> tuple[int, bool, str]:
-    """Return the number of workers of a node, whether it is still unknown, and the command."""
+    """Return the number of a node's workers, whether this number is still unknown, and the workers' command."""
     workers = node["workers"]
     # Without a configured interpreter, the node finds one.
     command = shlex.join("python" if word is None else word for word in workers[0]["argv"])

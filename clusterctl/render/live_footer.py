@@ -28,9 +28,9 @@ class FooterContent:
 
     Attributes:
         ranks: The ranks whose output is shown; `None` for all ranks.
-        has_output: Output of these ranks has been shown.
-        stops_run: Ctrl-C stops the run. Otherwise it only leaves the view.
-        accepts_keys: The command reads keys.
+        has_output: Whether output of these ranks has been shown.
+        stops_run: Whether Ctrl-C stops the run. Otherwise Ctrl-C only leaves the view.
+        accepts_keys: Whether the command reads keys from the terminal.
     """
 
     ranks: frozenset[int] | None
@@ -46,7 +46,7 @@ class StepRate:
         self._steps: deque[tuple[float, int]] = deque()
 
     def add(self, moment: float, step: int) -> None:
-        """Add the step at a moment (seconds, any clock). A smaller step than the last one starts a new series."""
+        """Add the step that the run has at `moment` (seconds of any clock). A smaller step starts a new series."""
         if self._steps and step < self._steps[-1][1]:
             self._steps.clear()
         if not self._steps or moment > self._steps[-1][0]:
@@ -55,7 +55,7 @@ class StepRate:
             self._steps.popleft()
 
     def format(self, attempt: int = 0) -> list[str]:
-        """Return `step 412` and `3.1 it/s`, as far as they are known."""
+        """Return the texts `step 412` and `3.1 it/s`; omit unknown values."""
         if not self._steps:
             return []
         (began, first), (last, step) = self._steps[0], self._steps[-1]
@@ -72,11 +72,11 @@ def format_step_rate(speed: float) -> str:
 def format_footer(
     state: RunState, content: FooterContent, step_rate: StepRate, now: float, glyphs: Glyphs, width: int | None = None
 ) -> str:
-    """Return the footer; "" if there is nothing to show. If it is too long, the other parts are cut, not the keys.
+    """Return the footer; "" if there is nothing to show. If the footer is too long, parts before the keys are cut.
 
     Args:
         state: The run.
-        content: What the footer shows of the run.
+        content: The ranks, the keys and other content of the footer.
         step_rate: The step and the speed of the run.
         now: The head's wall clock.
         glyphs: The signs that the terminal can show.
@@ -112,7 +112,7 @@ def _joined(parts: list[str], keys: list[str], glyphs: Glyphs, width: int | None
 
 
 class Footer:
-    """Draws the footer once a second; other output replaces it.
+    """Draws the footer once a second; other output replaces the footer.
 
     Args:
         run: The run that is followed.
@@ -127,7 +127,7 @@ class Footer:
         self._written = False
 
     def note_output(self, *, bar: bool) -> None:
-        """Note that output was shown. After a progress bar the footer waits, because the bar uses the last line."""
+        """Record that output was shown. The footer waits after a progress bar, because the bar uses the last line."""
         self._written, self._drawn = True, float("-inf")
         self._bar = time.monotonic() if bar else float("-inf")
 

@@ -22,7 +22,7 @@ _WIDEST_PREFIX = 32
 
 
 class Timestamps(str, Enum):
-    """The timestamp before each line, as `-t` chooses it."""
+    """The kind of timestamp before each line, which `-t` chooses."""
 
     NONE = "none"
     SHORT = "short"
@@ -47,14 +47,15 @@ def format_rfc3339(time: float) -> str:
 class LogWriter:
     """Writes lines of workers to a terminal or a pipe.
 
-    A terminal redraws an unfinished line, such as a progress bar, in place. In a pipe each frame is a separate line.
+    A terminal redraws an unfinished line, such as a progress bar, in place. In a pipe each update of a progress bar is
+    a separate line.
 
     Args:
         terminal: The stream to write to.
         nodes: All nodes of the run in the order of node rank; they determine colours and the width of the prefix.
         ranks: All ranks whose output may appear; they determine the width of the prefix.
         timestamps: The kind of timestamp before each line.
-        prefix: Begin each line with node and rank.
+        prefix: Whether each line begins with node and rank.
     """
 
     def __init__(

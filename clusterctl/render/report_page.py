@@ -1,4 +1,4 @@
-"""The HTML page of `clusterctl report`: facts, events, speed and machines of a run, and its end.
+"""The HTML page of `clusterctl report`: facts, events, speed, machines and end of a run.
 
 The template is `report.html.j2`. All values in the template are escaped and sanitized, so that they can neither become
 tags nor control a terminal.
@@ -30,7 +30,7 @@ from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
 from clusterctl.run.rules.state import RunState
 
 _MAX_CHARACTERS = 2000
-"""The largest length of a text on the page. The log has the whole text."""
+"""The largest number of characters of a text on the page. The log has the whole text."""
 _MAX_EVENTS = 200
 _MAX_RANKS = 16
 _SLOW = 0.9
@@ -48,7 +48,7 @@ _MACHINES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRow:
-    """A finding of the checks before the start, and all nodes with this finding."""
+    """A finding of the health checks before the start, and all nodes with this finding."""
 
     status: str
     check: str
@@ -61,12 +61,12 @@ class ReportData:
     """The content of the page.
 
     Attributes:
-        run: The run.
+        run: The snapshot of the run.
         now: The head's wall clock.
         events: The events of the run in the order of time.
         curves: Steps of ranks and samples of machines over time.
         findings: Findings of the checks before the start.
-        failure_report: The report of the end of the run and the verdict of `why`, as lines.
+        failure_report: Lines with the report of the end of the run and the verdict of `why`.
         last_lines: The last lines of output, each group with its title.
     """
 
@@ -136,7 +136,7 @@ def sanitize_page_text(value: object) -> str:
 
 
 def _facts(view: RunSnapshot, ended: float) -> list[tuple[str, str]]:
-    """Return names and values of the first table; the page omits empty values."""
+    """Return the names and values of the page's first table; the page omits empty values."""
     state, origin = view.state, view.origin
     cause = find_final_cause(state)
     began = state.created

@@ -59,8 +59,8 @@ def list_differences(left: RunProperties, right: RunProperties) -> list[Differen
 def render_differences(left: RunProperties, right: RunProperties, terminal: Terminal) -> list[str]:
     """Return a table with a part for each section that has differences.
 
-    If two values do not fit side by side, the second is below the first. They are not cut, because the cut part may be
-    the difference.
+    If two values do not fit side by side, the second is below the first. Values are not cut, because the cut part may
+    be the difference.
     """
     shown = _make_rows(list_differences(left, right))
     if not shown:
@@ -106,7 +106,7 @@ def _make_rows(found: Sequence[Difference]) -> list[_Row]:
 
 
 def _find_wide_rows(shown: Sequence[_Row], names: tuple[str, str], width: int | None) -> set[int]:
-    """Return the rows whose values have to be below each other so that all other rows fit: the widest rows."""
+    """Return the widest rows. Their values are placed below each other, so that all other rows fit."""
     below: set[int] = set()
     title = max(count_columns(safe(row.title)) for row in shown)
     left = dict(enumerate(shown))

@@ -25,10 +25,10 @@ _DROPPED_FIRST = ("NODES", "RANKS", "PROGRESS", "STEP", "STARTED", "TOOK")
 """Columns that a narrow terminal omits, in this order, to have room for the ids of runs and the reasons of ends."""
 
 _MIN_REASON = 26
-"""The number of characters of a reason for which other columns are omitted."""
+"""Other columns are omitted until a reason has room for this number of characters."""
 
 _WIDE = 100
-"""The number of terminal columns from which on a step is shown with its attempt."""
+"""A step is shown with its attempt if the terminal has at least this number of columns."""
 
 
 def has_not_started(state: RunState) -> bool:
@@ -40,7 +40,7 @@ def has_not_started(state: RunState) -> bool:
 
 
 def sort_runs(snapshots: Sequence[RunSnapshot]) -> list[RunSnapshot]:
-    """Return runs in the order of lists: unreadable runs, then the newest first, then runs that did not start."""
+    """Return runs in the order of a list: unreadable runs, started runs (newest first), runs that did not start."""
     unreadable = [v for v in snapshots if v.state.phase is RunPhase.UNREADABLE]
     known = sorted((v for v in snapshots if v not in unreadable), key=lambda v: v.state.created or 0.0, reverse=True)
     return [*unreadable, *sorted(known, key=lambda v: has_not_started(v.state))]
@@ -61,7 +61,7 @@ def render_ps(
         now: The head's wall clock.
         terminal: The terminal that will show the table.
         sizes: The bytes of each run on this head; `None` omits the column.
-        header: Begin with the line of titles.
+        header: Whether to begin with the line of titles.
     """
     wide = terminal.width is None or terminal.width >= _WIDE
     rows = [_row(snapshot, now, wide=wide) for snapshot in snapshots]
@@ -77,7 +77,7 @@ def render_ps(
 
 
 def _fitting(columns: list[Column], rows: Sequence[_Row], width: int) -> list[Column]:
-    """Return the columns that fit; the reason may be cut at its end."""
+    """Return the columns that fit into `width`; reasons may be cut at their end."""
     empty = {title for title in _DROPPED_FIRST if all(row[title] == "-" for row in rows)}
     for title in sorted(_DROPPED_FIRST, key=lambda title: title not in empty):
         if _needed(columns, rows, max_reason=_MIN_REASON) <= width:
@@ -140,7 +140,7 @@ def _why(snapshot: RunSnapshot, *, short: bool = False) -> str:
 
 
 def _when(time: float, now: float) -> str:
-    """Return the start of a run in short form: only the time if it was today."""
+    """Return the start of a run in short form; for a start today, only the time."""
     began, today = datetime.fromtimestamp(time).astimezone(), datetime.fromtimestamp(now).astimezone()
     if began.date() == today.date():
         return f"{began:%H:%M:%S}"
@@ -164,7 +164,7 @@ def _why_it_ended(state: RunState, *, short: bool) -> str:
 def _remark(snapshot: RunSnapshot) -> str:
     state = snapshot.state
     if state.stall is not None:
-        # The phase is removed, because the state column already says whether the stall is certain.
+        # The text omits the phase of the stall, because the state column shows whether the stall is confirmed.
         return stall_line(replace(state.stall, phase=""))
     if not snapshot.has_controller:
         return snapshot.unattended_run.short_text

@@ -106,7 +106,7 @@ def health_message(event: HealthChanged) -> str:
 
 
 def stall_line(stall: StallState) -> str:
-    """Return the state of a stall: `no progress for 40 s (limit 60 s)`, after `stalled: ` if it is confirmed."""
+    """Return the state of a stall: `no progress for 40 s (limit 60 s)`; a confirmed stall begins with `stalled: `."""
     return _stall_text(stall.phase, stall.reason, stall.since_s, stall.limit_s)
 
 
@@ -216,7 +216,7 @@ def node_event_messages(node: str, stamp: node_events.Stamp, event: node_events.
 
 
 def _adoption(node: str, stamp: node_events.Stamp, state: RunState) -> str:
-    """Return a sentence about a new supervisor of a node. After a reboot the workers of the node are gone."""
+    """Return a sentence about a new supervisor of a node. A reboot of the node has ended its workers."""
     last_boot = state.nodes[node].boot if node in state.nodes else ""
     if last_boot and stamp.boot != last_boot:
         return "the machine has rebooted, and its workers are gone"
@@ -224,7 +224,7 @@ def _adoption(node: str, stamp: node_events.Stamp, state: RunState) -> str:
 
 
 def format_step(step: int, attempt: int) -> str:
-    """Return `120`, or `120 (attempt 2)`: clusterctl counts steps from 0 in each attempt, not from its checkpoint."""
+    """Return a step as `120` or `120 (attempt 2)`: clusterctl counts the steps of each attempt from 0."""
     return str(step) if attempt <= 0 else f"{step} (attempt {attempt})"
 
 

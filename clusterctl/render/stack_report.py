@@ -1,4 +1,4 @@
-"""Renders Python stacks and tracebacks: as `clusterctl stacks` shows them, shortened, and without library frames."""
+"""Renders Python stacks for `clusterctl stacks`, and tracebacks without most frames of libraries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _place(frame: Mapping[str, Any]) -> str:
 
 
 def render_stack_notes(ranks: Mapping[str, Mapping[str, Any]], terminal: Terminal) -> list[str]:
-    """Return notes about stacks: why a rank has none, and which of its child processes do not run (data loaders).
+    """Return notes: why a rank has no stack, and which of its child processes (data loaders) do not run.
 
     Args:
         ranks: The evidence of each rank, as the nodes sent it.
@@ -71,7 +71,7 @@ _STANDARD = re.compile(r"/lib(?:64)?/python3[^/]*/|^<frozen ")
 
 
 class _Part(NamedTuple):
-    """A frame with its source lines and its library ("" for user code), or a line between frames (`None`)."""
+    """Part of a traceback: a frame (`library` is "" for user code), or a line between frames (`library` is `None`)."""
 
     lines: list[str]
     library: str | None = None
@@ -80,8 +80,8 @@ class _Part(NamedTuple):
 def fold_traceback(lines: Sequence[str], folders: Collection[str] = (), *, ellipsis: str = "…") -> list[str]:
     """Return a shortened traceback, without the rank that some frameworks print before each line.
 
-    Of several library frames before the error, only the last one remains, because it raised the error. Library frames
-    before a frame of the user's code are omitted.
+    Of several library frames before the error, only the last frame remains, because this frame raised the error.
+    Library frames before a frame of the user's code are omitted.
 
     Args:
         lines: The traceback without control characters.
@@ -98,7 +98,7 @@ def find_raised_error(lines: Sequence[str]) -> tuple[str, ...] | None:
     last = next((n for n in reversed(range(len(plain))) if _FRAME.match(plain[n])), None)
     if last is None:
         return None
-    # The first line after the frame that is not indented is the error.
+    # The error is the first line without indent after the frame.
     end = next((n for n in range(last + 1, len(plain)) if not plain[n].startswith(" ")), None)
     return None if end is None else (plain[last].strip(), plain[end].strip())
 
@@ -169,7 +169,7 @@ _MOST = 3
 
 
 def summarize_stacks(folded: Sequence[Mapping[str, Any]], nodes: Mapping[int, str]) -> list[str]:
-    """Return a line for each position, such as `rank 2 on gpu03 is in load (train.py:21)`; few ranks come first.
+    """Return a line for each position, such as `rank 2 on gpu03 is in load (train.py:21)`; fewest ranks first.
 
     Args:
         folded: The result of `fold_stacks`.

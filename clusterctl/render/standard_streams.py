@@ -1,8 +1,8 @@
 """Standard streams that keep working after their reader has gone.
 
-The reader goes away in `clusterctl ps | head -1`, or if a terminal is closed. Later output is discarded, so the command
+A reader is gone if `head -1` has ended or the terminal is closed. Later output is discarded, so the command
 still does its work and ends with its own exit code. A command that only shows output calls `has_reader` to end early.
-Any other error, such as a full disk, ends the command with an error message.
+Any other error of a stream, such as a full disk, ends the command with an error message.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ class StartProgressView:
 
     Args:
         console: The view writes to stderr of this console.
-        mode: `auto` is `tty` if the terminal can redraw lines, otherwise `plain`.
-        name_all_nodes: Name all awaited nodes, as far as the terminal has lines for them.
+        mode: How to show phases; `auto` means `tty` if the terminal can redraw lines, otherwise `plain`.
+        name_all_nodes: Whether to name as many awaited nodes as the terminal has lines for.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class StartProgressView:
         return self._progress is not None
 
     def update(self, progress: PhaseProgress, now: float) -> None:
-        """Show a phase. The line of a phase that has ended is written once, and remains; `now` is monotonic."""
+        """Show a phase. When a phase ends, its line is written once and remains. `now` is monotonic time in seconds."""
         if progress.name in self._finished and progress.status is not PhaseStatus.RUNNING:
             return
         if self._mode is ProgressMode.JSON:
@@ -220,7 +220,7 @@ class StartProgressView:
 
 
 _SILENT_SECONDS = 1.0
-"""A shorter wait is not shown."""
+"""A wait of fewer seconds is not shown."""
 
 _TICK = 0.5
 _CONNECTING = "connecting"
@@ -247,8 +247,8 @@ class WaitingLine:
         nodes: The awaited nodes.
         limit: The seconds after which the command gives up a node that it cannot connect to.
         terminal: The terminal that shows the line; `None` shows nothing.
-        stage: The first stage of all nodes.
-        meanwhile: Called before each update of the line; its output appears above the line.
+        stage: The stage of all nodes at the beginning.
+        meanwhile: A function that is called before each update of the line; its output appears above the line.
     """
 
     def __init__(

@@ -15,11 +15,11 @@ from clusterctl.render.table import Cell, make_columns, render_table
 
 _IDLE_PERCENT = 10
 _FEW = 4
-"""The number of nodes with old values from which on one line names all of them."""
+"""If at least this many nodes have old values, one line names all these nodes."""
 HOT_C = 85
-"""The temperature in degrees Celsius from which on a GPU is shown as hot."""
+"""A GPU of at least this temperature in degrees Celsius is shown as hot."""
 STALE_S = 60.0
-"""The age of a sample from which on it is old. Nodes send one every 15 s."""
+"""A sample with a larger age in seconds is old. Nodes send a sample every 15 s."""
 
 GIB = 2**30
 _GPU_KEYS = ("gpu", "util", "mem_used", "mem_total", "temp_c", "power_w")
@@ -42,7 +42,7 @@ class NodeStats:
     """The values of one node at one moment.
 
     Attributes:
-        time: Wall clock; `None` if no values are known.
+        time: Wall clock time of the values; `None` if no values are known.
         cpu, mem: Percent.
         mem_used, mem_total: Bytes.
         status: Status of the GPU driver: `ok`, `stuck`, `error` or `absent`; `unknown` if there is no sample.

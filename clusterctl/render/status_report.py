@@ -73,14 +73,14 @@ class RunSnapshot:
     """The data about a run that `ps`, `status`, `top` and `report` show.
 
     Attributes:
-        has_controller: A controller is alive.
+        has_controller: Whether the controller of the run is alive.
         activity: The activity of each rank; unknown ranks are missing.
         verdict: The verdict of `why` on a present stall, as JSON; `None` if there is no stall.
         origin: User, command, file and commit of the start; `None` if unknown.
         stall_positions: The positions of the ranks of a stalled run, in a few lines.
-        start_durations: The duration of each step of the start; read only by commands that show it.
+        start_durations: The duration of each step of the start; only commands that show the durations read them.
         unattended_run: What happens to the run while no controller is alive.
-        slow_ranks: Ranks for which the others wait again and again, each with the likely reason; "" if unknown.
+        slow_ranks: Ranks for which the other ranks wait repeatedly, each with the likely reason ("" if unknown).
     """
 
     state: RunState
@@ -275,7 +275,7 @@ def _worker_style(worker: WorkerState) -> tuple[str, ...]:
 
 
 def state_cell(state: str, word: str | None = None) -> Cell:
-    """Return a cell with a state, or with another word, in the colour of the state."""
+    """Return a cell in the colour of a state. Its text is `word`, by default the state."""
     return Cell(word or state, STATE_STYLES.get(state, ()))
 
 
@@ -362,7 +362,7 @@ def render_origin(state: RunState, origin: Origin | None, now: float, terminal: 
 
 
 def describe_commit(commit: Commit) -> str:
-    """Return `commit 3f2a1c07b9 (main) + 2 changes`."""
+    """Return a commit as text, such as `commit 3f2a1c07b9 (main) + 2 changes`."""
     branch = f" ({safe(commit.branch)})" if commit.branch else ""
     changes = f" + {plural(commit.changes, 'change')}" if commit.changes else ""
     return f"commit {safe(commit.commit)[:_SHORT]}{branch}{changes}"
@@ -386,7 +386,7 @@ def time_json(time: float | None) -> str | None:
 
 
 SLOW_SECONDS = 60.0
-"""The duration from which on a start counts as slow."""
+"""A start of at least this many seconds counts as slow."""
 
 
 def render_timings(times: StartTimes, terminal: Terminal) -> list[str]:

@@ -20,9 +20,9 @@ class Column:
     """A column of a table.
 
     Attributes:
-        right: Align the cells at the right, as for numbers.
-        shrink: Cut the cells if the terminal is narrow; the last such column is cut first.
-        wraps: Wrap the cells into more lines instead of cutting them; for the last column only.
+        right: Whether cells are aligned at the right, as for numbers.
+        shrink: Whether cells are cut if the terminal is narrow; the last column with this attribute is cut first.
+        wraps: Whether cells are wrapped into several lines instead of cut; possible for the last column only.
     """
 
     title: str

@@ -1,9 +1,9 @@
 """Sanitizes all output: only clusterctl's own styles and line ends pass.
 
-Lines contain texts of clusterctl and texts of nodes, workers, files and users. To distinguish its own styles from those
-of others, clusterctl adds a random number to them that only this process knows. `sanitize_line` removes the number.
-Every other character that controls a terminal or misleads a reader becomes visible. Text after a line break within a
-line is indented, so that it cannot look like a line of clusterctl.
+Lines contain texts of clusterctl and texts of nodes, workers, files and users. clusterctl marks its own styles by a
+random number that only this process knows. `sanitize_line` removes the number. Every other character that controls a
+terminal or misleads a reader is made visible. Text after a line break within a line is indented, so that it cannot look
+like a line of clusterctl.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ CONTINUED = "    "
 _NUMBER = int.from_bytes(os.urandom(8), "big")
 _SGR = re.compile(r"\x1b\[([0-9;:]*)m")
 
-# Styles of others are removed and not made visible: they do no harm, and programs write many. A longer sequence is
-# never removed, because its end might be in a text of clusterctl or in another line.
+# Styles of other programs are removed instead of made visible, because they are harmless and frequent. A longer
+# sequence than these is not removed, because its end might be in a text of clusterctl or in another line.
 _CONTROL_SEQUENCE = re.compile(
     rf"[\x1b\n{CONTROL_CHARACTERS}](?:(?<=\x1b)\[(?:(?P<ours>[0-9;:]{{0,64}});{_NUMBER}|(?P<style>[0-9;:]{{0,64}}))m|{STRAY_JOINER})"
 )

@@ -1,4 +1,4 @@
-"""Builds the rows of `top`: one for each rank, unused GPU or idle node, one for each node, or one for equal nodes."""
+"""Builds the rows of `top`. A row is a rank, an unused GPU or an idle node, or a node, or nodes in the same state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clusterctl.run.rules.state import WorkerState
 _ODD_PERCENT = 20.0
 """A node has a row of its own if its GPU utilisation is lower than the median by more than these percentage points."""
 _BEHIND_S = 30.0
-"""Samples of two nodes may differ by this time, so a smaller delay of a rank means nothing."""
+"""The samples of two nodes may be this many seconds apart, so a smaller delay of a rank means nothing."""
 
 
 class FoldLevel(Enum):
@@ -34,7 +34,7 @@ class TopUnit:
     Attributes:
         index: Position in the order of nodes and ranks.
         step_rate: Steps per second; `None` if unknown.
-        trend: Past utilisation of the GPU, or of the node's processors without a GPU: percent, newest last.
+        trend: Past utilisation in percent, newest last: of the GPU, or without a GPU of the node's processors.
     """
 
     index: int
@@ -80,11 +80,12 @@ class TopData:
     Attributes:
         nodes: The newest values of each node; times are of the head's clock.
         title: The first line, if there is no run.
-        gpus_by_node: The GPUs that the run uses on a node, in order of local rank; on a missing node it uses all.
-        step_rates: Rank to its steps a second.
-        trends: Past utilisation by node and GPU (`None`: the node's processors), newest last.
+        gpus_by_node: The GPUs that the run uses on each node, in order of local rank. The run uses all GPUs of other
+            nodes.
+        step_rates: Steps per second of each rank.
+        trends: Past utilisation in percent by node and GPU (`None`: the node's processors), newest last.
         ranks_sampled_at: The time of the oldest of the newest samples of all nodes; head's clock.
-        read_last_line: Returns the last line of a rank's output; "" if there is none.
+        read_last_line: A function that returns the last line of a rank's output; "" if there is no output.
     """
 
     nodes: Sequence[NodeStats]
@@ -98,7 +99,7 @@ class TopData:
 
 
 def list_top_units(data: TopData) -> list[TopUnit]:
-    """Return a `TopUnit` for each rank, GPU without a rank and node without both, in order of node and rank."""
+    """Return a `TopUnit` for each rank, GPU without a rank, and node without both, in the order of nodes and ranks."""
     every = data.view.state.workers.values() if data.view else ()
     by_node = group_pairs((worker.node, worker) for worker in every)
     found: list[TopUnit] = []
@@ -132,7 +133,7 @@ def _of_node(data: TopData, node: NodeStats, workers: Sequence[WorkerState], ind
 
 
 def make_rows(data: TopData, units: Sequence[TopUnit], level: FoldLevel, now: float) -> list[Row]:
-    """Return the rows of a level; at `ALIKE`, rows with few nodes come first."""
+    """Return the rows at a fold level; at `ALIKE`, rows with few nodes come first."""
     if level is FoldLevel.RANKS:
         return [Row(units=[unit]) for unit in units]
     nodes = group_pairs((unit.node.node, unit) for unit in units)
@@ -229,9 +230,9 @@ _KEYS: dict[str, Callable[[TopUnit], float | None]] = {
 
 
 def sort_rows(rows: Sequence[Row], order: TableOrder) -> list[Row]:
-    """Return sorted rows; rows without the value come last in both directions.
+    """Return sorted rows. Rows without a value in the sorted column come last in both directions.
 
-    The first of its units in the order determines the position of a row.
+    A row with several units has the position of the unit that would come first.
     """
     if order.column == "node" and not order.is_reversed:
         return list(rows)

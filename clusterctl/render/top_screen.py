@@ -113,7 +113,7 @@ def _status_line(data: TopData, units: Sequence[TopUnit], level: FoldLevel, now:
 
 
 def _describe_ages(data: TopData, now: float) -> list[str]:
-    """Return the age of the oldest current sample of ranks, and of machines."""
+    """Return texts with the ages of the oldest values: of ranks, and of machines (only values that are not stale)."""
     fresh = [now - n.time for n in data.nodes if n.time is not None and now - n.time <= STALE_S]
     machines = f"machines {describe_duration(max(0.0, *fresh))} ago" if len(fresh) > 1 else ""
     if len(fresh) == 1:
@@ -141,7 +141,7 @@ def _foot(order: TableOrder, first: int, room: int, total: int, terminal: Termin
     keys = " ".join(word if word.strip("[]").startswith(key) else f"{key}:{word}" for word, key in words)
     foot = f"{shown}q leave  f fold  sort: {keys}"
     if terminal.width is not None and count_columns(foot) > terminal.width:
-        # Show only the keys, because a word that is cut is not readable.
+        # Show only the keys, because a cut word is not readable.
         keys = " ".join(f"[{word}]" if word == order.column else key for key, word in SORTS.items())
         foot = f"{shown}q leave  f fold  sort: {keys}"
     return terminal.style(fit(foot, terminal.width, terminal.glyphs), DIM)
@@ -156,7 +156,7 @@ _MOST_OF_A_LINE = 8192
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column. If there is no room, the largest `drop_priority` is omitted first; 0 is never omitted."""
+    """A column. If there is no room, columns with the largest `drop_priority` are omitted first; 0 is never omitted."""
 
     column: Column
     cell: Callable[[Row], Cell | str]
@@ -267,7 +267,7 @@ def _power(row: Row) -> str:
 
 
 def _memory(pairs: Iterable[tuple[float | None, float | None]]) -> str:
-    """Return the fullest memory as `71/80 GiB`."""
+    """Return the use and the size of the fullest memory, such as `71/80 GiB`."""
     known = [(used, total) for used, total in pairs if used is not None and total]
     if not known:
         return "-"
@@ -322,7 +322,7 @@ def _last_line(row: Row, data: TopData) -> str:
 
 
 def render_bar(percent: float | None, width: int, glyphs: Glyphs) -> str:
-    """Return a bar of `width` columns, filled to a percentage; blank if it is unknown."""
+    """Return a bar of `width` columns, filled to a percentage; blank if the percentage is unknown."""
     if percent is None:
         return " " * width
     parts = len(glyphs.bar_fills)

@@ -103,7 +103,7 @@ def _choose_old_runs(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
 
 
 def _explain_nothing_removed(older_than: str, keep: int) -> str:
-    """Return why no run is removed although some have ended."""
+    """Return why no run is removed although some runs have ended."""
     ended = sum(state_reader.load_state_and_attendance(run)[0].is_over for run in state_reader.list_runs())
     if not ended:
         return ""
@@ -115,10 +115,10 @@ def _explain_nothing_removed(older_than: str, keep: int) -> str:
 def _remove_or_list_runs(
     chosen: list[tuple[RunDir, RunState]], console: Console, *, remove: bool, named: bool
 ) -> tuple[set[str], int, dict[str, int]]:
-    """Remove runs and print a table row for each removed run; without `remove`, only print the table.
+    """Remove runs and print a table row for each removed run. If `remove` is false, only print the table.
 
     Returns:
-        The ids of the removed runs, their bytes on this head, and the freed bytes by node.
+        The ids of the removed runs, their size in bytes on this head, and the freed bytes by node.
     """
     ended = {run.run: (run, state) for run, state in chosen}
     listed = [load_run_list_view(run) for run, _ in chosen]
@@ -182,7 +182,7 @@ _Group = list[tuple["RunDir", "RunState"]]
 
 @dataclass(slots=True)
 class _ObstaclesToRemoval:
-    """The reasons why nodes still have data of a run: errors of nodes, and unreachable nodes."""
+    """The reasons why data of a run remains on nodes: errors of nodes, and unreachable nodes."""
 
     refused: list[ClusterctlError] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
@@ -242,7 +242,7 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> 
     spec = _load_spec(group[0][0])
     if spec is None:
         return {run.run: _ObstaclesToRemoval(unreached=list(state.touched_nodes)) for run, state in group}
-    # The nodes of an unreadable run are unknown, so all are asked. A node with live processes of the run refuses.
+    # The nodes of an unreadable run are unknown, so ask all nodes. A node with live processes of the run refuses.
     on = {
         host.name: [
             run.run for run, state in group if host.name in state.touched_nodes or state.phase is RunPhase.UNREADABLE
@@ -271,7 +271,7 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> 
 def _remove_from_node(node: str, session: Session, runs: list[str]) -> tuple[int, dict[str, ClusterctlError]]:
     """Remove runs from one node; return bytes and errors by run. A run that the node does not have is no error."""
     count, errors = 0, dict[str, ClusterctlError]()
-    # Oldest first: the node removes the code with the last run that used the work folder.
+    # Remove the oldest runs first, because a node removes the code with the last run that used the work folder.
     for run in reversed(runs):
         try:
             count += CLEAN.call(session, {"run": run, "node": node}, timeout=600.0)["bytes"]

@@ -43,6 +43,6 @@ def _render_script(shell: str) -> str:
     kind = get_completion_class(shell)
     assert kind is not None, "click knows bash, zsh and fish"
     script = kind(click.get_current_context().find_root().command, {}, "clusterctl", "_CLUSTERCTL_COMPLETE").source()
-    # A rank set such as `0,1` holds the comma at which click's fish script splits kind from value.
+    # Split only at the first comma, because a value may be a set such as `0,1`, which contains commas.
     script = script.replace('string split ","', 'string split --max 1 ","')
     return f"{script.rstrip()}\n{_CCTL_LINES[shell]}"

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _ENV_TIMEOUT_S = 30.0
 _MAX_PADDED_WIDTH = 60
-"""Maximum width of the column of variables. After a longer variable, the source is further right."""
+"""Maximum width of the column of variables. After a longer variable, the source is printed further to the right."""
 
 
 @click.command("config", cls=CliCommand, reads_file=True)
@@ -250,7 +250,7 @@ _KEYS_OF_ALL_HOSTS = ("network.interface", "job.framework")
 
 
 def _describe_source(loaded: LoadedClusterFile, name: str, source: str, host: int) -> str:
-    """Return the source of a variable: a keyword, or a key of the cluster file with its line."""
+    """Return the source of a variable as text: a word, or a key of the cluster file with its line."""
     if source in ("env", "secrets"):
         return loaded.origins.get(f"{source}.{name}", source)
     if source == "hosts[].env":

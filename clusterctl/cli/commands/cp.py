@@ -81,7 +81,7 @@ def _parse_paths(words: tuple[str, ...]) -> list[RemotePath | str]:
 def _load_spec(
     common: CommonOptions, named: list[RemotePath], console: Console, exclude: str | None
 ) -> ClusterSpec | None:
-    """Return the spec of the cluster file, or `None` without a file. Then the paths contain host names for ssh."""
+    """Return the spec of the cluster file. Without a file, return `None`; the paths then contain host names for ssh."""
     if common.files or common.sets or os.path.isfile(DEFAULT_FILE):
         return cluster_selection.load_chosen_cluster_file(common, None, console=console).spec
     if exclude or any(one.nodes == _ALL_NODES for one in named):

@@ -70,7 +70,7 @@ def command(common: CommonOptions, as_json: bool) -> int:
 
 
 def read_head_facts() -> HeadFacts:
-    """Return facts about this machine. This creates the state folder if there is none; nothing else changes."""
+    """Return facts about this machine. Create the state folder if there is none; change nothing else."""
     user = _get_user_name()
     return HeadFacts(
         python=sys.version_info[:3],

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 _DEFAULT_GRACE_S = 10.0
-# A new controller judges twice, at most a minute apart, before it confirms a stall.
+# Before a new controller confirms a stall, it judges the run twice, at most a minute apart.
 _STALL_DECISION_S = 100.0
 _STALL_POLL_S = 1.0
 
@@ -116,13 +116,13 @@ def command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DownOptions:
-    """The options of the command.
+    """The options of `down`.
 
     Attributes:
-        stalled: End only stalled runs.
-        kill: Send SIGKILL without a grace time.
-        verbose: Show the reports of all nodes.
-        is_silent: Print no messages.
+        stalled: Whether to end only stalled runs.
+        kill: Whether to send SIGKILL without a grace time.
+        verbose: Whether to show the reports of all nodes.
+        is_silent: Whether to print no messages.
     """
 
     stalled: bool
@@ -164,7 +164,7 @@ def _select_runs(references: tuple[str, ...], *, all_runs: bool, stalled: bool) 
 
 def _request_end(run: RunDir, console: Console, choices: _DownOptions) -> bool:
     """Request the end of a run; return `False` if `--stalled` is given and the run is not stalled."""
-    # By its journal: if the controller died during the start, `ps` shows an ended run, but processes may remain.
+    # Read the journal: if the controller died during the start, `ps` shows an ended run, but processes may remain.
     if load_state(run).is_over:
         return True
     if not choices.stalled:
@@ -287,7 +287,7 @@ def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: 
 
 
 def _has_processes(run: RunSummary) -> bool:
-    """Return whether the node has workers, remaining processes or a supervisor of the run."""
+    """Return whether a node has workers, remaining processes or a supervisor of the run."""
     return bool(run["live"] or run["remaining"] or run["supervisor"])
 
 
@@ -296,7 +296,7 @@ def _end_known_runs(
 ) -> tuple[dict[str, RunState], list[ClusterctlError]]:
     """Stop the remaining processes of ended runs of this head; return states by run, and errors.
 
-    Both the files on this head and the answers of the nodes say where processes remain.
+    Files on this head and answers of nodes say where processes remain.
     """
     states: dict[str, RunState] = {}
     errors: list[ClusterctlError] = []
@@ -329,14 +329,14 @@ def _end_orphans_on_node(session: Session, runs: list[RunSummary]) -> list[dict[
 
 
 def may_be_stalled(state: RunState) -> bool:
-    """Return whether a run is stalled by its journal. Its controller may have newer samples."""
+    """Return whether a run is stalled according to its journal. Its controller may have newer samples."""
     return not state.is_over and state.phase.value == "stalled"
 
 
 def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
-    """End a run if its controller judges it as stalled; return whether it was ended.
+    """End a run if its controller confirms a stall; return whether the run was ended.
 
-    A run without a controller gets a new controller, which needs up to 100 s of samples for the judgement.
+    A run without a controller gets a new controller, which needs up to 100 s of samples to decide.
     """
     end = time.monotonic() + _STALL_DECISION_S
     while time.monotonic() < end and not load_state(run).is_over:
@@ -351,7 +351,7 @@ def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
 
 _ANSWER_TIMEOUT_S = 15.0
 _CONTROLLER_CHANGE_S = 5.0
-"""Seconds until a starting controller answers, or an ending controller has ended."""
+"""Maximum seconds until a starting controller answers, or until an ending controller has ended."""
 _RETRY_INTERVAL_S = 0.1
 
 

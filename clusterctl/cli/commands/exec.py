@@ -32,7 +32,7 @@ _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "python", "python3", "per
 """Programs that interpret signs such as `*` and `;` themselves."""
 _BUILTINS = ("cd", "export", "source", ".", "alias", "ulimit", "module", "umask", "type")
 _EARLY_OUTPUT_AFTER_S = 1.0
-"""Show the answers so far if no node has answered for this long."""
+"""If no node has answered for this many seconds, show the answers so far."""
 
 
 @click.command("exec", cls=PassthroughCommand, reads_file=True)
@@ -181,9 +181,9 @@ def _result_to_json(node: str, answer: CommandResult | None, error: NodeError | 
 
 
 class _EarlyOutput:
-    """Shows, on a terminal, the answers so far after a second without new answers.
+    """Shows the answers so far on a terminal, after a second without new answers.
 
-    In a pipe, all output is folded at the end instead.
+    In a pipe, all output is folded at the end.
 
     Attributes:
         shown: Nodes whose answers were shown.

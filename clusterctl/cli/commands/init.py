@@ -150,7 +150,7 @@ def _split_arguments(words: tuple[str, ...], template: str | None, source: str |
 
 
 def _list_hosts(given: _InitOptions) -> list[ListedHost]:
-    """Return the hosts of the arguments or of `--from`; none if neither is given."""
+    """Return the hosts of the arguments or of `--from`; no hosts if neither is given."""
     try:
         gpus = None if given.gpus is None else parse_gpu_count(given.gpus)
     except ValueError as error:
@@ -181,7 +181,7 @@ def _read_host_list(source: str | None) -> list[ListedHost]:
 
 
 def _read_include(pattern: str) -> Iterator[str]:
-    """Yield the texts of the files that an `Include` names. Relative names begin in `~/.ssh`, as in ssh."""
+    """Yield the texts of the files that an `Include` names. Relative names start at `~/.ssh`, as in ssh."""
     for path in sorted(glob.glob(os.path.join(os.path.expanduser("~/.ssh"), os.path.expanduser(pattern)))):
         yield read_text_file(path)
 
@@ -273,7 +273,7 @@ _NOT_JOB_SCRIPTS = ("setup.py", "conftest.py", "__init__.py")
 
 @dataclass(frozen=True, slots=True)
 class InitAnswers:
-    """The answers of the user to `ask_questions`."""
+    """The answers of the user to the questions of `ask_questions`."""
 
     hosts: list[ListedHost]
     script: str
@@ -290,7 +290,7 @@ def ask_questions(script: str | None, print_error: Callable[[str], None]) -> Ini
 
     Args:
         script: The default script, or `None` if no file in the folder looks like one.
-        print_error: Prints the error of an invalid answer.
+        print_error: A function that prints the error of an invalid answer.
     """
     hosts = _ask_until_valid(
         "Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, parse_hosts_with_users, print_error
@@ -318,7 +318,7 @@ def parse_gpu_count(text: str) -> int | None:
 
 
 def find_job_script(folder: Path) -> str | None:
-    """Return the script of a folder: `train.py`, or else the only Python file that may be a job; `None` without one."""
+    """Return the script in a folder: `train.py`, or the only Python file that may be a job; `None` otherwise."""
     found = [path.name for path in sorted(folder.glob("*.py")) if path.name not in _NOT_JOB_SCRIPTS]
     return "train.py" if "train.py" in found else found[0] if len(found) == 1 else None
 

@@ -175,12 +175,12 @@ class _LogOutput:
             self._write_batch(batch)
 
     def write_last_separators(self) -> None:
-        """Write the separators of attempts that come after the last line."""
+        """Write the separators of attempts that began after the last line."""
         if self._separators is not None:
             self._out.write_lines(self._separators.list_remaining_separators(self.state))
 
     def write_new(self, lines: list[LogLine], *, last: bool = False) -> None:
-        """Write new lines. Some lines are held back for a moment, because other ranks may write equal lines."""
+        """Write new lines. Some lines wait for a moment, because other ranks may write equal lines."""
         if self._format != "text":
             self._write_batch(lines)
             return
@@ -188,7 +188,7 @@ class _LogOutput:
         self._write_batch([*shown, *self._folder.flush()] if last else shown)
 
     def find_next_due_time(self) -> float | None:
-        """Return when the next held line must be written, on the monotonic clock; `None` without a held line."""
+        """Return the monotonic time at which the next waiting line must be written; `None` if no line waits."""
         return self._folder.find_next_due_time()
 
     def _write_batch(self, lines: list[Any]) -> None:

@@ -22,7 +22,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class PortForward:
-    """A port of this machine (0: any free port) that is forwarded to a port of a host, seen from the node."""
+    """A port of this machine (0: any free port) and the host and port to which the node forwards connections."""
 
     local_port: int
     remote_port: int

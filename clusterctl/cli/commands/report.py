@@ -141,7 +141,7 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
 
 
 def _render_failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
-    """Return the final report of a run and the verdict of `why`; empty for a run without a problem."""
+    """Return lines with the final report of a run and the verdict of `why`; no lines for a run without a problem."""
     well = state.phase is RunPhase.SUCCEEDED or (not state.is_over and state.stall is None)
     if well:
         return []
@@ -171,7 +171,7 @@ def _load_findings(run: RunDir) -> list[FindingRow]:
 
 
 def _read_last_lines(run: RunDir, state: RunState) -> Iterator[tuple[str, list[str]]]:
-    """Yield title and last output lines of each failed rank, then of the first ranks."""
+    """Yield the title and the last output lines of each failed rank, then those of the first ranks."""
     failed = [cause.rank for cause in state.causes if cause.rank is not None]
     for rank in list(dict.fromkeys([*failed, *sorted(state.workers)]))[:_MAX_RANKS]:
         worker = state.workers.get(rank)

@@ -80,7 +80,7 @@ def replace_process(argv: Sequence[str]) -> NoReturn:
     if shutil.which(argv[0]) is None:
         raise RefusedError(f"there is no `{argv[0]}` on this machine", hint="install it")
     rlimits.restore_rlimits(os.getpid())
-    # Python ignores these signals, and the program would inherit this.
+    # Python ignores these signals; without this reset the program would ignore them too.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.execvp(argv[0], list(argv))
@@ -88,7 +88,7 @@ def replace_process(argv: Sequence[str]) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class ShellTarget:
-    """The node on which `shell` and `port-forward` work.
+    """The node to which `shell` or `port-forward` connects.
 
     Attributes:
         spec: The cluster of the node, and its job.

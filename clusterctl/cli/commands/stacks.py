@@ -38,7 +38,7 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
     _validate_ranks(run, state, chosen)
     evidence = collect_rank_evidence(run, state, chosen)
     if not evidence.ranks and not evidence.errors:
-        # Without a controller, the ends of the workers are not recorded yet.
+        # Without a controller, the journal does not yet contain the ends of the workers.
         hint = None if attended else f"`clusterctl attach --adopt {run.run}` records how they ended"
         raise NotFoundError(f"{run.run}: {'none of these ranks' if chosen else 'no rank'} runs any more", hint=hint)
     folded = stack_dumps.fold_stacks(stack_dumps.parse_rank_stacks(evidence.ranks))
@@ -53,7 +53,7 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
 
 
 def _validate_ranks(run: RunDir, state: RunState, ranks: Collection[int] | None) -> None:
-    """Raise an error for a run without workers, or for unknown ranks.
+    """Raise an error if the run has no workers, or if a rank is unknown.
 
     Raises:
         NotFoundError: The run is over, or it has no such rank.

@@ -190,7 +190,7 @@ _MAX_LISTED = 20
 
 
 def render_sync_preview(nodes: Sequence[str], preview: SyncPreview, total_files: int) -> list[str]:
-    """Return lines with the files that a sync would send to nodes, and with those that it would remove.
+    """Return lines with the files that a sync would send to nodes, and the files that it would remove there.
 
     Args:
         nodes: Nodes with the same differences.

@@ -95,7 +95,7 @@ def _run_screen(load_data: Callable[[], TopData], order: TableOrder, terminal: T
 
 
 def _apply_key(key: str, order: TableOrder, page: int) -> TableOrder:
-    """Return the order after a key. Its first row may not exist; rendering corrects this."""
+    """Return the table order after a key was typed. Its first visible row may not exist; rendering corrects it."""
     steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page, " ": page, "g": -(1 << 20)}
     if key in steps:
         return replace(order, first_row=max(0, order.first_row + steps[key]))
@@ -120,13 +120,13 @@ def _open_source(common: CommonOptions, source: StatsSource, console: Console) -
                 time.sleep(_PROBE_INTERVAL_S)
                 stats = node_stats.probe_node_stats(spec.hosts, sessions, errors)
 
-        # On a separate thread, because a slow node must not delay the keys.
+        # Measure in a separate thread, so that a slow node does not delay the reaction to keys.
         threading.Thread(target=probe_again, name="look", daemon=True).start()
         yield lambda: TopData(nodes=stats, title=f"{source.cluster_file}: no active run")
 
 
 _FIRST_SAMPLES = 400
-"""The number of samples of each kind that are read at first, for all nodes together."""
+"""The number of samples of each kind to read at the start, for all nodes together."""
 _LAST_OUTPUT_BYTES = 4096
 
 

@@ -60,7 +60,7 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
 def _accept_new_keys(
     spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console, *, yes: bool
 ) -> list[PresentedKey]:
-    """Accept new host keys, those of jump hosts first; return the keys that cannot be accepted.
+    """Accept new host keys, first those of jump hosts; return the keys that cannot be accepted.
 
     Raises:
         NodesError: Nodes present no host key.

@@ -96,7 +96,7 @@ def command(
     Ctrl-C kills it, and `d` detaches.
     """
     if as_json and not (detach or dry_run):
-        # `--json` prints one object; the lines of an attached run would follow it.
+        # `--json` prints one object, but the output lines of an attached run would follow the object.
         raise click.UsageError("`--json` needs `-d` or `--dry-run`; `--progress json` prints events as JSON")
     shown_output = (("--all-ranks", all_ranks), ("--timestamps", timestamps))
     other_progress = ("--progress", progress != "auto")
@@ -135,7 +135,7 @@ def command(
     for warning in code_exclusions.find_workdir_conflicts(spec):
         console.write_stderr(f"warning: {warning}")
     run = start_controller(spec, health=not no_health, strict=strict)
-    # Imported after the fork of the controller, which would keep these modules in memory.
+    # Import these modules after the controller was forked; otherwise the controller would keep them in memory.
     from clusterctl.cli.follow.exit_report import FollowEndReason, print_final_report
     from clusterctl.cli.follow.run_screen import RunScreen, ScreenOptions
     from clusterctl.render.log_output import Timestamps
@@ -190,7 +190,7 @@ def _select_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None, min
 def start_controller(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
     """Create a run and start its controller, which continues after this command.
 
-    Ctrl-C is deferred until `RunScreen` follows the run; it then stops the run.
+    Ctrl-C is deferred until `RunScreen` follows the run, and then stops the run.
     """
     detached_process.defer_signals()
     try:

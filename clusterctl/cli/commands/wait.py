@@ -60,7 +60,7 @@ def _wait_for_end(run: RunDir, end: float) -> tuple[RunState, int | None]:
 
     Args:
         run: The run.
-        end: When to give up, on the monotonic clock.
+        end: The monotonic time at which to stop waiting.
     """
     with contextlib.closing(RunPoller(run)) as poller:
         for snapshot in poller.watch(lambda: end):

@@ -1,4 +1,4 @@
-"""Merges the events of a run from before `attach` with the output lines of the same time."""
+"""Merges the events of a run before `attach` with the output lines of the same time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clusterctl.run.rules.state import RunState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalPosition:
-    """The number of the last event in each journal of a run, at a moment.
+    """A position in the journals of a run: the number of the last event in each journal.
 
     Attributes:
         controller_event_count: The number of events of the controller.
@@ -28,7 +28,7 @@ class JournalPosition:
 
 
 def read_journal_position(run: RunDir) -> JournalPosition:
-    """Return the current ends of the journals. A screen with this position shows only later events."""
+    """Return the position of the newest events. A screen with this position shows only later events."""
     reader = StateReader(run)
     new_controller_events, _ = reader.refresh()
     known = {**reader.state.retired, **reader.state.nodes}
@@ -54,11 +54,12 @@ class EventBacklog:
         self._failure_tails += lines
 
     def merge_with_output(self, lines_to_show: Sequence[LogLine], limit: int) -> Iterator[list[LogLine] | str]:
-        """Yield lists of output lines, and between them events as texts with their dates, in the order of time.
+        """Yield lists of output lines and, as texts with dates, the events between these lines, in the order of time.
 
         Args:
-            lines_to_show: The output lines. If there are `limit` of them, events before the first line are left out.
-            limit: The maximum number of lines, and of events.
+            lines_to_show: The output lines. If there are at least `limit` lines, events before the first line are
+                omitted.
+            limit: The largest number of events, and of output lines.
         """
         first = lines_to_show[0].time if len(lines_to_show) >= limit and lines_to_show else float("-inf")
         lines = sorted(
@@ -78,7 +79,7 @@ class EventBacklog:
 
 
 def format_event_with_time(moment: float, text: str, now: float) -> str:
-    """Return an event with its time, as in `22:54:58 gpu03: connected again`, and with its day unless this is today."""
+    """Return an event with its time, as in `22:54:58 gpu03: connected again`; an event of another day has a date."""
     then = datetime.fromtimestamp(moment).astimezone()
     day = "" if then.date() == datetime.fromtimestamp(now).astimezone().date() else f"{then:%b} {then.day} "
     return f"{day}{then:%H:%M:%S} {text}"

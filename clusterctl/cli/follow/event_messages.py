@@ -1,4 +1,4 @@
-"""Formats the messages of a followed run: events of the controller and of nodes, and stragglers."""
+"""Formats messages about a followed run: about events of the controller, events of nodes, and stragglers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EventFormatter:
-    """Formats events. It reports an unreachable node once, and a warning about forked processes once for all nodes.
+    """Formats events. Reports an unreachable node once, and a warning about forked processes once for all nodes.
 
     Args:
         run: The run.
@@ -40,7 +40,7 @@ class EventFormatter:
     def format_controller_event(
         self, moment: float, event: controller_events.ControllerEvent, state: RunState
     ) -> Sequence[str]:
-        """Return the messages of a controller event from the time `moment`; most events have none."""
+        """Return the messages about a controller event at the time `moment`; most events have no message."""
         match event:
             case controller_events.Note():
                 return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
@@ -64,7 +64,7 @@ class EventFormatter:
     def format_node_event(
         self, node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState
     ) -> Sequence[str]:
-        """Return the messages of a node's event; most events have none."""
+        """Return the messages about a node's event; most events have no message."""
         lines = run_messages.node_event_messages(node, stamp, event, state)
         if not isinstance(event, node_events.Alarm) or event.code != node_events.FORKED or len(state.nodes) == 1:
             return lines
@@ -76,7 +76,7 @@ class EventFormatter:
     def format_past_event(
         self, moment: float, event: controller_events.ControllerEvent, state: RunState
     ) -> Sequence[str]:
-        """Return the messages of an old event; none for a problem that `backlog.list_current_problems` reports."""
+        """Return the messages about an old event. Omit problems that `backlog.list_current_problems` reports."""
         match event:
             case controller_events.HealthChanged() if event in state.troubles.values():
                 return []
@@ -106,9 +106,10 @@ _CHECK_INTERVAL_S = 10.0
 
 
 class StragglerMonitor:
-    """Reports the stragglers of a run that is not stalled, each set of ranks once per attempt.
+    """Reports the stragglers of a run that is not stalled. Each set of ranks is reported once per attempt.
 
-    Every 10 s it reads the samples of one node. It reads those of the other nodes only if this node makes no progress.
+    Every 10 s it reads the samples of one node. It reads the samples of the other nodes only if this node makes no
+    progress.
 
     Args:
         run: The run.

@@ -39,7 +39,7 @@ class FollowEndReason(str, Enum):
 
 
 def get_run_exit_code(state: RunState) -> int:
-    """Return the exit code of an ended run; 7 if its processes may remain and its own code would hide this."""
+    """Return the exit code of an ended run; 7 if processes may remain and the run's own code would hide this fact."""
     if outcome.is_teardown_incomplete(state):
         return int(ExitCode.TEARDOWN_INCOMPLETE)
     return int(state.exit_code or 0)
@@ -61,9 +61,9 @@ def print_final_report(
         run: The run.
         end_reason: Why the command no longer follows the run.
         state: The state of the run.
-        console: Prints the report.
-        quiet: Print nothing about a run that succeeded.
-        as_json: Print the report as one JSON object, after the phases of the start in JSON.
+        console: The console that prints the report.
+        quiet: Whether to print nothing about a run that succeeded.
+        as_json: Whether to print the report as one JSON object.
         visible_output: Output that is already on the screen.
     """
     quiet = quiet and not as_json
@@ -109,7 +109,7 @@ def _render_final_report(
 
 
 def _render_brief_verdict(run: RunDir, state: RunState) -> list[str]:
-    """Return the short form of the verdict; empty if the final report already contains it."""
+    """Return lines with a short form of the verdict; no lines if the final report already contains the verdict."""
     if state.phase.value != "failed" or state.error is not None:
         return []
     # An exception here must not replace the exit code of the run.
@@ -137,14 +137,14 @@ def _list_job_files(run: RunDir, state: RunState) -> list[str]:
 
 
 def list_workdirs_of_failed_run(run: RunDir, state: RunState) -> frozenset[str]:
-    """Return the code folders of a failed run on its nodes; empty if they are unknown."""
+    """Return the code folders of a failed run on its nodes; no folders if they are unknown."""
     if state.cause is None or not state.cause.traceback:
         return frozenset()
     return frozenset(host["workdir"] for host in _read_hosts(run) if host["workdir"])
 
 
 def _read_hosts(run: RunDir) -> list[dict[str, str]]:
-    """Return three fields of each host from the JSON of a run's spec, because parsing the whole spec is slow."""
+    """Read three fields of each host from the JSON of a run's spec, because parsing the whole spec is slow."""
     try:
         hosts = json.loads(run.spec.read_bytes())["hosts"]
         return [{key: str(host[key] or "") for key in ("name", "transport", "workdir")} for host in hosts]

@@ -52,8 +52,8 @@ def open_keyboard(*, enabled: bool) -> Iterator[int | None]:
 def _in_foreground(fd: int) -> bool:
     """Return whether this process is in the foreground of the terminal, so that it may change terminal settings.
 
-    Under `setsid`, `su -c` and in containers, the terminal may belong to another session. The kernel then answers with
-    ENOTTY.
+    Under `setsid`, `su -c` and in containers, the terminal may belong to another session. In this case the kernel
+    answers with ENOTTY.
     """
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()
@@ -62,7 +62,7 @@ def _in_foreground(fd: int) -> bool:
 
 
 def read_keys(fd: int) -> bytes:
-    """Return the typed bytes; empty if the terminal has hung up."""
+    """Return the typed bytes; no bytes if the terminal has hung up."""
     try:
         return os.read(fd, 64)
     except OSError:
@@ -71,14 +71,14 @@ def read_keys(fd: int) -> bytes:
 
 @contextlib.contextmanager
 def catch_signals(*more_signals: int) -> Iterator[int]:
-    """Yield a descriptor that reads one byte, the signal number, for each SIGINT, SIGTERM, SIGHUP and given signal."""
+    """Yield a descriptor to read a byte (the signal number) for each SIGINT, SIGTERM, SIGHUP or given signal."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     old_fd = signal.set_wakeup_fd(writer)
-    # `nohup` ignores SIGHUP. A shell without job control ignores SIGINT in commands with `&`. Keep them ignored.
+    # Keep ignored signals ignored: `nohup` ignores SIGHUP, and shells may ignore SIGINT in commands with `&`.
     caught = [number for number in LEAVE_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     old = {number: signal.signal(number, lambda *_: None) for number in (*caught, *more_signals)}
-    # A signal that `up` deferred until now arrives here.
+    # A signal that `up` has deferred arrives when this call unblocks it.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, detached_process.DEFERRED_SIGNALS)
     try:
         yield reader
@@ -91,9 +91,10 @@ def catch_signals(*more_signals: int) -> Iterator[int]:
 
 
 class AlternateScreen:
-    """Shows the alternate screen of a terminal and reads single keys, as a context; its end restores the terminal.
+    """A context that shows the alternate screen of a terminal and reads single keys.
 
-    Ctrl-C, SIGTERM and SIGHUP end it. Ctrl-Z restores the terminal until the command continues.
+    The end of the context restores the terminal. Ctrl-C, SIGTERM and SIGHUP end the screen. Ctrl-Z restores the
+    terminal until the command continues.
     """
 
     def __init__(self, terminal: Terminal) -> None:

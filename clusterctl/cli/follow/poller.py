@@ -33,12 +33,12 @@ class RunAttendance(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSnapshot:
-    """The result of a poll.
+    """The result of one reading of a run's files.
 
     Attributes:
         new_controller_events: New events of the controller.
         new_node_events: New events of the nodes.
-        state: The run now.
+        state: The state of the run after these events.
     """
 
     new_controller_events: list[TimedControllerEvent]
@@ -54,11 +54,11 @@ class RunSnapshot:
 
 
 class RunPoller:
-    """Polls one run; the command decides what to do with each snapshot.
+    """Polls one run.
 
     Args:
         run: The run.
-        write_delay: Seconds until the writes of a controller on another machine appear here.
+        write_delay: Seconds until this machine sees the writes of a controller on another machine.
     """
 
     def __init__(self, run: RunDir, *, write_delay: float = _MAX_WRITE_DELAY_S) -> None:
@@ -75,8 +75,8 @@ class RunPoller:
         return self._reader.state
 
     def poll(self) -> RunSnapshot:
-        """Read the new events."""
-        # Asked before the files are read: if the controller ends in between, its last writes are still read.
+        """Read the new events of the run."""
+        # Find out before reading the files: if the controller ends in between, its last writes are still read.
         attended = self._subscription.read_notifications() or self.run.is_attended
         new_controller_events, new_node_events = self._reader.refresh()
         return RunSnapshot(
@@ -99,7 +99,7 @@ class RunPoller:
         """Wait until the controller reports a change or a descriptor is readable; return the readable descriptors.
 
         Args:
-            more_fds: Further descriptors, e.g. the keyboard.
+            more_fds: Further descriptors to wait for, e.g. the keyboard.
             until: The latest time of the next poll, on the monotonic clock.
         """
         change_fd = self._subscription.fileno()

@@ -49,15 +49,15 @@ class ScreenOptions:
     """Options of `RunScreen`.
 
     Attributes:
-        ranks: Show the whole output of these ranks; `None` means rank 0, and the last lines of failed ranks.
-        all_ranks: Show the whole output of all ranks.
-        stops_on_interrupt: Ctrl-C stops the run, as in `up`; otherwise it detaches.
-        until_started: End after every rank has started (`up -d`).
-        shows_timings: Show the time of each step of the start, after the start.
-        shows_output: Show output of workers.
-        verbose: Name every node for which the start waits, and show the steps of each node.
-        skip_events_until: Do not show events up to this position (see `backlog.read_journal_position`). If `None`, show
-            the events of the first poll with their dates, among the output of the same time.
+        ranks: The ranks whose whole output is shown; `None` means rank 0, and the last lines of failed ranks.
+        all_ranks: Whether to show the whole output of all ranks.
+        stops_on_interrupt: Whether Ctrl-C stops the run, as in `up`; otherwise Ctrl-C detaches.
+        until_started: Whether the screen ends after every rank has started (`up -d`).
+        shows_timings: Whether to show, after the start, the time of each step of the start.
+        shows_output: Whether to show output of workers.
+        verbose: Whether to name every node for which the start waits, and to show the steps of each node.
+        skip_events_until: The position (`backlog.read_journal_position`) up to which events are not shown. If `None`,
+            show the events of the first poll with their dates, among the output of the same time.
     """
 
     ranks: frozenset[int] | None = None
@@ -121,12 +121,12 @@ class RunScreen:
         return self._console.out.live and self._console.err.live
 
     def follow(self) -> FollowEndReason:
-        """Show the run; return why it is no longer shown."""
+        """Show the run until it ends or the user detaches; return the reason of the end."""
         try:
             with open_keyboard(enabled=sys.stdin.isatty() and sys.stderr.isatty()) as keyboard, catch_signals() as wake:
                 self._follow_until_end(keyboard, wake)
         except Exception:
-            # The run continues although this screen failed: show the user how to reach it.
+            # The run continues although this screen failed, so show the user how to follow the run again.
             self._narrate(*list_next_commands(self._run))
             raise
         self._console.out.clear()
@@ -269,7 +269,7 @@ class RunScreen:
         if self._follower is None and state.attempt >= 0:
             ranks = self._get_visible_ranks()
             query = LogQuery(ranks=ranks, nodes=self._options.nodes, tail=self._options.tail)
-            skew = lambda node: self.state.clock_ahead_s(node)  # noqa: E731, PLW0108 - of the newest state
+            skew = lambda node: self.state.clock_ahead_s(node)  # noqa: E731, PLW0108 - reads the newest state
             follower = LogFollower(self._run.path, query, skew=skew)
             history = [] if self._options.tail is None else list(follower.history())
             self._follower = follower
@@ -279,13 +279,13 @@ class RunScreen:
         return self._follower
 
     def _get_silence_s(self) -> float | None:
-        """Return for how many seconds ranks have run without output; `None` if there is nothing to report."""
+        """Return the seconds for which ranks have run without output; `None` if there is nothing to report."""
         since = self.state.running_since
         runs = self._may_report_silence and self.state.phase is RunPhase.RUNNING
         return time.time() - since if runs and since is not None else None
 
     def _report_silence(self) -> None:
-        """Report once that ranks run without output: importing torch may take 15 s."""
+        """Report once that ranks run without output, for example because importing torch may take 15 s."""
         silent = self._get_silence_s()
         if silent is not None and silent >= _SILENCE_NOTICE_S:
             self._may_report_silence = False

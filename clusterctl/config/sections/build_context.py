@@ -19,7 +19,7 @@ class DiskFiles:
     """Access to the files that a cluster file names: `env_file`, secrets, the script and the synced folder."""
 
     def read(self, path: str) -> bytes:
-        """Read a file, but at most 1 MiB and one byte, so that the caller can detect a longer file.
+        """Read at most 1 MiB and one byte of a file. The extra byte shows that the file is longer than 1 MiB.
 
         Raises:
             OSError: The file cannot be read.
@@ -28,7 +28,7 @@ class DiskFiles:
             return file.read(MAX_BYTES + 1)
 
     def read_trusted(self, path: str) -> bytes:
-        """Read a file that contains commands; it has the size limit of `read`.
+        """Read a file that contains commands, with the size limit of `read`.
 
         Raises:
             UnsafePermissionsError: Another user owns the file or can write to it.
@@ -63,14 +63,16 @@ class DiskFiles:
 
 
 HealthNameCheck = Callable[[HealthSpec], "Sequence[tuple[str, str, str | None]]"]
-"""Finds unknown names in a `health` section and returns (key, name, similar known name) for each.
+"""A function that finds unknown names in a `health` section; it returns (key, name, similar known name) for each.
 
 The caller of the loader passes this function, because `clusterctl.config` must not import the health checks."""
 
 
 HostCommandRunner = Callable[[tuple[str, ...]], str]
-"""Runs the command of `hosts: {from: {command: ...}}` and returns its output. Raises `RefusedError` if the user has not
-accepted the command."""
+"""A function that runs the command of `hosts: {from: {command: ...}}` and returns its output.
+
+The function raises `RefusedError` if the user has not accepted the command.
+"""
 
 
 class BuildOptions(TypedDict):
@@ -80,8 +82,9 @@ class BuildOptions(TypedDict):
         environ: Environment variables for `${env:NAME}`, `secrets` and `~`.
         require_job: Whether a file without a complete job is an error, as in `up`.
         with_secrets: Whether to read the values of secrets, as in `up`; without it the values are empty.
-        find_health_mistakes: Finds unknown names in `health`; with `None` all names are accepted.
-        run_host_command: Runs the command of `hosts: {from: {command: ...}}`; with `None` such a file is an error.
+        find_health_mistakes: A function that finds unknown names in `health`; `None` accepts all names.
+        run_host_command: A function that runs the command of `hosts: {from: {command: ...}}`; with `None` such a file
+            is an error.
     """
 
     environ: Mapping[str, str]

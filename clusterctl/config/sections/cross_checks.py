@@ -20,7 +20,7 @@ from clusterctl.config.text.tree import KeyPath, Mark, Problems, TreeNode, forma
 def check_values_across_sections(
     root: TreeNode, hosts: Sequence[DeclaredHost], sections: Mapping[str, Values], context: BuildContext
 ) -> None:
-    """Check the names of variables, and whether restarts and spares can work with the other sections."""
+    """Check the names of variables, and whether the other sections permit restarts and spares."""
     for path, node in list_env_mappings(root):
         check_variable_names(node, path, context.report)
     _check_restarts(root, sections.get("restart", {}), sections.get("stall", {}), context.report)
@@ -30,7 +30,7 @@ def check_values_across_sections(
 
 
 def check_health_keys(root: TreeNode, health: HealthSpec, hosts: Sequence[DeclaredHost], context: BuildContext) -> None:
-    """Report rules of `health` for unknown checks, and warn of rules for unknown hosts."""
+    """Report settings in `health` for unknown checks, and warn of settings for unknown hosts."""
     section = root.child("health")
     if section is None:
         return
@@ -106,7 +106,7 @@ def warn_of_unused_activation(root: TreeNode, hosts: Sequence[DeclaredHost], job
 
 
 def check_identity_files(root: TreeNode, hosts: Sequence[DeclaredHost], context: BuildContext) -> None:
-    """Warn of identity files that do not exist. This is not an error, because ssh skips them and tries other keys."""
+    """Warn of missing identity files. This is not an error, because ssh skips missing files and tries other keys."""
     for host in hosts:
         path = host.spec.identity_file
         if path is None or host.spec.transport is not TransportKind.SSH or not _is_literal_path(path):
@@ -122,7 +122,7 @@ def check_identity_files(root: TreeNode, hosts: Sequence[DeclaredHost], context:
 
 
 def _is_literal_path(path: str) -> bool:
-    """Return whether ssh would use a path unchanged: it has no tokens and variables of ssh."""
+    """Return whether ssh would use a path unchanged, because the path has no tokens and variables of ssh."""
     return path.lower() != "none" and path.startswith(("/", "~/")) and "%" not in path and "${" not in path
 
 

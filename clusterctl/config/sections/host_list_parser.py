@@ -1,7 +1,7 @@
 """Parser of host lists of other tools: Ansible inventories, ssh_config, hostfiles, Slurm node lists. Pure.
 
-The content shows the format. The parser does not resolve templates, `group_vars` and plugins of Ansible; the command
-`ansible-inventory --list --yaml` does.
+The content shows the format. The parser does not resolve templates, `group_vars` and plugins of Ansible. The command
+`ansible-inventory --list --yaml` resolves them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def parse_host_list(text: str, read_include: IncludeReader = lambda _: ()) -> li
 
     Args:
         text: The content of the file.
-        read_include: Returns the texts of the files that match the pattern of an `Include` in an ssh_config.
+        read_include: A function that returns the texts of the files that match the pattern of an `Include` in an
+            ssh_config.
 
     Raises:
         HostListError: The text is not valid, has no host, or has a setting that a cluster file cannot express.
@@ -85,14 +86,14 @@ _IGNORED_OPTIONS = frozenset(
         *("-C", "-q", "-T", "-x", "-n", "-t"),
     }
 )
-"""Options that affect neither the target nor the user of a login."""
+"""Options of ssh that change neither the machine nor the user of a login."""
 
 
 def convert_ssh_arguments_to_keys(text: str) -> dict[str, str]:
-    """Convert arguments of `ssh` to keys of a host with the same meaning.
+    """Convert arguments of `ssh` to keys of a host in a cluster file.
 
     Raises:
-        ValueError: An argument is unknown, or no key has its meaning.
+        ValueError: An argument is unknown, or has no equivalent key.
     """
     found, words = _parse_options(text)
     if words or "forward" in found:
@@ -102,7 +103,7 @@ def convert_ssh_arguments_to_keys(text: str) -> dict[str, str]:
 
 
 def _parse_options(text: str) -> tuple[dict[str, str], list[str]]:
-    """Split a command line of `ssh` into options, by the key of the cluster file, and other words."""
+    """Split a command line of `ssh` into options (by their key in the cluster file) and other words."""
     try:
         pairs, words = getopt.gnu_getopt(shlex.split(text), "J:p:l:i:W:o:CqTxnt")
     except getopt.GetoptError as error:
@@ -204,7 +205,7 @@ def parse_ansible_inventory(text: str) -> list[ListedHost]:
 
 
 def _resolve_variables(groups: dict[str, _Group]) -> dict[str, dict[str, Any]]:
-    """Return the variables of each host. Its own win over those of its groups, and inner groups win over outer ones."""
+    """Return the variables of each host. Host variables win over group variables, and inner over outer groups."""
     depths = dict.fromkeys(groups, 0)
     parents: dict[str, list[str]] = {name: [] for name in groups}
     for _ in range(_MAX_DEPTH):

@@ -152,7 +152,7 @@ def _expand_names(node: TreeNode, where: str, report: Problems) -> list[str]:
 
 
 def _assign_addresses(text: str | None, count: int, key: str, entry: HostEntry, report: Problems) -> list[str | None]:
-    """Return one address for each host; a range of hosts needs a range of as many addresses."""
+    """Return one address for each host. A range of hosts needs a range with the same number of addresses."""
     if text is None:
         return [None] * count
     node = entry.node.child(key)
@@ -194,7 +194,7 @@ def _check_host_name(name: str, node: TreeNode, where: str, report: Problems) ->
 
 
 def _name_copies(machines: list[DeclaredHost], report: Problems) -> list[DeclaredHost]:
-    """Give the copies of a local host numbered names; report any other host that is listed twice."""
+    """Number the names of a local host that is listed more than once; report any other such host as an error."""
     copies = Counter(m.spec.host for m in machines)
     _check_repeated_hosts(machines, copies, report)
     numbers: Counter[str] = Counter()
@@ -241,7 +241,7 @@ _FROM_HINT = "write `{from: slurm}`, `{from: {file: PATH}}` or `{from: {command:
 
 
 def load_external_hosts_into_tree(root: TreeNode, context: BuildContext) -> TreeNode:
-    """Replace `from` in `hosts` by the hosts that it describes; report a problem if they cannot be read."""
+    """Replace `from` in `hosts` by the hosts that `from` describes; report a problem if they cannot be read."""
     hosts = root.child("hosts")
     if hosts is None or not isinstance(hosts.value, dict) or not _is_host_source(hosts.child("from")):
         return root
@@ -318,6 +318,6 @@ def _build_host_node(listed: ListedHost, source: TreeNode, *, has_transport: boo
 def _replace_hosts(root: TreeNode, entries: list[TreeNode], hosts: TreeNode) -> TreeNode:
     value = {**root.value, "hosts": TreeNode(entries, hosts.mark)}
     if not entries:
-        # A problem is already reported; without `hosts`, the empty section is not reported as well.
+        # A problem has been reported. Remove `hosts`, so that the empty section is not reported too.
         del value["hosts"]
     return root.replace_entries(value)

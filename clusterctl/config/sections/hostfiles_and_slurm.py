@@ -65,10 +65,10 @@ def parse_hosts_with_users(text: str) -> list[ListedHost]:
 
 
 def parse_hostfile(text: str) -> list[ListedHost]:
-    """Parse a hostfile, which has one host or range on each line; `parse_hostfile_line` has the forms of a line.
+    """Parse a hostfile, which has one host or range on each line (see `parse_hostfile_line`).
 
-    `#` begins a comment. The number of workers of a host is its number of slots. As PBS writes one line for each slot,
-    a repeated line adds a worker.
+    `#` begins a comment. The number of workers of a host is its number of slots. A repeated line adds a worker, because
+    PBS writes one line for each slot.
 
     Raises:
         HostListError: A line is not valid, or the file has no host.
@@ -147,12 +147,12 @@ _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
 _GPUS = re.compile(r"(?:[\w.-]+:)*([0-9]{1,4})")
 
 _STEP_SCRIPT = (
-    # A step ends with its task, and then Slurm kills all processes of the step, also supervisor and workers. So the
-    # task waits until no other process is left in the cgroup of the step. It ignores SIGTERM of scancel, so that the
-    # supervisor can end the run in order until KillWait of Slurm is over.
-    # The output stream of srun stays open as long as the step. So a last frame `{"ended":true}` tells the head that
-    # the agent has ended. The frame waits a second, because stderr has its own stream and must arrive first. A
-    # subshell writes the frame, because the write fails if the head has closed the stream.
+    # When the task of a step ends, Slurm kills all processes of the step, also supervisor and workers. So the task
+    # waits until no other process is left in the cgroup of the step. The task ignores the SIGTERM of scancel, so that
+    # the supervisor can stop the run before Slurm's KillWait is over. The output stream of srun stays open until the
+    # step ends. So a last frame `{"ended":true}` tells the head that the agent has ended. The frame waits a second,
+    # because stderr has its own stream and must arrive first. A subshell writes the frame, because the write fails if
+    # the head has closed the stream.
     """trap '' TERM; /bin/sh; sleep 1; (printf '\\000\\000\\000\\016\\000{"ended":true}'); """
     "me=$(cat /proc/self/cgroup); others() { for c in /proc/[0-9]*/cgroup; do p=${c%/cgroup}; "
     'if [ "$p" != /proc/$$ ] && [ "$(cat "$c" 2>/dev/null)" = "$me" ] && '
@@ -173,7 +173,7 @@ def build_srun_command(cpus: int) -> tuple[str, ...]:
 
 
 def is_srun_command(argv: tuple[str, ...]) -> bool:
-    """Return whether `build_srun_command` made a command."""
+    """Return whether a command has the form that `build_srun_command` returns."""
     match = next((re.fullmatch(r"--cpus-per-task=([0-9]{1,6})", word) for word in argv if "cpus" in word), None)
     return match is not None and argv == build_srun_command(int(match[1]))
 
@@ -210,7 +210,7 @@ def list_slurm_hosts(environ: Mapping[str, str]) -> list[ListedHost]:
 
 
 def _parse_counts(text: str) -> Iterable[int]:
-    """Yield a number for each node from the form of Slurm: `24(x2),16` gives 24, 24, 16."""
+    """Yield the number for each node from a list of Slurm: `24(x2),16` gives 24, 24, 16."""
     for part in text.split(","):
         if match := _COUNT.fullmatch(part.strip()):
             yield from [int(match[1])] * min(int(match[2] or 1), ranges.MAX_HOSTS)
@@ -226,5 +226,5 @@ def _parse_gpus(environ: Mapping[str, str]) -> int | None:
         return None
     if environ.get("SLURM_GPUS_ON_NODE", "").isdecimal():
         return int(environ["SLURM_GPUS_ON_NODE"])
-    # On a node all variables of Slurm are set, so none about GPUs means no GPUs. The shell of `salloc` has only few.
+    # On a node, missing variables about GPUs mean no GPUs. In a shell of `salloc` they are always missing.
     return 0 if "SLURMD_NODENAME" in environ and not environ.get("SLURM_JOB_GPUS") else None

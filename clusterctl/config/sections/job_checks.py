@@ -38,7 +38,7 @@ from clusterctl.config.worker_variables import (
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MAX_BYTES = 1 << 20
 _LIBRARY_VARIABLES = re.compile("(?:CUDA|GLOO|HF|JAX|MKL|NCCL|OMP|PYTORCH|TF|TOKENIZERS|TORCH|TRANSFORMERS|WANDB|XLA)_")
-"""Name prefixes of variables that libraries read. A script may set any other variable without use."""
+"""Name prefixes of variables that libraries read. A script that sets another variable without reading it is suspect."""
 _SHELLS = re.compile(rb"#!.*\b(?:ba|da|z|k|)sh\b")
 
 
@@ -102,7 +102,7 @@ def _check_script(script: str, source: str, hosts: Sequence[DeclaredHost], mark:
 
 
 def _relative_to_source(path: str, source: str, context: BuildContext) -> str | None:
-    """Return a path relative to the synced folder, or `None` if the path is outside, also with its links resolved."""
+    """Return a path relative to the synced folder; `None` if it is outside, both as written and with links resolved."""
     folder, name = os.path.split(path)
     for below, top in ((folder, source), (context.files.resolve_links(folder), context.files.resolve_links(source))):
         found = os.path.relpath(os.path.join(below, name), top)
@@ -129,7 +129,7 @@ def _check_outside(
 def _check_link(
     script: str, path: str, source: str, hosts: Sequence[DeclaredHost], mark: Mark, context: BuildContext
 ) -> None:
-    """Report a script that is a link to a file outside of the synced folder, because such links are not sent."""
+    """Report a script that is a link to a file outside the synced folder, because such links are not sent to nodes."""
     real = context.files.resolve_links(path)
     if _is_sync_needed(hosts) and os.path.relpath(real, context.files.resolve_links(source)).partition("/")[0] == "..":
         hint = "put the file itself there, or set `sync.source` to a folder that contains the file"
@@ -177,7 +177,7 @@ def _read_file(path: str, context: BuildContext) -> bytes | None:
 def _list_script_files(
     command: str | tuple[str, ...], source: str, context: BuildContext
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of each synced script that a command runs: it has a shebang, or a shell runs it."""
+    """Yield name and content of each synced script that a command runs, by its shebang or by a shell."""
     words = [word for line in split_shell_commands(command) for word in line]
     for before, word in zip(["", *words], words, strict=False):
         path = os.path.normpath(os.path.join(source, word))
@@ -230,7 +230,7 @@ def warn_of_shell_mistakes(
         files: Content of the shell scripts that the command runs, by name.
         declared_names: Names of the variables that the cluster file sets.
         hosts: The hosts of the file.
-        context: Its report receives the warnings.
+        context: The context whose report receives the warnings.
     """
     for node, path in _list_literals(root):
         for what, hint in find_literal_mistakes(str(node.value), is_argument="env" not in path):

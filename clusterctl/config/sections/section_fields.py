@@ -18,7 +18,7 @@ from clusterctl.config.field_types import FieldType, KeyDocs
 
 _PLAIN_TYPE = FieldType()
 _DESCRIBED_KEY = re.compile(r"\n {8}(\w+): (.*(?:\n {12}.*)*)")
-"""An entry below `Attributes:` in a docstring."""
+"""Matches an entry below `Attributes:` in a docstring."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,7 +45,7 @@ class SectionField:
 
     @property
     def default_text(self) -> str:
-        """The effect of a missing key in words; empty if a missing key has no effect."""
+        """The effect of a missing key, in words; empty if a missing key has no effect."""
         if self.docs.unset_text or self.default is MISSING:
             return self.docs.unset_text
         written = self.format_value(self.default)

@@ -44,7 +44,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 @cache
 def build_validator(section: Section) -> TypeAdapter[dict[str, Any]]:
-    """Return the validator of a section. It is built at first use, because that takes half of the start-up time."""
+    """Return the validator of a section. It is built at first use, because building takes half of the start-up time."""
     return TypeAdapter(_build_typed_dict(section))
 
 
@@ -98,7 +98,7 @@ def _convert_annotation(annotation: Any, field_type: FieldType) -> Any:
 
 
 def _convert_to_tuple(items: list[Any]) -> tuple[Any, ...]:
-    # Pydantic inspects the signature of a validator; for the class `tuple` that takes 5 ms.
+    # Pydantic inspects the signature of a validator, which takes 5 ms for the class `tuple`.
     return tuple(items)
 
 
@@ -175,7 +175,7 @@ def validate_section(section: Section, node: TreeNode, path: KeyPath, report: Pr
 
 
 def _list_intended_keys(details: Iterable[ErrorDetails], section: Section) -> set[tuple[KeyPath, int | str]]:
-    """Return the known keys that the file contains misspelt: an unknown key is reported once, not also as missing."""
+    """Return the known keys that the file probably contains misspelt, because they are not reported as missing too."""
     unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
     return {
         (loc[:-1], near)
@@ -202,7 +202,7 @@ def _report_error(detail: ErrorDetails, root: TreeNode, path: KeyPath, section: 
 
 
 def _find_node(root: TreeNode, loc: tuple[int | str, ...]) -> tuple[TreeNode, TreeNode, KeyPath]:
-    """Return parent, node and path of a pydantic error; the node at `loc` may be missing."""
+    """Return the parent node, the node and the path of a pydantic error; there may be no node at `loc`."""
     parent = node = root
     inner: list[int | str] = []
     for part in loc:

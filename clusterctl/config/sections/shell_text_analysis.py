@@ -22,11 +22,11 @@ _PYTHONS = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|u
 _BEFORE_INNER_PROGRAM = re.compile(
     r"(?:\s-\w*[ce]|eval|trap)\s*$|\b(?:ssh|g?awk|sed|perl|xargs|parallel|envsubst|jq)\b[^\n;|&]*$"
 )
-"""The end of the text before a quoted text that another program, such as awk, interprets."""
+"""Matches text before a quoted text that another program, such as awk, interprets."""
 _SINGLE_QUOTES_HINT = "write `'${…}'` in single quotes, so that each rank replaces it itself"
 _TEMPLATE = r"\$?\{\{-?\s*\.?[A-Za-z_][^{}\n]{,200}\}\}"
 _TYPESET = "[\u2012-\u2015\u2212](?=[\u2012-\u2015\u2212\\w-])"
-"""A dash of a word processor at the beginning of an option."""
+"""Matches a dash of a word processor at the beginning of an option."""
 _INVISIBLE = "[\u00a0\u00ad\u200b-\u200d\u2060\u3000\ufeff]"
 _NESTED_QUOTES = re.compile(r"\"[^\"]*\$\([^)\"]*\"[^)]*\Z")
 _OPTION_LINE = re.compile(r"(?m)^[ \t]*(--?[A-Za-z][\w-]*)(?:[ \t=][^\n|)]*)?$")
@@ -155,7 +155,7 @@ _SHELL_RULES: tuple[tuple[re.Pattern[str], tuple[Quoting, ...], str, str], ...] 
 
 
 def find_shell_mistakes(text: str) -> list[ShellMistake]:
-    """Return the likely mistakes of a shell text: for each kind of mistake, the first one."""
+    """Return the first likely mistake of each kind in a shell text."""
     if len(text) > _MAX_CHARS:
         return []
     quoting = classify_quoting(text)
@@ -226,7 +226,7 @@ def _find_quoted_expansions(text: str, quoting: list[Quoting]) -> Iterator[Shell
 
 
 def _find_escaped_variables(text: str, quoting: list[Quoting]) -> Iterator[ShellMistake]:
-    """Yield variables of a rank after a backslash, which only an inner shell needs."""
+    """Yield variables of a rank after a backslash. Only a variable for an inner shell needs a backslash."""
     for match in re.finditer(r"(?<!\\)\\\$\{?([A-Z_]+)\b", text):
         if quoting[match.start()] is Quoting.PLAIN and is_reserved_variable(match[1]):
             what = f"bash does not replace `${match[1]}` because of the backslash"
@@ -263,7 +263,7 @@ def _find_separated_options(text: str, quoting: list[Quoting]) -> Iterator[Shell
 
 
 def _find_first_items(text: str, quoting: list[Quoting]) -> Iterator[ShellMistake]:
-    """Yield each use of an array of which bash takes only the first item."""
+    """Yield each use of an array for which bash inserts only the first item."""
     for name in dict.fromkeys(re.findall(r"(?m)(?:^|(?<=[\s;]))([A-Za-z_]\w*)\+?=\([^)]*\s", text)):
         if re.search(rf"(?m)(?:^|[\s;]){name}=[^(]", text):
             continue
@@ -274,7 +274,7 @@ def _find_first_items(text: str, quoting: list[Quoting]) -> Iterator[ShellMistak
 
 
 def find_dropped_argument(command: str | Sequence[str], args: Sequence[str]) -> str | None:
-    """Return the first argument that a command passes to a shell text that uses no arguments, or `None`.
+    """Return the first argument of a shell text that does not use its arguments; `None` if there is none.
 
     Args:
         command: The shell text, or the words of the command.
@@ -297,7 +297,7 @@ def find_dropped_argument(command: str | Sequence[str], args: Sequence[str]) -> 
 
 
 _PARAMETERS = re.compile(r"\$\{?[@*#0-9]|\bshift\b|\bgetopts\b|[\\\"'`$]\Z")
-"""Uses of arguments in a shell text, or a last character that shows that the text was split at a wrong place."""
+"""Matches uses of arguments in a shell text, or a last character after which the text was split wrongly."""
 _OPERATOR = re.compile(r"\|\|?|&&?|;|\d?>>?|<|\d?>&\d|&>>?")
 _IN_QUOTES = re.compile(r"(?s)\"[^\"]*\"|'[^']*'")
 _OF_A_DATE = r".*%[-#]?[YymdHMSIpBb(]"
@@ -393,10 +393,10 @@ class ShellVariables:
     Attributes:
         assigned: Variables that the text sets, in order.
         overwritten: Reserved variables that the text sets to a value without their old value.
-        read_of_launchers: Variables of other launchers that the text reads without a default and without a test.
-        inherited: Other variables that the text reads without default and test but does not set.
-        inherited_arrays: Those of `inherited` that the text reads as arrays; the environment cannot contain arrays.
-        may_set_others: The text reads another file or the like, which may set any variable.
+        read_of_launchers: Variables of other launchers that the text reads without a default and without testing them.
+        inherited: Other variables that the text reads without a default and without testing them, but does not set.
+        inherited_arrays: Variables of `inherited` that the text reads as arrays; the environment cannot contain arrays.
+        may_set_others: Whether the text may set any variable, for example by running another file with `source`.
         unexported: Variables that the text sets but neither reads nor exports.
         expanded_too_early: Variables in a command such as `A=1 x $A`: bash replaces `$A` before it sets A.
     """
@@ -412,7 +412,10 @@ class ShellVariables:
 
 
 def analyze_shell_variables(text: str) -> ShellVariables:
-    """Return the variables that a shell text sets and reads; all empty if it is very long or runs another launcher."""
+    """Return the variables that a shell text sets and reads.
+
+    The result is empty if the text is very long or runs another launcher.
+    """
     if len(text) > _MAX_CHARS:
         return ShellVariables()
     commands = list(_list_commands(text))

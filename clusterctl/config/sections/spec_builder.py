@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True, slots=True)
 class BuiltSpec:
-    """A spec, and the trees from which it was built; they have the position of each value."""
+    """A spec, and the trees from which the spec was built. The trees have the position of each value."""
 
     spec: ClusterSpec
     root: TreeNode
@@ -41,7 +41,7 @@ class BuiltSpec:
 
 
 def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
-    """Return the spec, or `None` if the file has problems, which are in the context's report."""
+    """Return the spec. If the file has problems, add them to the context's report and return `None`."""
     report = context.report
     _check_top_level_keys(root, report)
     root = host_section.load_external_hosts_into_tree(root, context)
@@ -89,7 +89,7 @@ def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
 
 
 def _list_intended_top_keys(root: TreeNode) -> set[str | None]:
-    """Return the top-level keys that the file contains in a misspelt form, or whose content is at the top level."""
+    """Return the top-level keys that the file contains misspelt, or whose own keys are at the top level."""
     unknown = [key for key in root.value if key not in CLUSTER_FILE.keys]
     meant = {find_similar_key(key, CLUSTER_FILE.keys) for key in unknown}
     return meant | ({"job"} if any(key in _PROGRAM_KEYS for key in unknown) else set())
@@ -115,7 +115,7 @@ def _check_top_level_keys(root: TreeNode, report: Problems) -> None:
 
 
 def _validate_sections(root: TreeNode, report: Problems) -> dict[str, dict[str, Any]]:
-    """Validate each section that is a mapping; return the values of the valid ones by section name."""
+    """Validate each section that is a mapping; return the values of the valid sections by section name."""
     sections = {}
     for name, section in MAPPINGS.items():
         node = root.child(name)
@@ -126,7 +126,7 @@ def _validate_sections(root: TreeNode, report: Problems) -> dict[str, dict[str, 
 
 
 def _validate_section_or_word(name: str, node: TreeNode, report: Problems) -> dict[str, Any] | None:
-    """Validate a section that may be a word such as `none`; return its values, or `None` for the word or an error."""
+    """Return the values of a section that may be a word such as `none`; return `None` for the word or an error."""
     section, word = SECTIONS[name], CLUSTER_FILE.keys[name].field_type.none_word
     if node.value is None or node.value == word:
         return None

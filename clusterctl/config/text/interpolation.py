@@ -1,6 +1,6 @@
 """Interpolation of `${env:NAME}` in the values of a parsed file, so that a variable cannot insert YAML.
 
-No other form is interpolated. A text that looks like another expansion is an error, except in text for a shell.
+No other expansion is interpolated. A text that looks like another expansion is an error, except in text for a shell.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from clusterctl.config.text.yaml_parser import parse_scalar
 from clusterctl.config.worker_variables import find_clusterctl_equivalent, is_reserved_variable
 
 _IN_SHELL_TEXT = re.compile(r"\$\$(?=\{env:)|\$\{env:([^{}]{,1000})(\}?)|(?<![\\$])\$\([A-Z][A-Z0-9_]+\)")
-"""Expansions that are interpolated or reported in a text for a shell."""
+"""Matches expansions that are interpolated or reported in a text for a shell."""
 _IN_OTHER_TEXT = re.compile(
     r"\$\$(?=[{A-Za-z_]|\([A-Z][A-Z0-9_]+\))|\$\{env:([^{}]{,1000})(\}?)"
     r"|\$(?:\{(?:[^{}]{,1000}\})?|\([A-Z][A-Z0-9_]+\)|\(|[A-Za-z_]\w*)"
 )
-"""Expansions that are interpolated or reported in all other texts."""
+"""Matches expansions that are interpolated or reported in a text that no shell reads."""
 _IN_LITERAL_KEY = re.compile(r"\$\{env:([^{}]{,1000})(\}?)|\$\{(?:[^{}]{,1000}\})?")
-"""Expansions that are reported in literal keys such as `host`; the check of the value refuses any other `$`."""
+"""Matches expansions that are errors in keys such as `host`; the check of the value refuses any other `$`."""
 _BODY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-|:\?)(.*))?", re.DOTALL)
 _NAMED = re.compile(r"\$\{?(?:oc\.env:)?([A-Za-z_]\w*)(?![\w\s])")
 _RESOLVER = re.compile(r"\$\{(?!oc\.env:)[A-Za-z_]\w*(?:\.|:(?![-?=+\d\s]))")
@@ -32,7 +32,7 @@ _OF_KUBERNETES = re.compile(r"\$\(([A-Z][A-Z0-9_]+)\)")
 _WHOLLY_FILLED_IN = re.compile(r"\$\{env:[^{}]*\}")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*")
 _OPTION_AND_MORE = re.compile(r"--[A-Za-z][\w-]*\s+\S|-(?![^=]*=[\"'-]).*\s--?[A-Za-z]", re.DOTALL)
-"""An argument that contains an option and another argument, but not an option whose value contains options."""
+"""Matches an argument that contains an option and another argument, but no option whose value contains options."""
 _TAKES_SHELL_TEXT = re.compile(r"-[a-z]{0,4}c[a-z]{0,2}")
 _PATH_VARIABLE = re.compile(r"[A-Z_]*PATH")
 _HOME_PATH = re.compile(r"(?:^|[:=,])~/|^~[A-Za-z_][\w.-]*/")
@@ -46,7 +46,7 @@ _USER_VARIABLES = {"USER", "LOGNAME"}
 
 _MAX_SHOWN_CHARACTERS = 60
 _MAX_MISTAKES = 20
-"""Largest number of mistakes that are reported for one value."""
+"""Largest number of mistakes to report for one value."""
 
 _FORMS = "write `${env:NAME}`, `${env:NAME:-default}` or `${env:NAME:?message}`; `$$` stands for a literal `$`"
 
@@ -57,7 +57,7 @@ class Interpolator:
 
     Attributes:
         environ: The environment variables of this machine.
-        report: Receives errors and warnings.
+        report: The list that receives errors and warnings.
         search_path_uses: Each use of a search path variable such as PATH: its position, its key and its name.
     """
 
@@ -97,7 +97,7 @@ class Interpolator:
         Args:
             node: The value.
             path: The path of its key.
-            is_shell: Whether a shell reads the value; then any other `$` stays for the shell.
+            is_shell: Whether a shell reads the value. If so, any other `$` is left unchanged for the shell.
         """
         raw, used, before = node.raw or "", False, len(self.report.problems)
         reported = before + len(self.report.warnings)
@@ -237,7 +237,7 @@ def _warn_of_blanks(
         is_filled_in = before.raw is not None and _WHOLLY_FILLED_IN.fullmatch(before.raw.strip()) is not None
         is_several_words = is_filled_in and not follows and len(value.split()) > 1
         if i not in shell and (_OPTION_AND_MORE.match(value) or is_several_words):
-            # The text as written, because the value of the variable may be a secret.
+            # Show the text as written, because the value of the variable may be a secret.
             shown = textwrap.shorten(before.raw or value, _MAX_SHOWN_CHARACTERS, placeholder="…")
             text = f"{format_path((*path, i))}: `{shown}` is one argument that contains blanks"
             report.warn(item.mark, text, hint)

@@ -15,7 +15,7 @@ _INDEX = re.compile(r"\[([0-9]{1,6})\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """Options of `up`. A script, module or command replaces that of the file; `args` are appended to `job.args`."""
+    """Options of `up`. A script, module or command replaces the file's program; `args` are appended to `job.args`."""
 
     name: str | None = None
     script: str | None = None
@@ -42,7 +42,7 @@ def _merge_nodes(base: TreeNode, top: TreeNode) -> TreeNode:
 
 
 def apply_set_options(root: TreeNode, sets: Sequence[str], report: Problems) -> TreeNode:
-    """Apply the `key=value` of each `--set`. The key is a path such as `hosts[0].gpus`, the value is YAML."""
+    """Apply each `key=value` of `--set`. The key is a path such as `hosts[0].gpus`; the value is YAML."""
     for setting in sets:
         mark = _build_option_mark("--set", setting)
         key, equals, text = setting.partition("=")

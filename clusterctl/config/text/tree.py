@@ -18,7 +18,7 @@ KeyPath = tuple["str | int", ...]
 
 @dataclass(frozen=True)
 class Document:
-    """The source of values: a file, or an option of the command line, which has no places (lines and columns)."""
+    """The source of values: a file, or an option of the command line, which has no lines and columns."""
 
     path: str
     text: str
@@ -69,7 +69,7 @@ class TreeNode:
         raw: For a scalar: its text before conversion to a number, a boolean or null; else `None`.
         quoted: Whether a scalar is in quotes or a block, and therefore always text.
         keys: For a mapping: the position of each key.
-        size: Number of nodes of this subtree; a node that aliases share counts once for each alias.
+        size: Number of nodes of this subtree. A node with aliases counts once for each alias.
         depth: Levels of nesting, 1 for a scalar.
     """
 
@@ -99,12 +99,12 @@ class TreeNode:
         return node
 
     def find_mark(self, *path: str | int) -> Mark:
-        """Return the position of the node at a path below this node; without such a node, the position of this node."""
+        """Return the position of the node at a path below this node; if there is no such node, this node's position."""
         node = self.find(*path)
         return node.mark if node is not None else self.mark
 
     def key_mark(self, key: str | int) -> Mark:
-        """Return the position of a key; without such a key, the position of this node."""
+        """Return the position of a key; if there is no such key, the position of this node."""
         mark = self.keys.get(str(key))
         return mark if mark is not None else self.mark
 
@@ -136,7 +136,7 @@ def list_env_mappings(root: TreeNode) -> list[tuple[KeyPath, TreeNode]]:
 
 
 def list_host_values(root: TreeNode, key: str) -> list[tuple[KeyPath, TreeNode]]:
-    """Return path and node of each value of a key of hosts: in `defaults` and in the hosts."""
+    """Return path and node of each value that `defaults` or a host has for a key."""
     hosts = root.child("hosts")
     entries = hosts.value if hosts is not None and isinstance(hosts.value, (dict, list)) else ()
     names = entries if isinstance(entries, dict) else range(len(entries))
@@ -161,7 +161,7 @@ class Problems:
         self._add_once(self.warnings, mark, text, hint)
 
     def _add_once(self, target: list[Problem], mark: Mark, text: str, hint: str | None) -> None:
-        # A mistake in an anchor is found again at each alias.
+        # The same mistake in an anchor is found again at each alias.
         problem = mark.build_problem(text, hint)
         key = (target is self.warnings, problem.path, problem.line, problem.column, text)
         if key not in self._seen:

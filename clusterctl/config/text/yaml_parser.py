@@ -34,7 +34,7 @@ def report_syntax_error(document: Document, error: Exception, report: Problems) 
 
 
 def _clamp_to_text(mark: Mark) -> Mark:
-    """Return the mark, moved back if it lies beyond the text, as libyaml does for unclosed brackets and quotes."""
+    """Return a mark inside the text. For unclosed brackets and quotes libyaml reports a mark beyond the end."""
     lines = mark.document.lines
     if mark.line <= len(lines) and not (mark.line == len(lines) and not lines[-1] and mark.line > 1):
         return mark
@@ -117,7 +117,7 @@ _SYNTAX: tuple[tuple[str, Callable[[Mark, Mark | None], _Message] | tuple[str, s
 
 
 MAX_BYTES = 1024**2
-"""Largest size of a cluster file; a file with a thousand hosts as mappings has a tenth of this size."""
+"""Largest size of a cluster file. A file with a thousand hosts as mappings has a tenth of this size."""
 
 MAX_NODES = 50_000
 MAX_DEPTH = 24
@@ -134,7 +134,7 @@ _BASED_INT = re.compile(r"0o[0-7]{1,64}|0x[0-9a-fA-F]{1,64}")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _INFINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
-# Escapes can produce these characters, which neither an argument nor an environment variable can contain.
+# YAML escapes can produce these characters, but no argument or environment variable can contain them.
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 
 # All characters outside of `c-printable` of YAML.
@@ -321,7 +321,7 @@ class _TreeBuilder:
         return node
 
     def _insert_merged(self, node: TreeNode, position: int, value: TreeNode, mark: Mark) -> None:
-        """Insert the entries of a merge key `<<` at its place. Explicit keys win; in a list, earlier mappings win."""
+        """Insert the entries of a merge key `<<` at its place. Explicit keys win, then the first mapping of a list."""
         sources = value.value if isinstance(value.value, list) else [value]
         merged_entries: dict[str, TreeNode] = {}
         for source in sources:
