@@ -1,7 +1,7 @@
-"""Replaces names, addresses, serial numbers and folders in facts, so that they do not identify the machines. Pure.
+"""Replaces names, addresses, serial numbers and folders in facts, so that they do not identify the machines.
 
-Equal values get equal replacements. All values that findings depend on stay: models, versions, numbers, PCI addresses,
-names of programs and packages.
+No function does I/O. Equal values get equal replacements. Values on which findings depend are not replaced: models,
+versions, numbers, PCI addresses, names of programs and packages.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _NAME_KEYS = {
     "strange_runs": "run",
     "rebooted_under": "run",
 }
-"""Keys whose value is a name, each with the word that replaces the name. A number follows the word."""
+"""Key of a name to the word that replaces the name. A number follows the word, as in `host1`."""
 _NODE_KEYED = ("peers", "routes")
-"""Keys of objects that have node names as keys."""
+"""Keys whose value is an object with node names as keys."""
 _ENUM_KEYS = (
     *("status", "state", "vendor", "kind", "what", "role", "fs", "phys", "link_layer", "operstate", "access", "grade"),
     *("class", "clocksource", "source", "time_daemon", "arch", "modules"),
 )
-"""Keys whose value is one of a few fixed words. Such a word stays, even if a node has the same name."""
+"""Keys whose value is one of a few fixed words. Such a word is not replaced, even if a node has the same name."""
 _VERSION_KEYS = ("versions", "nvml", "driver", "module", "proc_version", "firmware", "vbios", "kernel", "version")
-"""Keys of versions: below them, four numbers with dots are no IPv4 address."""
+"""Keys whose values are versions. In these values, four numbers with dots are no IPv4 address."""
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 _HIDDEN = "***"
 _COMMON_NAMES = ("root", "localhost")
-"""Names that exist on every machine. They stay, because they identify no machine."""
+"""Names that are not replaced: they exist on every machine, so they identify no machine."""
 _MIN_LENGTH = 3
-"""Minimum length of names that are replaced inside texts."""
+"""Minimum number of characters of a name that is replaced inside texts."""
 
 _SYSTEM_FOLDERS = ("dev", "proc", "sys", "usr", "lib", "lib64", "bin", "sbin", "boot")
 """Folders that are the same on every machine."""
@@ -53,7 +53,7 @@ _PATTERNS = {
     "v4": r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])",
     "v6": r"(?<![\w:.])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,19}(?![\w:])",
 }
-"""Patterns of identifying values."""
+"""Kind of identifying values to the pattern of these values."""
 
 
 class Anonymizer:

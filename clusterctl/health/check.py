@@ -11,11 +11,12 @@ from clusterctl.health.findings import NVIDIA, Action, Finding, Outcome, Status,
 from clusterctl.health.settings import HealthSettings, NodeDeclaration
 
 Facts = dict[str, Any]
-"""The result of `clusterctl.agent.facts.collect_facts`, plus the key `controller` (see `HealthSettings`)."""
+"""The facts of one node: the result of `clusterctl.agent.facts.collect_facts`, plus the key `controller` (see
+`HealthSettings`)."""
 
 
 class NotJudgedError(Exception):
-    """A check cannot judge, because facts are missing or it does not apply.
+    """A check cannot judge, because facts are missing or the check does not apply.
 
     Attributes:
         outcome: The outcome of the check, with the reason.
@@ -33,7 +34,7 @@ class FactGroup:
     Attributes:
         status: `ok`, `timeout`, `error`, `denied` or `absent`.
         reason: Why the status is not `ok`.
-        facts: Name of each fact to its value.
+        facts: Name of a fact to its value.
         duration_ms: How long the agent took to collect the group.
     """
 
@@ -71,7 +72,10 @@ class CheckedNode:
         return facts if isinstance(facts, dict) else {}
 
     def group(self, name: str | None = None) -> FactGroup:
-        """Return a group of facts, by default the group of the check; its status is `absent` if the agent has none."""
+        """Return a group of facts, by default the group of the check.
+
+        The status of a group that was not requested is `absent`.
+        """
         name = name or self.check.group or ""
         raw = (self.facts.get("groups") or {}).get(name)
         if not isinstance(raw, dict):
@@ -122,25 +126,25 @@ class Check:
     """One check. The page `docs/health.md` is generated from all checks.
 
     Attributes:
-        name: The family and the judged thing, such as `gpu.count`.
-        family: The heading in the documentation.
+        name: Name of the check, such as `gpu.count`: the family, a dot, and what the check judges.
+        family: The heading above the check in `docs/health.md`.
         source: Where the facts come from.
-        threshold: The healthy values, in words.
+        threshold: A text that says which values are healthy.
         purpose: What the check is for, in one or two sentences.
         severity: The worst default status of the check: `FAIL` or `WARN`.
-        remedy: The default hint.
+        remedy: The hint of findings whose outcome has no hint.
         group: The group of facts that the check needs. If the status of the group is not `ok`, the check is UNKNOWN.
             `None`: the judge selects the groups itself.
-        gpu: The check concerns GPUs. It is SKIP if the node has no GPU and none is declared.
-        vendors: GPU vendors that the check supports. It is SKIP for other vendors.
-        judges_by_vendor: Judges that replace `node_judge` for GPUs of a vendor in `vendors`.
+        gpu: The check concerns GPUs. The result is SKIP if the node has no GPU and none is declared.
+        vendors: GPU vendors that the check supports. For GPUs of other vendors the result is SKIP.
+        judges_by_vendor: Vendor to the function that replaces `node_judge` for GPUs of this vendor.
         without_root: What covers the check if only root can read the source. `None`: every user can read the source.
-        judge_without_source: Judges a node with an unreadable source by other facts. It returns `None` if these facts
-            are not enough.
+        judge_without_source: A function that judges a node by other facts if the source is unreadable. It returns
+            `None` if these facts are not enough.
         action: The default action.
         thresholds: Default thresholds. `health.thresholds` overrides them as `CHECK.KEY`.
-        node_judge: Judges one node, or `None`.
-        cluster_judge: Judges all nodes, or `None`.
+        node_judge: The function that judges one node; `None` if the check only compares nodes.
+        cluster_judge: The function that compares all nodes; `None` if the check judges each node.
     """
 
     name: str

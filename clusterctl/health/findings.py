@@ -10,7 +10,8 @@ from typing import Any
 class Status(str, Enum):
     """The result of a check.
 
-    SKIP: the check does not apply here. UNKNOWN: the check applies, but its facts are missing; it never counts as PASS.
+    SKIP: the check does not apply here. UNKNOWN: the check applies, but its facts are missing.
+    UNKNOWN never counts as PASS.
     """
 
     PASS = "PASS"
@@ -53,7 +54,8 @@ class Finding:
         duration_ms: How long the agent took to collect the facts, or `None`.
         ignored: The cluster file ignores this finding. The status is SKIP; the message contains the original status.
         needs_root: Only root can read the source, and all readable facts are healthy. The status is SKIP. The report
-            shows it once per node, with the command that would allow the access. With `required` the status is FAIL.
+            shows such findings once per node, with the command that would allow the access. With `required` the status
+            is FAIL.
         override_key: A finer name that `health.severity` and `health.ignore` accept besides `check`, such as `xid.31`.
     """
 
@@ -178,7 +180,7 @@ VENDORS: dict[str, Vendor] = {
     "ascend": Vendor(name="Huawei Ascend"),
     "intel": Vendor(name="Intel"),
 }
-"""Vendors by their key in facts. If a node has GPUs of several vendors, the first of them counts."""
+"""Vendors by their key in facts. If a node has GPUs of several vendors, the first vendor in this order counts."""
 
 JUDGED = tuple(key for key, vendor in VENDORS.items() if vendor.group is not None)
 """Keys of the vendors whose GPUs clusterctl can check."""

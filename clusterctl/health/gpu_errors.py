@@ -14,7 +14,8 @@ from clusterctl.health.findings import VENDORS, Action
 
 UNSUPPORTED, DENIED, CORRUPTED, FAILED = "unsupported", "denied", "corrupted", "failed"
 READINGS = 3
-"""Number of readings in a row in which the same call must return a possibly transient error (NVSentinel#1668)."""
+"""A possibly transient error counts as a fault once a call has returned it in this number of readings in a row
+(NVSentinel#1668)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def describe_error_code(device: Mapping[str, Any], code: int) -> str:
 
 
 def find_worst_error(errors: Mapping[str, str]) -> tuple[str, list[str]] | None:
-    """Return the worst error of a GPU and the calls that returned it; `None` if no error is one of the GPU itself.
+    """Return the worst error of a GPU and the calls that returned it; `None` if no error is an error of the GPU itself.
 
     Args:
         errors: Name of each call to the word of its error.

@@ -33,12 +33,13 @@ def judge_node(node: str, facts: Facts, settings: HealthSettings, checks: Iterab
 
     Args:
         node: Name of the node in `settings.nodes`.
-        facts: Facts of the node, with the key `controller` (see `HealthSettings`); `{"unreachable": REASON}` without.
+        facts: Facts of the node, with the key `controller` (see `HealthSettings`); `{"unreachable": REASON}` if the
+            node has no facts.
         settings: The `health` section of the cluster file.
         checks: Names of the checks to run; `None` for all.
 
     Returns:
-        At least one finding per check. For a node without facts, only the findings that give the reason.
+        At least one finding per check. A node without facts has only the findings that give the reason.
     """
     findings: list[Finding] = []
     for check in _select_checks(checks):
@@ -65,7 +66,7 @@ def judge_cluster(
 ) -> list[Finding]:
     """Compare the nodes that have facts with each other.
 
-    Spares have no vote: this compares the other nodes first, then each spare with them.
+    Spares have no vote: the other nodes are compared first, then each spare is compared with the other nodes.
 
     Returns:
         Findings. `node` is the node that differs, or `None` for a finding about all nodes.

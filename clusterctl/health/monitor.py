@@ -107,7 +107,7 @@ class NodeMonitor:
         sampled_at: Time of the newest sample.
         is_silent: Samples are missing, and this was reported.
         first_ecc_counts: The first count of uncorrected errors of each GPU.
-        streaks: Numbers of possibly transient errors in a row.
+        streaks: Numbers of possibly transient errors in a row, by GPU and call.
     """
 
     node: str
@@ -256,7 +256,7 @@ def _list_driver_symptoms(monitor: NodeMonitor, sample: HealthSample) -> Iterato
         stuck_s = float(sample.get("stuck_s") or 0)
         where = f" in {sample['wchan']}" if sample.get("state") == "D" and sample.get("wchan") else ""
         words, detail = f"the GPU driver hangs{where}", f"no answer for {describe_duration(stuck_s)}"
-        # The sampler measures the duration, so the monitor need not wait for it again.
+        # The sampler has already measured how long the driver hangs, so the monitor does not wait again.
         lasting = 0.0 if stuck_s >= limit else limit
         yield Symptom("gpu.responsive", Status.FAIL, words, Action.REBOOT_NODE, min_duration_s=lasting, detail=detail)
     elif status == "error":
@@ -312,7 +312,7 @@ def _format_message(monitor: NodeMonitor, problem: _Problem, now: float) -> str:
 def _make_change(
     monitor: NodeMonitor, now: float, problem: _Problem, status: Status | None = None, message: str = ""
 ) -> HealthChange:
-    """Return the change of a problem, by default its start."""
+    """Return a change of a problem; without `status`, the start of the problem."""
     symptom = problem.symptom
     action = Action.NONE if status is Status.PASS else symptom.action
     return HealthChange(

@@ -1,4 +1,6 @@
-"""Makes and judges recordings: files with the facts of nodes, so that checks can run on another machine. Pure.
+"""Makes and judges recordings: files with the facts of nodes, so that checks can run on another machine.
+
+No function does I/O.
 
     {"recording": 1, "version": of the clusterctl that wrote it, "framework", "expect", "ignore", "severity",
      "required", "thresholds",
@@ -34,7 +36,7 @@ def make_recording(
 
     Args:
         facts: Facts by node.
-        settings: The `health` section of the cluster file. It may name more nodes.
+        settings: The `health` section of the cluster file. This section may name more nodes than `facts`.
         addresses: Addresses of the nodes, which may occur in the facts and are replaced too.
     """
     disguise = Anonymizer(settings.nodes, addresses, list(facts.values()))

@@ -44,7 +44,7 @@ CHECKS = {check.name: check for check in sorted(_ALL, key=lambda check: _FAMILIE
 """Checks by name."""
 
 DEADLINE_KEY = "probe.deadline"
-"""The threshold for the duration of the collection of facts on a node, in seconds. It belongs to no check."""
+"""Name of the threshold that limits the collection of facts on a node, in seconds. It belongs to no check."""
 LIMIT_KEYS = ("slowdown", "stuck", "disk", "clear_after", "silence", "recovered_after")
 """Thresholds `during.KEY` for symptoms during a run (`monitor.SymptomLimits`). They belong to no check."""
 
@@ -52,7 +52,7 @@ LIMIT_KEYS = ("slowdown", "stuck", "disk", "clear_after", "silence", "recovered_
 def find_unknown_names(health: HealthSpec) -> list[tuple[str, str, str | None]]:
     """Return the unknown names in a `health` section, each as (key, name, closest known name).
 
-    They are errors of the cluster file, because a rule for an unknown check would silently have no effect.
+    Unknown names are errors of the cluster file, because a rule for an unknown check would silently have no effect.
     """
     from clusterctl.health.settings import EXPECT_KEYS
 

@@ -9,7 +9,7 @@ from typing import Any
 from clusterctl.config.spec import ClusterSpec, HealthSpec
 
 NOT_SYNCED = "not synced"
-"""The `code_hash` of a node if the run does not sync code to it."""
+"""The `code_hash` of a node to which the run does not sync code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class HealthSettings:
         place        boot id, pid namespace and network namespace that SSH reaches: nodes with equal places are one
         connect_ms   how long the connection took to open
 
-    A node without facts is `{"unreachable": REASON}`.
+    The facts of a node that did not report any are `{"unreachable": REASON}`.
 
     Attributes:
         nodes: The declaration of each node, in order of node rank.

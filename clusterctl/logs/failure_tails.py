@@ -135,7 +135,7 @@ def read_failure_tails(
 
 
 def _set_time(run_dir: str | os.PathLike[str], lines: FailureLines, skew: Skew | None) -> FailureLines:
-    """Return the lines with the time of the last line in the output file."""
+    """Return `lines`; their time is that of the last line in the output file."""
     last = lines[-1]
     query = LogQuery(tail=1)
     streams = open_streams([OutputFileFinder(run_dir).expect_file(last.node, last.attempt, last.rank)], query, skew)

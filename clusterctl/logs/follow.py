@@ -14,7 +14,8 @@ from clusterctl.logs.output_replicas import OutputFileFinder
 from clusterctl.logs.output_stream import LineBatch, OutputStream
 
 _POLL_BYTES = 1024 * 1024
-"""Maximum number of bytes per poll, because the caller handles signals and keys between polls."""
+"""Maximum number of bytes that one poll reads. It is small, because the caller handles signals and keys between
+polls."""
 
 
 @dataclass(slots=True)

@@ -41,8 +41,8 @@ class LogQuery:
         until: Wall clock in seconds; later lines are excluded.
         grep: Pattern that the text without its colours must contain.
         tail: Number of last selected lines. It applies only to existing lines, not to new lines.
-        raw: Text with all bytes of the output, not sanitized; undecodable bytes are surrogate escapes. A long line is
-            returned in parts.
+        raw: The text contains all bytes of the output, not sanitized; undecodable bytes are surrogate escapes. A long
+            line is returned in parts.
     """
 
     ranks: frozenset[int] | None = None

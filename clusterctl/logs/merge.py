@@ -47,7 +47,7 @@ def read_history(streams: Sequence[OutputStream], query: LogQuery, *, flush: boo
     Args:
         streams: New streams. They continue at the end of the yielded lines.
         query: Selects the lines.
-        flush: Yield unfinished last lines too; otherwise they stay in their streams.
+        flush: Yield unfinished last lines too; otherwise these lines stay in their streams.
     """
     bounds = [_find_bounds(stream, query) for stream in streams]
     starts, ends = [start for start, _ in bounds], [end for _, end in bounds]
@@ -95,7 +95,7 @@ def _last_lines(
         wanted = (line for batch in batches if query.wants_time(batch.time) for line in batch.lines)
         last = list(deque(wanted, maxlen=tail))
         oldest = last[0].time if len(last) == tail else float("-inf")
-        # Lines before the first line read of a stream are not later than this line.
+        # In a stream, the unread lines are not later than the first line that was read.
         unsure = [
             number
             for number in unsure

@@ -38,7 +38,7 @@ class OutputStream:
     def __init__(self, file: OutputFile, *, offset: int = 0, raw: bool = False, skew: Skew | None = None) -> None:
         self.file = file
         self.closed = False
-        """Whether the file does not grow any more, so that readers may skip it."""
+        """Whether the file does not grow any more. Readers may skip such a file."""
         self._index = TimeIndex(file.index_path)
         self._raw = raw
         self._skew_of = skew
@@ -258,8 +258,9 @@ def find_line_start(path: str, offset: int) -> int:
 
 
 def find_tail_start(path: str, end: int, lines: int) -> int:
-    """Return the offset of the last `lines` lines before byte `end`. This reads backwards, only as far as necessary.
+    """Return the offset at which the last `lines` lines before byte `end` begin.
 
+    The function reads backwards, only as far as necessary.
     The last line before `end` counts with or without its line end.
     """
     if lines <= 0 or end <= 0:

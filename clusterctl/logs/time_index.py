@@ -26,7 +26,7 @@ class IndexRecord(NamedTuple):
 
 
 class TimeIndex:
-    """Finds records in an index file. It has only one block of the file in memory.
+    """Finds records in an index file. Only one block of the file is in memory.
 
     A missing file is an empty index. An incomplete last record is ignored.
     """
@@ -41,7 +41,10 @@ class TimeIndex:
         return self._bisect(lambda mark: mark.size >= size)
 
     def find_size_before(self, time: float) -> int:
-        """Return the size of the last record before `time`: all bytes after it were written at `time` or later."""
+        """Return the size of the last record before `time`.
+
+        All bytes beyond this size were written at `time` or later.
+        """
         position = self._bisect(lambda mark: mark.time >= time)
         return self._record(position - 1).size if position else 0
 

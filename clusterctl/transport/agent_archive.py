@@ -98,10 +98,10 @@ def _list_sources() -> dict[str, Path]:
 
 
 def _store(path: Path, data: bytes) -> None:
-    """Store the archive for the next command; if that fails, the next command packs it again."""
+    """Store the archive for the next command. If storing fails, the next command packs the archive again."""
     with contextlib.suppress(OSError):
-        # If this machine is a node, its agents are stored in the same folder. An agent is not loaded from a folder that
-        # other users can write.
+        # If this machine is a node, its agents are stored in the same folder. An agent is not loaded from a folder to
+        # which other users can write.
         path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.mkdir(exist_ok=True)
         for old in path.parent.glob("*.pyz"):

@@ -1,12 +1,12 @@
 """Starts the agent on a node: a script for `/bin/sh` finds a Python, stores the agent and runs it.
 
-The script is constant; assignments before it hold the variable parts, quoted. The script prints one line, the preamble,
-which begins with a marker that an echo of the script cannot contain. Until the preamble arrives, nothing may follow the
-script: some shells read standard input in blocks and would consume it.
+The script is constant. Assignments before the script set its variable parts, in quotes. The script prints one line, the
+preamble, which begins with a marker that an echo of the script cannot contain. Until the preamble arrives, the head
+sends nothing after the script: some shells read standard input in blocks and would consume this data.
 
-The node stores the archive in `$XDG_CACHE_HOME/clusterctl/agents`, else in `~/.cache/clusterctl/agents`, or, if that is
-not writable, in `/var/tmp/clusterctl-UID/agents` or `/dev/shm/clusterctl-UID/agents`. A home that is not on a block
-device comes last: most such homes are on a file server, and an agent that imports from a dead server hangs.
+The node stores the archive in the first writable one of these folders: `$XDG_CACHE_HOME/clusterctl/agents` (by default
+`~/.cache/clusterctl/agents`), `/var/tmp/clusterctl-UID/agents`, `/dev/shm/clusterctl-UID/agents`. A home that is not on
+a block device comes last: most such homes are on a file server, and an agent that imports from a dead server hangs.
 
 The files of the archive are also unpacked into a folder, where each Python version stores its bytecode. Imports from an
 archive would compile the sources at each start. The script never replaces a complete file: another machine may be
@@ -43,7 +43,7 @@ class Preamble:
     Attributes:
         python: Path of the Python that runs the agent.
         version: Version of this Python.
-        archive_sent: The node did not have the archive, so it was sent.
+        archive_sent: The head sent the archive, because the node did not have it.
     """
 
     python: str
@@ -52,7 +52,7 @@ class Preamble:
 
 
 class PreambleParser:
-    """Finds the preamble in the output of a node, also between other output."""
+    """Finds the preamble in the output of a node, which may contain other output before and after the preamble."""
 
     def __init__(self, nonce: str) -> None:
         self._marker = f"clusterctl:{nonce}:".encode()

@@ -12,7 +12,7 @@ EXEC_COMMAND = "/bin/sh"
 
 STDERR_TAIL_BYTES = 4096
 SEND_DEADLINE_FACTOR = 10
-"""Time limit of one `send`, as a multiple of its timeout. It also ends a `send` whose peer reads too slowly."""
+"""Time limit of one `send`, as a multiple of its timeout. The limit also ends a `send` whose peer reads too slowly."""
 
 Progress = Callable[[str], None]
 """A function that shows the current stage of a connection ("connecting", "logging in")."""
@@ -44,7 +44,7 @@ class Channel(Protocol):
         Raises:
             OSError: The stream is closed.
             TimeoutError: The peer read nothing for `timeout` seconds, or did not read all of `data` within
-                `SEND_DEADLINE_FACTOR` times as long.
+                `SEND_DEADLINE_FACTOR * timeout` seconds.
         """
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:

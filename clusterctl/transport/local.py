@@ -35,7 +35,7 @@ class LocalChannel:
         process: The child process.
         sock: Our end of the child's standard input and output.
         stderr: The file with the child's standard error.
-        relays: The child only forwards data to a node. `close` kills it if it has unread data.
+        relays: The child only forwards data to a node. `close` kills such a child if it has unread data.
     """
 
     def __init__(
@@ -46,12 +46,13 @@ class LocalChannel:
         self.warnings: tuple[str, ...] = ()
         self._process = process
         self._sock = sock
-        # Senders need a separate object, because each object has one timeout.
+        # Senders need a socket object of their own, because a socket object has only one timeout.
         self._sender = sock.dup()
         self._stderr = stderr
         self._tail = ""
         self._reading = threading.Lock()
-        # These locks delay closing the sockets: otherwise a waiting thread might use a descriptor of a new file.
+        # With these locks, a socket is closed only after all waits on it. Otherwise a waiting thread might use a closed
+        # descriptor that now belongs to a new file.
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._closing = threading.Lock()
@@ -85,7 +86,7 @@ class LocalChannel:
         with contextlib.suppress(OSError):
             if self._relays and self._process.poll() is None and count_unsent_bytes(self._sock):
                 # The fence of the node counts from the last received data. A command that still forwards unread data
-                # after the close would delay it.
+                # after the close would delay the fence.
                 os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -119,7 +120,7 @@ class LocalChannel:
 
 
 def count_unsent_bytes(sock: socket.socket) -> int:
-    """Return how many sent bytes the peer has not received yet. For a local socket: not read yet.
+    """Return how many sent bytes the peer has not received yet; for a local socket, how many it has not read yet.
 
     Raises:
         OSError: The socket is broken.
@@ -197,7 +198,7 @@ def build_command_argv(host: HostSpec) -> list[str]:
     if missing:
         text = f"its `transport` command contains `{{{missing[0]}}}`, but the cluster file does not set it"
         raise ConnectError(host.name, text, hint=f"add `{missing[0]}:` to the host")
-    # The values were checked with the cluster file. They are checked again, because the command is executed.
+    # These values were checked with the cluster file, and are checked again, because the command is executed.
     if not value_parsers.is_host_name(values["host"]) or not value_parsers.is_user_name(values.get("user", "x")):
         raise ConnectError(host.name, "its name, address or user contains characters that are not allowed in a command")
     return [value_parsers.fill_placeholders(word, values) for word in host.transport]

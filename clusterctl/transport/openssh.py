@@ -44,21 +44,22 @@ from clusterctl.transport.ssh.ssh_options import (
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 _SHELL = "sh"
-"""The command has no path, because a restricted login shell runs no command that contains a `/`."""
+"""Name of the shell on the node, without its path: a restricted login shell runs no command that contains a `/`."""
 _NOISE_BYTES = 64 << 10
 _LAST_OUTPUT_TIMEOUT_S = 1.0
 _INTERACTIVE_LOGIN_TIMEOUT_S = 120.0
 _MAX_QUOTED_CHARACTERS = 300
 _CONNECTION_LOST_TEXT = 255
 _Hop = tuple[Destination, SshOptions]
-"""A jump host and its ssh_config."""
+"""A jump host and the ssh_config of this jump host."""
 _NEUTRAL_OPTIONS = {
     "remotecommand": "none",
     "sessiontype": "default",
     "stdinnull": "no",
     "forkafterauthentication": "no",
 }
-"""Options of ssh_config that would corrupt the byte stream. Only those that this `ssh` knows are reset."""
+"""Options of ssh_config that would corrupt the byte stream, with harmless values. An option unknown to `ssh` is not
+set."""
 
 
 class OpenSshChannel(LocalChannel):
@@ -103,7 +104,8 @@ class OpenSshTransport:
     def _logged_in(self, host: HostSpec, options: SshOptions, seconds: float) -> OpenSshChannel:
         environment = self._environment
         if not has_askpass(environment):
-            # `ssh` does not pass BatchMode to its processes for jump hosts: without this variable they open a window.
+            # `ssh` does not pass BatchMode to its processes for jump hosts, which would open a window without this
+            # variable.
             environment = environment | {"SSH_ASKPASS_REQUIRE": "never"}
         with tempfile.NamedTemporaryFile(prefix="clusterctl-ssh-") as log:
             argv = self.build_argv(host, options, log.name)
@@ -135,7 +137,7 @@ class OpenSshTransport:
         return ["ssh", "-T", *logged, *_join_words([*batch, *shared, *self._settings(options)]), *to, _SHELL]
 
     def build_terminal_argv(self, host: HostSpec, command: str) -> list[str]:
-        """Return the `ssh` command that runs a shell command on a terminal. It may ask the user questions."""
+        """Return the `ssh` command that runs a shell command on a terminal. This `ssh` may ask the user questions."""
         options = self._predialer.resolve_options(host.name, get_destination(host))
         hops = self._hops(host.name, options)
         words = _join_words([*self._share_options(options, hops), *self._settings(options)])
@@ -144,7 +146,7 @@ class OpenSshTransport:
     def build_forward_argv(self, host: HostSpec, forwards: Sequence[str]) -> list[str]:
         """Return the `ssh` command that forwards ports.
 
-        It opens its own connection: a forward through a shared connection would outlive the command.
+        The command opens its own connection: a forward through a shared connection would outlive the command.
 
         Args:
             host: The host.
@@ -184,7 +186,7 @@ class OpenSshTransport:
         return hops
 
     def _route(self, options: SshOptions, hops: Iterable[_Hop]) -> object:
-        """Return the values that identify a connection: host, jump hosts, and policy and files for their host keys."""
+        """Return the values that identify a connection: host, jump hosts, host key policy and known-hosts files."""
         on_the_way = [options, *(options for _, options in hops)]
         files = [(o.user_known_hosts, o.global_known_hosts, o.revoked_host_keys) for o in on_the_way]
         places = [(o.hostname, o.port, o.user, o.known_hosts_name, o.proxy_command) for o in on_the_way]
@@ -195,7 +197,10 @@ class OpenSshTransport:
         )
 
     def _arguments(self, destination: Destination, hops: Sequence[_Hop], habits: Sequence[str] = ()) -> list[str]:
-        """Return the arguments of `ssh` for a host. Unlike `ssh -J`, they pass our options to jump hosts too."""
+        """Return the arguments of `ssh` for a host.
+
+        Unlike `ssh -J`, these arguments also apply our options to jump hosts.
+        """
         if not hops:
             return build_query_arguments(destination, self._predialer.config_file)[1:]
         (hop, options), *before = hops
@@ -239,8 +244,8 @@ class OpenSshTransport:
         environment = self._environment | {"SSH_ASKPASS_REQUIRE": "never"}
         if subprocess.run(argv, env=environment, check=False).returncode != 0:
             raise AuthError(host.name, "`ssh` could not log in", hint=f"`ssh -v {options.address} true` shows why")
-        # `ssh` reports success before it detaches from this terminal, and ends if the terminal closes in between. It
-        # answers this check once it has detached.
+        # `ssh` reports success before it detaches from this terminal, and ends if the terminal closes in between. Once
+        # detached, `ssh` answers this check.
         argv = ["ssh", "-O", "check", *_join_words([f"ControlPath={path}"]), *to]
         if subprocess.run(argv, env=environment, check=False, capture_output=True).returncode != 0:
             text = "`ssh` logged in, but did not keep the connection open for sharing"
@@ -252,7 +257,7 @@ def _join_words(options: Iterable[str]) -> list[str]:
 
 
 def has_askpass(environment: Mapping[str, str]) -> bool:
-    """Return whether a program (SSH_ASKPASS) answers the questions of `ssh`."""
+    """Return whether a program (SSH_ASKPASS) answers the questions that `ssh` asks."""
     required = environment.get("SSH_ASKPASS_REQUIRE") in ("force", "prefer")
     return required and bool(environment.get("SSH_ASKPASS"))
 
@@ -319,7 +324,8 @@ def kill_and_discard_unsent(leader: int) -> None:
     """Kill the process group of a child and its descendants, and reset their TCP connections.
 
     After a plain kill, the kernel still holds unacknowledged data and may deliver it minutes later, if a broken link
-    recovers. This also happens if the kernel denies access to the sockets of the child.
+    recovers. If the kernel denies access to the sockets of the child, this function cannot prevent such a late
+    delivery.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGSTOP)

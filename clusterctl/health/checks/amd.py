@@ -26,14 +26,14 @@ _HINTS = {
 
 
 def list_hive_members(node: CheckedNode, device: gpu_facts.Device) -> list[int]:
-    """Return the indices of all GPUs of the node in the same XGMI hive as `device`: they can only be reset together."""
+    """Return the indices of the GPUs in the same XGMI hive as `device`. GPUs of one hive can only be reset together."""
     own = gpu_facts.read_value(device, "hive")
     members = [d["index"] for d in gpu_facts.list_gpus(node) if own and gpu_facts.read_value(d, "hive") == own]
     return members or [device["index"]]
 
 
 def get_reset_hint(node: CheckedNode, device: gpu_facts.Device, action: Action) -> str | None:
-    """Return the remedy for one GPU, or `None` if the action needs no special one."""
+    """Return the remedy for one GPU, or `None` if there is no remedy for the action."""
     if action is not Action.RESET_GPU:
         return _HINTS.get(action)
     members = list_hive_members(node, device)
@@ -116,7 +116,7 @@ def check_visible_devices(node: CheckedNode) -> Outcome:
         message = f"{_ROCR} is {rocr}: the cluster file's GPUs {list(declared)} would be indices into this list"
         return fail(message, value=rocr)
     if rocr is not None and hip is not None and len(hip.split(",")) > len(rocr.split(",")):
-        # torch fails with the same error (`_parse_visible_devices` of torch.cuda).
+        # torch treats this as an error too (`_parse_visible_devices` of torch.cuda).
         return fail(f"{_HIP} selects {hip}, but {_ROCR} only {rocr}", value=[rocr, hip])
     # HIP reads CUDA_VISIBLE_DEVICES only if HIP_VISIBLE_DEVICES is not set.
     for name in () if isinstance(declared, tuple) else (_ROCR, _HIP if _HIP in env else _CUDA):
@@ -172,7 +172,10 @@ def check_xgmi_links(node: CheckedNode) -> Outcome | list[Outcome]:
 
 
 def _judge_hive_membership(devices: Sequence[gpu_facts.Device]) -> Iterator[Outcome]:
-    """Yield a FAIL for a GPU that is outside the hive of all others. Two hives of equal size are a design of cards."""
+    """Yield a FAIL for a GPU that is outside the hive of all others.
+
+    Two hives of equal size are no fault, because some cards form them by design.
+    """
     hives = Counter(gpu_facts.read_value(device, "hive") for device in devices)
     if len(devices) < 3:
         return
@@ -244,7 +247,7 @@ def check_xgmi_outliers(cluster: CheckedCluster) -> Outcome | list[Outcome]:
 
 
 def _read_pairs(node: CheckedNode, which: int) -> dict[str, int]:
-    """Return the weight (`which` is 0) or the bandwidth (1) of the link of each pair of GPUs, by their indices."""
+    """Return pair of GPU indices -> number of the link: the weight if `which` is 0, the bandwidth if it is 1."""
     return {
         f"{device['index']}-{peer}": link[which]
         for device in gpu_facts.list_used_gpus(node)
@@ -383,7 +386,7 @@ def _select_events(event: Event, events: list[Event], kind: str) -> list[Event]:
 
 
 def _find_gpu(node: CheckedNode, address: str) -> tuple[gpu_facts.Device | None, int | None, bool]:
-    """Return the GPU at a PCI address, its index, and whether the run may use it (also at an unknown address)."""
+    """Return the GPU at a PCI address, its index, and whether the run may use it. At an unknown address the run may."""
     device = next((d for d in gpu_facts.list_gpus(node) if gpu_facts.read_value(d, "pci") == address), None)
     if device is None:
         return None, None, True

@@ -70,7 +70,7 @@ def find_outliers(
     Args:
         numbers: Member to number.
         is_far: Takes a number and the median; returns whether the difference matters.
-        least: Minimum number of members: with fewer members there are no outliers.
+        least: Minimum number of members. Among fewer members no member counts as an outlier.
     """
     if len(numbers) < least:
         return {}
@@ -93,7 +93,7 @@ def compare_nodes(
         cluster: The nodes.
         read: Returns the value of a node, or `None`.
         what: Name of the value, for messages.
-        say: Makes the outcome of a difference (`fail` or `warn`).
+        say: The function that makes the outcome for a node that differs: `fail` or `warn`.
         absent: A missing value counts as a difference. Otherwise nodes without the value are ignored.
     """
     answers = {node.name: read(node) for node in cluster.nodes}
@@ -169,7 +169,7 @@ def compare_gpus(
 
 
 def find_gpu_outliers(cluster: CheckedCluster, field: str, unit: str) -> list[Outcome]:
-    """Return a WARN for each GPU with a number above the threshold `floor` and `warn` above the median of its board."""
+    """Return a WARN for each GPU whose number is above `floor`, and more than `warn` above the median of its board."""
     far, floor = cluster.limit("warn"), cluster.limit("floor")
     outcomes, judged = [], 0
     for members in group_by_board(cluster, lambda device: gpu_facts.read_value(device, field)).values():
@@ -202,7 +202,7 @@ def report_no_outlier(cluster: CheckedCluster, judged: int, what: str) -> Outcom
 def group_by_board(cluster: CheckedCluster, read: Callable[[gpu_facts.Device], Any]) -> dict[str, dict[str, Any]]:
     """Return a value of each GPU of the run, as board -> "node/index" -> value, without GPUs that lack the value.
 
-    A board is a GPU model of one maker, identified by its PCI subsystem: makers set limits and firmware.
+    A board is a GPU model of one maker. The PCI subsystem identifies the maker, who sets limits and firmware.
     """
     values: dict[str, dict[str, Any]] = {}
     for node in cluster.nodes:
@@ -253,14 +253,14 @@ def read_gpu_numbers(node: CheckedNode, read: Callable[[gpu_facts.Device], int |
 
 @dataclass(frozen=True, slots=True)
 class SlotDeficit:
-    """A slot of a node that has fewer links or lanes than the same slot of other nodes.
+    """A slot that has fewer links or lanes on one node than on other nodes.
 
     Attributes:
         node: Name of the node.
         index: The index of the GPU, or the pair of indices.
         number: The number of links or lanes on this node.
         needed: The number on the other nodes.
-        is_certain: Most nodes have the needed number.
+        is_certain: Most nodes have the number `needed`.
     """
 
     node: str

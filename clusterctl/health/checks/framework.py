@@ -18,7 +18,7 @@ _PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu"),
     "jax": ("jax",),
 }
-"""The packages that each framework needs; one of them is enough for a framework in `_ANY_OF`."""
+"""Framework to the packages that it needs. A framework in `_ANY_OF` needs only one of its packages."""
 _ANY_OF = frozenset({"tensorflow"})
 
 
@@ -96,11 +96,12 @@ _DRIVERS = {11: 450, 12: 525, 13: 580}
 _FIRST_CUDA = {8: (11, 0), 9: (11, 8), 10: (12, 8), 11: (13, 0), 12: (12, 8)}
 """Major compute capability to the first CUDA that compiles for it (release notes of the CUDA toolkit)."""
 _LAST_CUDA = ((3, 11), (7, 12))
-"""(Major compute capability, last major CUDA that compiles for it and for older GPUs): CUDA 12 has dropped Kepler,
-CUDA 13 all GPUs before Turing (7.5)."""
+"""Pairs: a major compute capability, and the last major CUDA that compiles for this capability and older ones. CUDA 12
+does not compile for Kepler, and CUDA 13 does not compile for GPUs before Turing (7.5)."""
 _TURING = (7, 5)
 _OWN_BUILD = re.compile(r"\d(?:a|b|rc|\.dev)\d|\+git")
-"""Versions of the user's or a vendor's own builds. They may contain PTX code, which the driver can compile."""
+"""Pattern of versions of builds by the user or a vendor. Such builds may contain PTX code, which the driver
+compiles."""
 _LIBRARY_NOT_FOUND = 12
 _OTHER_FRAMEWORKS = frozenset({"jax", "tensorflow", "tensorflow-cpu"})
 
@@ -179,7 +180,10 @@ def _suggest_install(needed: int, there: int) -> str:
 
 
 def _find_gpus_without_code(node: CheckedNode, build: _Build, say: Callable[..., Outcome]) -> Iterator[Outcome]:
-    """Yield an outcome for each GPU without code. Code for a major compute capability runs on all minor versions."""
+    """Yield an outcome for each GPU for which the framework has no code.
+
+    Code for a major compute capability runs on all its minor versions.
+    """
     for device in gpu_facts.list_used_gpus(node):
         major, minor = gpu_facts.read_value(device, "capability") or (0, 0)
         first = _FIRST_CUDA.get(major, (0, 0))
@@ -198,7 +202,7 @@ def _find_gpus_without_code(node: CheckedNode, build: _Build, say: Callable[...,
 
 
 def _find_cuda_build(node: CheckedNode) -> _Build | str:
-    """Return the framework and its CUDA version, or a text that says why there is none."""
+    """Return the framework and its CUDA version, or a text that says why the version is not known."""
     data, framework = node.group("versions").facts, node.settings.framework
     if framework in ("tensorflow", "none"):
         return f"`job.framework` is {framework}"

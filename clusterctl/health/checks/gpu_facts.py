@@ -1,7 +1,7 @@
 """Reads the facts of a node's GPUs for checks, judges one value of every GPU, and counts the ranks of a node.
 
-A GPU in the facts is `{"vendor", "index", "v": {field: value}, "err": {field: word}, "codes": {field: n}}`. `err` has
-the word of the error of each missing value (`clusterctl.health.gpu_errors`).
+A GPU in the facts is `{"vendor", "index", "v": {field: value}, "err": {field: word}, "codes": {field: n}}`. For each
+missing value, `err` has a word that names the error (`clusterctl.health.gpu_errors`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def find_gpu_vendor(node: CheckedNode) -> str:
     of_cards = {card["vendor"] for card in list_compute_cards(node)}
     signs = [key for key, group in groups.items() if group.facts.get("devices")]
     signs += [key for key in VENDORS if key in of_cards]
-    # The agent reads facts of AMD's driver only if the node has it, so a timeout shows AMD too.
+    # The agent reads facts of AMD's driver only on nodes with this driver, so a timeout also shows an AMD GPU.
     versions = node.group("versions").facts
     if groups[AMD].status == "timeout" or versions.get("torch_hip") or "+rocm" in str(versions.get("torch")):
         signs.append(AMD)
@@ -46,8 +46,8 @@ def get_library_name(node: CheckedNode) -> str:
 def list_compute_cards(node: CheckedNode) -> list[dict[str, Any]]:
     """Return the cards on the PCI bus that are made for computing.
 
-    GPUs with a display count only if they are NVIDIA's: most others are part of a processor. If the driver of such a
-    GPU can compute, `list_gpus` contains it.
+    A GPU with a display counts only if NVIDIA made it: most such GPUs of other vendors are part of a processor. If the
+    driver of such a GPU can compute, `list_gpus` contains it.
     """
     entries = node.group("driver").facts.get("pci") or []
     return [card for card in entries if card["vendor"] == NVIDIA or card.get("class") != _DISPLAY]
@@ -59,7 +59,7 @@ def list_gpus(node: CheckedNode) -> list[Device]:
 
 
 def list_used_gpus(node: CheckedNode) -> list[Device]:
-    """Return the GPUs of the run: the declared indices, the first N, or all."""
+    """Return the GPUs of the run: those with the declared indices, the first N if N is declared, otherwise all."""
     declared = node.declaration.gpus
     if isinstance(declared, tuple):
         return [d for d in list_gpus(node) if d["index"] in declared]
@@ -88,7 +88,7 @@ def find_skip_reason(node: CheckedNode) -> Outcome | None:
 
 
 def find_library_problem(node: CheckedNode) -> Outcome | None:
-    """Return UNKNOWN with the reason if facts of the library are missing, else `None`. Another check reports why."""
+    """Return UNKNOWN with the reason if facts of the library are missing, else `None`."""
     group, name = get_library_facts(node), get_library_name(node)
     if group.status != "ok":
         return unknown(f"{name} did not answer: {group.reason or group.status}")
@@ -211,7 +211,7 @@ def format_gpu_names(gpus: Sequence[int]) -> str:
     return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
 
 
-# --- The number of ranks of a node, on which needed resources depend
+# --- The number of ranks of a node: the resources that a node needs depend on this number
 
 
 def uses_gpus(node: CheckedNode) -> bool:

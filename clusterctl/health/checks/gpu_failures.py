@@ -69,14 +69,14 @@ _ACTION_NAMES = {
 
 
 def get_recovery(action: int) -> Recovery:
-    """Return the recovery of a number of NVML; an unknown number needs a repair too."""
+    """Return the recovery action with this number in NVML. Unknown numbers have a recovery action too."""
     return RECOVERIES.get(action, _UNKNOWN_RECOVERY)
 
 
 def parse_new_action(text: str) -> int | None:
     """Return the number of the recovery action at the end of the text of an XID 154, or `None`.
 
-    The number in the text decides if there is one. Its name changes between drivers: driver 610 writes
+    If the text contains a number, the number decides, because names differ between drivers: driver 610 writes
     `0x2 (OS Reboot)`, others write `0x2 (Node Reboot Required)`.
     """
     match = _CHANGED_ACTION.search(text.strip())

@@ -192,7 +192,7 @@ def _read_active_links(device: gpu_facts.Device) -> int | None:
 
 
 def _has_no_active_link(node: CheckedNode) -> bool:
-    """Return whether a node without an NVSwitch has no active NVLink: its bridge may be missing."""
+    """Return whether a node has no active NVLink and no NVSwitch. The bridge of such a node may be missing."""
     devices = gpu_facts.list_used_gpus(node)
     return not any(_read_active_links(device) for device in devices) and not any(
         has_nvswitch(node, device) for device in devices
@@ -322,13 +322,13 @@ P2P_STATUSES = {
 }
 """`nvmlGpuP2PStatus_t` of NVIDIA's `nvml.h`; 0 means access."""
 _BROKEN = frozenset({5, 6})
-"""Statuses of a broken pair. The other statuses without access come from product, board or administrator."""
+"""Statuses of a broken pair. Other statuses without access mean that product, board or administrator forbid access."""
 
 Pairs = dict[str, list[int | None]]
 
 
 def _read_pairs(node: CheckedNode) -> Pairs:
-    """Return NVML's status of each pair of used GPUs: over NVLink and for reading."""
+    """Return two statuses of NVML for each pair of used GPUs: access over NVLink, and access for reading."""
     mine = {d["index"] for d in gpu_facts.list_used_gpus(node)}
     statuses_of = gpu_facts.get_library_facts(node).facts.get("p2p") or []
     pairs = {f"{i}-{j}": [nvlink, read] for i, j, nvlink, read in statuses_of if {i, j} <= mine}
@@ -403,7 +403,7 @@ _SILENT = (12021, 12023)
 
 
 def _judge_by_fabric_state(node: CheckedNode) -> Outcome | None:
-    """Return the outcome by the fabric state of the GPUs; `None` if it shows a problem or is missing."""
+    """Return the outcome by the fabric state of the GPUs; `None` if this state is missing or shows a problem."""
     if gpu_facts.find_library_problem(node) is not None:
         return None
     devices = gpu_facts.list_used_gpus(node)

@@ -19,7 +19,8 @@ _HARDWARE_BITS = {
     HW_THERMAL: "hardware thermal slowdown",
     HW_POWER_BRAKE: "hardware power brake",
 }
-"""The bits of NVML's clock event reasons that stand for hardware. `HW_SLOWDOWN` is set with each of the others."""
+"""Bit of a clock event reason of NVML to its name, for reasons in the hardware. Each of them also sets
+`HW_SLOWDOWN`."""
 _CAUSES = HW_THERMAL | HW_POWER_BRAKE
 
 

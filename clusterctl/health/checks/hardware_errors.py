@@ -8,7 +8,7 @@ from clusterctl.health.check import CheckedNode, node_check, remedy
 from clusterctl.health.findings import Action, Outcome, ok, skip, warn
 
 RECENT_BOOT_S = 600.0
-"""For so many seconds after a boot, the head checks whether the reboot interrupted a run."""
+"""Seconds after a boot during which the head checks whether the reboot interrupted a run."""
 
 
 @remedy(

@@ -189,7 +189,7 @@ def check_total_memory(cluster: CheckedCluster) -> Outcome | list[Outcome]:
 # --- Processors: load, usable CPUs, frequencies, clock source
 
 _BY_THEMSELVES = ("intel_pstate", "amd-pstate-epp", "amd-pstate", "amd_pstate")
-"""Drivers with which processors choose their own frequency. `powersave` is their normal governor, and harmless."""
+"""Drivers with which processors choose their own frequency. With these drivers the governor `powersave` is harmless."""
 _THRIFTY = ("power", "balance_power")
 _FIXED_LOW = ("powersave", "userspace")
 

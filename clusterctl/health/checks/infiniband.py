@@ -128,7 +128,7 @@ def _is_named_in_full(port: Port, hca: str) -> bool:
 _FAMILY = "RDMA"
 _CABLED = "LinkUp"
 _MIN_ALIKE = 3
-"""With at most so many ports of one kind of card, an inactive port does not differ from a majority."""
+"""Number of ports of one kind of card that is too small for a majority from which an inactive port could differ."""
 
 
 @remedy(Action.CHECK_LINK, "Check cable, switch port and subnet manager (`ibstat` on the node)")

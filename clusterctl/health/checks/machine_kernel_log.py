@@ -14,12 +14,12 @@ from clusterctl.health.checks import gpu_facts
 from clusterctl.health.findings import AMD, NVIDIA, Action, Outcome, fail, ok, skip_without_root, warn
 
 _WHOLE_SECONDS = 60.0
-"""A log that begins so many seconds after the boot, or earlier, counts as complete."""
+"""A log counts as complete if it begins at most this number of seconds after the boot."""
 _EVIDENCE_FIELDS = {
     NVIDIA: {"recovery_action": "recovery action", "ecc_unc": "ECC counters", "remapped": "remapped rows"},
     AMD: {"ecc_unc": "counts of errors", "bad_pages": "bad pages"},
 }
-"""By vendor: values of a GPU that show hardware errors and that every user may read, each with its name."""
+"""Vendor to the values of a GPU that show hardware errors and that every user may read: field to name."""
 
 
 def describe_covered_time(node: CheckedNode) -> str:
@@ -39,7 +39,7 @@ def describe_occurrences(event: dict[str, Any]) -> str:
 
 
 def report_unreadable_log(node: CheckedNode, evidence: str = "") -> Outcome | None:
-    """Return the outcome of a check whose user cannot read the kernel log.
+    """Return the outcome of a check if the user cannot read the kernel log.
 
     Args:
         node: The node.
@@ -55,7 +55,7 @@ def report_unreadable_log(node: CheckedNode, evidence: str = "") -> Outcome | No
 
 
 def report_unreadable_gpu_log(node: CheckedNode) -> Outcome | None:
-    """Return `report_unreadable_log` with facts of the GPUs as evidence; `None` if a fact could not be read."""
+    """Return the outcome of `report_unreadable_log` with facts of the GPUs; `None` if a fact could not be read."""
     evidence = _list_evidence(node)
     return None if evidence is None else report_unreadable_log(node, evidence)
 
@@ -85,7 +85,7 @@ class _LogPattern:
 
     Attributes:
         fatal: The problem is FAIL.
-        once_per_boot: The kernel writes the line only at the boot, so it counts until the next boot.
+        once_per_boot: The kernel writes the line only at the boot, so the line counts until the next boot.
     """
 
     pattern: str

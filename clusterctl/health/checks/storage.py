@@ -13,7 +13,7 @@ _FAMILY = "Disks and mounts"
 MIN_FREE = 1.0 * 1024**3
 """A file system with fewer free bytes is nearly full."""
 AMPLE_FREE = 100.0 * 1024**3
-"""A file system with so many free bytes is healthy, however full it is in percent."""
+"""A file system with at least this number of free bytes is healthy, whatever the percentage of used space."""
 
 
 def _list_paths(node: CheckedNode) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def _is_image(entry: dict[str, Any]) -> bool:
 
 
 _ORDER = ("checkpoints", "path", "workdir", "tmp", "home", "root")
-"""Purposes of paths. If several paths are on one file system, the first purpose in this order names it."""
+"""Purposes of paths. If several paths are on one file system, the first purpose in this order names the file system."""
 
 
 def _list_file_systems(node: CheckedNode) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ def _same_on_all_nodes(
         what: Name of the value, for messages.
         group: The group of facts with the value; `None` for the facts of the GPU library.
         absent: A missing value counts as a difference.
-        fields: Fields of the check.
+        fields: Further fields of the `Check`.
     """
 
     def make(read: Callable[[CheckedNode], Any]) -> Check:
@@ -107,7 +107,7 @@ _UNKNOWN = object()
 
 
 def _read_driver_version(node: CheckedNode) -> str | None:
-    """Return the version of the GPU driver, or `None`. AMD's driver in the kernel has no own version."""
+    """Return the version of the GPU driver, or `None`. AMD's driver in the kernel has no version of its own."""
     if gpu_facts.find_skip_reason(node) is not None:
         return None
     version = gpu_facts.get_library_facts(node).facts.get("driver")

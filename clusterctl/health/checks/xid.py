@@ -159,7 +159,7 @@ NVLINK5 = range(144, 151)
 RECOVERY_CHANGED = 154
 _CONTAINED = 94
 _RESETTING = (Action.RESET_GPU,)
-"""Actions that repair the GPU without a new kernel log: XIDs from before such an action count less."""
+"""Actions that repair the GPU but keep the kernel log. XIDs before such an action count less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +279,7 @@ def _judge_code(node: CheckedNode, event: dict[str, Any], events: Sequence[dict[
 
 
 def _is_repaired(node: CheckedNode, index: int | None, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> bool:
-    """Return whether a GPU was repaired after an XID: a later XID 154 reports no action, or its facts are healthy."""
+    """Return whether a GPU was repaired after an XID: a later XID 154 reports no action, or the facts are healthy."""
     for later in (one for one in events if one["code"] == RECOVERY_CHANGED and one["order"] > event["order"]):
         needs_nothing = gpu_failures.parse_new_action(later["text"]) == gpu_failures.NONE
         if needs_nothing and _bus_id(later["device"]) == _bus_id(event["device"]):

@@ -88,7 +88,7 @@ class HostKeyChecker:
         return PresentedKey((node,), name, key, judgement.verdict, judgement.entry, path, hashed)
 
     def check(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> str | None:
-        """Return if `key` is trusted. If the policy accepts new keys, add an unknown key first.
+        """Raise an error unless `key` is trusted. If the policy accepts new keys, first add an unknown key.
 
         Returns:
             A warning for the user, or `None`.
@@ -144,7 +144,7 @@ class HostKeyChecker:
 def accepts_new_keys(spec: SshSpec, options: SshOptions) -> bool:
     """Return whether the stricter policy of cluster file and ssh_config accepts new keys.
 
-    If ssh_config would ask the user, the cluster file decides; it refuses new keys by default.
+    If ssh_config would ask the user, the cluster file decides. By default a cluster file refuses new keys.
     """
     if spec.host_keys == "strict" or options.strict_host_keys in _STRICT:
         return False
@@ -237,7 +237,7 @@ def fetch_host_keys(
 ) -> tuple[list[PresentedKey], dict[str, NodeError]]:
     """Return the host keys of all hosts with the SSH transport, and the error of each host without an answer.
 
-    For a node behind an untrusted jump host, this returns the key of the jump host. Accept it and fetch again.
+    For a node behind an untrusted jump host, this returns the key of the jump host. Accept this key, then fetch again.
     """
     wanted = [host for host in hosts if host.transport is TransportKind.SSH]
     with ThreadPoolExecutor(max(1, min(parallel, len(wanted)))) as pool:

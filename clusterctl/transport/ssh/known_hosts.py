@@ -81,7 +81,7 @@ class HostKeyVerdict(Enum):
     UNKNOWN = "unknown"
     CHANGED = "changed"
     REVOKED = "revoked"
-    AUTHORITY = "authority"  # Only a host certificate would be trusted, which clusterctl cannot check.
+    AUTHORITY = "authority"  # Only a host certificate would be trusted, but clusterctl cannot check host certificates.
 
 
 @dataclass(frozen=True, slots=True)

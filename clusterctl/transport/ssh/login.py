@@ -43,7 +43,8 @@ class _AgentKey:
         try:
             signature = self._agent.sign(self._identity.blob, data, algorithm or self._identity.type)
         except login_keys.SshAgentError:
-            # An exception would end paramiko's thread, which calls this. The server rejects an empty signature.
+            # An exception would end paramiko's thread, which calls this function. The server rejects an empty
+            # signature.
             self.declined = True
             signature = b""
         return Message(signature)
@@ -65,7 +66,7 @@ class LoginKeys:
             return self._agents.setdefault(path, login_keys.SshAgent(path))
 
     def load_key(self, offer: login_keys.KeyOffer) -> paramiko.PKey | str:
-        """Return the present private key in the file of an offer, or a text that says why it is unusable."""
+        """Return the present private key in the file of an offer, or a text that says why the key is unusable."""
         with self._lock:
             version = _version(offer.path or "")
             loaded = self._loaded.get(offer)
@@ -117,7 +118,7 @@ def log_in(
     if login.try_keys():
         return login.note
     tried = login.tried
-    # Some servers need no key. Other servers answer with their methods.
+    # Some servers need no key. Other servers answer with the login methods that they allow.
     if not tried.refused and transport.is_active() and login.offer(None, "none"):
         return None
     tried.closed = not transport.is_active()
@@ -167,7 +168,10 @@ class _Login:
         return False
 
     def _offers(self) -> Iterator[login_keys.KeyOffer]:
-        """Yield the keys to offer. Keys of a forwarded ssh-agent come last, because it ends with the user's login."""
+        """Yield the keys to offer.
+
+        Keys of a forwarded ssh-agent come last, because such an ssh-agent ends with the user's login.
+        """
         options = self._options
         plan = functools.partial(
             login_keys.list_key_offers,

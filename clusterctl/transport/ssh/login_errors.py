@@ -115,7 +115,7 @@ def list_missing_keys(files: Sequence[str], named: str | None = None) -> tuple[s
 
     Args:
         files: Paths of the keys that ssh would try.
-        named: The key in the cluster file, which counts whatever its name is.
+        named: The key in the cluster file. It is returned even if it has a default name.
     """
     meant = [named] if named is not None else []
     meant += [path for path in files if path != named and not _DEFAULT_KEY.fullmatch(Path(path).name)]
@@ -127,7 +127,8 @@ _KEY = re.compile(r"^debug1: (?:Offering public key|Trying private key): (\S+)(?
 _OFFERS = re.compile(r"^debug1: Authentications that can continue: (\S+)")
 _DEBUG = re.compile(r"^(debug[123]: |OpenSSH_|Warning: Permanently added )")
 _OUTER = re.compile("UNKNOWN port|^kex_exchange_identification: ")
-"""Messages of `ssh` about a failed jump host. The `ssh` for the jump host has already printed the reason."""
+"""Messages of `ssh` about a failed jump host. Before such a message, the `ssh` for the jump host has printed the
+reason."""
 _QUOTED_TEXT = 300
 
 

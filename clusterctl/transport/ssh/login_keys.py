@@ -25,9 +25,10 @@ _OPENSSH_KEY = b"openssh-key-v1\0"
 _LIST_SECONDS = 3.0
 _SIGN_SECONDS = 5.0
 _FRESH_SECONDS = 3.0
-"""Lifetime of the cached list of the agent's keys: concurrent logins share it."""
+"""Seconds for which the cached list of the ssh-agent's keys is valid. Concurrent logins share this list."""
 _REST_SECONDS = 30.0
-"""Pause after a timeout of the agent. Without this pause, the login to every node would wait for the agent."""
+"""Pause after a timeout of the ssh-agent, in seconds. Without a pause, the login to every node would wait for a
+timeout."""
 _AT_ONCE = 8
 _MAX_MESSAGE = 1 << 20
 
@@ -62,7 +63,7 @@ class SshAgent:
         self._rests_until = -math.inf
 
     def identities(self) -> list[AgentIdentity]:
-        """Return the keys that the agent holds.
+        """Return the keys that the ssh-agent holds.
 
         Raises:
             SshAgentError: The agent does not answer.
@@ -101,7 +102,10 @@ class SshAgent:
             raise SshAgentError("the ssh-agent's answer is invalid") from error
 
     def is_forwarded(self, environment: Mapping[str, str]) -> bool:
-        """Return whether the agent is forwarded by sshd: its socket then disappears at the end of the login."""
+        """Return whether sshd forwards the ssh-agent.
+
+        The socket of such an ssh-agent disappears at the end of the login.
+        """
         if "SSH_CONNECTION" not in environment:
             return False
         try:

@@ -68,7 +68,10 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 
 class _DroppedError(Exception):
-    """The server closed the connection before it was encrypted, as a busy server does: try again."""
+    """The server closed the connection before the encryption began, as a busy server does.
+
+    Another attempt may succeed.
+    """
 
 
 @dataclass
@@ -90,7 +93,7 @@ class _Link:
 
 
 class JumpConnections:
-    """Connections to jump hosts, shared by name. The first caller connects; later callers wait for the result.
+    """Connections to jump hosts, shared by all nodes behind them. The first caller connects; later callers wait.
 
     The number of concurrent connections is not limited, because dead machines would then delay the other ones.
     """
@@ -271,7 +274,10 @@ class SshTransport:
         path: tuple[str, ...] = (),
         progress: Progress = ignore_progress,
     ) -> _Link:
-        """Open an encrypted connection and log in. `path` has the chains of jump hosts that wait for it."""
+        """Open an encrypted connection and log in.
+
+        `path` contains the chains of jump hosts that wait for this connection.
+        """
         options = self._predialer.resolve_options(node, destination)
         link = self._secure_with_retries(node, options, deadline, path)
         try:

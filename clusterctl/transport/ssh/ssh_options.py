@@ -33,7 +33,7 @@ _NAMES = {
     "n": ("a host name", value_parsers.is_host_name),
     "r": ("a user name", value_parsers.is_user_name),
 }
-"""Tokens of a proxy command with the check of their values. All values are checked, whatever their origin."""
+"""Token of a proxy command to the check of its value. All values are checked, whatever their origin."""
 ALGORITHMS = ("ciphers", "macs", "kexalgorithms", "hostkeyalgorithms")
 _OPENSSH_ONLY = (
     *("knownhostscommand", "verifyhostkeydns", "gssapiauthentication", "hostbasedauthentication", "pkcs11provider"),
@@ -363,7 +363,7 @@ def _agent(value: str | None, tokens: dict[str, str]) -> str | None:
 
 
 _ONE_ASKS = threading.Lock()
-"""Lets one of many connecting threads ask `ssh`: the answer is the same for all."""
+"""Lets only one of many connecting threads ask `ssh`, because `ssh` answers all of them alike."""
 
 
 def filter_algorithms(node: str, options: SshOptions, option: str, offered: Sequence[str]) -> tuple[str, ...]:

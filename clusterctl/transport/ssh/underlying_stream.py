@@ -66,9 +66,9 @@ class BufferedStream:
     def close(self) -> None:
         """Close the stream and wake its waiting threads."""
         self._closed = True
-        # A closed stream has no descriptor: ValueError.
+        # A closed stream has no descriptor, so the calls below raise ValueError.
         with contextlib.suppress(OSError, EOFError, AttributeError, ValueError):
-            # Discard unsent data: if it arrived long after the close, the peer would treat it as a heartbeat.
+            # Discard unsent data: a peer that received it long after the close would treat it as a heartbeat.
             if count_unsent_bytes(self._stream):
                 self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         with contextlib.suppress(OSError, EOFError):
