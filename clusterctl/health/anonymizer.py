@@ -62,7 +62,8 @@ class Anonymizer:
     Args:
         nodes: Names of the nodes, in order of node rank.
         extra_names: Further names that may occur in texts, such as the addresses of the nodes.
-        facts: The facts to anonymise. The constructor collects user names, host names and serial numbers from them.
+        facts: The facts to anonymise. The constructor collects user names, host names and serial numbers from these
+            facts.
     """
 
     def __init__(self, nodes: Iterable[str], extra_names: Iterable[str], facts: Any) -> None:

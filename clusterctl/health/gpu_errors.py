@@ -41,7 +41,7 @@ ERROR_MEANINGS: dict[str, ErrorMeaning] = {
     "timeout": ErrorMeaning("timed out", Action.REBOOT_NODE, is_conclusive=False),
     "unknown": ErrorMeaning("unknown error", Action.REBOOT_NODE, is_conclusive=False),
 }
-"""Errors of the GPU itself, not of one call, by their word; the worst is first."""
+"""Word of an error to its meaning, for errors of the GPU itself, not of one call. The worst error is first."""
 
 NVML_NAMES: dict[int, str] = {
     1: "not initialised",

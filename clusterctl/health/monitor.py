@@ -105,7 +105,7 @@ class NodeMonitor:
         settings: The `health` section of the cluster file.
         gpus: Indices of the GPUs of the run; `None` for all.
         sampled_at: Time of the newest sample.
-        is_silent: Samples are missing, and this was reported.
+        is_silent: Samples are missing, and clusterctl has reported their absence.
         first_ecc_counts: The first count of uncorrected errors of each GPU.
         streaks: Numbers of possibly transient errors in a row, by GPU and call.
     """
@@ -275,7 +275,7 @@ def _list_disk_symptoms(monitor: NodeMonitor, sample: HealthSample) -> Iterator[
 
 
 def _list_gpu_symptoms(monitor: NodeMonitor, gpu: GpuSample) -> Iterator[Symptom | None]:
-    """Yield the symptoms of one GPU, and `None` for each absent one."""
+    """Yield the symptoms of one GPU, and `None` for each absent symptom."""
     index, uncorrected = int(gpu["gpu"]), gpu.get("ecc_unc") or 0
     more, degrees = uncorrected - monitor.first_ecc_counts.get(index, uncorrected), gpu.get("temp_c")
     yield gpu_failures.find_gpu_error_symptom(gpu, dict(monitor.streaks))

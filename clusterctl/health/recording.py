@@ -7,8 +7,8 @@ No function does I/O.
      "nodes": [{"node", "gpus", "workdir", "workers", "env": [name], "spare",
                 "facts": {...} | null: not collected}]}
 
-The file does not identify the nodes (`anonymizer.py`). It contains the `health` section of the cluster file, because
-findings depend on this section.
+The file does not identify the nodes (`anonymizer.py`). The file contains the `health` section of the cluster file,
+because findings depend on this section.
 """
 
 from __future__ import annotations

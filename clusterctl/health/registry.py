@@ -46,7 +46,7 @@ CHECKS = {check.name: check for check in sorted(_ALL, key=lambda check: _FAMILIE
 DEADLINE_KEY = "probe.deadline"
 """Name of the threshold that limits the collection of facts on a node, in seconds. It belongs to no check."""
 LIMIT_KEYS = ("slowdown", "stuck", "disk", "clear_after", "silence", "recovered_after")
-"""Thresholds `during.KEY` for symptoms during a run (`monitor.SymptomLimits`). They belong to no check."""
+"""Thresholds `during.KEY` for symptoms during a run (`monitor.SymptomLimits`). These thresholds belong to no check."""
 
 
 def find_unknown_names(health: HealthSpec) -> list[tuple[str, str, str | None]]:

@@ -11,7 +11,7 @@ from clusterctl.health.checks.gpu_driver import check_response_time
 from clusterctl.health.registry import DEADLINE_KEY
 
 DEADLINE = 3.0
-"""Seconds for collecting the facts of a node; `health.thresholds: {probe.deadline: N}` overrides it."""
+"""Seconds for collecting the facts of a node; `health.thresholds: {probe.deadline: N}` replaces this number."""
 PROCS_DEADLINE = 9.0
 """Seconds for the facts about processes: the agent watches each process that holds a GPU and sleeps in the kernel."""
 

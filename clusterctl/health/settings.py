@@ -53,14 +53,14 @@ class HealthSettings:
                      "sent": bytes that arrived, "received": bytes that came back, "payload": bytes each way,
                      "still": seconds without progress}]
         own_run      the id of the run that asks for the checks; its processes are not foreign
-        place        boot id, pid namespace and network namespace that SSH reaches: nodes with equal places are one
+        place        boot id, pid and network namespace that SSH reaches; two nodes with equal places are one machine
         connect_ms   how long the connection took to open
 
     The facts of a node that did not report any are `{"unreachable": REASON}`.
 
     Attributes:
         nodes: The declaration of each node, in order of node rank.
-        spares: Names of the spare nodes. Checks compare them with the other nodes, but they have no vote.
+        spares: Names of the spare nodes. Checks compare spares with the other nodes, but spares have no vote.
         expect: `health.expect`: facts that the user promises (`EXPECT_KEYS`).
         ignore: Ignored findings, each as `CHECK` or `CHECK@NODE` with shell wildcards.
         severity: Name of a check to `fail`, `warn` or `ignore`.

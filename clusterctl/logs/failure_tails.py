@@ -59,7 +59,7 @@ def _chain_start(lines: list[str], begins: list[int]) -> int:
 class FailureTails:
     """Selects the last lines of each failed rank once, when the rank fails.
 
-    The first few different tails of an attempt are complete, the others have one line. No method does I/O.
+    The first few different tails of an attempt are complete; every other tail has one line. No method does I/O.
 
     Args:
         shown: Ranks whose complete output is shown, so that they need no tail; `None` for all ranks.
@@ -82,7 +82,8 @@ class FailureTails:
             if key in self._done or self._shown is None or exited.rank in self._shown or not is_failure(exited):
                 continue
             self._done.add(key)
-            # Some frameworks print the rank before each line. Without it, tails of different ranks can be equal.
+            # Some frameworks print the rank before each line. Without this prefix, tails of different ranks can be
+            # equal.
             last_lines = [line.removeprefix(f"[rank{exited.rank}]: ") for line in select_cause_lines(exited.tail)]
             texts = self._choose(exited.attempt, last_lines)
             out += [LogLine(time, node, exited.rank, exited.attempt, text) for text in texts]

@@ -52,10 +52,10 @@ _number = attrgetter("number")
 
 
 class LineFolder:
-    """Folds lines as they arrive. It reads no clock: the caller passes the time.
+    """Folds lines as they arrive. The folder reads no clock: the caller passes the time.
 
     Args:
-        expected: Ranks that may write lines. A line stops waiting once all of them have written it.
+        expected: Ranks that may write lines. A line stops waiting once all these ranks have written it.
         window: Seconds that a line waits.
     """
 

@@ -32,7 +32,7 @@ class LogFollower:
     First read all of `history()`, or skip it to get only new lines. Then call `poll()` regularly; it never waits.
 
     Args:
-        run_dir: The run directory on the head. It may contain no output yet.
+        run_dir: The run directory on the head. This directory may contain no output yet.
         query: Selects the lines; `tail` applies to the history only.
         frame_interval: Minimum seconds between two frames of a progress bar; `None` shows only complete lines.
         skew: Clock offset of each node, called whenever there are lines; `None` if there are no offsets.
@@ -71,7 +71,7 @@ class LogFollower:
         return self._new_lines(now) + self._new_frames(now)
 
     def finish(self) -> Iterator[list[LogLine]]:
-        """Yield all unread lines in portions, also unfinished last lines. Call this when the run is over."""
+        """Yield all unread lines in portions, also unfinished last lines. Call this method when the run is over."""
         now = self._clock()
         self.more = True
         while self.more:

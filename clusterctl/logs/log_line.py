@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 Skew = Callable[[str], float]
-"""A function that takes a node and returns its clock offset: how many seconds it is ahead of the head; 0 if unknown."""
+"""A function that takes a node and returns how many seconds the clock of the node is ahead of the head's; 0 if
+unknown."""
 
 
 class LogLine(NamedTuple):
-    """One line of one worker. It is a named tuple, because workers may write hundreds of thousands of lines a second.
+    """One line of one worker.
+
+    The class is a named tuple, because workers may write hundreds of thousands of lines a second.
 
     Attributes:
         time: Wall clock of the head in seconds at which the line was complete: the node's clock minus its measured
@@ -39,8 +42,8 @@ class LogQuery:
     Attributes:
         since: Wall clock in seconds; earlier lines are excluded.
         until: Wall clock in seconds; later lines are excluded.
-        grep: Pattern that the text without its colours must contain.
-        tail: Number of last selected lines. It applies only to existing lines, not to new lines.
+        grep: Pattern that must match a part of the text without colours.
+        tail: Number of last selected lines. `tail` applies only to existing lines, not to new lines.
         raw: The text contains all bytes of the output, not sanitized; undecodable bytes are surrogate escapes. A long
             line is returned in parts.
     """

@@ -45,7 +45,7 @@ def read_history(streams: Sequence[OutputStream], query: LogQuery, *, flush: boo
     """Yield the selected lines of streams in the order of time, up to the current sizes of the files.
 
     Args:
-        streams: New streams. They continue at the end of the yielded lines.
+        streams: New streams. Later reads of these streams continue after the yielded lines.
         query: Selects the lines.
         flush: Yield unfinished last lines too; otherwise these lines stay in their streams.
     """

@@ -29,7 +29,10 @@ class OutputFile:
 
 
 class OutputFileFinder:
-    """Finds replicas of output files. To make polling cheap, it reads a folder again only if the folder has changed."""
+    """Finds replicas of output files.
+
+    To make polling cheap, the finder reads a folder again only if the folder has changed.
+    """
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:
         self._nodes_dir = os.path.join(run_dir, NODES_DIR)

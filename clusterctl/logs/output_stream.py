@@ -58,7 +58,7 @@ class OutputStream:
         self._time = float("-inf")
 
     def find_size_before(self, time: float) -> int:
-        """Return a size such that every line that ends beyond it was written at `time` or later."""
+        """Return a size of the file: every line that ends beyond this size was written at `time` or later."""
         return self._index.find_size_before(time + self._skew)
 
     def find_size_until(self, time: float) -> int | None:

@@ -1,8 +1,8 @@
 """Reads the time index of an output file: the sizes of the file at some times.
 
-The supervisor on the node checks the file four times a second. It appends a record if the file has grown by 4 KiB, or
-has grown at all since a record one second ago. A line that ends at byte `n` gets the time of the first record with a
-size of at least `n`, so its time is never before the write.
+The supervisor on the node checks the file four times a second. The supervisor appends a record if the file has grown by
+4 KiB, or has grown at all since a record one second ago. A line that ends at byte `n` gets the time of the first record
+with a size of at least `n`, so its time is never before the write.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ class AgentArchive:
 
     Attributes:
         data: Content of the archive.
-        sha256: Hash of `data` in hexadecimal. Nodes store the archive under this name and verify it by the hash.
+        sha256: Hash of `data` in hexadecimal. Nodes use this hash as the name of the archive, and verify its content by
+            the hash.
     """
 
     data: bytes

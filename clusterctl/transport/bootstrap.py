@@ -204,7 +204,8 @@ _CANDIDATES_OF_CONDA = (
     "python",
 )
 
-# This source must be valid in every Python version, because it runs in any Python of a node. It has no single quotes.
+# This source must be valid in every Python version, because it runs in any Python of a node. The source has no single
+# quotes.
 _STAGE = r"""
 import sys
 sys.path[:] = [p for p in sys.path if p]
@@ -345,7 +346,8 @@ runpy.run_path(path, run_name="__main__")
 """
 
 # The shell reads `main` completely before it runs it, so no started program can consume the rest of the script. SIGUSR1
-# means that a Python runs the agent: its exit status is then final, and the script tries no other Python.
+# means that a Python runs the agent: the exit status of this Python is then final, and the script tries no other
+# Python.
 _SCRIPT = r"""
 main() {
   taken= tried=

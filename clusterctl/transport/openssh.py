@@ -159,7 +159,7 @@ class OpenSshTransport:
         return ["ssh", "-N", "-T", *words, *_join_words(self._settings(options)), *to]
 
     def _share_options(self, options: SshOptions, hops: Sequence[_Hop]) -> list[str]:
-        """Return the options for an existing shared connection, or else for a connection that ends with its process."""
+        """Return the options for an existing shared connection, else for a connection that ends with its process."""
         shared = ["ControlMaster=no", "ControlPersist=no"]
         path = get_control_path(self._route(options, hops))
         if not options.get_openssh_only("controlpath") and has_shared_connection(path):
@@ -275,7 +275,7 @@ def _wait_for_shell(channel: OpenSshChannel, deadline: float) -> None:
     """Wait until a shell answers.
 
     Raises:
-        OSError: The stream ended (with its output), or there was no answer in time.
+        OSError: The stream ended (the error contains its output), or there was no answer in time.
         ValueError: The output is not that of a shell.
     """
     word = secrets.token_hex(8)

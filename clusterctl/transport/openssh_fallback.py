@@ -50,7 +50,7 @@ class FallbackTransport:
         return channel
 
     def switch_to_openssh(self, host: HostSpec, error: NodeError) -> bool:
-        """Use `ssh` for this host from now on if `error` shows a restricted login shell; return whether it does."""
+        """Return whether `error` shows a restricted login shell; if so, use `ssh` for this host from now on."""
         if not _RESTRICTED_SHELL.search(str(error)):
             return False
         # Another session may have switched this host in the meantime.

@@ -71,7 +71,7 @@ def check_time_daemon(node: CheckedNode) -> Iterator[Outcome]:
 
 
 def _compute_max_skew(node: CheckedNode) -> float | None:
-    """Return the largest possible difference of the node's clock from the head's, or `None` if it was not measured."""
+    """Return the largest possible difference of the node's clock from the head's, or `None` if there is none."""
     clock = node.controller.get("clock") or {}
     if clock.get("offset") is None:
         return None

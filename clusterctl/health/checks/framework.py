@@ -92,9 +92,10 @@ def _find_gpu_vendor(node: CheckedNode) -> str | None:
 # --- The framework's CUDA, the driver and the GPUs
 
 _DRIVERS = {11: 450, 12: 525, 13: 580}
-"""Major CUDA version to the oldest driver branch that supports it (NVIDIA, CUDA minor version compatibility)."""
+"""Major CUDA version to the oldest driver branch that supports this version (NVIDIA, CUDA minor version
+compatibility)."""
 _FIRST_CUDA = {8: (11, 0), 9: (11, 8), 10: (12, 8), 11: (13, 0), 12: (12, 8)}
-"""Major compute capability to the first CUDA that compiles for it (release notes of the CUDA toolkit)."""
+"""Major compute capability to the first CUDA that compiles for this capability (release notes of the CUDA toolkit)."""
 _LAST_CUDA = ((3, 11), (7, 12))
 """Pairs: a major compute capability, and the last major CUDA that compiles for this capability and older ones. CUDA 12
 does not compile for Kepler, and CUDA 13 does not compile for GPUs before Turing (7.5)."""

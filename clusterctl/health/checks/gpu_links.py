@@ -102,7 +102,7 @@ def _read_unchecked_width(node: CheckedNode, device: gpu_facts.Device) -> int | 
     return None if width is None or _read_slot_width(node, device) else int(width)
 
 
-# --- NVLinks: with an NVSwitch all links must be active, without one as many as the bridges provide
+# --- NVLinks: behind an NVSwitch all links must be active, otherwise as many links as the bridges provide
 
 _NVLINK_REMEDY = "Reset the GPUs of the node; if the link stays down, reseat the module or bridge, or have it replaced"
 

@@ -22,7 +22,7 @@ class PortSelection:
 
     Attributes:
         used: The active ports that NCCL would use.
-        named_ports: Ports that `NCCL_IB_HCA` names in full, active or not: the user expects them.
+        named_ports: Ports that `NCCL_IB_HCA` names in full, active or not: the user expects that they are active.
         why_unused: Why NCCL would use no port; "" if it uses ports.
     """
 
@@ -92,7 +92,10 @@ def format_port_names(ports: Iterable[Port]) -> str:
 
 
 def describe_port_state(port: Port) -> str:
-    """Return name and state of a port for messages. `DOWN, Polling` means no cable, or a dead port at its other end."""
+    """Return name and state of a port for messages.
+
+    `DOWN, Polling` means no cable, or a dead port at the other end of the cable.
+    """
     return f"{format_port_name(port)} {port.get('state')}, {port.get('phys')}"
 
 

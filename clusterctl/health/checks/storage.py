@@ -85,7 +85,7 @@ _ORDER = ("checkpoints", "path", "workdir", "tmp", "home", "root")
 
 
 def _list_file_systems(node: CheckedNode) -> list[dict[str, Any]]:
-    """Return one path for each file system. Paths with equal total and free space are on the same one."""
+    """Return one path for each file system. Paths with equal total and free space are on one file system."""
     first_by_size: dict[tuple[Any, ...], dict[str, Any]] = {}
     for entry in sorted(_list_paths(node), key=lambda entry: _ORDER.index(entry["what"])):
         first_by_size.setdefault((entry["total"], entry["free"], entry["inodes"]), entry)

@@ -291,7 +291,8 @@ _COMPARED = ("NCCL_", "CUDA_", "LD_LIBRARY_PATH", "LD_PRELOAD", "FI_")
 _NODE_SPECIFIC = frozenset(
     {"CUDA_VISIBLE_DEVICES", "NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_CONF_FILE"}
 )
-"""Variables that may differ between nodes: devices, names, files, and interfaces (`net.ifname_env` checks those)."""
+"""Variables that may differ between nodes: devices, names, files, and interfaces (`net.ifname_env` checks
+interfaces)."""
 _MAX_REPORTED = 8
 
 

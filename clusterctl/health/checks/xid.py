@@ -31,8 +31,8 @@ class Xid:
     """An entry of NVIDIA's catalogue of XIDs.
 
     Attributes:
-        needs_confirmation: A program can cause the error too. During a run it counts as a hardware error only if the
-            driver recommends a recovery action.
+        needs_confirmation: A program can cause the error too. During a run the XID counts as a hardware error only if
+            the driver recommends a recovery action.
     """
 
     meaning: str
@@ -323,8 +323,8 @@ def _find_gpu(node: CheckedNode, pci: str) -> tuple[int | None, bool]:
 def find_xid_symptom(gpu: int | None, code: int) -> Symptom | None:
     """Return the symptom of an XID that the driver reports during a run, or `None`.
 
-    The driver does not report the text of an XID. XID 154 depends on its text, so it is no symptom: the recovery action
-    of the GPU is one (`gpu_failures.find_recovery_symptom`).
+    The driver does not report the text of an XID. The meaning of XID 154 depends on its text, so XID 154 is no symptom.
+    The recovery action of the GPU is a symptom instead (`gpu_failures.find_recovery_symptom`).
     """
     judgement = judge_xid(code) if code != RECOVERY_CHANGED else None
     if judgement is None:

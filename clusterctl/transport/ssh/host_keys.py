@@ -74,7 +74,7 @@ class HostKeyChecker:
         return known_hosts.order_algorithms(entries, options.known_hosts_name, supported)
 
     def inspect(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> PresentedKey:
-        """Return `key` with its judgement by the known-hosts files. This changes no file.
+        """Return `key` with its judgement by the known-hosts files. The method changes no file.
 
         Raises:
             HostKeyError: The list of revoked keys cannot be read.
@@ -237,7 +237,7 @@ def fetch_host_keys(
 ) -> tuple[list[PresentedKey], dict[str, NodeError]]:
     """Return the host keys of all hosts with the SSH transport, and the error of each host without an answer.
 
-    For a node behind an untrusted jump host, this returns the key of the jump host. Accept this key, then fetch again.
+    For a node behind an untrusted jump host, the result is the key of the jump host. Accept this key, then fetch again.
     """
     wanted = [host for host in hosts if host.transport is TransportKind.SSH]
     with ThreadPoolExecutor(max(1, min(parallel, len(wanted)))) as pool:

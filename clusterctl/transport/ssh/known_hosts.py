@@ -174,7 +174,7 @@ def append_key(path: str, name: str, key: HostKey, *, hashed: bool = False) -> N
 
 
 def _may_be_added(held: str, path: str, name: str, key: HostKey) -> bool:
-    """Return whether `key` must be added to a file with the content `held`; `False` if it is in the file."""
+    """Return whether `key` must be added to a file with the content `held`; `False` if the file contains the key."""
     foreign = next((n for n, line in enumerate(held.splitlines(), 1) if not _is_known_hosts_line(line)), None)
     if foreign is not None:
         raise KeyNotAddedError(f"line {foreign} of {path} is not a line of a known_hosts file")

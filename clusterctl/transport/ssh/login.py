@@ -217,7 +217,7 @@ class _Login:
         return None if alone else login_keys.AGENT_ONLY
 
     def offer(self, key: paramiko.PKey | None, name: str) -> bool:
-        """Return whether the server accepts a key, or a login without one."""
+        """Return whether the server accepts a key, or a login without a key."""
         answered = threading.Event()
         transport, tried = self._transport, self.tried
         try:

@@ -115,7 +115,7 @@ def list_missing_keys(files: Sequence[str], named: str | None = None) -> tuple[s
 
     Args:
         files: Paths of the keys that ssh would try.
-        named: The key in the cluster file. It is returned even if it has a default name.
+        named: The key in the cluster file. If this key is missing, it is returned even if it has a default name.
     """
     meant = [named] if named is not None else []
     meant += [path for path in files if path != named and not _DEFAULT_KEY.fullmatch(Path(path).name)]

@@ -95,7 +95,7 @@ class _Link:
 class JumpConnections:
     """Connections to jump hosts, shared by all nodes behind them. The first caller connects; later callers wait.
 
-    The number of concurrent connections is not limited, because dead machines would then delay the other ones.
+    The number of concurrent connections is not limited, because under a limit dead machines would delay other machines.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,8 @@ class JumpConnections:
 
         Args:
             name: The chain of jump hosts, as text.
-            connect: Opens the connection. All waiting callers get its exception, and the next caller tries again.
+            connect: Opens the connection. All waiting callers get the exception of `connect`, and the next caller tries
+                again.
             deadline: Time limit on the monotonic clock.
 
         Raises:

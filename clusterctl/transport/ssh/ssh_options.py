@@ -51,7 +51,7 @@ class SshOptions:
     Attributes:
         hostname: Address to connect to.
         identity_files: Paths of private keys in the order of attempts; some may not exist.
-        cluster_file_key: Path of the private key in the cluster file. `ssh -G` omits it if the file does not exist.
+        cluster_file_key: Path of the private key in the cluster file. `ssh -G` omits a key whose file does not exist.
         certificate_files: Paths of user certificates besides those named `<key>-cert.pub`.
         identities_only: Offer only keys of the ssh-agent that match one of the files.
         identity_agent: Socket of the ssh-agent, or `None` for no agent.
@@ -137,7 +137,7 @@ def parse_jump_host(text: str, proxy_jump: str | None = None) -> Destination:
 
     Args:
         text: The jump host.
-        proxy_jump: The jump hosts on the way to it, or `None` to use ssh_config.
+        proxy_jump: The jump hosts on the way to this jump host, or `None` to use ssh_config.
     """
     user, host, port = value_parsers.split_proxy_hop(text)
     return Destination(host=host, user=user or None, port=port, proxy_jump=proxy_jump)

@@ -34,9 +34,10 @@ _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF
 
 
 class BufferedStream:
-    """The byte stream that paramiko uses. It reads large pieces, because paramiko asks for a few bytes at a time.
+    """The byte stream that paramiko uses.
 
-    An idle connection wakes up once a second, instead of paramiko's ten times.
+    The stream reads large pieces, because paramiko asks for a few bytes at a time. An idle connection wakes up
+    once a second; paramiko's own stream would wake up ten times a second.
     """
 
     def __init__(self, stream: Any, ended: Callable[[], None] | None = None) -> None:
