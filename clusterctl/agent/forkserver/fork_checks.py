@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SAFE = ("joblib", "keras", "numpy", "psutil", "rich", "scipy", "sklearn", "sympy", "torch")
-"""Packages that may use pids and random numbers at import, because a review found no harm in forks."""
+"""Packages that are allowed to use pids and random numbers at import: a review found that this is safe in forks."""
 _NEVER = ("jax", "tensorflow")
-"""Packages that may not work in a fork."""
+"""Packages with which no rank is forked, because they may fail in a fork."""
 OLD_TORCH_SEED = 67280421310721
-"""Seed of all processes before torch 2.13. Later versions draw a random seed in each process."""
+"""The seed that torch before version 2.13 uses in each process. Later versions draw a random seed in each process."""
 _MIN_DRAWN_SEED = 1 << 48
 """Seeds that torch draws have 64 bits, and seeds that people set are smaller than this number."""
 _FRESH_NUMPY_POSITION = 623
@@ -133,7 +133,7 @@ class ImportWatch:
         }
 
     def check_forkable(self, control: int) -> None:
-        """Check that ranks may be forked after the imports; `control` is the descriptor of the connection.
+        """Check that ranks may be forked after the imports; `control` is the descriptor of the supervisor's connection.
 
         Raises:
             CannotForkError: Ranks must start as new processes.

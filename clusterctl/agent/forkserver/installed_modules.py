@@ -45,7 +45,7 @@ def _is_in_packages(path: str) -> bool:
 
 
 def _list_script_folders() -> list[str]:
-    """Return the folder that Python puts first on `sys.path` for this command line, in a list that may be empty."""
+    """Return a list with the folder that Python puts first on `sys.path` for this command line, or an empty list."""
     if getattr(sys.flags, "safe_path", False):
         return []
     script = sys.argv[0]
@@ -165,7 +165,7 @@ class InstalledImports:
             places = getattr(sys.modules[above], "__path__", None) if above else path
             spec = None if places is None else importlib.machinery.PathFinder.find_spec(name, list(places))
         except Exception:
-            # Some libraries put strange objects into `sys.modules`.
+            # Some libraries put objects that are no modules into `sys.modules`.
             return None
         if spec is None:
             return None
@@ -175,7 +175,7 @@ class InstalledImports:
 
 
 def _list_module_files() -> list[tuple[str, str]]:
-    """Return name and file of each imported module, except modules of clusterctl, whose times each start changes."""
+    """Return name and file of each imported module, without clusterctl's files, whose times differ at each start."""
     files = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
     return [
         (name, file)

@@ -4,8 +4,8 @@ A request is one byte with descriptors. `f` requests a fork; its descriptors are
 pipe for the report, the worker's output, and descriptors that the waiter has to keep open. `?` asks whether a new
 process would still import the same modules.
 
-A forked rank waits at a gate, a pipe, until its waiter is ready. If a fork fails before, no code of the user has run.
-The forkserver then reports the reason, and the rank starts as a new process.
+A forked rank waits at a gate, a pipe, until its waiter is ready. No code of the user runs before the gate opens. If a
+fork fails until then, the forkserver reports the reason, and the rank starts as a new process.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 VARIABLE = "CLUSTERCTL_FORKSERVER"
-"""The value of this variable is the descriptor number of the connection to the supervisor, and many blanks. The blanks
-reserve environment memory, in which `_set_environment` writes the variables of a rank.
+"""The value of this variable is the descriptor number of the connection to the supervisor, followed by many blanks. The
+blanks reserve environment memory, in which `_set_environment` writes the variables of a rank.
 """
 _NAME = "clusterctl-fork"
 _MAX_DESCRIPTORS = 250
@@ -202,10 +202,10 @@ class _Server:
         os.write(1, printed)
 
     def _set_environment(self, env: dict[bytes, bytes]) -> None:
-        """Set the environment variables of a rank; changes by the imports stay.
+        """Set the variables that differ from the start environment of the forkserver, so that changes by imports stay.
 
-        Also write them into the memory that the kernel shows in `/proc/PID/environ`, where `VARIABLE` has reserved
-        space.
+        Also write the variables into the memory that the kernel shows in `/proc/PID/environ`, where the value of
+        `VARIABLE` has reserved space.
         """
         for name in self._started.keys() | env.keys():
             if self._started.get(name) != env.get(name):
@@ -286,7 +286,7 @@ def _encode_environment(values: dict[str, str]) -> dict[bytes, bytes]:
 
 
 def _renew_state(unseeded: Iterable[weakref.ref[random.Random]]) -> None:
-    """Renew state that a new process would have of its own: random seeds, thread id, start time, keys, output position.
+    """Renew the state that differs between new processes: random seeds, thread id, start time, keys, output position.
 
     The module `random` seeds itself again in a fork.
     """
@@ -309,7 +309,7 @@ def _renew_state(unseeded: Iterable[weakref.ref[random.Random]]) -> None:
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.current_process().authkey = os.urandom(32)
-    # Python must be able to collect the main module at its end, which it cannot for frozen objects.
+    # At its end, Python collects the main module, but Python cannot collect frozen objects.
     main = types.ModuleType("__main__")
     vars(main).update(vars(sys.modules["__main__"]))
     sys.modules["__main__"] = main

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_payload_types import NetworkAddress
 
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
-# The keys are AF_INET and AF_INET6. An import of `socket` would take longer than the whole listing.
+# The keys are AF_INET and AF_INET6 as numbers, because an import of `socket` would take longer than the whole listing.
 _FAMILIES = {2: ("inet", 4), 10: ("inet6", 8)}
 """Name of each address family, and the offset of the address in `struct sockaddr`."""
 _MAX_ADDRESS_CHARS = 46

@@ -20,7 +20,7 @@ _UNLIMITED = 1 << 60
 
 
 def _find_mount(hierarchy: str, root: str = "") -> str | None:
-    """Return the mount point of a cgroup hierarchy, named by its controller (version 2: an empty name)."""
+    """Return the mount point of a cgroup hierarchy, which is a controller's name, or "" for version 2."""
     for mount in list_mounts(root):
         inside = mount.fstype == "cgroup" and hierarchy in mount.options.split(",")
         if inside if hierarchy else mount.fstype == "cgroup2":
@@ -29,7 +29,7 @@ def _find_mount(hierarchy: str, root: str = "") -> str | None:
 
 
 def _read_own_path(hierarchy: str, root: str = "") -> str | None:
-    """Return the path of this process's cgroup in a hierarchy, named by its controller (version 2: an empty name)."""
+    """Return the path of this process's cgroup in a hierarchy, which is a controller's name, or "" for version 2."""
     for line in read_or_empty(f"{root}/proc/self/cgroup").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2)
         if hierarchy in controllers.split(","):
@@ -38,7 +38,7 @@ def _read_own_path(hierarchy: str, root: str = "") -> str | None:
 
 
 def _list_own_folders(hierarchy: str, root: str = "") -> Iterator[str]:
-    """Yield the folder of this process's cgroup and those above it.
+    """Yield the folder of this process's cgroup, and the folders of all cgroups above it.
 
     In a container, some of these folders may not exist: the paths are those of the machine, but the mount shows only
     the cgroup of the container.
@@ -65,7 +65,7 @@ def read_cpu_limit(root: str = "") -> float | None:
 
 
 def read_memory_limit(root: str = "") -> tuple[int, int] | None:
-    """Return memory limit and free memory in bytes, each the lowest of this process's cgroup and those above it.
+    """Return the lowest memory limit and the lowest free memory, in bytes, of this process's cgroup and those above it.
 
     Inactive file pages count as free. The result is `None` without a limit.
     """
@@ -109,7 +109,7 @@ def _read_limit(path: str) -> int | None:
 
 
 def _read_counter(path: str, name: str) -> int | None:
-    """Return the number of a name in a file that has a name and a number on each line."""
+    """Return the number after a name in a file, each line of which consists of a name and a number."""
     pairs = (line.split(b" ") for line in read_or_empty(path).splitlines())
     return next((int(pair[1]) for pair in pairs if pair[0] == name.encode() and pair[1:] and pair[1].isdigit()), None)
 
@@ -140,7 +140,7 @@ def list_members(folder: str | None) -> set[int]:
 
 
 def kill_members(folder: str | None) -> None:
-    """Kill all processes in a cgroup at once; does nothing before Linux 5.14."""
+    """Kill all processes in a cgroup at once; do nothing before Linux 5.14."""
     if folder is not None:
         with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.kill"), "w") as file:
             file.write("1")

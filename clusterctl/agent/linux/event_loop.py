@@ -28,7 +28,7 @@ _HANG_UP_EVENTS = select.EPOLLHUP | select.EPOLLERR
 
 
 class Timer:
-    """An action that the loop will run at its time, unless `cancel` is called before."""
+    """An action that the loop will run at a set time, unless `cancel` is called before."""
 
     def __init__(self, action: Action) -> None:
         self.action: Action | None = action
@@ -45,8 +45,8 @@ class EventLoop:
         """Make a loop.
 
         Args:
-            on_exception: Called in the exception handler if an action raises an exception, after which the loop goes
-                on. `None`: the exception ends the loop.
+            on_exception: Called inside the exception handler when an action raises an exception. After the call, the
+                loop goes on. If `None`, the exception ends the loop.
         """
         self._on_exception = on_exception
         # The module `selectors` would need many imports.
@@ -101,7 +101,7 @@ class EventLoop:
         return timer
 
     def call_repeatedly(self, seconds: float, action: Action) -> None:
-        """Call `action` again and again, `seconds` after the end of the last call."""
+        """Call `action` repeatedly, each time `seconds` after the end of the last call."""
 
         def again() -> None:
             try:
@@ -159,8 +159,8 @@ class EventLoop:
             events = self._poll.poll(-1 if wait is None else math.ceil(wait * 1e3) / 1e3)
             self._registered.clear()
             for fd, mask in events:
-                # If an action of this round closed the descriptor and registered a new one with the same number, the
-                # event belongs to the closed one.
+                # If an action of this round closed the descriptor and registered a new descriptor with the same number,
+                # the event belongs to the closed descriptor.
                 if fd not in self._registered:
                     self._dispatch(fd, mask)
             self._run_due_timers()
@@ -203,7 +203,7 @@ _MAX_READ_BYTES = 256 * 1024
 
 
 class FrameChannel:
-    """Reads frames from one descriptor and writes frames to another or the same; closes both at the end.
+    """Reads frames from one descriptor, and writes frames to another or the same descriptor; closes both at the end.
 
     Attributes:
         queued_bytes: Number of bytes that are not yet written.

@@ -85,7 +85,7 @@ _LOCAL_FUSE_FSTYPES = frozenset({"fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse"}
 
 
 def may_hang(fstype: str) -> bool:
-    """Return whether another machine or a user program serves the filesystem, so that accesses may hang."""
+    """Return whether accesses to a filesystem may hang, because another machine or a user program serves it."""
     return (
         fstype in NETWORK_FSTYPES
         or fstype == "fuse"

@@ -58,7 +58,8 @@ def list_machine_wide_gpu_names(root: str = "") -> dict[int, str]:
     The UUID is not usable: NVIDIA's driver reports it only after the device was used.
     """
     minors = sorted(_list_device_minors(root))
-    # PCI addresses in the order of the GPU indices. A container may see addresses of GPUs without their device files.
+    # PCI addresses, sorted, are in the order of the GPU indices. A container may see addresses of GPUs but not their
+    # device files.
     slots = kernel_files.list_names(root, _NVIDIA_DRIVER)
     usable = [slot for slot in slots if read_device_minor(root, slot) in minors]
     names = [f"pci-{slot}" for slot in usable or slots] or [f"nvidia{minor}" for minor in minors]
@@ -73,7 +74,7 @@ _XGMI_LINK_TYPE = 11
 _GPU_HEAP_TYPES = (1, 2)
 """Types of memory banks that belong to a GPU: public and private frame buffer."""
 _MIN_GPU_MEMORY_BYTES = 3 << 30
-"""A GPU with less memory is part of a processor and only for graphics."""
+"""Minimum memory in bytes of a listed GPU. A GPU with less memory is part of a processor and only for graphics."""
 
 
 def has_amd_driver(root: str) -> bool:
@@ -84,8 +85,8 @@ def has_amd_driver(root: str) -> bool:
 def list_amd_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
     """Return the AMD GPUs, and the number of further GPUs that the device cgroup hides.
 
-    Each GPU is `{index, node, gpu_id, uuid, pci, partition, render, device, gfx, hive}`. As in HIP, the index counts
-    the GPUs in the order of the nodes in the kernel's topology, and not of their PCI addresses.
+    Each GPU is `{index, node, gpu_id, uuid, pci, partition, render, device, gfx, hive}`. The index follows the order of
+    the nodes in the kernel's topology, as in HIP, and not the order of PCI addresses.
     """
     devices: list[dict[str, Any]] = []
     hidden = index = 0

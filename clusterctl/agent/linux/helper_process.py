@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     TaskResult = Union[Message, Exception]
 
 _EXIT_TIMEOUT_S, _KILL_TIMEOUT_S = 2.0, 0.1
-"""Seconds to wait for the exit of a finished helper and of a killed helper; then the agent abandons it."""
+"""Seconds to wait for the exit of a finished helper, and of a killed helper. Then the agent abandons the helper."""
 
 
 class HelperOutput:
@@ -62,7 +62,7 @@ def start_helper(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
         keep: Descriptors that stay open in the fork.
 
     Returns:
-        The pid, and a descriptor from which the messages of the task and then its result can be read, as frames.
+        The pid of the fork, and a descriptor of its frames: the messages of the task, then the result.
 
     Raises:
         OSError: The machine has no free process or descriptor.
@@ -146,7 +146,7 @@ START_SCRIPT = (
     "import sys; place = sys.argv.pop(1); sys.path[: sys.path[:1] == ['']] = [place]; "
     "from clusterctl.agent.__main__ import main; sys.exit(main())"
 )
-"""The script removes the working directory from `sys.path`, because modules there may have the names of ours."""
+"""The script removes the working directory from `sys.path`, because modules there may hide modules of clusterctl."""
 
 
 def find_import_root() -> str:
@@ -162,7 +162,7 @@ def build_agent_command(name: str, *arguments: str, python: str = sys.executable
         name: A command of `clusterctl/agent/__main__.py`.
         arguments: Arguments of the command.
         python: The interpreter.
-        isolated: False if Python must use the user's settings and site packages, as in a worker.
+        isolated: Whether Python ignores the user's settings and site packages; a worker does not ignore them.
     """
     flags = _PYTHON_FLAGS if isolated else []
     return [python, *flags, "-c", START_SCRIPT, find_import_root(), name, *arguments]

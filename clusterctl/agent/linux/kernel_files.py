@@ -22,7 +22,7 @@ def read_bytes_or_none(path: str) -> bytes | None:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return the content of a small file. `open` would be much slower for hundreds of files.
+    """Return the content of a small file, without `open`, which would be much slower for hundreds of files.
 
     Raises:
         OSError: The file cannot be read.

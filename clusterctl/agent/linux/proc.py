@@ -109,7 +109,7 @@ def parse_stat(data: bytes) -> ProcessStat | None:
 
 
 def sanitize_name(text: str) -> str:
-    """Return at most 200 characters of a process name, with `?` for each unprintable one.
+    """Return at most 200 characters of a process name, with `?` for each unprintable character.
 
     Any user of a node can choose the name of a process, and a terminal on the head shows the name.
     """
@@ -230,7 +230,7 @@ def is_dying(identity: ProcessIdentity) -> bool:
     """Return whether a process has ended, is exiting, or has a pending SIGKILL.
 
     An exit can take long. The kernel first frees memory, closes devices and sockets, and ends other threads; only then
-    can the parent see the exit. Peers see the closed sockets before.
+    can the parent see the exit. Peers see the closed sockets before the parent sees the exit.
     """
     if not is_alive(identity):
         return True

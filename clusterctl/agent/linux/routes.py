@@ -14,7 +14,7 @@ _DISCARD_PORT = 9
 
 
 def resolve_name(name: str, port: int | None, kind: int) -> list[Any]:
-    """Call `socket.getaddrinfo`, for ASCII names without the slow import of the codec `idna`.
+    """Call `socket.getaddrinfo`. For an ASCII name, avoid the slow import of the codec `idna`.
 
     Raises:
         OSError: The name does not exist.

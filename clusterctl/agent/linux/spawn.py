@@ -24,10 +24,10 @@ EXIT_NOT_EXECUTABLE = 126
 _RLIMIT_LOCKS = 10
 
 MAX_OPEN_FILES = 524288
-"""Maximum file limit of a worker: the default of systemd. Some programs loop over all descriptors up to the limit."""
+"""Maximum limit of open files of a worker, as in systemd. Some programs loop over all descriptors up to the limit."""
 
 PYTHON_PLACEHOLDER = "{python}"
-"""This text as `argv[0]` stands for the interpreter that the agent finds at `prepare`."""
+"""As `argv[0]`, this text stands for the interpreter that the agent finds at `prepare`."""
 
 _OWN_VARIABLE_PREFIXES = (b"CLUSTERCTL_",)
 _SYSTEM_FOLDERS = (b"/usr/local/sbin", b"/usr/local/bin", b"/usr/sbin", b"/usr/bin", b"/sbin", b"/bin")
@@ -61,7 +61,8 @@ class Program:
         argv: The command and its arguments.
         env: The whole environment.
         cwd: The working directory; it must exist.
-        prologue: Text for bash, which runs it before the program. If a command in it fails, the program does not run.
+        prologue: Shell text that bash runs before the program. If a command of this text fails, the program does not
+            run.
         tag: Value of a resource limit that marks all processes of the program, or `None`.
     """
 

@@ -25,7 +25,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
 """Numbers of system calls (asm-generic/unistd.h). A Python for an old libc has no functions for these calls."""
 _TIMEX_BYTES = 256
-"""Size of a buffer that is larger than any `struct timex` (adjtimex(2))."""
+"""Size in bytes of a buffer that is larger than any `struct timex` (adjtimex(2))."""
 _KEEP_SIZE = 1
 _PUNCH_HOLE = 2
 
@@ -121,7 +121,7 @@ def fork_with_pipes(count: int = 1) -> tuple[int, ...]:
     """Make `count` pipes and fork; return the pid (0 in the child), then the read end and write end of each pipe.
 
     Raises:
-        OSError: The machine has no free process or descriptor. All pipes are closed.
+        OSError: The machine has no free process or descriptor. All new pipes are then closed.
     """
     ends: list[int] = []
     try:
@@ -155,7 +155,7 @@ def set_process_name(name: str) -> None:
 
 
 def set_process_title(title: str) -> None:
-    """Set the command line that `ps` shows: overwrite the memory of the arguments, which may cut off the title."""
+    """Set the command line that `ps` shows: overwrite the memory of the arguments, and cut off a longer title."""
     fields = read_or_empty("/proc/self/stat").rpartition(b")")[2].split()
     start, end = (int(fields[45]), int(fields[46])) if len(fields) > 46 else (0, 0)
     if 0 < start < end:
@@ -200,7 +200,7 @@ def reserve_blocks(fd: int, offset: int, length: int) -> bool:
 
 
 def punch_hole(fd: int, offset: int, length: int) -> bool:
-    """Free the disk blocks of a range, which then reads as zeros; return false if the filesystem cannot do it."""
+    """Free the disk blocks of a range, which then reads as zeros; return false if the filesystem cannot free blocks."""
     return _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length)
 
 
@@ -217,7 +217,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def write_atomically(path: str, data: bytes, mode: int = 0o600, *, durable: bool = False) -> None:
-    """Replace a file, so that readers see the old or the new content; with `durable` also after a crash."""
+    """Replace a file, so that readers see the old or the new content; with `durable`, even after a machine crash."""
     # The import of `tempfile` would take long.
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{os.urandom(6).hex()}")

@@ -1,8 +1,8 @@
 """TCP ports: ports that a run reserves for its workers, and the sockets of this machine.
 
-From prepare to its end, a run holds a bound but not listening socket for each reserved port. The bind is without
-SO_REUSEADDR, so that it fails if another run has bound the port. The socket gets SO_REUSEADDR after the bind, so that a
-worker can bind the port too: its listening socket also has SO_REUSEADDR.
+For each reserved port, a run holds a socket that is bound but does not listen, from `prepare` to the end of the run.
+The bind is without SO_REUSEADDR, so that it fails if another run has bound the port. The socket gets SO_REUSEADDR after
+the bind, so that a worker can bind the port too: its listening socket also has SO_REUSEADDR.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TIME_WAIT = "06"
 _LISTEN = "0A"
 _ROOT_UID = 0
 _PAUSE_DIVISOR = 20
-"""The pause between two checks is the time since the first check divided by this, so checks become rare."""
+"""The pause between two checks is the time since the first check divided by this number, so later checks are rarer."""
 
 
 class PortError(Exception):
@@ -187,7 +187,7 @@ class PortIntruderCheck:
     """Checks whether users outside the run listen on the ports of an attempt.
 
     Args:
-        ports: The ports. A port on which a process of the run listens is not checked any more.
+        ports: Ports to check. If a process of the run listens on a port, later checks skip this port.
         list_run_uids: Returns the uids of all processes of the run; called only if another user listens.
         root: Prefix of /proc.
     """

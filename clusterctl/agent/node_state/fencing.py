@@ -1,4 +1,4 @@
-"""Epoch, lease and fence of a run on this node: small files that limit which controller may command the run.
+"""Files with the epoch, lease and fence of a run: which controller may command it, and when it ends without one.
 
 Epoch and lease files are overwritten in place, so that a controller can stop a run even if the disk is full.
 """
@@ -47,12 +47,12 @@ def check_epoch(path: str, epoch: int) -> None:
 
 
 def read_lease_clock() -> float:
-    """Return the seconds on the clock of leases and fences, which runs while the machine is suspended."""
+    """Return the time in seconds of the clock of leases and fences, which also runs while the machine is suspended."""
     return syscalls.read_boot_time()
 
 
 def read_last_renewal(path: str) -> float | None:
-    """Return when the controller's last frame arrived (`read_lease_clock`), or `None` without a lease file."""
+    """Return the time (`read_lease_clock`) of the controller's last frame, or `None` without a lease file."""
     try:
         return float(syscalls.read_or_empty(path))
     except ValueError:
@@ -70,7 +70,7 @@ def renew_lease(path: str) -> None:
 
 
 def write_fence_file(path: str) -> None:
-    """Write the fence file: a waiter is about to end the attempt, because the controller was silent for too long."""
+    """Write the fence file, which records that a waiter ends the attempt because the controller was silent too long."""
     # This import is lazy, because only a waiter whose fence has expired needs threads.
     import threading
 
@@ -91,7 +91,7 @@ def read_fence_time(path: str, end: ExitRecord | None = None) -> float | None:
 
     Args:
         path: The fence file.
-        end: The exit record of a worker. If there is no fence file but this record is of a fenced worker, return 0.
+        end: The exit record of a worker. If there is no fence file but a fence ended this worker, the result is 0.
     """
     since = (syscalls.read_json(path) or {}).get("mono")
     if isinstance(since, float):

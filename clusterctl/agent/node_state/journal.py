@@ -1,6 +1,6 @@
 """The journal of a run on a node: its writer, its readers, and the state of the run that results from its events.
 
-Each line of the journal is an event as a JSON object. Sequence numbers rise by one.
+Each line of the journal is a JSON object with one event. The sequence number rises by one from line to line.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class JournalState:
         finished: The event that finished the run, or `None`.
         boot_id: Boot id at the last event. If the machine has another boot id now, no process of the run lives.
         start_boots: Boot id at the start of each rank.
-        stopping: Monotonic time of the stop signal, and the event, or `None`.
-        dropped: By attempt and rank: the first valid byte of the output, and how many discarded bytes no head has.
+        stopping: Monotonic time of the stop signal and the event about the stop, or `None`.
+        dropped: For each attempt and rank: offset of the first byte of output that is not discarded, and the number of
+            discarded bytes that no head has.
         began_at: Wall time of the first `prepare`.
         ended_at: Wall time of the end of the run.
     """
@@ -105,7 +106,7 @@ def fold_journal(entries: Iterable[tuple[events.Stamp, events.Event]]) -> Journa
 _RESERVE_BYTES = 1 << 20
 _MIN_RESERVE_BYTES = 256 << 10
 _READ_BYTES = 64 << 10
-"""The reader reads pieces of this size, because a journal may be larger than the memory."""
+"""The reader reads pieces of this many bytes, because a journal may be larger than the memory."""
 
 
 class JournalReader:
@@ -114,7 +115,7 @@ class JournalReader:
     An incomplete last line is not read before it is complete.
 
     Attributes:
-        was_restarted: The file was replaced or truncated, so the last read began at the start of the file.
+        was_restarted: Whether the last read began at the start of the file, because the file was replaced or truncated.
     """
 
     def __init__(self, path: str) -> None:
@@ -125,7 +126,7 @@ class JournalReader:
     def read_lines(self) -> Iterator[bytes]:
         """Yield the new lines without their newline.
 
-        If the caller stops early, the next call yields the other lines.
+        If the caller stops early, the next call yields the remaining lines.
         """
         self.was_restarted = False
         try:
@@ -190,7 +191,7 @@ class JournalWriter:
             self._reserved = self._end + _RESERVE_BYTES
 
     def append(self, event: events.Event) -> events.Stamp:
-        """Append an event after the queued ones; return its number and time."""
+        """Append an event after the queued events; return the sequence number and the time of the event."""
         self.seq += 1
         stamp = events.Stamp(self.seq, time.time(), time.monotonic(), proc.read_boot_id())
         self._waiting.append(events.encode_event(stamp, event).encode() + b"\n")
@@ -221,7 +222,7 @@ class JournalWriter:
 
 
 class JournalCache:
-    """Computes the states of all runs on this node, each only from new lines. Callers must not change a state."""
+    """Keeps the states of all runs on this node, and reads only new journal lines. Callers must not change a state."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[JournalReader, JournalState]] = {}

@@ -6,8 +6,9 @@ the offset of the first byte of the file. The offset records are overwritten in 
 
 The supervisor writes all fields except `sent`. The session that sends the output writes `sent`.
 
-The front of a time index is discarded together with the output that it describes: 16 B a second are much in a long run.
-The discarded part reads as zeros. No index record consists of zeros, so the file itself shows where the index starts.
+The front of a time index is discarded together with the output that it describes, because 16 B per second add up in a
+long run. The discarded part reads as zeros. No index record consists of zeros, so the file itself shows where the index
+starts.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class OutputOffsets:
         file_start: Offset of the first byte of the present file.
         first_valid: Offset of the first byte that was not discarded; at least `file_start`.
         size: Size of the whole output at the last update.
-        lost: Total of discarded bytes that no head has.
+        lost: Number of discarded bytes that no head has.
         replicated: Offset up to which the head has the output.
         sent: Offset up to which a session has sent the output.
     """
@@ -50,7 +51,7 @@ class OutputOffsets:
     sent: int = 0
 
     def is_emptied(self, file_size: int) -> bool:
-        """Return whether the worker has truncated the file, because the file is smaller than before."""
+        """Return whether the file is smaller than before, which shows that the worker has truncated the file."""
         return self.file_start + file_size < max(self.size, self.sent)
 
 
@@ -215,8 +216,8 @@ def read_output(
         rank: The rank of the output.
         offset: Start of the piece; a negative offset counts from the end.
         length: Maximum number of bytes.
-        sending: The caller sends the piece to a controller, so write `sent` before the final check. If the
-            worker then empties the file, its new output gets offsets after the piece.
+        sending: Whether the caller sends the piece to a controller. If true, this function writes `sent` before its
+            final check. If the worker then empties the file, the new output gets offsets after the piece.
 
     Returns:
         The piece; `None` if the worker has emptied the file and the supervisor has not yet updated the offsets.
@@ -245,7 +246,7 @@ def read_output(
 
 
 def read_growing_file(path: str, name: str, offset: int, length: int) -> OutputPiece:
-    """Return a piece of a file that only grows; the front of samples and time indices may be discarded.
+    """Return a piece of a file that only grows, except that the front of samples and time indices may be discarded.
 
     Args:
         path: The file.
@@ -265,7 +266,8 @@ def read_growing_file(path: str, name: str, offset: int, length: int) -> OutputP
             begin = max(start, first)
             data = os.pread(fd, length, begin)
             size = os.fstat(fd).st_size
-            # The size of the samples file determines its discarded front. The file grows before the front is discarded.
+            # The size of the samples file determines how much of the front is discarded. The file grows before the
+            # front is discarded.
             if _find_first_valid(name, fd, size) <= begin:
                 return OutputPiece(begin, data, size, first)
 

@@ -180,7 +180,7 @@ class RunDir:
         return self.file_path(f"attempt-{attempt}")
 
     def start_file(self, attempt: int) -> str:
-        """Return the path of the list of workers that an attempt starts."""
+        """Return the path of the file that lists the workers of an attempt."""
         return os.path.join(self.attempt_dir(attempt), "start.json")
 
     def fence_file(self, attempt: int) -> str:

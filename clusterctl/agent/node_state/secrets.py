@@ -22,7 +22,7 @@ _NAMES_FILE = "secrets.names"
 
 
 def store_or_restore_secrets(run: RunDir, start: StartArguments, report: Callable[[str], None]) -> StartArguments:
-    """Store the secrets of a start request, or return the request with the stored secrets if it has none.
+    """Store the secrets of a start request. If the request has no secrets, return it with the stored secrets.
 
     Args:
         run: The run.

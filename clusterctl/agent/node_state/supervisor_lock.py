@@ -50,7 +50,7 @@ class SupervisorLock:
         If the whole run directory was removed, do nothing: the run is gone.
 
         Returns:
-            The old listener, which the caller has to close, if there is a new listener; or `None`.
+            The old listener, which the caller has to close, or `None` if there is no new listener.
 
         Raises:
             BlockingIOError: Another supervisor has locked a new lock file.
@@ -97,7 +97,7 @@ def connect_to_supervisor(run: RunDir) -> socket.socket | None:
 def find_lock_owner(run: RunDir) -> int | None:
     """Return the pid of the process that holds the supervisor lock of a run, or `None`.
 
-    The supervisor itself must not call this, because it would lose its lock.
+    The supervisor must not call this function, because the supervisor would lose its lock.
     """
     try:
         fd = os.open(run.lock_file, os.O_RDWR | os.O_CLOEXEC)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def lock_against_cleanup(folder: str) -> list[int]:
-    """Protect a folder with a lock; return a list with the locked descriptor, or an empty list on failure."""
+    """Lock a folder, so that systemd-tmpfiles keeps it; return a list with the descriptor, or an empty list."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -35,7 +35,7 @@ exec, its memory stays locked, and reads of some of its `/proc` files hang.
 """
 
 _MAX_COMMANDS = 256
-"""Maximum number of survivors with a command line in the description: thousands must fit into one event."""
+"""Maximum number of survivors that are described with a command line, because thousands must fit into one event."""
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ class KnownProcesses:
         protected: Supervisor and waiters, which must not be signalled.
         unrelated: Processes of this user that do not belong to the run and never will: only a fork passes on markers.
         unreadable: Pids whose query timed out; no later scan queries them.
-        is_scan_incomplete: The last scan timed out before it had queried all processes.
+        is_scan_incomplete: Whether the last scan timed out before it had queried all processes.
         stop_signal: The signal that asks a process to end.
         cgroup: Folder of the cgroup of the run, or `None`.
     """
@@ -168,7 +168,7 @@ def classify_process(
     is_unrelated = (
         process.start_time < known_processes.earliest_start_ticks or process.identity in known_processes.unrelated
     )
-    # Any user can copy tag and environment of the run, so ignore other users.
+    # Any user can copy tag and environment of the run, so ignore processes of other users.
     if (is_unrelated and not has_tag) or proc.read_uid(pid) != markers.uid:
         return {}
     is_marked = has_tag or markers.has_run_environment(pid)
@@ -184,8 +184,8 @@ def _is_member(process: ProcessStat, known_processes: KnownProcesses) -> bool:
 def _in_session(process: ProcessStat, known_processes: KnownProcesses) -> bool:
     """Return whether a process is in the POSIX session of a worker.
 
-    After the end of a worker, another program may get its pid and start a session with this number. A process that
-    started after the worker's end therefore does not count as a member of the session.
+    After the end of a worker, another program may get the worker's pid and start a session with this number. A process
+    that started after the worker's end therefore does not count as a member of the session.
     """
     for worker, ended in known_processes.workers.items():
         # A worker from before a reboot has the pid 0, and 0 is also the session id of processes without a session.
@@ -212,7 +212,7 @@ def _query_processes(pids: list[int], question: Callable[[int], T]) -> tuple[dic
         try:
             messages = helper_process.run_in_helper(query, _QUERY_TIMEOUT_S)
         except OSError:
-            # The machine has no process for a fork, so query the processes here.
+            # The machine cannot start another process, so query the processes in this process.
             return {**answers, **{pid: question(pid) for pid in pids}}, stuck
         new = [message["answer"] for message in messages if "answer" in message]
         answers.update(zip(pids, new))

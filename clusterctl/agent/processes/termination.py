@@ -57,11 +57,11 @@ class Terminator:
             known_processes: Processes of the run, and processes that must not be signalled.
             kill_at: Monotonic time of the first SIGKILL. If `kill_at` is in the future, the stop signal comes first,
                 and SIGKILL comes later by the duration of the first scan.
-            on_done: Called with the survivors at the end, and at intervals again until it returns true.
+            on_done: Called with the survivors at the end, and called again at intervals until it returns true.
             on_slow: Called once with the processes that the kernel has not ended 10 s after SIGKILL.
             wait_before_signal_s: Seconds in which processes may end without any signal.
-            on_leftovers: Called with the processes that outlived `wait_before_signal_s`, and with true for those that
-                outlived the grace.
+            on_leftovers: Called up to two times: with `False` and the processes that outlived `wait_before_signal_s`,
+                then with `True` and the processes that outlived the grace.
         """
         self._loop, self._markers, self._known_processes = loop, markers, known_processes
         self._on_done, self._on_slow, self._on_leftovers = on_done, on_slow, on_leftovers
@@ -109,7 +109,7 @@ class Terminator:
             self._schedule_step(wait)
 
     def _signal_processes(self) -> float:
-        """Signal the remaining processes, or set `_survivors` at the end; return the seconds until the next step."""
+        """Signal the remaining processes; at the end, set `_survivors`. Return the seconds until the next step."""
         remaining = self._list_remaining()
         now = time.monotonic()
         if self._empty_scans >= 2 or (remaining and self._must_give_up(remaining, now)):
@@ -135,7 +135,7 @@ class Terminator:
         return self._pause if self._killed_at is not None else min(self._pause, max(self._kill_at - now, 0.0))
 
     def _list_remaining(self) -> list[ProcessStat]:
-        """Return the living processes: known ones, or the result of a full scan if none lives or a scan is due."""
+        """Return the living known processes, or the result of a full scan if none of them lives or a scan is due."""
         scan_began = time.monotonic()
         remaining = run_processes.list_known_processes(self._known_processes)
         if remaining and scan_began < self._scan_at:
@@ -167,7 +167,7 @@ def terminate_for_fence(fence: Mapping[str, Any], _out: HelperOutput) -> dict[st
     """End all processes of a run on this node. A waiter runs this in a child process when its fence has expired.
 
     Args:
-        fence: `WaiterConfig.fence`: where the run is, and how to stop it.
+        fence: Names of run and attempt, with the grace, stop signal and cgroup to use (`WaiterConfig.fence`).
     """
     run = run_dir.RunDir(fence["root"], fence["run"], fence["node"])
     fencing.write_fence_file(run.fence_file(fence["attempt"]))

@@ -1,4 +1,4 @@
-"""The agent's end of one connection to a controller (`serve`), which stores no state and ends with the connection."""
+"""The agent's end of one session with a controller (`serve`). It stores no state and ends with the connection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Result = Optional[Mapping[str, object]]
     Handler = Callable[[int, Any, Optional[int]], Result]
-    """Takes id, arguments (see `command_payload_types`) and epoch of a request; returns the answer."""
+    """Function that takes id, arguments (`command_payload_types`) and epoch of a request, and returns the answer."""
     Handlers = dict[Command, Handler]
 
 _IDLE_CHECK_S = 1.0
@@ -34,11 +34,11 @@ class AgentSession:
     """Handles the requests of one controller. A handler returns the answer, or `None` if the answer follows later.
 
     Args:
-        makers: Functions that each make the handlers of some commands. The session calls the next function if
-            it has no handler for a command yet.
+        makers: Functions that make handlers of commands. While a command has no handler, the session calls the next
+            function.
 
     Attributes:
-        data_handlers: Functions for the pieces of received streams, by stream number.
+        data_handlers: Functions that take the pieces of received streams, by stream number.
         frame_actions: Called after the arrival of each frame.
         end_actions: Called at the end of the session.
     """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MAX_QUEUED_BYTES = 256 * 1024
 _OUTPUT_GRACE_S = 0.5
-"""After the end of a program, the session reads its output for this many seconds, as its children may still write."""
+"""After a program ends, the session reads the output for this many more seconds, because children may still write."""
 _KILL_DELAY_S = 2.0
 
 
@@ -40,8 +40,8 @@ class RunningProgram:
         pid: Pid of the program, which leads its own POSIX session and process group.
         tag: Value of a resource limit that marks all processes that the program starts.
         status: The wait status, or `None` while the program runs.
-        pipes: Read ends of its output pipes, by stream number (1: stdout, 2: stderr).
-        ended: The program has ended and all its output was read.
+        pipes: Read ends of the program's output pipes, by stream number (1: stdout, 2: stderr).
+        ended: Whether the program has ended and all its output was read.
     """
 
     def __init__(self, pid: int, tag: int, on_data: OnData, on_end: Callable[[int], None]) -> None:
@@ -165,13 +165,13 @@ class ChildProcesses:
     # --- tasks
 
     def run_task(self, task: Task, on_result: OnResult, keep: Iterable[int] = (), seconds: float | None = None) -> int:
-        """Call a function in a helper process. The session forwards data that the function sends to the controller.
+        """Call a function in a helper process. The session forwards the function's data to the controller.
 
         Args:
             task: The function.
             on_result: Called once with the result or the error of the function.
             keep: Descriptors that stay open in the helper process.
-            seconds: Timeout: after this time the helper is killed and the session does not wait for its end.
+            seconds: Timeout in seconds, after which the session kills the helper without waiting for its end.
 
         Returns:
             The number of the task, for `kill_task`.

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 def list_missing_files(
     arguments: command_payload_types.CopyArguments, entries: list[list[Any]], root: str
 ) -> command_payload_types.CopyAnswer:
-    """Return the files of a listing that the target does not have; correct the permission bits of its other files.
+    """Return the files of a listing that the target does not have; correct the permission bits of the other files.
 
-    Parent folders are made. If the target folder does not exist, the target name replaces the first part of the paths.
+    Missing parent folders are made. If the target folder does not exist, its name replaces the first part of each path.
 
     Raises:
         RequestError: A file exists where a folder must be, the copy would change the code of a live run, or the disk is
@@ -59,7 +59,7 @@ def replace_first_path_part(entries: list[list[Any]], name: str | None) -> list[
 
 
 def _choose_target(arguments: command_payload_types.CopyArguments) -> tuple[str, str | None]:
-    """Make the folder for the files; return it, and a new name for the first part of the paths or `None`."""
+    """Make the target folder; return it, and the new first part of all paths, or `None` if paths do not change."""
     base, target = os.path.expanduser(str(arguments["folder"])), os.path.expanduser(str(arguments["target"]))
     place = os.path.abspath(os.path.join(base, target))
     if not os.path.isabs(target):
@@ -159,7 +159,7 @@ def _describe_sync(
 
 @dataclass(frozen=True)
 class _PendingTransfer:
-    """A transfer after a comparison: `make_receiver` makes its receiver, and `finish` is called after the last byte."""
+    """A transfer that may follow a comparison: `make_receiver` makes its receiver, and `finish` is called last."""
 
     make_receiver: Callable[[], file_tree.FileReceiver]
     finish: Callable[[], None] = lambda: None
@@ -169,7 +169,7 @@ class _FileCommands:
     def __init__(self, session: AgentSession, runs: RunCommands) -> None:
         self._session, self._runs = session, runs
         self._transfers: dict[int, _PendingTransfer] = {}
-        """The possible transfers, by the stream of their listing."""
+        """The transfers that the controller may start, by the stream number of their listing."""
         self._receivers: dict[int, file_tree.FileReceiver] = {}
         session.end_actions.append(self._abandon_transfers)
 
@@ -222,9 +222,9 @@ class _FileCommands:
 
         Args:
             request_id: The request to answer.
-            stream: The stream of the listing, by which RECEIVE names the transfer.
-            task: Compares the listing with the disk; its result has the positions of the needed files.
-            plan_transfer: Returns the transfer for a result of `task`.
+            stream: The stream number of the listing. The command RECEIVE names the transfer by this number.
+            task: Function that compares the listing with the disk; the result has the positions of the needed files.
+            plan_transfer: Function that returns the transfer for a result of `task`.
             on_error: Called if the task fails.
             keep: Descriptors that stay open in the helper process.
         """
@@ -244,7 +244,7 @@ class _FileCommands:
         self._session.children.run_task(task, take_result, keep)
 
     def _collect_stream(self, request_id: int, stream: int, size: int, on_complete: Callable[[bytes], None]) -> None:
-        """Call `on_complete` with the first `size` bytes of a stream; if it raises an error, answer with the error."""
+        """Call `on_complete` with the first `size` bytes of a stream; if `on_complete` fails, answer with its error."""
         data = bytearray()
 
         def take(part: frames.StreamData) -> None:

@@ -1,4 +1,4 @@
-"""Sends events and output of the runs that a controller follows, limited by its credit and by the connection."""
+"""Sends events and output of the runs that a controller follows, as fast as its credit and the connection allow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_QUEUED_BYTES = 256 * 1024
 """The sender adds no more frames while the connection has this many unsent bytes."""
 _RETRY_DELAY_S = 1.0
 _SMALL_BYTES = 16 * 1024
-"""If a pass sends less output than this, the next pass starts after the pace interval and not at once."""
+"""If a pass sends fewer bytes of output than this, the next pass starts after the pace interval and not at once."""
 
 
 class FollowSender:
@@ -40,7 +40,7 @@ class FollowSender:
         return key in self._followers
 
     def follow(self, run: RunDir, follow: FollowArguments) -> None:
-        """Start to send events and output of a run after the cursors; replace an earlier request for the same run."""
+        """Start to send the events and output that follow the cursors; replace an earlier request for the same run."""
         key = (run.run, run.node)
         self.unfollow(key)
         send, send_data = self._channel.send, self._channel.send_data
@@ -100,7 +100,7 @@ class FollowSender:
         self._is_send_scheduled = self._credit > 0
 
     def _is_rate_limited(self) -> bool:
-        """Return whether new output has to wait until the pace interval is over; if so, a timer sends it."""
+        """Return whether new output has to wait until the pace interval is over; if so, a timer sends the output."""
         remaining_s = self._next_send_at - time.monotonic()
         if remaining_s <= 0.0:
             return False

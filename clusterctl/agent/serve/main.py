@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Serve one controller on stdin and stdout, then exit. With `--idle SECONDS`, exit after this silence."""
+    """Serve one controller on stdin and stdout, then exit; with `--idle SECONDS`, after this time without a frame."""
     idle = float(arguments[1]) if arguments[:1] == ["--idle"] else command_messages.IDLE_TIMEOUT_S
     read, write = os.dup(0), os.dup(1)
     spawn.redirect_stdio(stderr=2)

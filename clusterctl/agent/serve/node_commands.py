@@ -172,7 +172,7 @@ def make_hello_answer(root: str) -> command_payload_types.HelloAnswer:
 
 
 def _read_login_variables(home: str, network_home: bool) -> dict[str, str]:
-    """Return variables that a rank gets from the login, and NCCL's variables from its configuration files."""
+    """Return the environment variables that a rank gets from the login, and those in NCCL's configuration files."""
     found = {name: os.environ[name] for name in command_messages.LOGIN_VARIABLES if name in os.environ}
     files = ["/etc/nccl.conf"] if network_home else ["/etc/nccl.conf", f"{home}/.nccl.conf"]
     if any(os.path.exists(path) for path in files):
@@ -189,7 +189,7 @@ def _read_login_variables(home: str, network_home: bool) -> dict[str, str]:
 def read_account() -> tuple[str, str, str]:
     """Return name, home and login shell of this user.
 
-    If /etc/passwd does not have the user, a helper process queries the directory service, which may hang.
+    If /etc/passwd does not contain the user, a helper process queries the directory service, which may hang.
     """
     env, uid = os.environ, os.getuid()
     for line in read_or_empty("/etc/passwd").decode("utf-8", "surrogateescape").splitlines():

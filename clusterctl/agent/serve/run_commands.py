@@ -81,7 +81,7 @@ class RunCommands:
     # --- the runs of this controller
 
     def _get_run(self, arguments: command_payload_types.RunArguments) -> RunDir:
-        """Return the run that a request names, even if it does not exist."""
+        """Return the run that a request names, even if the run does not exist."""
         return RunDir(self._session.state_root, str(arguments["run"]), str(arguments["node"]))
 
     def find_run(self, arguments: command_payload_types.RunArguments) -> RunDir:
@@ -98,7 +98,7 @@ class RunCommands:
         return run
 
     def check_epoch(self, run: RunDir, epoch: int | None) -> None:
-        """Check that no controller with a higher epoch commands the run. A request without an epoch only reads.
+        """Check that no controller with a higher epoch commands the run. A request without an epoch passes.
 
         Raises:
             RequestError: A controller with a higher epoch has taken over the run.
@@ -305,7 +305,7 @@ class RunCommands:
     def _clean(self, request_id: int, arguments: command_payload_types.RunArguments, epoch: int | None) -> None:
         run = self._get_run(arguments)
         if not os.path.isdir(run.path) and (code := workdir_locks.find_removable_workdir(run)) is not None:
-            # The start of the run failed after the sync, so this node has only its code.
+            # The start of the run failed after the sync, so this node has only the code of the run.
             self._session.run_task(request_id, lambda _out: {"bytes": workdir_locks.remove_synced_code(code)})
             return
         run = self.find_run(arguments)

@@ -109,7 +109,7 @@ class RunFollower:
             self._files[name] = _FollowedFile(name, self.run.file_path(name), offset, attempt, rank)
 
     def send_next_data(self, max_bytes: int) -> int:
-        """Send new bytes of the next file that has any; return their number, or 0 if no file has new bytes.
+        """Send new bytes of the next file that has new bytes; return the number of sent bytes, or 0 if no file has any.
 
         Raises:
             OSError: A file cannot be read, and no other file has new bytes.
@@ -163,7 +163,7 @@ class RunFollower:
         return piece
 
     def _forget_attempts(self, attempts: set[int]) -> None:
-        """Forget attempts that have ended and whose files are all sent; report them as complete."""
+        """Tell the controller that ended attempts are complete once all their files are sent; then forget them."""
         self._files = {name: file for name, file in self._files.items() if file.attempt not in attempts}
         for attempt in attempts:
             self._offset_table.pop(attempt).close()

@@ -68,14 +68,15 @@ def collect_known_processes(run: RunDir, state: JournalState) -> run_processes.K
         (syscalls.read_json(run.prepare_file) or {}).get("stop_signal", "SIGTERM")
     ]
     for worker in list_workers(run, state):
-        # The exit time of an ended worker is unknown, so its session counts only up to its start time.
+        # The exit time of an ended worker is unknown, so use the start time: later processes may not belong to its
+        # session.
         ended = None if worker["alive"] else worker["start_time"]
         known_processes.workers[ProcessIdentity(worker["pid"], worker["start_time"])] = ended
     return known_processes
 
 
 def summarize_run(run: RunDir, state: JournalState | None = None) -> RunSummary:
-    """Return the entry of a run in the list of runs; by default read its state from the journal."""
+    """Return the entry of a run in the list of runs; by default, read the state of the run from the journal."""
     state = state or fold_journal(journal.read_journal(run.journal_file))
     prepared = syscalls.read_json(run.prepare_file) or {}
     is_over = state.phase in ("new", "swept", "finished")

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from clusterctl.agent.serve.run_commands import RunCommands
 
 _RUN_VARIABLES = (b"CLUSTERCTL_NODE", b"CLUSTERCTL_STATUS_DIR", b"TORCHELASTIC_ERROR_FILE")
-"""Variables of a rank that the shell must not have, because they mark processes of the run or name its files."""
+"""Variables of a rank that the shell must not have, because they mark processes of the run or name files of the run."""
 _LOGIN_PREFIXES = (b"SSH_", b"XDG_", b"DBUS_")
 _LOGIN_VARIABLES = (b"TERM", b"PWD", b"OLDPWD", b"SHLVL", b"_")
-"""Variables of a login, which the script does not set: the shell keeps those of the user's terminal."""
+"""Variables that the script does not set, because the shell keeps the values of the user's terminal."""
 
 
 def write_shell_script(
@@ -74,7 +74,7 @@ def _quote(text: bytes) -> bytes:
 
 
 def _copy_rank_environment(runs: RunCommands, arguments: command_payload_types.RankArguments) -> spawn.Program:
-    """Return a program without argv in the folder and environment of a rank, without the markers of the run."""
+    """Return a program without `argv`, with the folder and environment of a rank but not the markers of the run."""
     run, rank = runs.find_run(arguments), int(arguments["rank"])
     started = runs.journal_states.read_state(run).started.get(rank)
     process = None if started is None else proc.read_identity(started.pid)

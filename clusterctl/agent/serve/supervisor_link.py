@@ -1,4 +1,4 @@
-"""The agent's connection to the supervisor of a run, which starts a supervisor if none runs.
+"""The agent's link to the supervisor of a run. The link starts a supervisor if none runs.
 
 If a supervisor does not answer in time, the link kills it and starts another one. If the supervisor hangs in the
 kernel, the controller gets an answer that says so.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _QUICK_COMMANDS = (command_messages.Command.STOP, command_messages.Command.FINISH)
 _ANSWER_TIMEOUT_S = 10.0
-"""Timeout in seconds for the answer to a request that takes no time."""
+"""Timeout in seconds for the answer to a request that the supervisor handles at once."""
 _KILL_TIMEOUT_S = 3.0
 _MAX_TRIES = 4
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.05, 5.0
@@ -79,7 +79,7 @@ class SupervisorLink:
     def send_request(
         self, command: command_messages.Command, arguments: Mapping[str, object], epoch: int | None, on_answer: Answer
     ) -> None:
-        """Send a command; `on_answer` gets the supervisor's answer, whose id differs from the controller's id."""
+        """Send a command; `on_answer` gets the supervisor's answer. Its id is not that of the controller's request."""
         pending = _Pending(command, arguments, epoch, on_answer)
         self._queue.append(pending)
         if command in _QUICK_COMMANDS:
@@ -106,7 +106,7 @@ class SupervisorLink:
             self._channel.close("")
 
     def _connect(self) -> bool:
-        """Return whether a supervisor exists; if the supervisor is busy, connect again later."""
+        """Connect to the supervisor, or try again later if it is busy; return whether a supervisor exists."""
         try:
             sock = supervisor_lock.connect_to_supervisor(self._run)
         except BlockingIOError:

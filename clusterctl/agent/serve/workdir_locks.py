@@ -53,7 +53,7 @@ class WorkdirLock:
         return None if other == self.run else other or "that is being started"
 
     def try_exclusive(self) -> bool:
-        """Take the exclusive lock if no other process holds it; return whether that worked."""
+        """Take the exclusive lock if no other process holds a lock; return whether the lock was taken."""
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -109,9 +109,9 @@ class WorkdirLocks:
 def find_removable_workdir(run: RunDir) -> SyncedWorkdir | None:
     """Return the workdir of a run if its code may be removed together with the run, else `None`.
 
-    If the run was not prepared on this node, its workdir is the folder of its sync. The code must not be removed if
-    the user chose the folder, if it is on a network filesystem (runs of other machines may use it), if another run on
-    this node uses it or has an unknown workdir, or if the last sync to the folder was without a run.
+    If the run was not prepared on this node, its workdir is the folder of its sync. The code must stay if the user
+    chose the folder, or if the last sync to the folder was without a run. The code must also stay if other runs may use
+    it. This is so on a network filesystem, or if another run on this node has the same workdir or an unknown one.
     """
     workdir = _read_workdir(run)
     if not workdir or not workdir.startswith(os.path.expanduser(DEFAULT_WORKDIRS) + "/"):

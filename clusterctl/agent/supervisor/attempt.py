@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from clusterctl.agent.supervisor.workers import Worker
 
 _WAIT_BEFORE_SIGNAL_S = 1.0
-"""Processes that outlive their rank may end by themselves for this many seconds; then the sweep ends them."""
+"""Processes that outlive their rank get no signal for this many seconds, because they may end by themselves."""
 Record = Callable[[events.Event], events.Stamp]
 _MAX_EXIT_WAITS = 1000
-"""Maximum number of waits, 10 ms each, for the exit files of the waiters; on a full disk a waiter needs long."""
+"""The supervisor waits for exit files at most this many times 10 ms. On a full disk, a waiter writes its file late."""
 
 
 class Attempt:
@@ -85,7 +85,7 @@ class Attempt:
         """Claim the GPUs, reserve the ports and make the files of the attempt.
 
         Raises:
-            RequestError: A GPU, a port or disk space is not available. The new claims and ports are released.
+            RequestError: A GPU, a port or disk space is not available. The new claims and ports are then released.
         """
         self.python = workers.prepare_workdir(self._run, self.prepare)
         with contextlib.ExitStack() as undo:
@@ -190,7 +190,7 @@ class Attempt:
         self.record(events.Started(self.number, worker.rank, worker.local_rank, who.pid, who.start_time))
 
     def watch_worker(self, worker: Worker) -> None:
-        """Add a worker to the attempt, and poll its exit when its process ends."""
+        """Add a worker to the attempt; when its process ends, record its exit."""
         self.workers[worker.rank] = worker
         self.known_processes.workers[worker.identity] = None
         self.known_processes.protected.add(worker.waiter)
@@ -198,7 +198,7 @@ class Attempt:
         self._watch_pidfd(worker)
 
     def adopt_worker(self, worker: Worker, state: JournalState) -> None:
-        """Watch a worker that an earlier supervisor started; record its start if the journal does not have it."""
+        """Watch a worker that an earlier supervisor started; record the start if it is not in the journal."""
         self.watch_worker(worker)
         if worker.rank not in state.started:
             self._record_started(worker)
@@ -220,7 +220,7 @@ class Attempt:
         self._port_check = tcp_ports.PortIntruderCheck(port_numbers, self._list_user_ids)
 
     def stop_if_port_is_taken(self) -> None:
-        """Stop the attempt if another user listens on a port of the workers: other ranks may have connected to it."""
+        """Stop the attempt if another user's program listens on a workers' port: ranks may have connected to it."""
         now = time.monotonic()
         if self.shutdown.stopped_at is not None or not self._port_check.is_due(now):
             return
@@ -230,7 +230,7 @@ class Attempt:
             self.shutdown.stop(self.prepare.grace, StopReason.PORT_TAKEN.value)
 
     def record_process_groups(self) -> None:
-        """Record which workers have joined a process group of torch.distributed, and its size."""
+        """Record which ranks have joined a process group of torch.distributed, and the size of the largest group."""
         groups = shim_files.read_process_group_sizes(self._run.status_dir(self.number)) if self.started else {}
         if groups and groups != self._groups:
             self._groups = groups
@@ -248,7 +248,7 @@ class Attempt:
         return [worker for worker in self.workers.values() if not worker.exited]
 
     def store_wait_statuses(self, ended: dict[int, int]) -> None:
-        """Store the wait statuses of workers among the reaped children; `ended` maps pids to wait statuses."""
+        """Store the wait statuses of ended workers; `ended` maps the pid of each reaped child to its wait status."""
         for worker in self.living_workers:
             if worker.identity.pid in ended:
                 worker.wait_status = ended[worker.identity.pid]
@@ -288,7 +288,7 @@ class Attempt:
         failed = event.exit_code != 0 or event.error is not None
         self._has_failures |= failed or event.stopped
         if failed:
-            # A worker may have failed because another process has its port, and cannot say which process this is.
+            # If another process has the port of a worker, the worker fails and cannot name that process.
             self.stop_if_port_is_taken()
         if failed and not event.stopped and self.living_workers and self.shutdown.stopped_at is None:
             self.shutdown.stop(self.prepare.grace, StopReason.PEER_FAILED.value)
@@ -346,7 +346,7 @@ class Attempt:
         )
 
     def store_sizes_at_stop(self) -> None:
-        """Store the size of each worker's output before the stop signal: the signal may cause the output after it."""
+        """Store the size of each worker's output before the stop signal, because the signal may cause later output."""
         for worker in self.living_workers:
             with contextlib.suppress(OSError):
                 path = self._run.rank_file(self.number, worker.rank, "log")
@@ -368,9 +368,9 @@ class AttemptShutdown:
     """The shutdown of one attempt on this node.
 
     Attributes:
-        stopped_at: Monotonic time of the stop signal; `None` before it; 0 if a fence stopped the attempt at an unknown
-            time.
-        is_swept: All processes of the attempt have ended, except those in `remaining`.
+        stopped_at: Monotonic time of the stop signal; `None` before the signal; 0 if a fence stopped the attempt at an
+            unknown time.
+        is_swept: Whether all processes of the attempt have ended, except those in `remaining`.
         remaining: Processes that SIGKILL did not end.
     """
 
@@ -392,7 +392,7 @@ class AttemptShutdown:
         return self._terminator is not None
 
     def has_stopped_worker(self, rank: int, exited_at: float) -> bool:
-        """Return whether the stop signal ended the worker of a rank; `exited_at` is the monotonic time of its exit."""
+        """Return whether the stop signal ended the worker of a rank; `exited_at` is the monotonic time of the exit."""
         return self.stopped_at is not None and exited_at >= self.stopped_at and rank not in self._exiting_ranks
 
     def stop(self, grace: float, reason: str) -> None:
@@ -410,7 +410,7 @@ class AttemptShutdown:
             self.stopped_at = now
             self._attempt.store_sizes_at_stop()
             self._attempt.record(events.Stopping(self._attempt.number, reason, grace, sorted(self._exiting_ranks)))
-        # Writing the event took time, so the grace does not start at `now`.
+        # `now` is out of date, because writing the event took time.
         self.start_termination(time.monotonic() + grace)
 
     def record_fence_stop(self, stopped_at: float, reason: str, grace: float) -> None:
@@ -420,16 +420,16 @@ class AttemptShutdown:
             self._attempt.record(events.Stopping(self._attempt.number, reason, grace))
 
     def resume_stop(self, stopped_at: float, event: events.Stopping) -> None:
-        """Continue a stop that an earlier supervisor began."""
+        """Continue to stop the attempt, as an earlier supervisor has begun."""
         self.stopped_at, self._exiting_ranks = stopped_at, set(event.exiting_ranks)
         self.start_termination(stopped_at + event.grace)
 
     def start_termination(self, kill_at: float, wait_before_signal_s: float = 0.0) -> None:
-        """Start to end all processes; if this has begun, shorten the grace.
+        """Start the termination of all processes; if it has already started, shorten the grace.
 
         Args:
             kill_at: Monotonic time of SIGKILL.
-            wait_before_signal_s: Seconds before the stop signal.
+            wait_before_signal_s: Seconds to wait before the stop signal.
         """
         if self._terminator is None:
             self._terminator = termination.Terminator(
@@ -469,12 +469,12 @@ class AttemptShutdown:
             self._killed_after_grace = described
 
     def recheck_remaining_processes(self) -> None:
-        """Record the end again, without remaining processes, once the kernel has ended them all."""
+        """Once the kernel has ended all remaining processes, record the end of the attempt again, without them."""
         if not any(proc.is_alive(ProcessIdentity(entry["pid"], entry["start_time"])) for entry in self.remaining):
             self.record_swept([])
 
     def _finish_termination(self, remaining: list[SurvivingProcess]) -> bool:
-        """Record the end of the attempt once every exit is recorded; return whether every exit is recorded.
+        """If every exit is recorded, record the end of the attempt; return whether every exit is recorded.
 
         Args:
             remaining: Processes that SIGKILL did not end.

@@ -1,4 +1,4 @@
-"""The server on the supervisor's socket, for requests of the agents (`serve`) on the node."""
+"""The server on the supervisor's socket. It answers requests of the agents (`serve`) on this node."""
 
 from __future__ import annotations
 

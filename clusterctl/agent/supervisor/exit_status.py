@@ -35,10 +35,11 @@ def collect_exit_record(worker: Worker, exit_file: str, release_space: Callable[
     Args:
         worker: The worker, whose `last_alive_at` this function updates.
         exit_file: The exit file of the worker.
-        release_space: Called if the waiter still has to write the exit file, because the disk may be full.
+        release_space: Function that frees disk space. It is called while the exit file is missing, because the disk may
+            be full.
     """
     if proc.is_alive(worker.waiter):
-        # The exit file is final, even while its waiter lives.
+        # The content of an exit file is final, even if the waiter still lives.
         end = run_dir.read_exit_record(exit_file)
         if end is None and not proc.is_alive(worker.identity):
             with contextlib.suppress(ProcessLookupError):
@@ -78,7 +79,7 @@ def _make_exit_from_status(worker: Worker) -> ExitRecord:
 
 @dataclass(frozen=True)
 class OomKillCounts:
-    """The kernel's counts of OOM kills, in this cgroup and on the host, with the monotonic time of reading."""
+    """The kernel's counts of OOM kills, in this cgroup and on the machine, with the monotonic time of reading."""
 
     cgroup: int | None
     host: int | None
@@ -94,8 +95,8 @@ def read_oom_kill_counts() -> OomKillCounts:
 def find_oom_evidence(before: OomKillCounts, pid: int) -> tuple[str | None, OomKillCounts]:
     """Return the evidence that the OOM killer killed `pid`: `cgroup`, `kernel log`, `probably` or `None`.
 
-    The second value is `before` of the next call. The kill that explains the end of `pid` is counted in this value, so
-    that one kill explains one end only.
+    The second value has to be the argument `before` of the next call. The second value counts the kill that explains
+    the end of `pid`, so that no kill explains two ends.
     """
     now = read_oom_kill_counts()
     if before.cgroup is not None and now.cgroup is not None and now.cgroup > before.cgroup:
@@ -109,7 +110,7 @@ def find_oom_evidence(before: OomKillCounts, pid: int) -> tuple[str | None, OomK
 
 
 def _is_in_kernel_log(pid: int, since: float) -> bool | None:
-    """Return whether the kernel log says that the process was killed after `since`; `None` if the log is unreadable.
+    """Return whether the kernel log says that a process was killed after `since`; `None` if the log is unreadable.
 
     Args:
         pid: The process.
@@ -142,7 +143,7 @@ def _is_in_kernel_log(pid: int, since: float) -> bool | None:
 _TRACEBACK_MARKS = ("Traceback (most recent call last)", '  File "')
 _MAX_FINAL_OUTPUT = 1024
 _READ_FACTOR = 8
-"""`read_output_tail` reads this many times `limit`, because an error message may stand above long stack dumps."""
+"""`read_output_tail` reads this number times `limit` bytes, because long stack dumps may follow an error message."""
 
 
 def read_error_file(path: str) -> WorkerError | None:
@@ -162,14 +163,14 @@ def read_error_file(path: str) -> WorkerError | None:
 
 
 def read_final_output(path: str, *, has_failed: bool, stopped_size: int | None = None) -> str:
-    """Return the end of the output of a worker that has ended, in which the reason of the exit may stand.
+    """Return the end of the output of an ended worker, which may contain the reason of the exit.
 
     Args:
         path: The output file.
-        has_failed: The worker ended with an exit code other than 0. If not, the result is shorter, except that a
+        has_failed: Whether the worker ended with an exit code other than 0. If false, the result is shorter, but a
             traceback is always complete.
-        stopped_size: The size of the output when the worker was stopped, or `None`. The result is then a traceback
-            from before the stop, or "".
+        stopped_size: The size of the output when the worker was stopped, or `None`. With a size, the result is only a
+            traceback from before the stop, or "".
     """
     end = read_output_tail(path, size=stopped_size)
     if any(mark in end for mark in _TRACEBACK_MARKS):
@@ -198,7 +199,7 @@ def read_output_tail(path: str, limit: int = 8192, size: int | None = None) -> s
     except OSError:
         return ""
     if len(end) > limit:
-        # The error message stands above the frames.
+        # Without the frames, the result also contains the error message above them.
         end = b"".join([line for line in end.splitlines(keepends=True) if not _is_stack_frame(line)])
     return end[-limit:].decode("utf-8", "replace")
 

@@ -45,17 +45,17 @@ RANK_NAMES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     "TORCHELASTIC_USE_AGENT_STORE",
 )
-"""Environment variables that differ between ranks. One import for all ranks is impossible if a module reads them."""
+"""Environment variables that differ between ranks. If a module reads one of them, ranks cannot share its import."""
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""This variable makes torch count GPUs through NVML. A call of the CUDA driver would prevent CUDA in all forks."""
+"""This variable makes torch count GPUs through NVML. If a forkserver called the CUDA driver, no fork could use CUDA."""
 _ROOM_BYTES = 16384
-"""Size of the memory that a forkserver reserves in its environment. A forked rank writes its own variables to this
-memory, so that /proc/PID/environ shows the variables.
+"""Bytes of memory that a forkserver reserves in its environment. A forked rank writes its own variables to this memory,
+so that /proc/PID/environ shows the variables.
 """
 _PROBE = "import sys; sys.exit(f'{sys.executable} ignores PYTHONPATH')"
-"""Python executes this code only if it has not executed clusterctl's `sitecustomize`, which never returns."""
+"""Python executes this code only if clusterctl's `sitecustomize`, which never returns, has not run."""
 _IMPORT_TIMEOUT_S = 120.0
-"""The imports may last this many seconds; after that, the ranks start without the forkserver."""
+"""If the imports last longer than this many seconds, the ranks start without the forkserver."""
 _EXIT_READ_TIMEOUT_MS = 1000
 _MAX_LINE_BYTES = 500
 
@@ -70,7 +70,7 @@ def build_forkserver_environment(workers: Mapping[bytes, bytes], control: int, s
     """Return the environment of a forkserver.
 
     Args:
-        workers: The environment variables of any worker of the node.
+        workers: The environment variables of a worker; any worker of the node will do.
         control: Descriptor number of the forkserver's connection to the supervisor.
         shim: Folder of clusterctl's `sitecustomize`; it comes first on PYTHONPATH.
     """
@@ -86,7 +86,7 @@ def build_forkserver_environment(workers: Mapping[bytes, bytes], control: int, s
 def list_differing_variables(
     common: Mapping[bytes, bytes], rank: Mapping[bytes, bytes], secrets: Iterable[str]
 ) -> list[str]:
-    """Return the names of the variables that differ between a rank and the forkserver: imports may have read them."""
+    """Return the names of variables whose values differ in a rank and in the forkserver: imports may have read them."""
     free = {name.encode() for name in (*RANK_NAMES, *secrets)}
     names = (common.keys() | rank.keys()) - free
     return sorted(name.decode("utf-8", "replace") for name in names if common.get(name) != rank.get(name))
@@ -105,9 +105,9 @@ class ForkServer:
 
     Attributes:
         end_reason: Why the forkserver has ended, or "".
-        is_rechecking: The forkserver checks whether it can serve another attempt. If a forkserver ends during this
-            check, a new forkserver replaces it.
-        report: Facts about the imports: modules, seconds, kilobytes.
+        is_rechecking: Whether the forkserver is checking that it can serve another attempt. If a forkserver ends during
+            this check, a new forkserver replaces it.
+        report: Facts about the imports: the modules, their time in seconds, and their memory in kilobytes.
         identity: The process of the forkserver.
     """
 
@@ -156,7 +156,7 @@ class ForkServer:
         os.close(file)
 
     def matches(self, request: ForkSettings, program: spawn.Program) -> bool:
-        """Return whether a new forkserver for this request would have the same program, environment and imports."""
+        """Return whether this forkserver has the program, environment and imports that the request needs."""
         same = dataclasses.replace(request, keep=self.request.keep, demanded=self.request.demanded)
         return same == self.request and _select_stable_variables(program) == _select_stable_variables(self._program)
 
@@ -201,7 +201,7 @@ class ForkServer:
             self._set_stage(ServerStage.READY)
 
     def _close_ended(self) -> None:
-        """Close the connection to an ended forkserver. The last line of its output is part of the reason."""
+        """Close the connection to an ended forkserver. The last line of its output is part of `end_reason`."""
         last = b""
         with contextlib.suppress(OSError):
             size = os.fstat(self._output).st_size
@@ -214,7 +214,7 @@ class ForkServer:
         """Return why the forkserver has ended, or "" if it still runs.
 
         Call this if a fork has ended without a report. The first call waits up to 1 s for the end of the forkserver,
-        which may be the cause.
+        because this end may explain the failed fork.
         """
         if self.stage is not ServerStage.OVER:
             poll = select.poll()
@@ -291,7 +291,7 @@ def _decode_environment(env: dict[bytes, bytes]) -> dict[str, str]:
 class ForkServerManager:
     """Starts a forkserver if the head requests one, and defers starts of workers until the forkserver is ready.
 
-    The forkserver starts with the first attempt of the run and may serve later ones.
+    The forkserver starts with the first attempt of the run and may serve later attempts.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class ForkServerManager:
     # --- the forkserver
 
     def prepare_forkserver(self, attempt: Attempt) -> None:
-        """Provide a forkserver if the attempt requests one: the forkserver of the last attempt, or a new one."""
+        """If the attempt requests a forkserver, reuse the forkserver of the last attempt or start a new one."""
         requested = attempt.prepare.forked
         self._attempt, self._warned_reasons = attempt, set()
         self._request = None if requested is None else parse_dataclass(ForkSettings, requested)
@@ -365,7 +365,7 @@ class ForkServerManager:
     # --- starts
 
     def run_when_ready(self, start: Action, started: Action) -> dict[str, Any] | DeferredReply:
-        """Run `start` now or when the forkserver is ready, and then `started`, even if `start` fails."""
+        """Run `start` as soon as the forkserver is ready, and then run `started`, even if `start` has failed."""
         if self._server is None or self._server.stage is not ServerStage.BUSY:
             return self._run_start(start, started)
         later = DeferredReply()
@@ -388,7 +388,7 @@ class ForkServerManager:
         return {}
 
     def _start_workers(self, to_start: Sequence[WorkerToStart]) -> Iterator[Worker]:
-        """Fork all workers at once, and yield each worker when it runs. If a fork fails, start a new process.
+        """Fork all workers at once, and yield each worker when it runs. If a fork fails, start a new process instead.
 
         Raises:
             RequestError: A worker did not start.

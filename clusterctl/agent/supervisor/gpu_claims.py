@@ -1,4 +1,4 @@
-"""Claims on the GPUs of a machine, and the wait until their memory is free.
+"""Claims on the GPUs of a machine, and the wait until the memory of GPUs is free.
 
 Each run has a folder in /var/tmp with one locked file per claimed GPU.
 
@@ -6,7 +6,7 @@ Each run has a folder in /var/tmp with one locked file per claimed GPU.
 or lock it for writing. A file claims a GPU only while a process of its owner holds the lock. Containers that share
 /var/tmp share the claims, even if they have their own /proc and /sys.
 
-The lock belongs to the open file, and lasts while a supervisor or a waiter of the run has the descriptor open.
+A lock belongs to the open file, and lasts while a supervisor or a waiter of the run has a descriptor of that open file.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class GpuClaims:
     """The GPUs that a run has claimed on this node.
 
     Args:
-        run: Name of the run; messages of other runs show it.
-        node: Name of the node; messages of other runs show it.
+        run: Name of the run, which messages of other runs show.
+        node: Name of the node, which messages of other runs show.
         shared: Parent folder of the folders of all runs.
-        waiters: Returns the pids of the run's waiters, which hold the claims if the supervisor has died.
+        waiters: Function that returns the pids of the run's waiters. Waiters hold the claims if the supervisor has
+            died.
         root: Prefix of /dev, /proc and /sys.
     """
 
@@ -76,7 +77,8 @@ class GpuClaims:
         """Claim GPUs that this object has not claimed yet; return the names of the new claims, for `release`.
 
         Raises:
-            GpuClaimError: Another run, or another node of this run, holds one of the GPUs. All new claims are released.
+            GpuClaimError: Another run, or another node of this run, holds one of the GPUs. All new claims are then
+                released.
         """
         before = set(self._locks)
         names = gpu_devices.list_machine_wide_gpu_names(self._root)
@@ -105,7 +107,7 @@ class GpuClaims:
             if holder is None:
                 return
             self.release([name])
-            # Two runs at once refuse each other; the first one to retry gets the GPU.
+            # Two runs that claim a GPU at the same time refuse each other; the first run that retries gets the GPU.
             time.sleep(random.uniform(0, _PAUSE_S * (tries + 1)))
         raise GpuClaimError(holder)
 
@@ -135,7 +137,7 @@ class GpuClaims:
         return fd
 
     def _find_holder(self, name: str, index: int) -> str | None:
-        """Describe the other run that has locked a GPU, or return `None`; remove folders of this user's ended runs."""
+        """Return a text about another run that has locked a GPU, or `None`; remove folders of the user's ended runs."""
         for entry in sorted(os.listdir(self._shared)):
             folder = os.path.join(self._shared, entry)
             if not entry.startswith(PREFIX) or folder == self._folder or _remove_if_unused(folder):
@@ -149,7 +151,7 @@ class GpuClaims:
         return None
 
     def release(self, claim_names: Iterable[str] | None = None) -> None:
-        """Release these claims, by default all. Waiters keep their descriptors, and with them the locks."""
+        """Release claims, by default all. A waiter that has inherited the descriptor of a claim keeps the lock."""
         for name in set(self._locks if claim_names is None else claim_names):
             os.close(self._locks.pop(name))
             with _open_claim(self._folder, name) as fd:
@@ -168,7 +170,7 @@ class GpuClaims:
 
 @contextlib.contextmanager
 def _open_claim(folder: str, name: str) -> Iterator[int | None]:
-    """Open a claim file; `None` if it is unreadable, no plain file, or not owned by the owner of its folder."""
+    """Open a claim file; yield `None` if it is unreadable, is no plain file, or has another owner than its folder."""
     try:
         fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -260,9 +262,9 @@ def _read_claim(fd: int) -> dict[str, Any]:
 # --- memory
 
 _GPU_WAIT_S = 10.0
-"""GPU memory may take this many seconds to become free."""
+"""Maximum seconds of the wait until GPU memory is free."""
 _FIRST_ANSWER_S = 6.0
-"""Timeout in seconds for the driver's first answer. The driver is already loaded, because the sampler keeps it open."""
+"""Timeout in seconds for the GPU driver's first answer. The sampler keeps the driver loaded, so it answers soon."""
 _GPU_WAIT_SLACK_S = 5.0
 _GIB = 1024**3
 
@@ -274,13 +276,14 @@ def wait_for_gpu_memory(
     on_message: Callable[[str, int | None], None],
     on_done: Callable[[], None],
 ) -> None:
-    """Wait in a child process until the memory of GPUs is free; the driver may hang.
+    """Wait until the memory of GPUs is free, in a child process because the GPU driver may hang.
 
     Args:
-        loop: The event loop that calls the functions.
+        loop: The event loop that calls `on_message` and `on_done`.
         gpus: Indices of the GPUs.
         run: The run that has used the GPUs.
-        on_message: Called with a text and a GPU index for each GPU that is not free in time, or with an error.
+        on_message: Called with a text and the GPU index for each GPU that is not free in time, or with the text of an
+            error and `None`.
         on_done: Called when the wait is over.
     """
     try:

@@ -1,4 +1,4 @@
-"""Finds errors in the output of workers with exit code 0, and commands of workers that start a Python."""
+"""Finds errors in the output of workers with exit code 0, and finds out whether the shim runs in a worker's Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPTIONAL = re.compile(
     r"|sysctl|nproc|tree|figlet|tmux|screen|top|htop|vmstat|iostat|sar|sleep|tail|watch|tensorboard|curl|wget|notify-send"
     r"|mail|rm|unalias|deactivate|/(?:proc|sys|dev|run|etc)/\S*)(?:\s|$|:)"
 )
-"""Programs whose failure does not harm a training: scripts use them to query, clean up or watch."""
+"""Programs whose failure does not harm a training, because scripts use them only to query, clean up or watch."""
 _LOGIN_SCRIPT = re.compile(r"(?:.*/)?(?:\.?bash\w*|\.profile|\.zsh\w*|profile|\S*\.d/\S+|activate\S*)$")
 _SYSTEM_SHELL = re.compile(r"(?:/\S*/)?(?:da|z|k)?sh$")
 _WORK = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)(?:\s|$)|\S*\.(?:py|sh)(?:\s|$)|\./\S")
@@ -75,9 +75,9 @@ _CLOSING_ERROR = re.compile(
     r"|(?i:\W*(?:an )?(?:unexpected )?(?:error|exception) (?:occurred|during|while)\b)"
     r"|(?i:\W*(?:(?:training|job|fine-?tuning|run|script) (?:has )?(?:failed|crashed|aborted)|failed to \w+)\b)"
 )
-"""A line that reports an error and is no metric, if it stands among the last lines of an output."""
+"""Matches a line that reports an error and is no metric. It is applied only to the last lines of an output."""
 _FATAL = re.compile(r"(?:\w+\.)*(?:OutOfMemory|Memory|Accelerator|DistBackend)Error\b|\w+: (?:CUDA|HIP|NCCL|cuDNN)\b")
-"""An exception after which few programs go on."""
+"""Matches an exception that ends most programs."""
 _LAST_LINES = 3
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _WARNING_PLACE = re.compile(r"\S+:\d+: \w*Warning: ")
@@ -88,12 +88,14 @@ def find_errors_in_output(path: str, *, has_python_with_shim: bool) -> tuple[str
 
     Args:
         path: The output file.
-        has_python_with_shim: Whether the shim ran in a Python of the worker, and so has reported its exceptions.
+        has_python_with_shim: Whether the shim ran in a Python of the worker. The shim reports the exceptions of this
+            Python.
 
     Returns:
-        First the line in which a shell reports the failure of an important command, or "". Second the first of these
-        that the output contains, or "": a line in which a framework says that it trained nothing or stopped early, an
-        exception that the shim did not report, an error among the last lines.
+        Two texts from the output, each "" if there is none. In the first, a shell reports that an important command
+        failed. The second is another sign of failure. If the output has several, a framework's message that it trained
+        nothing or stopped early comes first. An exception that the shim did not report comes next, then an error among
+        the last lines.
     """
     text = _read_output(path)
     lines = _list_lines(text)
@@ -134,7 +136,7 @@ def _read_output(path: str) -> str:
 
 
 def _find_exception(text: str, *, has_python_with_shim: bool) -> str:
-    """Return the last exception of a thread or task, or of any Python if the worker ran none with the shim; else ""."""
+    """Return the last exception in a text, or "". If the shim ran, only exceptions of threads and tasks count."""
     found = ""
     for match in _TRACEBACK.finditer(text):
         before = match["before"] or ""
@@ -161,7 +163,7 @@ def is_shell_error(line: str) -> bool:
 
 
 def classify_shim_access(argv: Sequence[str], workdir: str) -> str:
-    """Return whether clusterctl's shim runs in the Python that a command, or a shell script of the command, starts.
+    """Return whether the shim runs in the Python that a command starts, directly or from a shell script.
 
     Call this in a child process: the folder may lie on a mount that hangs.
 
@@ -170,8 +172,9 @@ def classify_shim_access(argv: Sequence[str], workdir: str) -> str:
         workdir: The working directory of the worker.
 
     Returns:
-        "wants-python" if the command starts a Python with the shim, "hides-python" if the command replaces PYTHONPATH,
-        with which the shim starts, or "" if it starts no Python or an unknown one.
+        "wants-python" if the command starts a Python with the shim, "hides-python" if the command starts a Python
+        without the shim, for example because the command replaces PYTHONPATH, or "" if no start of a Python was
+        recognised.
     """
     text = " ".join(argv)
     texts = [text]

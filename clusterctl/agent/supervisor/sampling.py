@@ -39,7 +39,7 @@ class SampleFile:
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def append(self, attempt: int, kind: str, sample: record_types.ActivitySample | record_types.HealthSample) -> None:
-        """Append a sample, with the present time if it has none. If the write fails, drop the sample."""
+        """Append a sample, with the present time if the sample has no time. If the write fails, drop the sample."""
         now = {"t": round(time.time(), 3), "m": round(time.monotonic(), 3)}
         record = {**now, **sample, "attempt": attempt, "kind": kind}
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
@@ -60,8 +60,8 @@ class SampleThinning:
     """Skips most samples while every rank of a node makes steady progress.
 
     If a rank makes no progress, declares a phase, ends or disappears, no sample is skipped. A sample has the mark
-    `steady` if samples before it were skipped. The stall rule still works: it waits much longer than the interval of
-    the remaining samples.
+    `steady` if samples before it were skipped. Stalls are still detected, because their detection waits much longer
+    than the time between two remaining samples.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class SampleThinning:
         self._written = float("-inf")
 
     def should_skip(self, sample: record_types.ActivitySample) -> bool:
-        """Return whether a sample of `activity_sampler.ActivitySampler` is not needed; set its mark `steady`."""
+        """Return whether a sample of `ActivitySampler` can be skipped; set the mark `steady` of the sample."""
         now = float(sample["m"])
         if not all(_is_making_progress(rank) for rank in sample["ranks"].values()):
             self._since = None
@@ -91,11 +91,11 @@ def _is_making_progress(rank: record_types.RankActivity) -> bool:
 
 
 class SamplingChild:
-    """A child process that writes samples, one JSON object a line. If a child ends, a new child starts after 30 s.
+    """A child process that writes samples, one JSON object per line. If a child ends, a new child starts after 30 s.
 
     Args:
         loop: The event loop.
-        start_process: Starts the child; returns its pid and a descriptor with its output.
+        start_process: Function that starts the child; returns the child's pid and a descriptor of the child's output.
         on_sample: Called with each sample.
         on_failure: Called with the error if the start fails, and with `None` if the child has ended.
     """

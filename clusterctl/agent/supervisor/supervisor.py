@@ -1,7 +1,7 @@
 """The supervisor of one run on one node: it starts, watches and ends the workers, and writes the journal.
 
-The head decides when attempts start and stop. The supervisor may be killed at any moment: all of its state is on disk
-or in waiters, and the next supervisor adopts the run. A supervisor is independent of the process that forks it.
+The head decides when attempts start and stop. A supervisor may be killed at any moment, because all its state is on
+disk or in waiters; the next supervisor adopts the run. A supervisor outlives the process that forks it.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 _UNATTENDED_TIMEOUT_S = 600.0
-"""A supervisor without workers ends after this many seconds without a controller; the next command starts another."""
+"""A supervisor without workers ends after this many seconds without a controller; the next command starts a new one."""
 _SLOW_TICK_S = 1.0
 _HEALTH_DELAY_S = 5.0
 _LAST_FSYNC_S = 2.0
 _TOUCH_INTERVAL_S = 86400.0
 _REPEAT_LOG_AFTER_S = 60.0
 _RESERVE_UPDATES_PER_TICK = 10
-"""How often per tick the output reserves are extended while an output grows fast."""
+"""While an output grows fast, the supervisor extends the reserved disk space this many times per tick."""
 
 
 class Supervisor:
     """Starts, watches and ends the workers of one run on this node."""
 
     def __init__(self, run: RunDir, lock: supervisor_lock.SupervisorLock) -> None:
-        """Read the state of the run from the files of the run directory, and adopt its attempt."""
+        """Read the state of the run from the files of the run directory, and adopt the newest attempt."""
         self._run, self._supervisor_lock = run, lock
         self._loop = EventLoop(self._log_failure)
         self._last_failure = ("", 0.0)
         self._fsync_queue = fsync_queue.FsyncQueue(self._loop)
-        # Lock the agent's archive too, because later imports read it.
+        # Protect the agent's archive from clean-up too, because later imports read the archive.
         self._cleanup_locks = [
             *tmpfiles_protection.lock_against_cleanup(run.path),
             *tmpfiles_protection.lock_against_cleanup(os.path.dirname(helper_process.find_import_root())),
@@ -98,7 +98,7 @@ class Supervisor:
             self._journal.close()
 
     def _end_after_last_worker(self) -> None:
-        """End after the last worker; the handler of SIGTERM."""
+        """Handle SIGTERM: end this supervisor after the last worker has ended."""
         self._is_ending = True
 
     # --- the journal
@@ -123,7 +123,7 @@ class Supervisor:
             os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n".encode("utf-8", "replace"))
 
     def _log_failure(self) -> None:
-        """Log the current exception; if it repeats, log it once a minute."""
+        """Log the current exception; log a repeated exception at most once a minute."""
         text, now = traceback.format_exc(), time.monotonic()
         if text != self._last_failure[0] or now - self._last_failure[1] > _REPEAT_LOG_AFTER_S:
             self._last_failure = text, now
@@ -221,7 +221,7 @@ class Supervisor:
             active.record_process_groups()
         if attempt is not None and attempt.shutdown.remaining:
             attempt.shutdown.recheck_remaining_processes()
-        # If the lease file was removed, use its last known time.
+        # If the lease file was removed, keep the time of its last read.
         self._last_lease_at = fencing.read_last_renewal(self._run.lease_file) or self._last_lease_at
         age = fencing.read_lease_clock() - self._last_lease_at
         if active is not None and active.shutdown.stopped_at is None:
@@ -242,7 +242,7 @@ class Supervisor:
         try:
             replaced = self._supervisor_lock.restore()
         except BlockingIOError:
-            # While the lock file was missing, another supervisor has locked a new one and adopted the workers.
+            # While the lock file was missing, another supervisor has locked a new lock file and adopted the workers.
             self._log("this supervisor ends, because another supervisor has adopted the run")
             self._replaced = True
             self._loop.stop()
@@ -365,12 +365,12 @@ TAKEN = b"taken\n"
 def fork_supervisor(run: RunDir) -> tuple[int, int]:
     """Fork a supervisor that outlives this process. The calling process must have one thread.
 
-    A double fork and a new session make the supervisor independent of this process. The supervisor executes no other
-    program, because a fork with all modules loaded starts fast.
+    A double fork and a new POSIX session make the supervisor independent of this process. The supervisor executes no
+    new program: a fork has all modules loaded already, so it starts fast.
 
     Returns:
-        The pid of a short-lived child, and a descriptor from which READY, TAKEN (another supervisor runs) or nothing
-        (the start failed) can be read.
+        The pid of a short-lived child, and a descriptor of the outcome: READY, TAKEN if another supervisor runs, or no
+        bytes if the start failed.
     """
     pid, read, write = syscalls.fork_with_pipes()
     if pid == 0:

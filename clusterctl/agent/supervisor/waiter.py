@@ -3,8 +3,8 @@
 A waiter survives its supervisor, and holds the claims on the GPUs while the worker lives. A waiter also enforces the
 fence, so that the worker ends even if no supervisor runs.
 
-A waiter is either a fork of the supervisor, which forks the worker; or the command `wait` of the agent, for a worker
-that a forkserver forks.
+Usually a waiter is a fork of the supervisor, and forks the worker. If a forkserver forks the worker, the waiter is the
+command `wait` of the agent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.spawn import Program
 
 _FENCE_SLACK_S = 2.0
-"""The waiter enforces the fence this many seconds later than a supervisor, so that a living supervisor is first."""
+"""The waiter enforces the fence this many seconds later than a supervisor, so that a living supervisor acts first."""
 _MAX_WAIT_S = 5.0
 _UNMEASURED_DELAY_S = 0.05
 _WRITE_RETRY_S = 0.25
@@ -49,12 +49,13 @@ class WaiterConfig:
         output_fd: Descriptor that becomes the worker's stdout and stderr.
         spawn_file: File for the identities of waiter and worker. The waiter writes it before the worker may run.
         exit_file: File for the worker's exit record.
-        kept_descriptors: Descriptors to keep open (GPU claims).
+        kept_descriptors: Descriptors of the GPU claims, which the waiter keeps open.
         stop_after: Seconds without a controller after which the waiter ends the worker; `None` for never.
-        lease_file: File with the time of the controller's last frame.
-        fence: Where the run is and how to stop it, for the fence that the waiter enforces; `None` without a fence.
+        lease_file: File with the arrival time of the controller's last frame.
+        fence: Names of run and attempt, with the grace, stop signal and cgroup that the waiter uses to enforce the
+            fence; `None` without a fence.
         cgroup_procs: File `cgroup.procs` of the cgroup for the worker, or `None`.
-        title: Distinguishes this waiter from others in process lists.
+        title: Text in the waiter's process title that distinguishes it from other waiters.
     """
 
     program: Program
@@ -73,7 +74,7 @@ def fork_waiter(config: WaiterConfig) -> tuple[int, int]:
     """Fork a waiter, which forks the worker. The calling process must have one thread.
 
     Returns:
-        The pid of the waiter, and a descriptor from which the content of the spawn file (or nothing) can be read.
+        The pid of the waiter, and a descriptor of the waiter's report for `workers.read_waiter_report`.
     """
     parent = os.getpid()
     pid, read, write = syscalls.fork_with_pipes()
@@ -125,7 +126,7 @@ def main(arguments: list[str]) -> NoReturn:
             os.set_inheritable(fd, False)
         value = json.loads(os.pread(file, os.fstat(file).st_size, 0))
         spawn.disable_core_dumps()
-        # If the worker fails before it is ready, it reports the failure itself and closes the pipe.
+        # A worker that fails before it is ready reports the failure itself and closes the pipe.
         if os.read(ready, 1):
             config = WaiterConfig(spawn.Program([], {}), -1, kept_descriptors=keep, **value["config"])
             _set_up_waiter(config)
@@ -182,7 +183,7 @@ def _become_worker(config: WaiterConfig, gate: int, go: int) -> NoReturn:
 
 
 class _ExitFile:
-    """The exit file, made with reserved space before the worker ends, so that a full disk does no harm."""
+    """The exit file. The waiter makes it and reserves disk space before the worker ends, when the disk may be full."""
 
     def __init__(self, path: str) -> None:
         self._path, self._temporary = path, f"{path}.{os.getpid()}"
@@ -253,13 +254,14 @@ def _write_spawn_record(path: str, worker: int, report: int) -> str | None:
 
 
 class _Fence:
-    """Measures how long the worker may still run without a controller, and ends the run's processes after that."""
+    """Measures how long the worker may still run without a controller, and ends the run's processes after that time."""
 
     def __init__(self, config: WaiterConfig) -> None:
         self._config = config
         self._task: Task | None = None
         if config.stop_after is not None and config.fence is not None:
-            # Most runs have no fence and do not need this slow import. Do not import later: the files may be removed.
+            # Most runs have no fence and do not need this slow import. Do not import the module later, because its file
+            # may then be missing.
             from clusterctl.agent.processes import termination
 
             self._task = functools.partial(termination.terminate_for_fence, config.fence)
@@ -282,7 +284,8 @@ class _Fence:
         try:
             self._helper, _ = helper_process.start_helper(self._task)
         except OSError:
-            # The machine has no process for a fork. Without a fork, the worker's end is recorded later.
+            # The machine cannot start another process, so enforce the fence in this process. The worker's end is then
+            # recorded later.
             with open(os.devnull, "wb") as null:
                 self._task(helper_process.HelperOutput(null.fileno()))
 
@@ -293,7 +296,7 @@ class _Fence:
 
 
 def _wait_for_exit(worker: int, fence: _Fence) -> dict[str, Any]:
-    """Wait for the worker; return its exit record with the monotonic interval in which it ended."""
+    """Wait for the worker; return its exit record with the earliest and the latest monotonic time of its end."""
     while True:
         before = proc.read_run_delay()
         end = _wait_once(worker, fence)
@@ -314,7 +317,7 @@ def _wait_for_exit(worker: int, fence: _Fence) -> dict[str, Any]:
 
 
 def _wait_once(worker: int, fence: _Fence) -> os.waitid_result | None:
-    """Wait for the end of the worker, but not beyond the fence; return its status, or `None` to be called again."""
+    """Wait for the end of the worker, at most until the fence expires; return its status, or `None` if unknown."""
     remaining_s = fence.read_remaining_s()
     if remaining_s is None:
         return os.waitid(os.P_PID, worker, _WAIT_FLAGS)

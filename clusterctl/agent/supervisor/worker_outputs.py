@@ -1,4 +1,4 @@
-"""The workers' output files on this node: reserved space, time index, and discarded output if space is short.
+"""The workers' output files on this node, with reserved space and a time index. If space is short, output is discarded.
 
 A `print` on a full disk would end a rank. To prevent this, the supervisor discards stored output: first bytes that the
 head has, then the oldest bytes. The supervisor writes the offsets before it discards bytes, so that readers do not
@@ -27,25 +27,26 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 4096
 TAIL_BYTES = 64 * 1024
-"""This many bytes at the end of the replicated part are never discarded: a new controller compares them."""
+"""The last bytes that the head has, up to this number, are never discarded: a new controller compares them."""
 _INDEX_RESERVE = 64 * 1024
 _INDEX_BYTES, _INDEX_SECONDS = 4096, 1.0
 """The supervisor appends an index record after this many new bytes, or after this many seconds."""
 
 
 class WorkerOutput:
-    """The output file of a worker. No descriptor is open, except during its attempt (`OpenWorkerOutput`).
+    """The output file of a worker. The file is open only during the attempt of the worker (`OpenWorkerOutput`).
 
     Args:
         run: The run.
         attempt: Number of the attempt.
         rank: The rank.
-        offset_table: The offset table of the attempt, if the caller keeps it open; by default each access opens it.
+        offset_table: The offset table of the attempt, if the caller keeps it open; by default each access opens the
+            table.
 
     Attributes:
         offsets: The offsets of this output, as in the table.
         fd: Descriptor of the file, which the worker inherits, or -1.
-        drop_reason: Why bytes were discarded last.
+        drop_reason: Reason for the last discard of bytes.
         journalled_at: Monotonic time of the last journal event about this output.
     """
 
@@ -67,7 +68,7 @@ class WorkerOutput:
 
     @property
     def remaining_bytes(self) -> int:
-        """Bytes that are still in the file, without discarded ones."""
+        """Number of bytes in the file that are not discarded."""
         return self.offsets.size - self.offsets.first_valid
 
     def write_offsets(self) -> None:
@@ -105,7 +106,7 @@ class WorkerOutput:
             return 0
         offsets.lost += max(0, offsets.file_start + after - max(offsets.first_valid, offsets.replicated))
         offsets.first_valid, self.drop_reason = offsets.file_start + after, reason
-        # Write the offsets before the hole: readers check the offsets again after each read.
+        # Write the offsets before the hole is made, because readers check the offsets again after each read.
         self.write_offsets()
         with contextlib.suppress(OSError), self._writable() as fd:
             if syscalls.punch_hole(fd, _round_down(before), after - _round_down(before)):
@@ -173,7 +174,7 @@ class OpenWorkerOutput(WorkerOutput):
         offsets = self.offsets
         sent_end = max(offsets.sent, offsets.replicated, offsets.first_valid)
         end, lost = max(offsets.size, sent_end), max(0, offsets.size - sent_end)
-        # If bytes are lost, leave a gap of at least a page, so that a reader of the replica sees it.
+        # If bytes are lost, leave a gap of at least a page, so that a reader of the replica sees the loss.
         offsets.file_start = offsets.first_valid = _round_down(end + 2 * BLOCK_BYTES - 1) if lost else end
         offsets.lost += lost
         self._reserved, self.drop_reason = 0, "its worker emptied the file"
@@ -189,7 +190,7 @@ class OpenWorkerOutput(WorkerOutput):
         self._indexed, self._indexed_at = int(record.unpack(last)[0]) if last else 0, float("-inf")
 
     def append_index_record(self, *, last: bool = False) -> None:
-        """Append an index record if there is enough new output, or any new output with `last`."""
+        """Append an index record if there is enough new output; with `last`, any new output is enough."""
         new, now = self.offsets.size - self._indexed, time.monotonic()
         if not new or not (last or new >= _INDEX_BYTES or now - self._indexed_at >= _INDEX_SECONDS):
             return
@@ -212,7 +213,7 @@ class OpenWorkerOutput(WorkerOutput):
 
     @property
     def missing_reserve_bytes(self) -> int:
-        """Bytes by which the reserved space is too small, or 0 if more than half of the reserve is left."""
+        """Number of bytes that are missing in the reserve, or 0 if more than half of the reserve is left."""
         size = os.fstat(self.fd).st_size
         if self._reserved - size > self._reserve // 2 or not self._reserve:
             return 0
@@ -238,10 +239,10 @@ class OpenWorkerOutput(WorkerOutput):
             self._index_reserved = self._index_size
 
     def close(self) -> None:
-        """Release the reserve and close the files."""
+        """Release the reserved disk space and close the files."""
         with contextlib.suppress(OSError):
-            # To set the present size frees the blocks beyond the end. A process that escaped the sweep may still write,
-            # so read the size right before.
+            # Truncate to the present size, which frees the blocks beyond the end. A process that escaped the sweep may
+            # still write, so read the size right before the truncation.
             for fd in (self.fd, self._index):
                 os.ftruncate(fd, os.fstat(fd).st_size)
         os.close(self.fd)
@@ -423,7 +424,7 @@ class WorkerOutputs:
             self.record_replicated_index(*index, offset)
 
     def record_replicated(self, attempt: int, rank: int, offset: int) -> None:
-        """Record that the head has an output up to `offset`. With a size limit, discard it if its attempt is over."""
+        """Record that the head has an output up to `offset`. With a size limit, discard output of ended attempts."""
         output = self._get_output(attempt, rank)
         output.record_replicated(offset)
         if output.fd < 0 and self._max_size is not None:
@@ -462,7 +463,7 @@ class WorkerOutputs:
         return self._journalled.get((output.attempt, output.rank), (0, 0))
 
     def _record_discarded(self, output: WorkerOutput, *, last: bool = False) -> None:
-        """Record discarded output in the journal, but not each time, to keep the journal of a long run small."""
+        """Record discarded output in the journal, but not each discard, to keep the journal of a long run small."""
         first_valid, lost = self._get_recorded_discards(output)
         gone, lost, now = output.offsets.first_valid - first_valid, output.offsets.lost - lost, time.monotonic()
         if not gone and not lost:

@@ -52,7 +52,7 @@ class Worker:
         pidfd: A pidfd that becomes readable when `watched_process` ends; `None` if only polling is possible.
         watched_process: The waiter, or the worker if its waiter has ended.
         wait_status: The wait status of the worker, if its waiter has ended and this process has reaped the worker.
-        exited: The exit of the worker is recorded.
+        exited: Whether the exit of the worker is recorded.
     """
 
     rank: int
@@ -72,7 +72,7 @@ def resolve_python(workdir: str, python: str | None, python_hint: str | None) ->
     Args:
         workdir: Folder for relative paths.
         python: The interpreter that the cluster file names, or `None`.
-        python_hint: The first candidate if the cluster file names none; the next ones are `python3` and `python`.
+        python_hint: The interpreter to try first if the cluster file names none; then `python3` and `python` are tried.
 
     Raises:
         RequestError: No interpreter of that name exists.
@@ -95,7 +95,7 @@ def get_python_argv0(python: str, configured_python: str | None, prologue: str |
     """Return the first word of a command that runs Python: a path, or a name if a prologue may change PATH.
 
     Args:
-        python: The result of `resolve_python`. Its folder comes first on PATH before the prologue runs.
+        python: Path of the interpreter (`resolve_python`). Its folder is first on PATH when the prologue starts.
         configured_python: The interpreter that the cluster file names, or `None`.
         prologue: Shell text that runs before the command, or `None`.
     """
@@ -113,8 +113,10 @@ def find_cwd_and_python(
         workdir: The code folder.
         python: See `resolve_python`.
         python_hint: See `resolve_python`.
-        make_workdir: Make the code folder. If false and the folder does not exist, the result is the home.
-        out: Gets the path that is examined, for the error if the path hangs.
+        make_workdir: Whether to make a missing code folder. If false, the home replaces a missing code folder in the
+            result.
+        out: The helper's output, to which this function sends the path that it examines. If the path hangs, the error
+            names it.
     """
     out.send_message({"at": workdir})
     if make_workdir:
@@ -284,8 +286,8 @@ def read_started_worker(rank: int, local_rank: int, descriptor: int) -> Worker:
 def read_waiter_report(fd: int) -> dict[str, Any] | None:
     """Return a waiter's report about the start of its worker; `None` if the waiter ends without output.
 
-    The report is the first line. If the first line is no report, a Python could not start, and the result is
-    `{"refused": the last line}`.
+    The report is the first line of the output. If the first line is no report, a Python could not start. The result is
+    then `{"refused": the last line}`.
     """
     poll, output, until = select.poll(), b"", time.monotonic() + _REPORT_TIMEOUT_S
     poll.register(fd, select.POLLIN)
@@ -311,7 +313,7 @@ def _parse_report(line: bytes) -> dict[str, Any] | None:
 
 
 def make_worker(rank: int, local_rank: int, spawn_record: SpawnRecord) -> Worker:
-    """Return the worker of a spawn record. If the record is from before a reboot, its pids are 0.
+    """Return the worker of a spawn record. If the record is from before a reboot, all pids are 0.
 
     The record may lack the waiter and the pid namespace.
     """
@@ -345,7 +347,7 @@ def close_pidfd(worker: Worker) -> None:
 
 # --- records of an earlier supervisor
 
-# A power loss or a clean-up may have removed these files. The journal is enough to end an attempt without them.
+# A power loss or a clean-up may have removed these files. The journal is enough to end an attempt without these files.
 
 
 def read_prepare(run: RunDir, state: JournalState) -> tuple[PrepareArguments, str]:

@@ -1,4 +1,4 @@
-"""Reads and writes files in a user's folder. Below this folder it follows no symbolic link."""
+"""Reads and writes files in a user's folder. Symbolic links below this folder are not followed."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def check_relative_path(path: str) -> str:
 
 
 _DATA_DIR = "~/.local/share/clusterctl"
-"""The folder above `DEFAULT_WORKDIRS`. Only its user may enter it."""
+"""The parent folder of `DEFAULT_WORKDIRS`, which only the user may enter."""
 
 DEFAULT_WORKDIRS = f"{_DATA_DIR}/work"
-"""The folder of the workdirs of cluster files without `workdir`."""
+"""The folder that contains the workdirs of all cluster files without the key `workdir`."""
 
 
 def make_workdir(folder: str) -> None:
@@ -71,7 +71,7 @@ def refuse_without_space(folder: str, files: Iterable[tuple[str, int]]) -> None:
 
     Args:
         folder: The target folder.
-        files: The path and size of each file. The space of an existing file becomes free again.
+        files: The path and size of each file. The space of a file that will be replaced counts as free.
 
     Raises:
         RequestError: The filesystem has too little space.
@@ -124,7 +124,7 @@ def make_write_error(folder: str, path: str, error: OSError, remaining_bytes: in
 
 
 def find_matching_files(workdir: str, pattern: str, *, links: bool = False) -> list[tuple[str, str]]:
-    """Return the relative and absolute path of every regular file that matches or lies in a matching folder.
+    """Return relative and absolute path of each regular file that matches the pattern or lies in a matching folder.
 
     With `links`, the result also has links to files, even if they lead out of the workdir. Links to folders are
     followed only if the link itself matches.
@@ -148,7 +148,8 @@ def find_matching_files(workdir: str, pattern: str, *, links: bool = False) -> l
 def filter_changed_since(files: list[tuple[str, str]], moment: float, folder: str) -> list[tuple[str, str]]:
     """Return the files whose content, name or permissions have changed after `moment` (wall time in seconds).
 
-    The times of files may come from the clock of a file server. A temporary file in `folder` measures its difference.
+    The times of files may come from the clock of a file server. To correct for this clock, the function compares the
+    time of a new file in `folder` with the clock of the node.
     """
     ahead = 0.0
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
@@ -179,7 +180,7 @@ class FileTree:
     """A folder and its files.
 
     Attributes:
-        folder: The path of the folder. Links in this path are followed, but links below it are not.
+        folder: The path of the folder. Links in this path are followed, but links below the folder are not.
     """
 
     folder: str
@@ -211,7 +212,7 @@ class FileTree:
         Args:
             path: The path relative to the folder.
             hashes: The cache: size, time, inode and hash of each file when it was last read.
-            fresh: This function adds the new cache entry of this file to `fresh`.
+            fresh: The new cache, to which this function adds the entry of the file.
             expected_size: A file of another size is not read, and gets the hash "".
         """
         try:
@@ -243,7 +244,7 @@ class FileTree:
         os.chmod(self.resolve(path), mode & 0o777)
 
     def make_folder(self, path: str) -> None:
-        """Create a folder. Remove a file or link at the same path.
+        """Create a folder, and before that remove a file or link at the same path.
 
         Raises:
             OSError: The folder cannot be created.
@@ -254,7 +255,7 @@ class FileTree:
         os.makedirs(place, exist_ok=True)
 
     def create_temporary(self, path: str) -> tuple[int, str, str]:
-        """Create a temporary file in the folder of `path`. Return its descriptor, its path, and the absolute `path`."""
+        """Create a temporary file beside `path`; return its descriptor, its path, and the absolute `path`."""
         place = self.resolve(path, make=True)
         folder, name = os.path.split(place)
         temporary = f"{folder}/.{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}"
@@ -272,7 +273,7 @@ class FileReceiver:
 
     Attributes:
         is_complete: Whether all announced files have arrived.
-        written: The number of files that are written and renamed.
+        written: The number of files that have been written and renamed.
     """
 
     def __init__(
@@ -320,7 +321,7 @@ class FileReceiver:
                 self._next()
 
     def _next(self) -> None:
-        """Create the next file. Finish an empty file at once."""
+        """Create the next file. If the file is empty, finish it at once."""
         while True:
             self._number += 1
             if self._number >= len(self._files):

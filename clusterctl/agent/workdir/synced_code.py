@@ -1,8 +1,8 @@
 """The synced code in a workdir: its comparison with the head's files, its transfer and its removal.
 
-The state root stores for each workdir the files of the last sync, and the hashes of all files that were read, with
-size, time and inode. For a sync both are only hints, and the head sends a file again if it differs. Files from other
-sources are never changed. An attempt starts only if the workdir has the content of the attempt's own sync.
+For each workdir, the state root stores the list of files of the last sync, and the hash, size, time and inode of each
+file that was read. A sync uses both only as hints, and the head sends each file that differs. Files from other sources
+are never changed. An attempt starts only if the workdir has the content of the attempt's own sync.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SyncDiff:
 
     Attributes:
         differing_files: The files whose content the head has to send.
-        mode_changes: The files with other permissions, and the permissions to set.
+        mode_changes: The files with wrong permissions, and the permissions to set.
         files_to_remove: The files of an earlier sync that are missing in this sync.
         hashes: The size, time, inode and hash of the files that were read.
         edited: The `differing_files` that have changed on this node, not on the head, since the last sync.
