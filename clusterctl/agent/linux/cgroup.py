@@ -65,7 +65,7 @@ def read_cpu_limit(root: str = "") -> float | None:
 
 
 def read_memory_limit(root: str = "") -> tuple[int, int] | None:
-    """Return the lowest memory limit and the lowest free memory, in bytes, of this process's cgroup and those above it.
+    """Return lowest memory limit and lowest free memory in bytes, of this process's cgroup and the cgroups above it.
 
     Inactive file pages count as free. The result is `None` without a limit.
     """
@@ -84,7 +84,7 @@ def read_process_limit(root: str = "") -> tuple[int, int] | None:
 
 
 def _read_limit_and_free(files: Iterable[tuple[str, str, str, str | None]], root: str) -> tuple[int, int] | None:
-    """Return the lowest limit and the lowest free amount of this process's cgroup and those above it.
+    """Return the lowest limit and the lowest free amount of this process's cgroup and the cgroups above it.
 
     Args:
         files: For each hierarchy: its name, the file of the limit, the file of the use, and the name of the number in
@@ -115,7 +115,7 @@ def _read_counter(path: str, name: str) -> int | None:
 
 
 def create_cgroup(name: str) -> str | None:
-    """Create a cgroup below that of this process; return its folder, or `None` on failure."""
+    """Create a cgroup below the cgroup of this process; return the new folder, or `None` on failure."""
     top, own = _find_mount(""), _read_own_path("")
     if top is None or own is None:
         return None

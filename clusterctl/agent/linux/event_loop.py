@@ -70,7 +70,7 @@ class EventLoop:
         self._set_actions(fd, self._find_actions(fd)[0], action)
 
     def remove_descriptor(self, fd: int) -> None:
-        """Remove all actions of `fd`. Call this before you close `fd`."""
+        """Remove all actions of `fd`. Call this function before you close `fd`."""
         self._set_actions(fd, None, None)
 
     def _find_actions(self, fd: int) -> tuple[Action | None, Action | None]:
@@ -280,7 +280,7 @@ class FrameChannel:
             self.close(str(error))
 
     def flush(self) -> None:
-        """Write all queued frames, and block until they are written. Call this before the process exits."""
+        """Write all queued frames, and block until they are written. Call this function before the process exits."""
         with contextlib.suppress(OSError):
             os.set_blocking(self._write, True)
             while self._out:

@@ -65,7 +65,7 @@ def find_mount(path: str, table: Iterable[Mount]) -> Mount | None:
     best = None
     for mount in table:
         inside = path == mount.mount_point or path.startswith(mount.mount_point.rstrip("/") + "/")
-        # Of two mounts at the same mount point, the later one hides the earlier one.
+        # Of two mounts at the same mount point, the later mount hides the earlier mount.
         if inside and (best is None or len(mount.mount_point) >= len(best.mount_point)):
             best = mount
     return best

@@ -36,7 +36,7 @@ def read_device_minor(root: str, slot: str) -> int | None:
 
 
 def count_gpus(root: str = "") -> GpuCount:
-    """Count the NVIDIA GPUs of this machine, or the AMD GPUs if there is none.
+    """Count the NVIDIA GPUs of this machine, or the AMD GPUs if there is no NVIDIA GPU.
 
     Args:
         root: Prefix of /dev, /proc and /sys.
@@ -53,9 +53,9 @@ def count_gpus(root: str = "") -> GpuCount:
 
 
 def list_machine_wide_gpu_names(root: str = "") -> dict[int, str]:
-    """Return a name for each GPU index. The name, made of the PCI address, is the same in all containers.
+    """Return a name for each GPU index. The name contains the PCI address, so it is the same in all containers.
 
-    The UUID is not usable: NVIDIA's driver reports it only after the device was used.
+    The UUID is not usable: NVIDIA's driver reports the UUID of a device only after the device was used.
     """
     minors = sorted(_list_device_minors(root))
     # PCI addresses, sorted, are in the order of the GPU indices. A container may see addresses of GPUs but not their

@@ -1,4 +1,4 @@
-"""Helper processes: forks of the agent that run one function, because the function may hang.
+"""Helper processes: forks of the agent that each run one function that may hang.
 
 Helper processes read users' files, the memory of other processes, and busy disks. A process that accesses a hung mount
 sleeps in the kernel, and no signal can end it. The agent abandons such a helper, which ends when the mount answers or
@@ -43,7 +43,7 @@ class HelperOutput:
         self.descriptor = descriptor
 
     def send_data(self, stream: int, offset: int, payload: bytes) -> None:
-        """Send bytes of a stream; this blocks while the connection is slow."""
+        """Send bytes of a stream, and block while the connection is slow."""
         syscalls.write_all(self.descriptor, frames.encode_data(stream, offset, payload))
 
     def send_message(self, value: Mapping[str, object]) -> None:
@@ -55,7 +55,7 @@ def start_helper(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
     """Call a function in a fork, which is killed if this process ends. The calling process must have one thread.
 
     When this function returns, the fork has its own POSIX session and has closed the inherited descriptors, so that a
-    sweep does not mistake it for a process of a run.
+    sweep does not mistake the fork for a process of a run.
 
     Args:
         task: The function.
@@ -110,7 +110,7 @@ def parse_result(messages: list[Message]) -> TaskResult:
 def run_in_helper(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[Message]:
     """Call a function in a fork and wait for its end; return its messages, of which the last is the result.
 
-    If the fork sends no message for `seconds`, kill it; the messages then contain no result.
+    If the fork sends no message for `seconds`, kill the fork; the messages then contain no result.
 
     Raises:
         OSError: The machine has no free process or descriptor.
@@ -162,7 +162,7 @@ def build_agent_command(name: str, *arguments: str, python: str = sys.executable
         name: A command of `clusterctl/agent/__main__.py`.
         arguments: Arguments of the command.
         python: The interpreter.
-        isolated: Whether Python ignores the user's settings and site packages; a worker does not ignore them.
+        isolated: Whether Python ignores the user's settings and site packages. The Python of a worker uses both.
     """
     flags = _PYTHON_FLAGS if isolated else []
     return [python, *flags, "-c", START_SCRIPT, find_import_root(), name, *arguments]

@@ -1,6 +1,6 @@
 """Executes programs in forked children: environment, limits, descriptors, signals and working directory.
 
-Texts of the user are arguments of programs, never part of a shell script.
+Texts of the user become arguments of programs, and never part of a shell script.
 """
 
 from __future__ import annotations

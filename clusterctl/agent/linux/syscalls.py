@@ -31,12 +31,12 @@ _PUNCH_HOLE = 2
 
 
 def become_subreaper() -> None:
-    """Make this process the new parent of orphaned descendants, so that it can read their exit status."""
+    """Make this process the new parent of orphaned descendants, so that it can read the exit status of orphans."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def set_parent_death_signal(signum: int) -> None:
-    """Make the kernel send a signal to this process when its parent ends. Do not call this for workers."""
+    """Make the kernel send a signal to this process when its parent ends. Do not call this function for workers."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Files with the epoch, lease and fence of a run: which controller may command it, and when it ends without one.
+"""Epoch, lease and fence files of a run: which controller may command the run, and when a run without one ends.
 
 Epoch and lease files are overwritten in place, so that a controller can stop a run even if the disk is full.
 """

@@ -1,4 +1,4 @@
-"""The journal of a run on a node: its writer, its readers, and the state of the run that results from its events.
+"""The writer and the readers of a run's journal on a node, and the state of the run that results from its events.
 
 Each line of the journal is a JSON object with one event. The sequence number rises by one from line to line.
 """
@@ -164,12 +164,12 @@ def read_journal(path: str) -> Iterator[tuple[events.Stamp, events.Event]]:
 class JournalWriter:
     """Appends events to the journal of a run; only the supervisor of the run has a writer.
 
-    The writer reserves disk space beyond the end of the file, so that it can write even if the disk is full. Lines that
-    still do not fit are queued until `flush` succeeds.
+    The writer reserves disk space beyond the end of the file, so that later writes succeed even if the disk is full.
+    Lines for which the disk still has no space are queued until `flush` succeeds.
     """
 
     def __init__(self, path: str) -> None:
-        """Open the journal, remove an incomplete last line, and continue its sequence numbers."""
+        """Open the journal, remove an incomplete last line, and continue the sequence numbers of the journal."""
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._waiting: deque[bytes] = deque()
         self._end = 0

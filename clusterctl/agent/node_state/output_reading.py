@@ -6,9 +6,9 @@ the offset of the first byte of the file. The offset records are overwritten in 
 
 The supervisor writes all fields except `sent`. The session that sends the output writes `sent`.
 
-The front of a time index is discarded together with the output that it describes, because 16 B per second add up in a
-long run. The discarded part reads as zeros. No index record consists of zeros, so the file itself shows where the index
-starts.
+The front of a time index is discarded together with the output that it describes, because an index of 16 B per second
+becomes large in a long run. The discarded part reads as zeros. No index record consists of zeros, so the file itself
+shows where the index starts.
 """
 
 from __future__ import annotations

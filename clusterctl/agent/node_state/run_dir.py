@@ -184,7 +184,7 @@ class RunDir:
         return os.path.join(self.attempt_dir(attempt), "start.json")
 
     def fence_file(self, attempt: int) -> str:
-        """Return the path of the fence file, which a waiter writes when it ends an attempt without a controller."""
+        """Return the path of the fence file, which a waiter writes when the fence ends an attempt."""
         return os.path.join(self.attempt_dir(attempt), "fence")
 
     def rank_file(self, attempt: int, rank: int, kind: str) -> str:

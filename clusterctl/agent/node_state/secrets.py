@@ -22,7 +22,7 @@ _NAMES_FILE = "secrets.names"
 
 
 def store_or_restore_secrets(run: RunDir, start: StartArguments, report: Callable[[str], None]) -> StartArguments:
-    """Store the secrets of a start request. If the request has no secrets, return it with the stored secrets.
+    """Store the secrets of a start request. Return the request; if it has no secrets, add the stored ones.
 
     Args:
         run: The run.

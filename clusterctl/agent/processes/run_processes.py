@@ -68,7 +68,7 @@ class RunMarkers:
     def has_run_environment(self, pid: int) -> bool | None:
         """Return whether the environment of a process names the run and the node; `None` if it cannot be read.
 
-        Call this in a child process, because the read may hang.
+        Call this function in a child process, because the read may hang.
         """
         environ = proc.read_environment(pid)
         return self.environment().items() <= environ.items() if environ else None
@@ -90,7 +90,8 @@ class KnownProcesses:
         workers: Each worker, with the clock ticks at which its end was noticed (`None` while it lives).
         processes: Processes of the run that an earlier scan found.
         protected: Supervisor and waiters, which must not be signalled.
-        unrelated: Processes of this user that do not belong to the run and never will: only a fork passes on markers.
+        unrelated: Processes of this user that do not belong to the run and never will, because only a fork passes on
+            the markers.
         unreadable: Pids whose query timed out; no later scan queries them.
         is_scan_incomplete: Whether the last scan timed out before it had queried all processes.
         stop_signal: The signal that asks a process to end.
@@ -115,7 +116,7 @@ class KnownProcesses:
 def find_run_processes(markers: RunMarkers, known_processes: KnownProcesses) -> list[ProcessStat]:
     """Return all living processes of the run on this node, and add them to `known_processes`.
 
-    The result may contain processes of other users, if a known process has changed its user.
+    The result contains processes of other users if a known process has changed its user id.
     """
     pids = [pid for pid in proc.list_pids() if pid not in known_processes.unreadable and pid != os.getpid()]
     answers, stuck = _query_processes(
@@ -132,7 +133,7 @@ def find_run_processes(markers: RunMarkers, known_processes: KnownProcesses) -> 
 
 
 def list_known_processes(known_processes: KnownProcesses) -> list[ProcessStat]:
-    """Return the living processes among the known ones, without a scan of all processes."""
+    """Return the living processes among `known_processes`, without a scan of all processes."""
     identities = dict.fromkeys((*known_processes.workers, *known_processes.processes))
     stats = (proc.read_stat(who.pid) for who in identities)
     return [stat for stat in stats if stat is not None and not stat.is_gone and _is_member(stat, known_processes)]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _GIVE_UP_AFTER_S = 10.0
 """The termination gives up this many seconds after the first SIGKILL, unless the kernel is still ending processes."""
 _MAX_KERNEL_TIME_S = 600.0
-"""Maximum seconds for the kernel to end a process: it needs minutes to free hundreds of GB of pinned memory."""
+"""Maximum seconds for the kernel to end a process. The kernel frees hundreds of GB of pinned memory in minutes."""
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 0.25
 _WAIT_STEP_S = 0.05
 _SCAN_INTERVAL_S = 1.0
@@ -164,7 +164,7 @@ class Terminator:
 
 
 def terminate_for_fence(fence: Mapping[str, Any], _out: HelperOutput) -> dict[str, Any]:
-    """End all processes of a run on this node. A waiter runs this in a child process when its fence has expired.
+    """End all processes of a run on this node. A waiter whose fence has expired calls this in a child process.
 
     Args:
         fence: Names of run and attempt, with the grace, stop signal and cgroup to use (`WaiterConfig.fence`).

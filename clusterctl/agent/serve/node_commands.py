@@ -107,13 +107,13 @@ def build_program(
 
 
 def put_python_first_on_path(program: spawn.Program, python: str) -> spawn.Program:
-    """Return a program with the folder of an interpreter first on its PATH."""
+    """Return a copy of a program, with the folder of an interpreter first on PATH."""
     env = spawn.prepend_program_folder(encode_text(python), program.env)
     return spawn.Program(program.argv, env, program.cwd, program.prologue, program.tag)
 
 
 def make_python_path_setup(arguments: command_payload_types.ProgramArguments) -> child_processes.PrepareProgram | None:
-    """Return a function that puts the folder of the job's Python first on PATH, for `ChildProcesses.start_program`."""
+    """Return the argument `prepare` of `start_program` that puts the folder of the job's Python first on PATH."""
     if "python_hint" not in arguments:
         return None
 

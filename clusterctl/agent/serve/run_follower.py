@@ -25,8 +25,8 @@ class _FollowedFile:
         offset: Offset of the next byte to send.
         attempt: The attempt of the file; -1 for the samples.
         rank: The rank if the file is its output; `None` for other files.
-        stream: The number of its stream; 0 before the stream was announced.
-        idle_status: Size, blocks and time of the file when all of it was sent.
+        stream: The number of the stream of this file; 0 before the stream was announced.
+        idle_status: Size, blocks and time of the file when its last byte was sent.
     """
 
     name: str

@@ -81,7 +81,7 @@ class WorkdirLocks:
         self._locks: dict[str, WorkdirLock] = {}
 
     def get(self, workdir: synced_code.SyncedWorkdir, run: str | None) -> WorkdirLock:
-        """Return the lock object of a workdir for a run; it holds no lock before `wait_for_lock`."""
+        """Return the lock object of a workdir for a run; the object holds no lock before `wait_for_lock`."""
         lock = self._locks.get(workdir.lock_file)
         if lock is None or lock.run != run:
             self.release(workdir)
@@ -107,11 +107,11 @@ class WorkdirLocks:
 
 
 def find_removable_workdir(run: RunDir) -> SyncedWorkdir | None:
-    """Return the workdir of a run if its code may be removed together with the run, else `None`.
+    """Return the workdir of a run, or `None` if the code in this workdir must stay when the run is removed.
 
     If the run was not prepared on this node, its workdir is the folder of its sync. The code must stay if the user
     chose the folder, or if the last sync to the folder was without a run. The code must also stay if other runs may use
-    it. This is so on a network filesystem, or if another run on this node has the same workdir or an unknown one.
+    it: on a network filesystem, or if another run on this node has the same workdir or an unknown workdir.
     """
     workdir = _read_workdir(run)
     if not workdir or not workdir.startswith(os.path.expanduser(DEFAULT_WORKDIRS) + "/"):

@@ -149,7 +149,7 @@ _READ_FACTOR = 8
 def read_error_file(path: str) -> WorkerError | None:
     """Return `{message, traceback}` from the error file of `torch.distributed.elastic`, or `None`.
 
-    The file holds `{"message": text}` or `{"message": {"message": text, "extraInfo": {"py_callstack": text}}}`.
+    The error file holds `{"message": text}` or `{"message": {"message": text, "extraInfo": {"py_callstack": text}}}`.
     """
     value = read_json(path)
     if value is None or "message" not in value:

@@ -45,7 +45,7 @@ RANK_NAMES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     "TORCHELASTIC_USE_AGENT_STORE",
 )
-"""Environment variables that differ between ranks. If a module reads one of them, ranks cannot share its import."""
+"""Environment variables that differ between ranks. If a module reads one, ranks cannot share its import."""
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """This variable makes torch count GPUs through NVML. If a forkserver called the CUDA driver, no fork could use CUDA."""
 _ROOM_BYTES = 16384
@@ -72,7 +72,7 @@ def build_forkserver_environment(workers: Mapping[bytes, bytes], control: int, s
     Args:
         workers: The environment variables of a worker; any worker of the node will do.
         control: Descriptor number of the forkserver's connection to the supervisor.
-        shim: Folder of clusterctl's `sitecustomize`; it comes first on PYTHONPATH.
+        shim: Folder of clusterctl's `sitecustomize`; this folder comes first on PYTHONPATH.
     """
     env = select_common_variables(workers)
     path = env.get(b"PYTHONPATH", b"")
@@ -213,8 +213,8 @@ class ForkServer:
     def explain_end(self) -> str:
         """Return why the forkserver has ended, or "" if it still runs.
 
-        Call this if a fork has ended without a report. The first call waits up to 1 s for the end of the forkserver,
-        because this end may explain the failed fork.
+        Call this function if a fork has ended without a report. The first call waits up to 1 s for the end of the
+        forkserver, because this end may explain the failed fork.
         """
         if self.stage is not ServerStage.OVER:
             poll = select.poll()

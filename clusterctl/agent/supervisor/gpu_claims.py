@@ -65,7 +65,7 @@ class GpuClaims:
 
     @property
     def descriptors(self) -> list[int]:
-        """Descriptors of the locked files; waiters inherit them and so hold the locks too."""
+        """Descriptors of the locked files. Waiters inherit these descriptors and so hold the locks too."""
         return [*self._locks.values(), *self._folder_locks]
 
     @property
@@ -264,7 +264,7 @@ def _read_claim(fd: int) -> dict[str, Any]:
 _GPU_WAIT_S = 10.0
 """Maximum seconds of the wait until GPU memory is free."""
 _FIRST_ANSWER_S = 6.0
-"""Timeout in seconds for the GPU driver's first answer. The sampler keeps the driver loaded, so it answers soon."""
+"""Timeout in seconds for the GPU driver's first answer, which comes soon: the sampler keeps the driver loaded."""
 _GPU_WAIT_SLACK_S = 5.0
 _GIB = 1024**3
 

@@ -92,10 +92,10 @@ def find_errors_in_output(path: str, *, has_python_with_shim: bool) -> tuple[str
             Python.
 
     Returns:
-        Two texts from the output, each "" if there is none. In the first, a shell reports that an important command
-        failed. The second is another sign of failure. If the output has several, a framework's message that it trained
-        nothing or stopped early comes first. An exception that the shim did not report comes next, then an error among
-        the last lines.
+        Two texts from the output, each "" if there is none. In the first text, a shell reports that an important
+        command failed. The second text is another sign of failure. If the output has several signs, a framework's
+        message that it trained nothing or stopped early comes first. An exception that the shim did not report comes
+        next, then an error among the last lines.
     """
     text = _read_output(path)
     lines = _list_lines(text)
@@ -165,7 +165,7 @@ def is_shell_error(line: str) -> bool:
 def classify_shim_access(argv: Sequence[str], workdir: str) -> str:
     """Return whether the shim runs in the Python that a command starts, directly or from a shell script.
 
-    Call this in a child process: the folder may lie on a mount that hangs.
+    Call this function in a child process: the folder may lie on a mount that hangs.
 
     Args:
         argv: The command of a worker.

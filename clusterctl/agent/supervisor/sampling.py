@@ -97,7 +97,7 @@ class SamplingChild:
         loop: The event loop.
         start_process: Function that starts the child; returns the child's pid and a descriptor of the child's output.
         on_sample: Called with each sample.
-        on_failure: Called with the error if the start fails, and with `None` if the child has ended.
+        on_failure: Called with the error if the start of the child fails, and with `None` if the child has ended.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class ActivityMonitor:
         self._child: SamplingChild | None = None
 
     def restart_if_workers_changed(self) -> None:
-        """Start a new child if the workers have changed; end the child if no worker lives. Call this at every tick."""
+        """At every tick, start a new child if the workers have changed, or end the child if no worker lives."""
         attempt = self._attempt
         ranks = frozenset(attempt.workers) if attempt.living_workers and not attempt.shutdown.is_swept else frozenset()
         if ranks != self._ranks:

@@ -178,7 +178,7 @@ class Supervisor:
         self._activity = sampling.ActivityMonitor(self._loop, self._run, attempt, self._samples)
         seconds = attempt.prepare.health_seconds
         if seconds > 0 and self._health_sampler is None:
-            # Calls of the GPU driver may hang, so a child process makes them.
+            # Calls of the GPU driver may hang, so a child process makes these calls.
             self._health_sampler = sampling.SamplingChild(
                 self._loop,
                 lambda: helper_process.start_agent_command("sampler", str(seconds)),
@@ -366,7 +366,7 @@ def fork_supervisor(run: RunDir) -> tuple[int, int]:
     """Fork a supervisor that outlives this process. The calling process must have one thread.
 
     A double fork and a new POSIX session make the supervisor independent of this process. The supervisor executes no
-    new program: a fork has all modules loaded already, so it starts fast.
+    new program, because a fork that has all modules loaded starts fast.
 
     Returns:
         The pid of a short-lived child, and a descriptor of the outcome: READY, TAKEN if another supervisor runs, or no

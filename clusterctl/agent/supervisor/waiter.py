@@ -47,7 +47,7 @@ class WaiterConfig:
     Attributes:
         program: The worker's program.
         output_fd: Descriptor that becomes the worker's stdout and stderr.
-        spawn_file: File for the identities of waiter and worker. The waiter writes it before the worker may run.
+        spawn_file: File for the identities of waiter and worker. The waiter writes this file before the worker may run.
         exit_file: File for the worker's exit record.
         kept_descriptors: Descriptors of the GPU claims, which the waiter keeps open.
         stop_after: Seconds without a controller after which the waiter ends the worker; `None` for never.
@@ -183,7 +183,7 @@ def _become_worker(config: WaiterConfig, gate: int, go: int) -> NoReturn:
 
 
 class _ExitFile:
-    """The exit file. The waiter makes it and reserves disk space before the worker ends, when the disk may be full."""
+    """The exit file, which the waiter makes with reserved space while the worker runs: the disk may be full later."""
 
     def __init__(self, path: str) -> None:
         self._path, self._temporary = path, f"{path}.{os.getpid()}"

@@ -44,7 +44,7 @@ class WorkerOutput:
             table.
 
     Attributes:
-        offsets: The offsets of this output, as in the table.
+        offsets: The offsets of this output, as in the offset table.
         fd: Descriptor of the file, which the worker inherits, or -1.
         drop_reason: Reason for the last discard of bytes.
         journalled_at: Monotonic time of the last journal event about this output.
@@ -325,7 +325,7 @@ class WorkerOutputs:
         return self._files[rank].fd
 
     def update_files(self) -> bool:
-        """Update offsets, index and reserve of all files, and enforce the size limit. Call this every 250 ms.
+        """Update offsets, index and reserve of all files, and enforce the size limit; called every 250 ms.
 
         Returns:
             Whether an output grows so fast that the caller should call `extend_reserves` before the next update.

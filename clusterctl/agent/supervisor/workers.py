@@ -116,7 +116,7 @@ def find_cwd_and_python(
         make_workdir: Whether to make a missing code folder. If false, the home replaces a missing code folder in the
             result.
         out: The helper's output, to which this function sends the path that it examines. If the path hangs, the error
-            names it.
+            names the path.
     """
     out.send_message({"at": workdir})
     if make_workdir:

@@ -29,7 +29,7 @@ _HASH_OF_NOTHING = hashlib.sha256().hexdigest()
 
 
 def check_relative_path(path: str) -> str:
-    """Check that a path of a manifest lies inside the workdir, and return it.
+    """Check that a path of a manifest lies inside the workdir, and return the path.
 
     Raises:
         RequestError: The path is absolute or empty, or leads out of the workdir.
@@ -156,7 +156,7 @@ def filter_changed_since(files: list[tuple[str, str]], moment: float, folder: st
         ahead = os.fstat(probe.fileno()).st_ctime - time.time()
     changed = []
     for name, path in files:
-        # Skip a file that has been removed meanwhile.
+        # Skip a file that was removed after it was listed.
         with contextlib.suppress(OSError):
             if os.stat(path).st_ctime >= moment + ahead:
                 changed.append((name, path))
@@ -188,7 +188,7 @@ class FileTree:
     """The real path of each checked folder. An object of this class exists for one request only."""
 
     def resolve(self, path: str, *, make: bool = False) -> str:
-        """Return the absolute path of a file. With `make`, create its folder.
+        """Return the absolute path of a file. With `make`, create the folder of the file.
 
         Raises:
             OSError: A folder in the path is a symbolic link, or the folder cannot be created.
@@ -398,7 +398,7 @@ class FileReceiver:
 
 
 def _check_link_target(path: str, target: bytes) -> bytes:
-    """Check that the target of a link lies inside the workdir, and return it.
+    """Check that the target of a link lies inside the workdir, and return the target.
 
     Raises:
         RequestError: The target is empty or lies outside the workdir.

@@ -1,8 +1,8 @@
 """The synced code in a workdir: its comparison with the head's files, its transfer and its removal.
 
 For each workdir, the state root stores the list of files of the last sync, and the hash, size, time and inode of each
-file that was read. A sync uses both only as hints, and the head sends each file that differs. Files from other sources
-are never changed. An attempt starts only if the workdir has the content of the attempt's own sync.
+file that was read. A sync uses the list and the hashes only as hints, and the head sends each file that differs. Files
+from other sources are never changed. An attempt starts only if the workdir has the content of the attempt's own sync.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class SyncedWorkdir(FileTree):
                     edited.append(path)
             elif entry[1] != mode:
                 modes.append((path, mode))
-        # An empty folder that is missing in this sync may have files now, of the code or of a run. Do not remove it.
+        # Do not remove an empty folder that is missing in this sync: it may have files now, of the code or of a run.
         gone = [
             path
             for path, (_, mode, _) in remembered["files"].items()
