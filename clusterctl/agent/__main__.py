@@ -1,4 +1,4 @@
-"""The command line of the agent. The head and the agent itself start processes with it."""
+"""The command line of the agent. The head and the agent start processes of the agent with this command line."""
 
 from __future__ import annotations
 

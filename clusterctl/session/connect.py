@@ -1,4 +1,4 @@
-"""Opens sessions with many nodes in parallel and reports the stage that each has reached."""
+"""Opens sessions with many nodes in parallel and reports the stage that each node has reached."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from clusterctl.transport.ssh.underlying_stream import PreDialer
 E = TypeVar("E", bound=ClusterctlError)
 
 AGENT_START_TIMEOUT_S = 20.0
-"""The time limit for a shell to start the agent: login scripts and cold disks are slow."""
+"""The time limit in seconds for a shell to start the agent. Login scripts and disks without a cache may be slow."""
 
 
 class Transports:
-    """The transports of a command, created on first use: the import of the SSH client takes longer than most commands.
+    """The transports of a command. Each is created at its first use, because the import of the SSH client is slow.
 
     Args:
         ssh: The section `ssh` of the cluster file.
@@ -48,7 +48,7 @@ class Transports:
         """Return the transport for `host`."""
         built_in = host.transport is TransportKind.SSH and self._ssh_spec.client != "openssh"
         if built_in and TransportKind.SSH not in self._transports:
-            # One thread imports the SSH client. Meanwhile the others open TCP connections.
+            # One thread imports the SSH client. Meanwhile the other threads open TCP connections.
             self._predialer.prefetch(host, self._ssh_spec.connect_timeout)
         with self._lock:
             # The local transport also runs `transport: {command: …}`, which is a child process like a local shell.
@@ -181,9 +181,9 @@ def open_sessions(
 ) -> tuple[dict[str, Session], dict[str, NodeError]]:
     """Open a session with every host, `parallel` at a time. Return the sessions, and the errors of all other hosts.
 
-    Sessions and errors are by node, in the order of `hosts`. Any thread may call `progress` with a node and its stage
-    ("connected, looking for Python"). A pool thread calls `on_open` with each session as soon as the session is open.
-    Ctrl-C closes every open session.
+    The keys of both results are nodes, in the order of `hosts`. Any thread may call `progress` with a node and its
+    stage ("connected, looking for Python"). A pool thread calls `on_open` with each session as soon as the session is
+    open. Ctrl-C closes every open session.
     """
 
     def attempt(host: HostSpec) -> Session:
@@ -212,8 +212,8 @@ def open_in_parallel(
 ) -> tuple[dict[str, Session], dict[str, E]]:
     """Open a session with every host. Return the sessions, and the errors of all other hosts.
 
-    Sessions and errors are by node, in the order of `hosts`. An exception of another type (Ctrl-C) closes all sessions.
-    It also closes each session that another thread is still opening, as soon as that session is open.
+    The keys of both results are nodes, in the order of `hosts`. An exception of another type (Ctrl-C) closes all
+    sessions. A session that another thread is still opening is closed as soon as it is open.
 
     Args:
         hosts: The hosts to connect to.

@@ -30,7 +30,7 @@ class EventReceived:
 
 @dataclass(frozen=True, slots=True)
 class OutputReceived:
-    """Bytes of a file of a run from `offset` on. The receiver grants as much new credit once the bytes are on disk."""
+    """Bytes of a file of a run, from `offset` on. Once they are on disk, the receiver grants as much new credit."""
 
     node: str
     run: str
@@ -50,7 +50,7 @@ class AttemptsReplicated:
 
 @dataclass(frozen=True, slots=True)
 class StreamReceived:
-    """Bytes of a stream that a request of the head has allocated without a listener."""
+    """Bytes of a stream that the head has allocated for a request, without a listener."""
 
     node: str
     stream: int
@@ -66,7 +66,7 @@ class ClockMeasured:
         wall_offset_s: The node's wall clock minus the head's.
         mono_offset_s: The node's monotonic clock minus the head's.
         error_s: The maximum error of both offsets: half the round-trip time.
-        boot: Boot id of the node.
+        boot: The boot id of the node.
     """
 
     node: str
@@ -117,7 +117,7 @@ _RECHECK_S = 1.0
 
 
 class Inbox:
-    """A queue for any number of sessions and one loop; see `queue.SimpleQueue`."""
+    """The queue between any number of sessions and one loop, with the methods of `queue.SimpleQueue`."""
 
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -127,7 +127,7 @@ class Inbox:
         self._closed = False
 
     def put(self, item: Any) -> None:
-        """Add an item; wait while the queue holds the maximum number of items of its node."""
+        """Add an item; wait while the queue holds the maximum number of items of the item's node."""
         limit = MAX_ITEMS_PER_NODE.get(type(item))
         if limit is not None:
             key = (type(item), item.node)

@@ -31,14 +31,14 @@ class ClockOffsetMeter:
         self.last_sent_s = time.monotonic()
 
     def make_heartbeat_frame(self, number: int) -> bytes:
-        """Return the frame of a new heartbeat and store the time. The caller sends the frame at once."""
+        """Return the frame of a new heartbeat and store the present time. The caller sends the frame at once."""
         with self._lock:
             self._sent[number] = (time.time(), time.monotonic())
         self.last_sent_s = time.monotonic()
         return encode_message(make_heartbeat(number))
 
     def measure_offset(self, answer: dict[str, Any]) -> ClockMeasured | None:
-        """Return the clock offset by an answer to a heartbeat; `None` if the head did not send this heartbeat."""
+        """Return the clock offset that a heartbeat answer shows; `None` if the head did not send the heartbeat."""
         now_wall, now_mono = time.time(), time.monotonic()
         with self._lock:
             sent = self._sent.pop(answer["beat"], None)
@@ -70,7 +70,7 @@ class Tickable(Protocol):
 
 
 class HeartbeatTimer:
-    """Calls `tick` of all sessions once a second. Its daemon thread runs only while at least one session is open."""
+    """Calls `tick` of all sessions once a second. The daemon thread runs only while a session is open."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -65,8 +65,9 @@ class Request(Generic[Arguments, Answer]):
     """A command to a node, with the types of its arguments and its answer.
 
     Attributes:
-        timeout_s: The time limit for the answer, if the caller gives none. The default suits commands for which a node
-            reads only its memory and small files; a loaded machine needs seconds even for those.
+        timeout_s: The time limit in seconds for the answer, if the caller gives no limit. The default suits commands
+            for which a node reads only its memory and small files; a loaded machine needs seconds even for such
+            commands.
     """
 
     command: Command

@@ -1,4 +1,4 @@
-"""A session with the agent of one node: it sends requests, and receives answers and pushed messages.
+"""A session with the agent of one node, which sends requests, and receives answers and pushed messages.
 
 Each session has a reader thread and a sender thread. The reader thread puts pushed messages into the inbox of the
 session's owner. One timer thread sends a heartbeat on every session each `HEARTBEAT_INTERVAL_S`. The answer to a
@@ -130,7 +130,7 @@ class Session:
     """A session with the agent of `node`. Every method may be called from any thread.
 
     Attributes:
-        node: Name of the node.
+        node: The name of the node.
         epoch: The epoch in each request; `None` before the run has an epoch.
         preamble: The Python that the bootstrap script reported before the first frame.
         hello: The answer to the first request: facts about the machine and the user.
@@ -286,8 +286,8 @@ class Session:
         self._last_received_s += suspended_s
         taken = self._channel.acknowledged_bytes
         if taken > self._acknowledged_bytes:
-            # On a slow link megabytes in flight delay a heartbeat and its answer. Acknowledged bytes show that the node
-            # is alive.
+            # On a slow link, megabytes of unacknowledged data delay a heartbeat and its answer. Acknowledged bytes show
+            # that the node is alive.
             self._acknowledged_bytes, self._last_received_s = taken, time.monotonic()
         if self.silence_s > SILENCE_TIMEOUT_S:
             text = f"no sign of life for {SILENCE_TIMEOUT_S:g}s"

@@ -1,6 +1,7 @@
 """A thread that sends the frames of one connection in order.
 
-A caller that sends a request, a heartbeat or credit never waits for a slow node. A caller that sends bulk data does.
+A caller that sends a request, a heartbeat or credit never waits for a slow node. A caller that sends bulk data waits
+until the queue has room.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ class Sender:
 
     Args:
         channel: The connection.
-        make_beat: Creates a heartbeat; called on the sender thread immediately before the heartbeat is sent.
-        on_broken: Called once on the sender thread if the channel breaks.
+        make_beat: A function that creates a heartbeat. The sender thread calls it immediately before it sends the
+            heartbeat.
+        on_broken: A function that the sender thread calls once if the channel breaks.
     """
 
     def __init__(self, channel: Channel, make_beat: Callable[[], bytes], on_broken: Callable[[OSError], None]) -> None:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.validators import Validator
 
 _NAMES = {"wire_types": wire_types, **vars(record_types)}
-"""Names in the annotations of the dataclasses. The modules of the dataclasses import them for the type checker only."""
+"""The names that annotations of the dataclasses use. The modules of the dataclasses import these names for the type
+checker only.
+"""
 _UNBOUNDED = {bool: validators.boolean, int: validators.integer(), float: validators.number()}
 """The validators of types that have a default bound."""
 

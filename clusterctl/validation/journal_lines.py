@@ -11,8 +11,8 @@ from clusterctl.agent.protocol.validators import ValidationError
 from clusterctl.validation.derived_validators import derive_object_validator
 
 MAX_LINE_BYTES = 1 << 20
-"""The maximum length of a line; a message has the same limit. The texts of a worker in an event have up to 48 Ki
-characters, and JSON may need twelve bytes for a character. An event may also list thousands of processes that a dead
+"""The maximum length of a line in bytes; a message has the same limit. The texts of a worker in an event have up to 48
+Ki characters, and JSON may need twelve bytes for a character. An event may also list thousands of processes that a dead
 mount blocks, with about 150 bytes for each.
 """
 _validate_stamp = derive_object_validator(events.Stamp)
@@ -53,7 +53,7 @@ def parse_event_record(value: Any) -> tuple[events.Stamp, events.Event] | None:
 
 
 def list_event_ranks(event: events.Event) -> tuple[int, ...]:
-    """Return the ranks of the workers that an event is about."""
+    """Return the ranks of the workers to which an event refers."""
     match event:
         case events.Started() | events.Exited() | events.OutputDropped():
             return (event.rank,)

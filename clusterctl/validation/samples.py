@@ -51,7 +51,7 @@ class RankFields(NamedTuple):
 
 
 def parse_sample(line: bytes, fields: RankFields | None = None) -> dict[str, Any]:
-    """Return a sample of any kind; with `fields`, a sample of ranks that has only these fields.
+    """Return a sample of any kind; with `fields`, an `activity` sample that has only these fields.
 
     Raises:
         FrameError: The line is incomplete, or a field is invalid.

@@ -76,7 +76,7 @@ class SessionQuota:
     # --- data of the node
 
     def count_output(self, count: int) -> None:
-        """Count bytes of a file of the run. They use up credit."""
+        """Count bytes of a file of the run. These bytes use up credit."""
         self._credit -= count
         if self._credit < 0 or count == 0:
             raise FrameError(f"{-self._credit} bytes of output beyond its credit")

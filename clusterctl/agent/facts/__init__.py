@@ -1,13 +1,13 @@
-"""Collects the health facts of a node as JSON, in child processes with deadlines, so that a broken part cannot hang it.
+"""Collects health facts of a node as JSON, in child processes with deadlines, so a hung driver cannot block the probe.
 
 The probe only reports; the head judges the facts. The probe starts like a worker (same Python, prologue, environment
-and limits), so it finds the limits, PATH and packages of the workers. It never imports torch.
+and limits), so the probe sees the same limits, PATH and packages as the workers. The probe never imports torch.
 
 The request (every key is optional):
 
     {"root": "/",            prefix of /sys, /proc, /etc, /dev/shm and device nodes, for tests
-     "deadline": 3.0,        seconds for all groups that are not in "deadlines"
-     "deadlines": {group: seconds},  later deadlines, because a driver may have to start GPUs before it answers
+     "deadline": 3.0,        time limit in seconds of every group that is not in "deadlines"
+     "deadlines": {group: seconds},  longer limits, because a driver may have to start GPUs before the driver answers
      "groups": [name],       the groups to collect; default all
      "workdir": path,        the folder of the code
      "paths": [path],        more folders whose free space is reported (checkpoints)
@@ -15,15 +15,15 @@ The request (every key is optional):
      "peers": {node: address}, "ports": [port],
      "checkpoints": glob,    pattern of the checkpoints, relative to the workdir
      "expect_gpus": bool,    false: do not use the driver
-     "node": name, "run": id,    the requester, which is a part of the name of test files
-     "salt": text}           a part of the hashes of the environment, equal for all nodes of one check
+     "node": name, "run": id,    the requester; the names of test files contain both values
+     "salt": text}           a text that is hashed with every environment variable; equal for all nodes of one check
 
 The answer is one object:
 
     {"schema": 1, "time": wall clock, "ms": whole duration, "groups": {name: result},
      "stuck": [{"group", "pid", "state", "wchan"}]}
     result: {"status": "ok" | "timeout" | "error" | "denied" | "absent", "reason": text or null, "data": {...}, "ms": n}
-    after a timeout also "pid", "state" and "wchan" of the child, and "abandoned": true if SIGKILL did not end it
+    after a timeout also "pid", "state" and "wchan" of the child, and "abandoned": true if SIGKILL did not end the child
 
 Data of each group:
 
@@ -36,7 +36,7 @@ Data of each group:
     nvml        {init_error, init_ms, driver, cuda, cuda_error, nvml, count, count_error, uvm,
                 p2p: [[i, j, nvlink, read]], devices: [{vendor, index, v: {...}, err: {field: word}, codes: {field: n},
                 odd: {field: n}}]}
-                uvm: result of opening /dev/nvidia-uvm; p2p: NVML's status of each pair, 0 is good
+                uvm: result of opening /dev/nvidia-uvm; p2p: NVML's status of each pair of GPUs, 0 is good
                 err: the error name of each missing value; codes: NVML's error numbers. An error that
                 may be transient is in err only if three readings in a row had it, otherwise in odd
                 v: uuid serial name pci subsystem vbios minor capability [major, minor] recovery_action
@@ -66,8 +66,8 @@ Data of each group:
                 mem_available, swap_used, swap_rate, governors: {name: n}, preferences: {name: n}, frequency_driver,
                 clocksource, clock_error, memlock, nofile, nproc, cgroup_mem_max, cgroup_mem_free, cpu_quota, pids_max,
                 pids_free, shm: {total, free}, env: {name: value}, env_hashes: {name: hash}}
-                a limit of null is "unlimited"; env has the values of harmless variables, and null for others;
-                preferences: of the driver between speed and power; clock_error: the kernel's maximum error, up to 16 s
+                a limit of null means "unlimited"; env has the values of harmless variables, and null for others;
+                preferences: the choice between speed and power; clock_error: the maximum error of the clock, up to 16 s
     hardware    {pcie: [{address, of, correctable: {kind: n}, nonfatal, fatal}],
                 memory: [{controller, corrected, uncorrected, seconds}]}    counts since boot; devices without
                 counters are left out
@@ -110,22 +110,24 @@ if TYPE_CHECKING:
 SCHEMA = 1
 DEFAULT_DEADLINE_S = 3.0
 _SECOND_ROUND_S = 2.0
-"""The minimum seconds for the second round."""
+"""The second round of groups gets at least so many seconds."""
 
 _SAMPLES = {"machine": "sample_machine", "gpus": "sample_gpus"}
-"""Groups with samples of the present moment. No health check judges them, so a probe collects them only on request."""
+"""The function for each group that is a part of a sample. No health check uses samples, so a probe collects these
+groups only on request.
+"""
 
 _KFD = "/sys/class/kfd/kfd/topology"
 SHARED_CHILD_GROUPS = (("driver", "hardware", "host", "ports", "procs"), ("names", "net"))
-"""Groups that share a child process. The first ones read tables of the kernel, which do not hang; the others wait for
-the same name server.
+"""Sets of groups; the groups of a set run in one child process. The groups of the first set read tables of the kernel,
+which do not hang. The groups of the second set wait for the same name server.
 """
 
 
 def collect_facts(request: FactsRequest) -> Facts:
-    """Collect the facts of this node. The result has the facts that were ready within the request's deadlines.
+    """Collect the facts of this node that are ready before the deadlines of the request.
 
-    Call this function from a process with a single thread, because it forks.
+    Call this function from a process with a single thread, because the function forks.
     """
     children = importlib.import_module("clusterctl.agent.facts.child_tasks")
     began = time.monotonic()
@@ -151,10 +153,10 @@ def collect_facts(request: FactsRequest) -> Facts:
 
 
 def _choose_second_round(request: FactsRequest, groups: Mapping[str, FactGroup]) -> dict[str, Task]:
-    """Return the groups that the results of the first round make necessary."""
+    """Return the tasks of the second round, which depend on the results of the first round."""
     chosen, nvml, driver = request.get("groups"), groups.get("nvml"), groups.get("driver")
     if nvml is not None and "smi" in (chosen or ["smi"]):
-        # `nvidia-smi` is useful if NVML has failed. With a hung driver it would hang too.
+        # The output of `nvidia-smi` helps if NVML has failed. With a hung driver, `nvidia-smi` would hang too.
         has_failed = nvml["status"] != "ok" or nvml["data"].get("init_error") is not None
         if has_failed and nvml["status"] not in ("absent", "timeout"):
             return {"smi": _make_task("gpu_driver", "collect_nvidia_smi")}
@@ -168,7 +170,7 @@ def _choose_second_round(request: FactsRequest, groups: Mapping[str, FactGroup])
 
 def _make_task(module: str, function: str, *arguments: Any) -> Task:
     def collect_group() -> Mapping[str, object]:
-        # The child imports the module, so each child imports only the modules of its groups.
+        # This import runs in the child, so each child imports only the modules of its own groups.
         collector = getattr(importlib.import_module(f"clusterctl.agent.facts.{module}"), function)
         facts: Mapping[str, object] = collector(*arguments)
         return facts
@@ -208,9 +210,9 @@ def _make_tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
 
 def main(stdin: TextIO, stdout: TextIO) -> int:
     """Read one request and write the facts as a line of JSON. Return 0, or 2 if the request is not a JSON object."""
-    # A probe ends early and has little garbage. A garbage collection would copy the memory that forks share.
+    # A probe makes little garbage. A garbage collection would copy the memory that forked children share.
     gc.disable()
-    # With PYTHONDONTWRITEBYTECODE of the job, every probe would compile NVIDIA's bindings again.
+    # If the job sets PYTHONDONTWRITEBYTECODE, every probe would otherwise compile NVIDIA's bindings again.
     sys.dont_write_bytecode = False
     text = stdin.read()
     try:

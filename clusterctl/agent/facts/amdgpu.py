@@ -1,9 +1,10 @@
 """Collects facts of AMD GPUs from the files of the kernel's amdgpu driver, which every user may read.
 
-AMD's library is not used: its name and layout change with every release, it takes seconds to start, and it reads the
-same files. The names and units of the files are documented in the kernel's `amdgpu_pm.c`, `amdgpu_ras.c` and
-`amdgpu_fru_eeprom.c`. The kernel's `kgd_pp_interface.h` has the layouts of the firmware's table `gpu_metrics`. The
-revision in the first bytes of the table selects the layout. A value with all bits set is absent.
+This module does not use AMD's library. The name and layout of the library change with every release, the library needs
+seconds to start, and the library reads the same files as this module. The names and units of the files are documented
+in the kernel's `amdgpu_pm.c`, `amdgpu_ras.c` and `amdgpu_fru_eeprom.c`. The kernel's `kgd_pp_interface.h` has the
+layouts of the firmware's table `gpu_metrics`. The revision in the first bytes of the table selects the layout. A value
+in the table whose bits are all set means that the GPU does not report the value.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
     Calls = dict[str, Callable[["GpuFiles"], Any]]
 
 _THERMAL_BITS = 0xFFFF << 32
-"""The bits of `indep_throttle_status` for temperatures, and for an overheated regulator or board."""
+"""The bits of `indep_throttle_status` that mean a slowdown by a temperature, or by an overheated regulator or board."""
 _COUNTED_CAUSES = ("PROCHOT", "socket temperature", "regulator temperature", "memory temperature")
-"""The causes for which the firmware counts how long they have slowed the clocks. The power limit is left out, because
-it is normal under load.
+"""The causes of slow clocks whose duration the firmware counts. The power limit is left out, because a GPU under load
+normally reaches this limit.
 """
 _SLOWDOWN_COUNTER_OFFSETS = {(1, 6): 36, (1, 7): 44, (1, 8): 44}
-"""The offset of the counters by revision: PROCHOT, power, socket, regulator and memory, with four bytes each."""
+"""The byte offset of the five counters in the table, by revision. The counters are PROCHOT, power, socket, regulator
+and memory, with four bytes each.
+"""
 _XGMI_LINK_OFFSETS = {(1, 7): 264, (1, 8): 264}
 _MAX_LINKS = 8
 
@@ -71,7 +74,7 @@ def list_slowdown_causes(before: FirmwareMetrics, after: FirmwareMetrics) -> lis
 
 
 def _unpack_at(data: bytes, layout: str, offset: int) -> int | None:
-    """Return a value of the table, or `None` if it lies beyond the end of the table or has all bits set."""
+    """Return a value of the table, or `None` if the value lies beyond the end of the table or has all bits set."""
     size = struct.calcsize(layout)
     if offset + size > len(data) or data[offset : offset + size] == b"\xff" * size:
         return None
@@ -79,11 +82,11 @@ def _unpack_at(data: bytes, layout: str, offset: int) -> int | None:
 
 
 _CONFIG_OF_LOST_DEVICE = b"\xff\xff"
-"""The first bytes of the configuration space of a device that has fallen off the bus."""
+"""The first bytes of the configuration space of a device that is no longer on the bus."""
 
 
 class GpuFiles:
-    """The files of one GPU. Each method that reads a file raises `OSError` if the GPU does not have this value.
+    """The files of one GPU. Each method `read_…` raises `OSError` if the GPU does not have the value.
 
     Args:
         root: The prefix of /sys.
@@ -102,7 +105,7 @@ class GpuFiles:
                 self._sensors[label] = name[: -len("_label")]
 
     def is_asleep(self) -> bool:
-        """Return whether the GPU is suspended. Reading most files would wake it, or return wrong values."""
+        """Return whether the GPU is suspended. Reading most files would wake the GPU, or return wrong values."""
         return kernel_files.read_bytes_or_none(f"{self.path}/power/runtime_status") == b"suspended\n"
 
     def is_gone(self) -> bool:
@@ -126,7 +129,7 @@ class GpuFiles:
         return int(_require_value(gpu_driver.read_pcie_link(os.path.realpath(self.path))[name]))
 
     def read_sensor(self, name: str) -> int:
-        """Return the value of a sensor file, in the unit of the kernel."""
+        """Return the value of a sensor file, in the unit that the kernel uses."""
         if self._hwmon is None:
             raise OSError(errno.ENOENT, "no sensors")
         return int(kernel_files.read_bytes(f"{self._hwmon}/{name}"))
@@ -143,22 +146,19 @@ class GpuFiles:
         return self.read_sensor(f"{self._sensors.get(label, label)}_{suffix}") / 1000
 
     def read_watts(self, *names: str) -> float:
-        """Return the power from the first existing sensor. On a card with two dies, the second die reports zero."""
+        """Return the watts of the first existing sensor. On a card with two dies, the second die reports zero."""
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 return round(int(_require_value(self.read_sensor(name))) / 1e6, 1)
         raise OSError(errno.ENOENT, "no power sensor")
 
     def read_memory(self) -> dict[str, int]:
-        """Return used and total bytes.
-
-        As in version 1 of NVML's call, memory that the driver reserves counts as used.
-        """
+        """Return the used and the total memory in bytes; memory that the driver reserves counts as used."""
         used, total = self.read_number("mem_info_vram_used"), self.read_number("mem_info_vram_total")
         return {"used": used, "total": total, "version": 1}
 
     def read_ras_errors(self) -> dict[str, list[int]]:
-        """Return `[uncorrectable, correctable]` errors of each block of the GPU since the driver was loaded."""
+        """Return the counts of `[uncorrectable, correctable]` errors since the driver was loaded, by GPU block."""
         counts = {}
         for name in kernel_files.list_names("/", f"{self.path}/ras"):
             if name.endswith("_err_count") or name.startswith("aca_"):
@@ -184,7 +184,7 @@ def _parse_counts(text: str) -> list[int] | None:
 
 
 def _require_value(value: Any) -> Any:
-    """Check that a value is neither empty nor zero, and return it.
+    """Return a value that is neither empty nor zero.
 
     Raises:
         OSError: The value is empty or zero, so the card does not have it.
@@ -205,7 +205,7 @@ SAMPLED_VALUES: Calls = {
     "sm_clock": lambda gpu: gpu.read_sensor("freq1_input") // 1_000_000,
     "ras": lambda gpu: gpu.read_ras_errors(),
 }
-"""The function that reads each value of a sample from the files of a GPU."""
+"""The functions that read the values of a sample from the files of a GPU, by name of the value."""
 SUSPENDED_VALUES: Calls = {
     "name": lambda gpu: gpu.read_text("product_name"),
     "serial": lambda gpu: gpu.read_text("serial_number"),
@@ -214,7 +214,7 @@ SUSPENDED_VALUES: Calls = {
     "pcie_width": lambda gpu: gpu.read_pcie_width("width"),
     "pcie_width_max": lambda gpu: gpu.read_pcie_width("max_width"),
 }
-"""The values that can be read from a suspended GPU."""
+"""The functions that read the values which a suspended GPU still reports, by name of the value."""
 ALL_VALUES: Calls = {
     **SAMPLED_VALUES,
     **SUSPENDED_VALUES,
@@ -223,7 +223,7 @@ ALL_VALUES: Calls = {
     "bad_pages": lambda gpu: gpu.read_bad_pages(),
     "modes": lambda gpu: [gpu.read_text(f"current_{kind}_partition") for kind in ("compute", "memory")],
 }
-"""The values that the health checks before a run need."""
+"""The functions that read all values for the health checks before a run, by name of the value."""
 
 
 _KFD = "/dev/kfd"
@@ -251,7 +251,7 @@ def collect_amdgpu(root: str, expects_gpus: bool) -> dict[str, Any]:
 
 
 class AmdGpuReader:
-    """Reads the AMD GPUs of this machine repeatedly. It has the same methods for samples as `NvmlGpuReader`.
+    """Reads the AMD GPUs of this machine repeatedly, with the same methods for samples as `NvmlGpuReader`.
 
     Args:
         root: The prefix of /sys, /proc and /dev.
@@ -298,7 +298,7 @@ class AmdGpuReader:
         return self._links.get(index, 0)
 
     def read_memory_and_processes(self, indices: list[int]) -> list[dict[str, Any]]:
-        """Return the memory use and the processes of some GPUs. GPUs that do not answer are left out."""
+        """Return the memory use and the processes of the GPUs in `indices`, without GPUs that do not answer."""
         entries = []
         for gpu in self.gpus:
             if gpu["index"] in indices:
@@ -329,7 +329,7 @@ class AmdGpuReading(BaseGpuReading):
 
     Args:
         root: The prefix of /sys.
-        gpu: The GPU as `gpu_devices.list_amd_gpus` returns it.
+        gpu: The description of the GPU from `gpu_devices.list_amd_gpus`.
         before: The firmware's table in the previous reading, or `None`.
 
     Attributes:
@@ -360,16 +360,16 @@ class AmdGpuReading(BaseGpuReading):
         return self
 
     def read_memory(self) -> dict[str, int] | None:
-        """Return used and total bytes, or `None` if the GPU does not answer."""
+        """Return the used and the total memory in bytes, or `None` if the GPU does not answer."""
         self._read({"memory": SAMPLED_VALUES["memory"]})
         return self.values.get("memory")
 
     def is_doubtful(self) -> bool:  # type: ignore[explicit-override]  # the mark would have to be imported
-        """Return whether to read again: an error may be transient, or a slowdown needs two readings of the counters."""
+        """Return whether a second reading is necessary: an error may be transient, or a slowdown needs two readings."""
         return super().is_doubtful() or (self._has_counters and "slowdown" not in self.values)
 
     def reread_values(self, names: list[str]) -> None:  # type: ignore[explicit-override]
-        """Read these values and the firmware's table again."""
+        """Read the values in `names` and the firmware's table again."""
         self._read({name: ALL_VALUES[name] for name in names if name in ALL_VALUES})
         self._read_firmware()
 
@@ -389,7 +389,7 @@ class AmdGpuReading(BaseGpuReading):
             except OSError as error:
                 self.codes[name] = error.errno or errno.EIO
             except ValueError:
-                # The content is not in the documented format.
+                # The content of the file is not in the documented format.
                 self.codes[name] = errno.EBADMSG
         if "ras" in self.values and "ras" in calls:
             blocks = self.values["ras"].values()
@@ -400,7 +400,7 @@ class AmdGpuReading(BaseGpuReading):
         try:
             self.metrics = FirmwareMetrics(kernel_files.read_bytes(f"{self._files.path}/gpu_metrics"))
         except OSError:
-            # The GPU has no such table.
+            # The GPU has no table `gpu_metrics`.
             return
         self._has_counters = self.metrics.slowdown_counters is not None
         slowdown = list_slowdown_causes(before or self.metrics, self.metrics)

@@ -1,7 +1,8 @@
-"""Runs tasks that may hang in parallel forked children with deadlines, so that no task can block the parent.
+"""Runs tasks in parallel, in forked children with deadlines, so a hung task cannot block the parent.
 
 A child that uses a hung driver or mount may sleep in state D, where SIGKILL has no effect. The parent reports such a
-child and leaves it behind. Children close the parent's streams, so a child that remains cannot keep a pipe open.
+child and does not wait for its end. Every child closes the files of the parent, so a child that remains cannot keep a
+pipe open.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ _SIGKILL = 9  # The import of `signal` would take two milliseconds.
 REAP_TIMEOUT_S = 0.1
 """The seconds for which the parent waits for the exit of a killed child."""
 STUCK_AFTER_S = 5.0
-"""The seconds of sleep in the kernel without a wake-up after which a child counts as stuck."""
+"""A child that sleeps in the kernel for so many seconds without a wake-up counts as stuck."""
 _CHECK_INTERVAL_S = 1.0
 
 
 class DeniedError(Exception):
-    """The user may not read this information. The message has the reason and the users who may read it."""
+    """The user may not read the facts of a group. The message has the reason and the users who may read them."""
 
 
 class AbsentError(Exception):
-    """The subject of a task does not exist on this machine, such as a GPU driver."""
+    """The machine lacks the subject of a task, such as a GPU driver."""
 
 
 class _Child:
-    """A forked child that runs some tasks in sequence and reports the result of each."""
+    """A forked child that runs some tasks in sequence and reports the result of each task."""
 
     def __init__(
         self, names: list[str], tasks: dict[str, Task], deadline: float, later_deadlines: dict[str, float]
@@ -62,9 +63,9 @@ class _Child:
         return min(self._deadline(), self._next_check)
 
     def is_stuck(self, now: float) -> bool:
-        """Return whether the deadline of the child has passed or it sleeps in the kernel without wake-ups.
+        """Return whether the deadline of the child has passed, or the child sleeps in the kernel without wake-ups.
 
-        A long sleep alone does not count, because a driver that starts a GPU sleeps for seconds with wake-ups.
+        A long sleep with wake-ups does not count: a driver that starts a GPU sleeps in this way for seconds.
         """
         if now >= self._deadline():
             return True
@@ -81,7 +82,7 @@ class _Child:
         return self._deadlines[self.unfinished[0]] if self.unfinished else min(self._deadlines.values())
 
     def add_output(self, chunk: bytes) -> dict[str, FactGroup]:
-        """Add received bytes, and return the results that they complete."""
+        """Add bytes that the child has sent, and return the results that are now complete."""
         *lines, self._partial = (self._partial + chunk).split(b"\n")
         groups: dict[str, FactGroup] = {}
         for line in lines:
@@ -90,12 +91,12 @@ class _Child:
         return groups
 
     def report_ended(self) -> dict[str, FactGroup]:
-        """Wait for the exit of the child, and return an error for each task that it has not finished."""
+        """Wait for the exit of the child, and return an error for each unfinished task."""
         reason = f"the child that collected it ended with {syscalls.describe_exit(os.waitpid(self.pid, 0)[1])}"
         return {name: self._timed({"status": "error", "reason": reason, "data": {}}) for name in self.unfinished}
 
     def abandon(self) -> dict[str, FactGroup]:
-        """Kill the child and its programs. Return a result for the task that hung and for each task after it."""
+        """Kill the child and the programs that it runs. Return a result for the hung task and for each later task."""
         if not self.unfinished:
             os.waitpid(self.pid, 0)
             return {}
@@ -128,12 +129,12 @@ def run_tasks(
     """Run every task in a forked child until `deadline`, and return one result for each task.
 
     Args:
-        tasks: The functions by name.
-        deadline: The monotonic time at which unfinished tasks are killed, or left behind if they cannot be killed.
-        shared_children: The names of tasks that run in one child, in this order. Such tasks must not hang. A fork takes
-            longer than most tasks.
-        later_deadlines: Later deadlines of some tasks. After `deadline` such a task ends early if it is stuck in the
-            kernel.
+        tasks: The function of each task, by name of the task.
+        deadline: The monotonic time at which unfinished tasks are killed, or abandoned if SIGKILL has no effect.
+        shared_children: For each shared child, the names of the tasks that run there, in this order. These tasks must
+            not hang. Sharing saves forks, and a fork takes longer than most tasks.
+        later_deadlines: The deadlines of tasks that may run longer than `deadline`. After `deadline`, such a task is
+            killed as soon as the task is stuck in the kernel.
     """
     batches = [[name for name in batch if name in tasks] for batch in shared_children]
     shared = {name for batch in batches for name in batch}
@@ -163,9 +164,9 @@ def run_tasks(
 
 
 def run_program(argv: list[str], timeout_s: float | None = None) -> tuple[int, str, str]:
-    """Run a program in a task, which has a deadline. Return its exit code (negative: signal), stdout and stderr.
+    """Run a program within a task. Return the program's exit code (negative: signal), stdout and stderr.
 
-    `subprocess` is not used, because its import takes longer than most programs.
+    `subprocess` is not used, because the import of `subprocess` takes longer than most programs.
 
     Args:
         argv: The program and its arguments.
@@ -211,7 +212,7 @@ def count_wakeups(root: str, pid: int) -> int | None:
 
 
 def _run_child(tasks: list[tuple[str, Task]], writer: int) -> None:
-    """Run the tasks in the child, write one line of JSON for each, and exit."""
+    """Run the tasks in the child, write one line of JSON for each task, and exit."""
     code = 1
     try:
         os.setpgid(0, 0)

@@ -1,9 +1,9 @@
 """Collects facts about the GPUs on the PCI bus, their kernel driver and device nodes, and GPUs that NVML does not show.
 
 `collect_driver` reads files of the kernel and does not call a driver. `collect_hidden_gpus` runs only if NVML shows
-fewer GPUs than the bus. It opens the device nodes of the missing GPUs, which may hang. If the kernel refuses this, an
-administrator or a scheduler withholds the GPU; otherwise the GPU has failed. `collect_nvidia_smi` runs `nvidia-smi` if
-NVML has failed.
+fewer GPUs than the bus. It opens the device node of each missing GPU, and this call may hang. If the kernel refuses the
+call, an administrator or a scheduler withholds the GPU. Otherwise the GPU has failed. `collect_nvidia_smi` runs
+`nvidia-smi` if NVML has failed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _QEMU_VENDOR = "0x1b36"
-"""The PCI vendor of QEMU, whose emulated ports report no real link width."""
+"""The PCI vendor id of QEMU, whose emulated ports report no real link width."""
 _AMD_VENDOR = "0x1002"
-"""The PCI vendor of the bridges on an AMD card. The outermost bridge has the link of the card, as in the kernel's
-`amdgpu_device_partner_bandwidth`.
+"""The PCI vendor id of the bridges on an AMD card. The link of the outermost bridge is the link of the card, as in the
+kernel's `amdgpu_device_partner_bandwidth`.
 """
 _NODE = re.compile(r"nvidia(\d+|ctl|-uvm)")
 
@@ -69,7 +69,7 @@ _CLASSES = {
 _BRIDGE_CLASS = "0x0680"
 _BUS = "/sys/bus/pci/devices"
 _BUILT_IN_GRAPHICS = "0000:00:"
-"""The beginning of the PCI address of the graphics in an Intel processor, which no job uses."""
+"""The beginning of the PCI address of the graphics unit in an Intel processor. No job uses this unit."""
 _DEVICE_NODE_HELPERS = ("/usr/bin/nvidia-modprobe", "/bin/nvidia-modprobe", "/usr/sbin/nvidia-modprobe")
 _IMEX_FOLDER = "/dev/nvidia-caps-imex-channels"
 
@@ -113,7 +113,7 @@ def _list_pci_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
 
 
 def _can_open(root: str, path: str) -> dict[str, Any]:
-    """Return whether this user may open a device node, without opening it, because this would wake the driver."""
+    """Return whether this user may open a device node. Do not open the node, because an open wakes the driver."""
     return {"path": path, "readable": kernel_files.probe_device_access(root, path) == "ok"}
 
 
@@ -130,7 +130,7 @@ def find_hidden_gpus(driver: dict[str, Any], nvml: dict[str, Any]) -> list[dict[
     if nvml.get("count") is None:
         return []
     nvml_addresses = [normalize_pci_address(device["v"]["pci"]) for device in nvml["devices"] if "pci" in device["v"]]
-    # A device without a handle has no address. NVML counts such a device, so it is not missing.
+    # A device without a handle has no address. NVML counts such a device, so the device is not missing.
     nameless = len(nvml["devices"]) - len(nvml_addresses)
     cards = [entry for entry in driver.get("pci") or [] if entry["vendor"] == "nvidia"]
     absent = [entry for entry in cards if normalize_pci_address(entry["address"]) not in nvml_addresses]
@@ -138,7 +138,7 @@ def find_hidden_gpus(driver: dict[str, Any], nvml: dict[str, Any]) -> list[dict[
 
 
 def normalize_pci_address(address: str) -> str:
-    """Return a PCI address with a domain in short form.
+    """Return a PCI address whose domain has four digits.
 
     NVML writes the domain with eight digits, the kernel with four.
     """

@@ -1,4 +1,4 @@
-"""Waits after an attempt until the memory of its GPUs is free.
+"""Waits after an attempt until the memory of the attempt's GPUs is free.
 
 The driver frees the memory of a dead process with a delay. The wait ends at once if a live process that does not belong
 to the run uses the memory.
@@ -9,7 +9,7 @@ Output: an empty line as soon as the driver has answered, then one line of JSON:
      "gpus": [{"gpu", "used": bytes, "total": bytes, "version",
                "procs": [{"pid", "used", "comm", "user", "run", "visible"}]}]}
 
-"gpus" lists the GPUs that are not free. "absent": the machine has no driver.
+"gpus" lists the GPUs that are not free. The status "absent" means that the machine has no driver.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
 _RECHECK_S = 0.2
 _FREE_BYTES = {1: 1.5 * 1024**3, 2: 0.3 * 1024**3}
-"""The used bytes up to which a GPU counts as free, by version of the call. Version 1 includes the driver's reserve."""
+"""A GPU that uses at most so many bytes counts as free, by version of NVML's memory call. The used bytes of version 1
+include the memory that the driver reserves.
+"""
 
 
 def main(arguments: list[str]) -> int:
-    """Wait and print the result. Arguments: comma-separated indices of GPUs, time limit in seconds, id of the run."""
+    """Wait for free memory and print the result. Arguments: comma-separated GPU indices, time limit (s), run id."""
     indices = [int(index) for index in arguments[0].split(",")]
     sys.stdout.write(json.dumps(wait_until_memory_free(indices, float(arguments[1]), arguments[2])) + "\n")
     sys.stdout.flush()
@@ -39,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def wait_until_memory_free(indices: list[int], timeout_s: float, run: str) -> dict[str, Any]:
-    """Wait until the memory of the GPUs is free, only other processes use it, or `timeout_s` have passed.
+    """Wait until the memory of the GPUs is free, only processes outside the run use it, or `timeout_s` have passed.
 
     Return the result in the format of this module's output.
     """

@@ -1,4 +1,4 @@
-"""Opens the reader for the GPUs of this machine, which depends on their vendor."""
+"""Opens the reader for the GPUs of this machine. Each GPU vendor has a reader class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def open_gpu_reader(root: str = "/") -> Any:
-    """Return a `NvmlGpuReader` or `AmdGpuReader`, or the reason as a text if the machine has no GPU library."""
+    """Return a `NvmlGpuReader` or `AmdGpuReader`. If the machine has no GPU library, return a text with the reason."""
     reader = open_nvml_reader()
     if not isinstance(reader, str) and reader.init_error is None and reader.handles:
         return reader

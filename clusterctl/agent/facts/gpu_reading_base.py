@@ -11,7 +11,7 @@
     failed          the call failed for a reason that says nothing about the GPU
     resetting       the GPU is being reset
 
-Facts contain the vendor's code beside the name, for people.
+Facts contain the vendor's error number beside the error name, for people.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ LOST, RESET, POWER, CORRUPTED = "lost", "reset-required", "power", "corrupted"
 TIMEOUT, UNKNOWN, RESETTING = "timeout", "unknown", "resetting"
 
 TRANSIENT_ERRORS = frozenset({POWER, TIMEOUT, UNKNOWN, RESETTING})
-"""The errors that a healthy GPU may report occasionally. They count only if further readings repeat them."""
+"""The errors that a healthy GPU may report occasionally. Such an error counts only if further readings repeat the
+error.
+"""
 GPU_ERRORS = frozenset({LOST, RESET, POWER, TIMEOUT, UNKNOWN, RESETTING})
 """The errors that concern the GPU and not the call."""
 
@@ -49,8 +51,8 @@ NVML_ERROR_NAMES = {
     **dict.fromkeys((15, 28), LOST),
     16: RESET,
 }
-"""The names for return codes of NVIDIA's `nvml.h`. Code 11 is an interrupt problem; 13 and 25 mean that the library is
-newer than the driver.
+"""The error names for the return codes of NVIDIA's `nvml.h`. Code 11 is an interrupt problem; 13 and 25 mean that the
+library is newer than the driver.
 """
 
 FILE_ERROR_NAMES = {
@@ -60,14 +62,14 @@ FILE_ERROR_NAMES = {
     **dict.fromkeys((errno.ENODEV, errno.ENXIO, errno.EIO), LOST),
     **dict.fromkeys((errno.ETIME, errno.ETIMEDOUT), TIMEOUT),
 }
-"""The names for errors of reading a file of `amdgpu`. During the reset of a GPU, the driver returns EPERM, or EBUSY in
-newer kernels, to every user (`amdgpu_pm_dev_state_check` in `amdgpu_pm.c`).
+"""The error names for the error numbers of reading a file of `amdgpu`. During the reset of a GPU, the driver returns
+EPERM, or EBUSY in newer kernels, to every user (`amdgpu_pm_dev_state_check` in `amdgpu_pm.c`).
 """
 
 _MAX_RETRIES = 2
-"""The number of further readings of a value whose error may be transient."""
+"""The maximum number of further readings of a value whose error may be transient."""
 _PAUSE_S = 0.12
-"""The seconds before each further reading of all GPUs."""
+"""The pause in seconds before each further reading of all GPUs."""
 
 
 class BaseGpuReading:
@@ -81,7 +83,7 @@ class BaseGpuReading:
     Attributes:
         values: The values that were read, by name.
         codes: The vendor's error number for each value that could not be read.
-        odd: The error numbers of earlier readings that a later reading has not repeated.
+        odd: The error number of each value whose error a later reading has not repeated.
     """
 
     def __init__(self, vendor: str, index: int, error_names: dict[int, str]) -> None:
@@ -107,7 +109,7 @@ class BaseGpuReading:
         return {name: code for name, code in self.codes.items() if self.get_error_name(code) in TRANSIENT_ERRORS}
 
     def is_doubtful(self) -> bool:
-        """Return whether a result may be transient, so that it must be read again."""
+        """Return whether a value may be transient and must be read again."""
         return bool(self.find_transient_errors())
 
     def retry(self) -> None:
@@ -117,7 +119,7 @@ class BaseGpuReading:
         self.odd.update({name: code for name, code in wrong.items() if name not in self.codes})
 
     def reread_values(self, names: list[str]) -> None:
-        """Read these values again."""
+        """Read the values in `names` again."""
         raise NotImplementedError
 
     def to_facts(self) -> dict[str, Any]:
@@ -142,7 +144,9 @@ _MONITORING_PROGRAMS = (
     *("nv-hostengine", "dcgm-exporter", "nvidia-persiste", "nvidia-cuda-mps", "gpud", "nvidia-smi", "nvitop", "nvtop"),
     *("amd-smi", "rocm-smi", "gpuagent", "rdcd"),
 )
-"""Monitoring programs, which use GPUs permanently without computing. The kernel cuts names to 15 characters."""
+"""The names of monitoring programs, which use GPUs permanently without computing. The kernel cuts each name to 15
+characters.
+"""
 
 UNKNOWN_PROCESS: dict[str, Any] = {"comm": None, "user": None, "run": None, "visible": False, "agent": False}
 """The description of a process that is not visible in this container."""

@@ -4,8 +4,9 @@ For most environment variables only a hash is reported. The variables in `nccl.c
 this file (NVIDIA's NCCL user guide, environment variables).
 
 Versions of packages come from the names of metadata folders, without any import. The probe runs in the job's Python, so
-its `sys.path` is that of the job. Reading the names of `*.dist-info` folders takes milliseconds; `importlib.metadata`
-would take a tenth of a second in a large environment. Shared libraries are searched as the loader does, but not loaded.
+`sys.path` is the same as in the job. Reading the names of `*.dist-info` folders takes milliseconds;
+`importlib.metadata` would take a tenth of a second in a large environment. The module searches shared libraries in the
+same way as the loader, but does not load them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 14, 21, 24
-"""The numbers of these capabilities in linux/capability.h."""
+"""The numbers of three Linux capabilities in linux/capability.h."""
 
 
 def collect_limits(root: str) -> dict[str, Any]:
@@ -106,8 +107,8 @@ def _read_swapped_bytes(root: str) -> int | None:
 
 _CPU_FOLDER = "/sys/devices/system/cpu"
 _MAX_PREFERENCES = 16
-"""The maximum number of processors whose preference is read. A reading may cost an interrupt, and usually all
-processors have the same preference.
+"""The maximum number of processors whose preference (between speed and power) is read. A reading may cost an interrupt,
+and usually all processors have the same preference.
 """
 
 
@@ -133,7 +134,7 @@ def _count_values(root: str, names: list[str], file: str) -> dict[str, int]:
 
 
 def read_first_number(content: str | None) -> float | None:
-    """Return the first word of a file's content as a number, or `None` if it is not a number."""
+    """Return the first word of a file's content as a number, or `None` if the word is not a number."""
     try:
         return float((content or "").split()[0])
     except (IndexError, ValueError):
@@ -156,7 +157,9 @@ _PLAIN_VARIABLES = (
     *("_SOCKET_IFNAME", "_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN"),
     *("NCCL_ALGO", "NCCL_PROTO"),
 )
-"""The suffixes of variables whose values are reported. A health check judges each of them, and they hold no secret."""
+"""The suffixes of environment variables whose values are reported. Health checks need these values, which are not
+secret.
+"""
 _HASH_BYTES = 6
 
 
@@ -165,7 +168,7 @@ def collect_environment(root: str, salt: str = "") -> dict[str, Any]:
 
     Args:
         root: The prefix of `/etc`.
-        salt: A part of each hash, so that hashes are comparable only within one check of the cluster.
+        salt: A text that is hashed with each value, so hashes are comparable only within one check of the cluster.
     """
     own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     variables = {
@@ -189,7 +192,7 @@ def _hash_variable(salt: str, name: str, value: str) -> str:
 
 
 def collect_host(root: str, variable_salt: str = "") -> dict[str, Any]:
-    """Return the facts of the group `host`. `variable_salt` is a part of the hashes of environment variables."""
+    """Return the facts of the group `host`. `variable_salt` is hashed with each environment variable."""
     distro = re.search(r'^PRETTY_NAME="?([^"\n]*)', kernel_files.read_text(root, "/etc/os-release") or "", re.MULTILINE)
     return {
         "boot_id": kernel_files.read_text(root, "/proc/sys/kernel/random/boot_id"),
@@ -213,7 +216,7 @@ _LIBRARY_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib"
 def find_library(name: str, root: str = "/", *, prefix: str | None = None) -> str | None:
     """Return the path of a shared library, or `None`.
 
-    The search goes through LD_LIBRARY_PATH, the Python's `lib` folder, the loader's cache and the usual folders.
+    The search goes through LD_LIBRARY_PATH, the `lib` folder of this Python, the loader's cache and the usual folders.
     """
     listed = [place for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
     own = os.path.join(sys.prefix if prefix is None else prefix, "lib")
@@ -226,7 +229,7 @@ def find_library(name: str, root: str = "/", *, prefix: str | None = None) -> st
 
 
 def _find_cached_library(name: str, root: str) -> str | None:
-    """Return the path of a library in `/etc/ld.so.cache` (ldconfig(8)), whose strings end in a zero byte."""
+    """Return the path of a library from `/etc/ld.so.cache` (ldconfig(8)). Strings there end in a zero byte."""
     data = kernel_files.read_bytes_or_none(kernel_files.join_root(root, "/etc/ld.so.cache")) or b""
     end = data.find(f"/{name}\0".encode())
     if end < 0:
@@ -240,7 +243,7 @@ _REPORTED_PACKAGES = (
     *("flash-attn", "deepspeed", "lightning"),
 )
 _JAX_CUDA = re.compile(r"jax-cuda\d+-plugin$")
-"""Matches the packages that show the CUDA version of JAX; the package `jax` does not show it."""
+"""Matches the names of packages that show the CUDA version of JAX. The package `jax` does not show this version."""
 _NCCL_PACKAGE = re.compile(r"nvidia-nccl-cu\d+$")
 _NCCL_FILE = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)$")
 _TORCH_BUILD_LINE = r"^{}(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)[^'\"]*['\"]"
@@ -269,8 +272,9 @@ def collect_versions(root: str = "/") -> dict[str, Any]:
 def _find_nccl(packages: dict[str, str], root: str) -> dict[str, Any]:
     """Return the version and the origin of the NCCL that torch would load.
 
-    A preloaded library has priority. Torch from PyPI loads NCCL from the package of NCCL, because its RPATH precedes
-    LD_LIBRARY_PATH. Without this package, as in conda and in NVIDIA's containers, the loader searches the library.
+    A library in LD_PRELOAD has priority. Torch from PyPI loads NCCL from the Python package of NCCL, because the RPATH
+    of torch precedes LD_LIBRARY_PATH. Without this package, as in conda and in NVIDIA's containers, the loader searches
+    for the library.
     """
     preloaded = [path for path in re.split("[ :]", os.environ.get("LD_PRELOAD", "")) if "libnccl.so" in path]
     package = next((version for name, version in sorted(packages.items()) if _NCCL_PACKAGE.match(name)), None)
@@ -294,7 +298,7 @@ def _find_net_plugin(root: str) -> str | None:
 def _list_packages() -> tuple[dict[str, str], dict[str, str]]:
     """Return the version and the folder of each package, by name.
 
-    As for imports, the first folder on the path counts.
+    If two folders on `sys.path` have the package, the first one counts, as for imports.
     """
     packages: dict[str, str] = {}
     places: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Collects network facts of the host: interfaces, routes to all peers, name resolution, free ports, and RDMA ports.
 
-RDMA ports (InfiniBand, RoCE, EFA) are read from /sys, without `ibstat`. Their error counters are not read, because on
-restricted functions this floods the kernel log (leptonai/gpud#1164).
+RDMA ports (InfiniBand, RoCE, EFA) are read from /sys, without `ibstat`. The error counters of RDMA ports are not read,
+because their reading on restricted functions floods the kernel log (leptonai/gpud#1164).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _resolve(name: str) -> tuple[list[str], str | None]:
 
 
 def collect_port_states(ports: list[int], root: str = "/") -> dict[str, Any]:
-    """Return the facts of the group `ports`. To test a port, bind it on all addresses and close it again."""
+    """Return the facts of the group `ports`. A port is free if it can be bound on all addresses."""
     states = []
     for port in map(int, ports):
         entry: dict[str, Any] = {"port": port, "free": True, "error": None, "owner": None}
@@ -96,7 +96,7 @@ def _read_rdma_port(root: str, where: str, port: str) -> dict[str, Any]:
 
 
 def _state_name(state: str | None) -> str | None:
-    """Return `ACTIVE` from the kernel's `4: ACTIVE`."""
+    """Return the name in the kernel's text of a port state: `ACTIVE` for `4: ACTIVE`."""
     return state.rpartition(":")[2].strip() if state else None
 
 

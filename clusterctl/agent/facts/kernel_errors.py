@@ -1,4 +1,4 @@
-"""Collects hardware errors since boot from the kernel's counters of PCIe links and main memory, and from its log.
+"""Collects hardware errors since boot from the kernel log, and from counters of PCIe links and main memory.
 
 PCIe: the counters of Advanced Error Reporting (kernel 4.19, `sysfs-bus-pci-devices-aer_stats`) of GPUs and network
 cards, of the port above each card, and of its root port. Memory: the counters of EDAC (`sysfs-devices-edac`).
@@ -6,8 +6,8 @@ cards, of the port above each card, and of its root port. Memory: the counters o
 Kernel log: the relevant lines of this boot, and the number of each kind of GPU error in them.
 
 Time stamps are relative to boot, so a wrong clock does not matter. The driver of a dead GPU may write thousands of
-lines. Therefore GPU errors are counted during reading, with one entry for each kind and device, and other lines cannot
-displace them.
+lines. Therefore GPU errors are counted while the log is read, with one entry for each kind and device. Other lines
+cannot displace these entries.
 
     {"vendor": "nvidia", "kind": "xid" | "sxid", "device": PCI address, "code", "grade": "fatal" | "nonfatal" | "",
      "count", "first_age_s", "last_age_s", "ages": of the newest lines, "order": position of the last line,
@@ -115,8 +115,8 @@ _DEVICE = re.compile(r"amdgpu ([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): 
 _RAS = re.compile(r"\b(\d+) (?:new )?uncorrectable hardware errors detected in (?:total in )?(\w+) block")
 """The pattern needs a number, because the driver reports `no uncorrectable hardware errors` for a healthy GPU."""
 BOGUS_RAS_COUNT = 1048560
-"""An error count that is a multiple of this number is wrong. The registers of a sleeping memory controller have all
-bits set, which the driver adds as errors at each query (as by rocm-smi on GPUs in runtime power management).
+"""An error count that is a multiple of this number is wrong. In a sleeping memory controller, all bits of the registers
+are set. The driver adds these bits to the count at each query (as by rocm-smi on GPUs in runtime power management).
 """
 _HANG = re.compile(r"\bring \S+ timeout(?!, but soft recovered)")
 _OTHER_EVENTS = (
@@ -145,7 +145,7 @@ def parse_amdgpu_line(text: str) -> Event:
 
 _PCI = r"(?:PCI:)?([0-9a-fA-F:.]+)"
 _XID = re.compile(rf"NVRM: Xid \({_PCI}(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\)[^:]*: (\d+),\s*(.*)")
-"""With MIG, the instance follows the address (`kernel_rc.c` of NVIDIA's open-gpu-kernel-modules)."""
+"""With MIG, the GPU instance follows the PCI address (`kernel_rc.c` of NVIDIA's open-gpu-kernel-modules)."""
 _OFF_BUS = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]+): GPU has fallen off the bus")
 _OFF_BUS_BEGINS = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]+)")
 _OFF_BUS_ENDS = "fallen off the bus and is not responding"
@@ -153,17 +153,18 @@ _SXID = re.compile(r"nvidia-nvswitch\d*.*?: SXid \(PCI:([^)]+)\): (\d+),\s*(?:(F
 _GRADE = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
 _OFF_BUS_CODE = 79
 _OFF_BUS_LINES = 3
-"""The driver reports a dead GPU in several lines. `_OFF_BUS_ENDS` follows within so many lines."""
+"""The driver reports a dead GPU in several lines. `_OFF_BUS_ENDS` is at most so many lines after the first.
+"""
 _XIDS_WITH_GRADE = range(144, 151)
 """The XIDs of NVLink 5, whose lines contain `fatal` or `nonfatal` (NVIDIA, XID catalogue)."""
 _MAX_AGES = 5
 _MAX_TEXT_CHARS = 200
 _MAX_ENTRIES = 512
-"""The maximum number of entries. Fewer error codes exist, so only a damaged log can exceed it."""
+"""The maximum number of entries. Fewer error codes exist, so only a damaged log can exceed this number."""
 
 
 class GpuErrorCounter:
-    """Counts the GPU errors in the lines of a kernel log, which must be added from the oldest to the newest."""
+    """Counts the GPU errors in the lines of a kernel log. Lines must be added in their order, with the oldest first."""
 
     def __init__(self) -> None:
         self.entries: dict[Key, dict[str, Any]] = {}
@@ -171,7 +172,7 @@ class GpuErrorCounter:
         self._gpu_in_report: tuple[str, int] | None = None
 
     def add_line(self, text: str, age: float | None) -> bool:
-        """Count the GPU error in a line, and return whether the line has one. `age` is the age in seconds."""
+        """Count the GPU error in a line, and return whether the line has one. `age` is the line's age in seconds."""
         self._lines += 1
         if "NVRM" in text:
             return self._count_xid(text, age)
@@ -198,14 +199,15 @@ class GpuErrorCounter:
             return True
         device = self._find_lost_gpu(text)
         if device is not None:
-            # The driver writes this event once with its number and once without. Some addresses lack the function.
+            # The driver reports a lost GPU twice: with the XID and without it. Some of these lines have the PCI address
+            # without the function number.
             counted = [key[1].split(".")[0] for key in self.entries if key[2] == _OFF_BUS_CODE]
             if device.split(".")[0] not in counted:
                 self._count(("xid", device, _OFF_BUS_CODE, ""), "GPU has fallen off the bus", age)
         return device is not None
 
     def _find_lost_gpu(self, text: str) -> str | None:
-        """Return the address of a GPU that this line, or this line and earlier lines, report as lost."""
+        """Return the PCI address of a GPU that this line reports as lost, alone or together with earlier lines."""
         if match := _OFF_BUS.search(text):
             return match.group(1).lower()
         if match := _OFF_BUS_BEGINS.search(text):
@@ -232,7 +234,7 @@ class GpuErrorCounter:
 
 
 MAX_LINES = 200
-"""The maximum number of lines in the facts. GPU errors are counted separately."""
+"""The maximum number of lines of the kernel log in the facts. GPU errors are counted separately."""
 COMPLETE_WITHIN_S = 60.0
 """A log counts as complete if it begins within so many seconds after boot."""
 _JOURNAL_TIMEOUT_S = 1.5
@@ -294,7 +296,7 @@ def _run_reader(argv: list[str], seconds: float | None) -> tuple[str | None, str
         code, output, complaint = child_tasks.run_program(argv, seconds)
     except FileNotFoundError:
         return None, ""
-    # A journal that this user may not read has no lines.
+    # `journalctl` prints no line if this user may not read the journal.
     if code == 0 and output.strip():
         return output, ""
     complaints = complaint.strip().splitlines()
@@ -304,7 +306,7 @@ def _run_reader(argv: list[str], seconds: float | None) -> tuple[str | None, str
 def _read_lines_of_this_boot(root: str, name: str, uptime: float) -> str | None:
     """Return the lines of this boot at the end of a log file, or `None` if no line belongs to this boot.
 
-    Time stamps since boot rise within a boot, so a lower time stamp starts a new boot.
+    Time stamps count from boot, so the first line with a lower time stamp belongs to a new boot.
     """
     try:
         with open(kernel_files.join_root(root, name), "rb", buffering=0) as file:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _BACKLOG = 128
 MAX_PEERS = 512
-"""The maximum number of connected peers. Beyond it, the listener disconnects the oldest peer without the correct nonce.
+"""The maximum number of connected peers. If more peers connect, the listener disconnects the oldest peer without the
+correct nonce.
 """
 _MAX_LINE_BYTES = 256
 _CHUNK_BYTES = 1 << 16
@@ -38,7 +39,7 @@ class Listener:
         payload: The number of bytes after the nonce that the listener returns.
 
     Attributes:
-        port: The port in use.
+        port: The port on which this object listens.
 
     Raises:
         OSError: The port cannot be bound.
@@ -102,7 +103,7 @@ class Listener:
         return len(self._peers) <= MAX_PEERS or self._disconnect_oldest_peer()
 
     def _disconnect_oldest_peer(self) -> bool:
-        """Disconnect the oldest peer, if possible one without the correct nonce; return whether any peer existed."""
+        """Disconnect the oldest peer without the correct nonce, else the oldest peer. Return `False` without peers."""
         silent = next((fd for fd, peer in self._peers.items() if not peer.has_nonce), next(iter(self._peers), None))
         if silent is None:
             return False
@@ -139,8 +140,8 @@ class _Peer:
         self._line = b""
         self._echoed = 0
         sock.setblocking(False)
-        # The listener resets the connection after the peer has closed it. In state TIME_WAIT the run could not bind
-        # the port.
+        # After the peer has closed the connection, the listener resets the connection. A connection in state TIME_WAIT
+        # would prevent the run from binding the port.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def exchange(self, nonce: bytes, payload: int) -> bool:
@@ -172,7 +173,7 @@ def probe_connection(address: str, port: int, nonce: str, timeout: float, payloa
         port: The port of the listener.
         nonce: The word that both sides send.
         timeout: The time limit for the whole test in seconds.
-        payload: The number of bytes, which the listener must also have as its `payload`.
+        payload: The number of bytes to send; the `payload` of the listener must be the same.
 
     Returns:
         {"ok", "ms", "error": None | "refused" | "timeout" | "unreachable" | "wrong answer" | "hung up" | other text,
@@ -200,7 +201,7 @@ def _describe_error(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "refused"
     if isinstance(error, ConnectionResetError):
-        # The listener accepts a connection and resets it after a wrong nonce.
+        # The listener resets a connection after a wrong nonce.
         return "wrong answer"
     if isinstance(error, (TimeoutError, socket.timeout)):
         return "timeout"
@@ -230,7 +231,7 @@ def _exchange_payload(sock: socket.socket, payload: int, until: float, outcome: 
             pass
         except ConnectionError:
             return "hung up"
-        # `waiting` are the bytes that the peer's kernel has not acknowledged yet (SIOCOUTQ, tcp(7)).
+        # `waiting` is the number of bytes that the peer's kernel has not acknowledged yet (SIOCOUTQ, tcp(7)).
         waiting: int = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
         outcome["sent"] = payload - len(out) - waiting
         if (outcome["sent"], outcome["received"]) != before:

@@ -1,7 +1,7 @@
-"""Samples the GPUs and the machine during a run. It prints a line of JSON every few seconds, even if the driver hangs.
+"""Samples GPUs and machine during a run, and prints a line of JSON every few seconds, even if the driver hangs.
 
-A child process keeps the driver's library open and reads the GPUs. If the child hangs, the samples report the duration.
-The sampler does not start a second child, because it would hang too.
+A child process keeps the driver's library open and reads the GPUs. If the child hangs, the samples report for how long.
+The sampler does not start a second child, because a second child would hang too.
 
 The format of a sample:
 
@@ -19,7 +19,7 @@ The format of a sample:
 A value that could not be read is null; "err" has the errors that concern the GPU itself (`gpu_reading_base`), by field.
 "links_lost" counts the links that were up at the start and are down now. XGMI links are always counted, NVLinks only
 after the GPU has reported a link error. While the driver is stuck, "gpus" is empty, because an old value would look
-like a new one.
+like a new value.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 15.0
 PASS_TIMEOUT_S = 5.0
-"""The seconds after which the driver counts as stuck, if it has not answered for all GPUs."""
+"""The driver counts as stuck if it has not answered for all GPUs within so many seconds."""
 
 _NVLINK_ERROR = 74
 """The XID of a link error. After this XID the sampler counts the lost links of the GPU, which show a lasting fault."""
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
             following += interval * (1 + max(0, int((time.monotonic() - following) // interval)))
             time.sleep(max(0.0, following - time.monotonic()))
     except (BrokenPipeError, KeyboardInterrupt):
-        # stdout is closed. Without this, the interpreter would try to write the rest at exit.
+        # stdout is closed. Without this call, the interpreter would try to write buffered output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     finally:
         driver.close()
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
 
 
 class _MachineReader:
-    """Reads CPU, memory and disks. The CPU use is that since the previous reading."""
+    """Reads CPU, memory and disks. The CPU use is the average since the previous reading."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None
@@ -164,7 +164,7 @@ class _DriverChild:
         return self._receive_answer(deadline)
 
     def close(self) -> None:
-        """Kill the child without waiting for its exit, because it may hang in the kernel."""
+        """Kill the child without waiting for its exit, because the child may hang in the kernel."""
         if self._pid is not None:
             os.close(self._requests)
             os.close(self._answers)
@@ -236,7 +236,7 @@ def _serve_requests(requests: int, answers: int) -> None:
 
 
 class LostLinkCounter:
-    """Counts the lost links of GPUs: of XGMI always, and of NVLink after the GPU has reported a link error."""
+    """Counts the lost links of GPUs: XGMI links always, NVLinks only after the GPU has reported a link error."""
 
     def __init__(self, reader: Any) -> None:
         readable = not isinstance(reader, str) and reader.init_error is None
@@ -253,7 +253,7 @@ class LostLinkCounter:
 
 
 def sample_gpus(reader: Any = None) -> record_types.GpuSamples:
-    """Return the GPUs' part of a sample, or the reason why it is missing. Without a reader, open one.
+    """Return the GPUs' part of a sample, or the reason why this part is missing. Without `reader`, open a reader.
 
     Call this function in a child process, because the driver may hang.
     """

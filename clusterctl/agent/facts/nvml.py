@@ -1,7 +1,7 @@
-"""Collects facts of NVIDIA GPUs from NVML. If a call fails, its error is stored beside the values of other calls.
+"""Collects facts of NVIDIA GPUs from NVML. If a call fails, this module stores the error and makes the other calls.
 
 NVIDIA's `nvml.h` documents calls, field numbers and structures. Like `amdgpu`, this module has a collect function and a
-reader class. A further vendor needs the same.
+reader class. A module for another vendor needs the same two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def _import_bindings() -> Any:
     try:
-        # This module has 8,000 lines, and only a node with NVIDIA's library needs it.
+        # `pynvml` has 8,000 lines, and only a node with NVIDIA's library needs it.
         import pynvml
     except ImportError as error:
         raise AbsentError("nvidia-ml-py is neither in the agent's archive nor in the job's Python") from error
@@ -61,7 +61,7 @@ def _read_threshold(n: Any, gpu: Any, kind: int) -> Any:
 
 
 def read_memory(nvml: Any, handle: Any) -> dict[str, Any]:
-    """Return used and total bytes. Version 1 of the call counts the driver's reserve as used; version 2 does not."""
+    """Return the used and total memory (bytes). Version 1 of the call counts the driver's reserve as used."""
     try:
         info, version = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2), 2
     except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NotSupported):
@@ -103,7 +103,7 @@ def _read_fabric(n: Any, handle: Any) -> dict[str, Any]:
         "state": info.state,
         "status": info.status,
         "health": getattr(info, "healthSummary", 0),
-        # The id is zero if the fabric contains this machine only.
+        # The cluster id is zero if the fabric contains this machine only.
         "cluster": cluster if cluster.strip("0") else None,
         "clique": info.cliqueId,
     }
@@ -125,7 +125,8 @@ SAMPLED_VALUES: dict[str, Call] = {
     "ecc_unc": lambda n, gpu: _read_ecc_errors(n, gpu, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_VOLATILE_ECC),
     "remapped": lambda n, gpu: list(n.nvmlDeviceGetRemappedRows(gpu)),
 }
-"""The call for each value of a sample. `n` is the module of the bindings, and `gpu` is a handle."""
+"""The NVML call for each value of a sample. `n` is the module of NVML's Python bindings, `gpu` is the handle of a GPU.
+"""
 ALL_VALUES: dict[str, Call] = {
     **SAMPLED_VALUES,
     "throttle": lambda n, gpu: [_read_slowdown_reasons(n, gpu)],
@@ -164,13 +165,13 @@ ALL_VALUES: dict[str, Call] = {
     "mig": lambda n, gpu: list(n.nvmlDeviceGetMigMode(gpu)),
     "compute_mode": lambda n, gpu: n.nvmlDeviceGetComputeMode(gpu),
 }
-"""The call for each value that the health checks before a run need."""
+"""The NVML call for each value that the health checks before a run need."""
 
 
 HARDWARE_SLOWDOWN_BITS = 0x8 | 0x40 | 0x80
 """The bits of clock events that mean a slowdown by hardware: any, thermal, power brake."""
 
-_P2P_READ, _P2P_NVLINK = 0, 2  # the bindings' own constant is a tuple, because of a stray comma
+_P2P_READ, _P2P_NVLINK = 0, 2  # The bindings' own constant is a tuple by mistake: a stray comma.
 _MAX_LINKS = 36
 _BINDINGS_FAILED = 2
 """The error code of this module if the bindings cannot make a call."""
@@ -183,7 +184,7 @@ class NvmlGpuReading(BaseGpuReading):
     Args:
         nvml: The module of the bindings.
         index: NVML's index of the GPU.
-        handle: The handle of the GPU and `None`, or `None` and the error code of NVML.
+        handle: The handle of the GPU and `None`; if NVML returned no handle, `None` and NVML's error code.
         root: The prefix of /proc.
     """
 
@@ -216,13 +217,13 @@ class NvmlGpuReading(BaseGpuReading):
         return self
 
     def is_doubtful(self) -> bool:  # type: ignore[explicit-override]  # the mark would have to be imported
-        """Return whether a result may be transient: an error, a hardware slowdown or an invisible process."""
+        """Return whether a value may be transient: an error, a hardware slowdown or an invisible process."""
         slowed = any(bits & HARDWARE_SLOWDOWN_BITS for bits in self.values.get("throttle") or [])
         hidden = any(not entry["visible"] for entry in self.values.get("procs") or [])
         return slowed or hidden or super().is_doubtful()
 
     def reread_values(self, names: list[str]) -> None:  # type: ignore[explicit-override]
-        """Read these values again, and also slowdowns by hardware and invisible processes, which may be transient."""
+        """Read the values in `names` again, and also hardware slowdowns and invisible processes."""
         if self.handle is None:
             self.handle, error = try_call(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex, self._index)
             if error is None:
@@ -237,7 +238,7 @@ class NvmlGpuReading(BaseGpuReading):
         procs = self.values.get("procs") or []
         if not all(entry["visible"] for entry in procs):
             listed = self._list_processes()
-            # An invisible process that is not listed again has ended.
+            # An invisible process that is missing in the second list has ended.
             self.values["procs"] = [entry for entry in procs if entry["visible"] or entry["pid"] in listed]
 
     def read_nvlink_states(self) -> list[int | None]:
@@ -245,7 +246,7 @@ class NvmlGpuReading(BaseGpuReading):
         states: list[int | None] = []
         for link in range(_MAX_LINKS):
             state, error = try_call(self._nvml, self._nvml.nvmlDeviceGetNvLinkState, self.handle, link)
-            # After an unsupported link other links may follow.
+            # Links with higher numbers may follow an unsupported link.
             if error is not None and self.get_error_name(error) != gpu_reading_base.UNSUPPORTED:
                 break
             states.append(state)
@@ -308,11 +309,11 @@ def try_call(nvml: Any, call: Callable[..., Any], *arguments: Any) -> tuple[Any,
 
 
 _MAX_EVENTS = 64
-"""The maximum number of events in one call, because a dying GPU may report events without end."""
+"""The maximum number of XID events that one call reads, because a dying GPU may report events without end."""
 
 
 class XidWatcher:
-    """Receives the XID errors of all GPUs of an open NVML."""
+    """Receives the XID errors of all GPUs. NVML must be initialised."""
 
     def __init__(self, handles: list[Any]) -> None:
         self._nvml = _import_bindings()
@@ -321,7 +322,7 @@ class XidWatcher:
         try:
             events = self._nvml.nvmlEventSetCreate()
             for handle in filter(None, handles):
-                # A GPU without events must not prevent the events of other GPUs.
+                # A GPU that does not support events must not prevent the events of other GPUs.
                 with contextlib.suppress(self._nvml.NVMLError):
                     self._nvml.nvmlDeviceRegisterEvents(handle, self._nvml.nvmlEventTypeXidCriticalError, events)
             self._set = events
@@ -336,7 +337,7 @@ class XidWatcher:
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
             except self._nvml.NVMLError:
-                # The timeout of 0 is over, so no event is left.
+                # The call waits 0 ms and has timed out, so no event is left.
                 break
             if event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
                 errors.append({"gpu": self._indices.get(_get_address(event.device)), "xid": int(event.eventData)})
@@ -355,7 +356,7 @@ def collect_nvml(root: str, expects_gpus: bool) -> dict[str, Any]:
     """Return the facts of the group `nvml`.
 
     Raises:
-        AbsentError: The request expects no GPU, or the library or its bindings are missing.
+        AbsentError: The request expects no GPU, or NVML or its Python bindings are missing.
     """
     if not expects_gpus:
         raise AbsentError("the request expects no GPU")
@@ -375,7 +376,7 @@ def collect_nvml(root: str, expects_gpus: bool) -> dict[str, Any]:
 
 
 def open_nvml_reader() -> NvmlGpuReader | str:
-    """Return an open reader, or the reason as a text if the library or its bindings are missing."""
+    """Return an open reader. If NVML or its Python bindings are missing, return a text with the reason."""
     if not _has_library():
         return "there is no NVIDIA driver library"
     try:
@@ -385,7 +386,7 @@ def open_nvml_reader() -> NvmlGpuReader | str:
 
 
 def _has_library() -> bool:
-    """Return whether the driver's library can be loaded. This avoids the slow import of the bindings."""
+    """Return whether NVML can be loaded. If not, the slow import of the Python bindings is not necessary."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -394,12 +395,12 @@ def _has_library() -> bool:
 
 
 class NvmlGpuReader:
-    """Reads the NVIDIA GPUs of this machine repeatedly by an open NVML. It gets their handles once.
+    """Initialises NVML, gets the handles of the NVIDIA GPUs of this machine, and then reads the GPUs repeatedly.
 
     Attributes:
         init_error: The error code of the initialisation, or `None`.
-        init_ms: The duration of the initialisation in milliseconds. Without persistence mode it includes the start of
-            each GPU.
+        init_ms: The duration of the initialisation in milliseconds. Without persistence mode, this duration includes
+            the start of each GPU.
     """
 
     vendor = "nvidia"
@@ -465,7 +466,7 @@ class NvmlGpuReader:
         )
 
     def read_memory_and_processes(self, indices: list[int]) -> list[dict[str, Any]]:
-        """Return the memory use and the processes of some GPUs. GPUs that do not answer are left out."""
+        """Return the memory use and the processes of the GPUs in `indices`, without GPUs that do not answer."""
         entries = []
         for index in indices:
             if index >= len(self.handles) or self.handles[index][0] is None:

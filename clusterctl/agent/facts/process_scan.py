@@ -28,7 +28,7 @@ def collect_processes(root: str, stuck_after_s: float = child_tasks.STUCK_AFTER_
 
     Args:
         root: The prefix of /proc.
-        stuck_after_s: The seconds of sleep in the kernel without a wake-up after which a process counts as stuck.
+        stuck_after_s: A process that sleeps in the kernel for so many seconds without a wake-up counts as stuck.
     """
     names, zombies = set(), 0
     runs: list[dict[str, Any]] = []
@@ -46,7 +46,7 @@ def collect_processes(root: str, stuck_after_s: float = child_tasks.STUCK_AFTER_
             stuck.append(stat)
         # Kernel threads have no environment.
         run = None if stat.state == "Z" or stat.is_kernel_thread else read_run_id(root, name)
-        # The environment of the probe and its parents contains the id of the run that has requested the probe.
+        # Skip the probe and its ancestors: their environment contains the id of the run that has requested the probe.
         if run is not None and not _is_ancestor(root, stat.pid):
             runs.append({"run": run, "pid": stat.pid, "comm": stat.comm})
     return {
@@ -76,7 +76,7 @@ def _list_stuck(root: str, sleepers: list[proc.ProcessStat], stuck_after_s: floa
         }
         for one in sleepers
     ]
-    # The number of wake-ups of each process that has opened a GPU; `None` after another wake-up.
+    # The number of wake-ups of each process that has opened a GPU; `None` once this number has changed.
     woken = {entry["pid"]: child_tasks.count_wakeups(root, entry["pid"]) for entry in described if entry["gpu"]}
     while any(often is not None for often in woken.values()) and time.monotonic() - began < stuck_after_s:
         time.sleep(_LONG_PAUSE_S)
@@ -96,7 +96,7 @@ def has_own_pid_namespace(root: str) -> bool:
 
 
 def read_run_id(root: str, pid: str | int) -> str | None:
-    """Return the run id in the environment of a process, or `None` if it is missing or unreadable."""
+    """Return the run id in the environment of a process, or `None` if the id is missing or unreadable."""
     environ = kernel_files.read_bytes_or_none(kernel_files.join_root(root, f"/proc/{pid}/environ")) or b""
     _, marker, rest = (b"\0" + environ).partition(b"\0" + RUN_ID_MARKER)
     return proc.sanitize_name(rest.partition(b"\0")[0].decode(errors="replace")) if marker else None

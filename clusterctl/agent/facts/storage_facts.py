@@ -33,13 +33,13 @@ def collect_disks(
 ) -> dict[str, Any]:
     """Return the facts of the group `disk`.
 
-    They cover the root file system, /tmp, the home, the workdir, the folder of the checkpoints, and `other_folders`.
+    The facts cover the root file system, /tmp, the home, the workdir, the checkpoint folder, and `other_folders`.
 
     Args:
         root: The prefix of the root file system.
         workdir: The folder of the code.
-        other_folders: More folders.
-        requester: The node and the run of the request, which are a part of the name of the test file.
+        other_folders: Further folders whose space is measured.
+        requester: The node and the run of the request. The name of the test file contains this text.
         checkpoint_pattern: The glob pattern of the checkpoints in the cluster file.
     """
     places = [("root", root), ("tmp", os.environ.get("TMPDIR") or "/tmp"), ("home", os.path.expanduser("~"))]
@@ -102,7 +102,7 @@ MAX_MOUNTS = 32
 def collect_mounts(root: str, required: list[str], deadline: float) -> dict[str, Any]:
     """Return the facts of the group `mounts`."""
     table = filesystems.list_mounts(root)
-    # If two mounts have the same mount point, the later one is visible.
+    # If two mounts have the same mount point, the later mount is visible.
     fstypes = {mount.mount_point: mount.fstype for mount in table}
     folders = [os.path.expanduser(path) for path in required]
     folders += [place for place, kind in fstypes.items() if filesystems.may_hang(kind) and place not in folders]
@@ -133,9 +133,9 @@ _MAX_CHECKPOINTS = 5000
 def list_complete_checkpoints(workdir: str, pattern: str) -> list[Checkpoint]:
     """Return the newest `_MAX_CHECKPOINTS` complete checkpoints, with the newest first.
 
-    Time and size of a checkpoint are those of its newest file. A link to another checkpoint (`latest`) is left out. A
-    file is complete if it has its final name. A folder of torch.distributed.checkpoint is complete if it has the file
-    `.metadata`, which is written last.
+    The time and size of a checkpoint are the time and size of its newest file. A link to another checkpoint (`latest`)
+    is left out. A file is complete if it has its final name. A folder of torch.distributed.checkpoint is complete if it
+    has the file `.metadata`, which is written last.
     """
     checkpoints: list[Checkpoint] = []
     paths = [path.rstrip("/") for path in _expand_pattern(workdir, pattern)]
@@ -161,7 +161,7 @@ def find_checkpoint_folder(workdir: str, pattern: str) -> str:
 
 
 def list_checkpoint_file_versions(workdir: str, pattern: str) -> list[tuple[float, int]]:
-    """Return the time and size of every file of all checkpoints, also of incomplete ones."""
+    """Return the time and size of every file of all checkpoints, including incomplete checkpoints."""
     return sorted({version for path in _expand_pattern(workdir, pattern) for version in _list_versions(path)})
 
 
@@ -224,7 +224,7 @@ def _hash_file(path: str) -> str:
 
 
 def collect_newest_checkpoint(workdir: str, pattern: str) -> dict[str, Any]:
-    """Return the facts of the group `checkpoint`: path and size of the newest complete checkpoint, or two `None`."""
+    """Return the facts of the group `checkpoint`: path and size of the newest complete checkpoint, or twice `None`."""
     checkpoints = list_complete_checkpoints(os.path.expanduser(workdir), pattern)
     if not checkpoints:
         return {"path": None, "bytes": None}

@@ -1,7 +1,7 @@
 """Installs the shim, which workers load through environment variables without a change of user code.
 
-TARGET is STATE_ROOT/inject/HASH, with a hash of the shim's content. So runs with the same shim have the same
-PYTHONPATH.
+TARGET is the folder STATE_ROOT/inject/HASH, where HASH is a hash of the shim's content. So runs with the same shim have
+the same PYTHONPATH.
 
     TARGET/sitecustomize.py         first on PYTHONPATH; starts the shim in the process that is the rank
     TARGET/_clusterctl_shim/        the shim (agent/shim): counters, status file, stack dumps by signal
@@ -52,7 +52,7 @@ _FOLDERS = {
 
 
 def get_shim_folder(root: str) -> str:
-    """Return the folder in a state root for the present content of the shim."""
+    """Return the TARGET folder in the state root `root` for the present content of the shim."""
     digest = hashlib.sha256()
     for destination, data in _read_sources().items():
         digest.update(b"%s %d " % (destination.encode(), len(data)) + data)
@@ -60,7 +60,7 @@ def get_shim_folder(root: str) -> str:
 
 
 def is_shim_folder(path: bytes) -> bool:
-    """Return whether an entry of PYTHONPATH is a folder of the shim of any version."""
+    """Return whether an entry of PYTHONPATH is the TARGET folder of any version of the shim."""
     return os.path.basename(os.path.dirname(path)) == b"inject" and os.path.isdir(
         os.path.join(path, b"_clusterctl_shim")
     )

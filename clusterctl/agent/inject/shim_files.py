@@ -1,4 +1,4 @@
-"""Reads and validates the files that the shim in a worker writes. A worker itself could write false files."""
+"""Reads and validates the files that the shim in a worker writes. The worker's own code could write them too."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ agent does not import `record_types`.
 
 
 def sanitize_status(report: WorkerStatus) -> WorkerStatus:
-    """Validate a status file, and return it with invalid fields of `_DISPLAY_FIELDS` emptied.
+    """Return the valid content of a status file. Each invalid field of `_DISPLAY_FIELDS` becomes empty.
 
     Raises:
         FrameError: Another field is missing or invalid.
@@ -99,7 +99,7 @@ def _sanitize_field(name: str, value: Any) -> Any:
 
 
 def read_status(status_dir: str, rank: int, now: float) -> WorkerStatusSample | None:
-    """Return the status of a worker with ages in seconds; `None` without a valid file or if its process has ended.
+    """Return the status of a worker with ages in seconds; `None` without a valid file or after the end of the process.
 
     `unseen` is true if the file is old and the thread that writes it has ended. If this thread still exists, an old
     file shows that the process is stopped, or that its C code does not let the thread run.
@@ -135,7 +135,7 @@ def _convert_times(status: WorkerStatus, now: float) -> WorkerStatusSample:
 
 
 def list_foreign_ranks(status_dir: str, own_ranks: Iterable[int]) -> list[int]:
-    """Return the ranks that clusterctl has not started itself, such as the ranks below torchrun.
+    """Return the ranks that clusterctl has not started itself, such as the ranks that torchrun starts.
 
     Args:
         status_dir: The status directory of this attempt.
@@ -165,7 +165,7 @@ def _parse_identity(value: Any) -> proc.ProcessIdentity:
 
 
 def read_stack_dump_offer(status_dir: str, rank: int) -> StackDumpOffer | None:
-    """Return the signal and file by which a rank's shim dumps stacks; `None` without a valid file or after its end."""
+    """Return the signal and file for a rank's stack dumps; `None` if the ready file or its process is missing."""
 
     def parse(value: Any) -> StackDumpOffer:
         names = ("pid", "start_time", "signal", "fd", "dev", "ino", "main_thread")
@@ -177,7 +177,7 @@ def read_stack_dump_offer(status_dir: str, rank: int) -> StackDumpOffer | None:
 
 
 def get_shim_thread_id(offer: StackDumpOffer, status_dir: str, rank: int) -> int:
-    """Return the id of the shim's own thread in the process of `offer`, or 0 if it is unknown."""
+    """Return the id of the shim's own thread in the process of `offer`, or 0 if the id is unknown."""
 
     def parse(value: Any) -> int:
         is_same = (value["pid"], value["start_time"]) == (offer["pid"], offer["start_time"])
@@ -187,7 +187,7 @@ def get_shim_thread_id(offer: StackDumpOffer, status_dir: str, rank: int) -> int
 
 
 def read_process_group_sizes(status_dir: str) -> dict[int, int]:
-    """Return the size of the default process group for each rank of this node that has joined one, by rank."""
+    """Return the size of the default process group, by rank, for each rank of this node that has joined its group."""
     sizes: dict[int, int] = {}
     for path in glob.glob(os.path.join(glob.escape(status_dir), "rank-*.group.json"))[:_MAX_RANKS]:
         rank, size = _read_json_file(path, lambda value: (int(value[0]), int(value[1]))) or (0, 0)
@@ -197,10 +197,10 @@ def read_process_group_sizes(status_dir: str) -> dict[int, int]:
 
 
 def read_swallowed_failure(status_dir: str, rank: int, leader_pid: int) -> tuple[WorkerError | None, int | None]:
-    """Return the failure of a Python of a rank whose first process (pid `leader_pid`) has ended with 0, or `None`.
+    """Return the failure of a Python in a rank whose first process (`leader_pid`) ended with 0, or `None`.
 
-    The second value is the size of the rank's output at the end of this Python. It is `None` if this Python does not
-    write directly to the output file.
+    The second value is the size of the rank's output at the end of this Python, or `None` if this Python does not write
+    directly to the output file.
     """
 
     def parse(value: Any) -> tuple[WorkerError, int | None] | None:
@@ -219,7 +219,7 @@ def read_swallowed_failure(status_dir: str, rank: int, leader_pid: int) -> tuple
 
 
 def read_handled_signal(status_dir: str, rank: int) -> tuple[int, float] | None:
-    """Return the last SIGTERM or SIGINT that the Python of a rank has handled and its monotonic time, or `None`."""
+    """Return the last SIGTERM or SIGINT that the Python of a rank has handled, and the monotonic time; or `None`."""
 
     def parse(value: Any) -> tuple[int, float] | None:
         number, time = int(value["signal"]), float(value["time"])
@@ -247,7 +247,7 @@ def lacks_python(status_dir: str, rank: int) -> bool:
 
 
 def has_python_with_shim(status_dir: str, rank: int) -> bool:
-    """Return whether a Python with the shim has started in a rank and no Python without it is known."""
+    """Return whether a Python with the shim has started in a rank, and no Python without the shim is known there."""
     has_begun = os.path.exists(os.path.join(status_dir, f"rank-{rank}.python"))
     is_hidden = os.path.exists(os.path.join(status_dir, _HIDES_PYTHON))
     return not os.path.isdir(status_dir) or (has_begun and not is_hidden)
@@ -256,7 +256,8 @@ def has_python_with_shim(status_dir: str, rank: int) -> bool:
 def read_failed_child(status_dir: str, rank: int, *, has_failed: bool) -> ChildFailure | None:
     """Return the first failed child process of a rank's Python, or `None`.
 
-    If the rank itself has failed, the result may also be a Python that a shell has started and an exception has ended.
+    If the rank itself has failed, the result may also be a Python that a shell has started and that an exception has
+    ended.
     """
 
     def parse(value: Any) -> ChildFailure | None:
@@ -271,7 +272,7 @@ def read_failed_child(status_dir: str, rank: int, *, has_failed: bool) -> ChildF
 
 
 def read_group_setup(status_dir: str, rank: int) -> GroupSetup | None:
-    """Return the values with which a rank sets up its default process group; `None` if it has not begun."""
+    """Return the values with which a rank sets up its default process group; `None` before the setup."""
 
     def parse(value: Any) -> GroupSetup:
         address = None if value["address"] is None else str(value["address"])[:_MAX_NAME_LENGTH]

@@ -1,7 +1,7 @@
 """The `sitecustomize` of every Python in a worker: it starts the shim in the rank, then runs the next `sitecustomize`.
 
-It lies in the first folder on PYTHONPATH. A Python of any version may run it, so it uses old syntax only. It imports
-only `os` and `sys`, which the interpreter has already loaded.
+This file lies in the first folder on PYTHONPATH. A Python of any version may run this file, so the file uses old syntax
+only. The file imports only `os` and `sys`, which the interpreter has already loaded.
 """
 
 # mypy: ignore-errors
@@ -25,7 +25,7 @@ def _start_shim():
 
         _clusterctl_shim.start_shim(status, int(rank))
     except BaseException as error:
-        # No exception of the shim may reach user code, so write the reason into a file.
+        # No exception of the shim may reach user code, so write the exception into a file.
         try:
             with open(os.path.join(status, "rank-%s.refused" % rank), "w") as file:  # noqa: UP031, PTH
                 file.write("%s: %s\n" % (type(error).__name__, error))  # noqa: UP031
@@ -37,7 +37,8 @@ def _start_shim():
 
 def _run_next_sitecustomize(here):
     """Runs the next `sitecustomize` on the path. Python reports errors of that file as usual."""
-    # Another `sitecustomize` may also run the next one and so find this file again. Each copy of this file runs once.
+    # Another `sitecustomize` may also run the next `sitecustomize`, and so find this file again. Each copy of this file
+    # runs once.
     chain = sys.modules.setdefault("_clusterctl_chain", type(sys)("_clusterctl_chain"))
     copies = vars(chain).setdefault("copies", set())
     if here in copies:
@@ -70,7 +71,7 @@ def _wants_shim():
     if "CLUSTERCTL_FORKSERVER" not in os.environ:
         return True
     if sys.argv[0] == "-c":
-        # This Python has found clusterctl's `sitecustomize`, so it will not run the user's script by mistake.
+        # `python -c` tests whether this Python finds clusterctl's `sitecustomize`. It does, so start the forkserver.
         with open("/proc/self/environ", "rb") as file:
             env = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if entry)
         os.execvpe(sys.argv[1], sys.argv[1:], env)

@@ -1,8 +1,8 @@
 """The commands of a controller to a node, and the messages of requests, answers, errors and heartbeats. Pure.
 
-A request contains the epoch of the controller and gets one answer with its id. `command_payload_types` has the
-arguments and the answer of each command; docs/protocol.md describes streams and pushes. A peer ignores unknown fields,
-so either side may add fields.
+A request contains an id and the epoch of the controller, and gets one answer with the same id. `command_payload_types`
+has the arguments and the answer of each command; docs/protocol.md describes streams and pushes. A peer ignores unknown
+fields, so either side may add fields.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Command(str, Enum):
     BYE = "bye"
 
 
-# The agent allocates stream numbers from FIRST_AGENT_STREAM on (files of FOLLOW); the controller allocates lower ones.
+# The agent allocates stream numbers from FIRST_AGENT_STREAM on (files of FOLLOW). The controller allocates lower
+# numbers.
 
 FIRST_AGENT_STREAM = 1 << 31
 
@@ -156,4 +157,6 @@ LOGIN_VARIABLES = (
 )
 
 MAX_LOGIN_VALUE_CHARS = 1024
-"""The maximum length of a reported value. A cut value still differs from the value that clusterctl would set."""
+"""The maximum length of the value of a login variable in `HelloAnswer`. A cut value still differs from the value that
+clusterctl would set.
+"""

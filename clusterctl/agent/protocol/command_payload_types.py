@@ -48,7 +48,7 @@ class LogindSettings(TypedDict, total=False):
 
 
 class HelloAnswer(TypedDict, total=False):
-    """The facts about a machine and its user in the handshake.
+    """The facts about a machine and its user that the node sends in the handshake.
 
     `memory` is in bytes, `mono` and `wall` are in seconds.
     """
@@ -102,7 +102,7 @@ class RunArguments(TypedDict):
 
 
 class RoutesArguments(TypedDict):
-    """Find the route to each of these addresses or host names."""
+    """ROUTES: find the route to each of these addresses or host names."""
 
     targets: list[str]
 
@@ -130,7 +130,7 @@ class FactsRequest(TypedDict, total=False):
 
 
 class ProbeArguments(TypedDict):
-    """Collect the facts that `request` names, in the environment of a worker."""
+    """PROBE: collect the facts that `request` names, in the environment of a worker."""
 
     python: str | None
     python_hint: NotRequired[str]
@@ -141,7 +141,7 @@ class ProbeArguments(TypedDict):
 
 
 class ListenArguments(TypedDict):
-    """Listen for `seconds`, or until `enough` peers have sent the nonce. Send `payload` bytes to each of them."""
+    """LISTEN: listen for `seconds`, or until `enough` peers have sent the nonce. Send `payload` bytes to each peer."""
 
     port: int
     nonce: str
@@ -151,13 +151,13 @@ class ListenArguments(TypedDict):
 
 
 class UnlistenArguments(TypedDict):
-    """End the LISTEN that has this nonce, and free its port."""
+    """UNLISTEN: end the LISTEN that has this nonce, and free the port."""
 
     nonce: str
 
 
 class ConnectArguments(TypedDict):
-    """Connect to a peer that listens, and send `payload` bytes. `timeout` is in seconds."""
+    """CONNECT: connect to a peer that listens, and send `payload` bytes. `timeout` is in seconds."""
 
     address: str
     port: int
@@ -167,9 +167,9 @@ class ConnectArguments(TypedDict):
 
 
 class ManifestArguments(TypedDict):
-    """Compare a workdir with the file list of `size` bytes that follows in `stream`.
+    """MANIFEST: compare a workdir with the file list of `size` bytes that follows in `stream`.
 
-    With `look` the node only reports the differences; it neither reserves nor changes anything.
+    With `look` the node only reports the differences, and neither reserves nor changes anything.
     """
 
     workdir: str
@@ -180,10 +180,10 @@ class ManifestArguments(TypedDict):
 
 
 class CopyArguments(TypedDict):
-    """Copy the files in the file list of `size` bytes in `stream` to `target`, a path relative to `folder`.
+    """COPY: copy the files in the file list of `size` bytes in `stream` to `target`, a path relative to `folder`.
 
-    If `target` is a folder, or `inside` asks for a folder, the files are written into it. Otherwise `target` replaces
-    the first part of their paths.
+    If `target` is a folder, or `inside` asks for a folder, the node writes the files into `target`. Otherwise `target`
+    replaces the first part of each path.
     """
 
     folder: str
@@ -194,14 +194,14 @@ class CopyArguments(TypedDict):
 
 
 class ReceiveArguments(TypedDict):
-    """Receive in `stream` the files that the node needs after the MANIFEST or COPY whose stream is `manifest`."""
+    """RECEIVE: receive in `stream` the files that the MANIFEST or COPY with the stream `manifest` has asked for."""
 
     manifest: int
     stream: int
 
 
 class FetchArguments(TypedDict):
-    """Send the files that match `pattern` in `stream`. With `links` also send the targets of symbolic links.
+    """FETCH: send in `stream` the files that match `pattern`; with `links` also the targets of symbolic links.
 
     With the run `of`, send only the files that have changed since the run started on this node.
     """
@@ -214,9 +214,11 @@ class FetchArguments(TypedDict):
 
 
 class CheckpointsArguments(TypedDict):
-    """Find the complete checkpoints that match `pattern`. With `versions` also list time and size of every file.
+    """CHECKPOINTS: find the complete checkpoints that match `pattern`.
 
-    With `files` list only the files of this checkpoint, even of an incomplete one. With `hashes` add their SHA-256.
+    With `versions` also list the time and size of every file.
+
+    With `files` list only the files of this checkpoint, even if it is incomplete. With `hashes` add each SHA-256.
     """
 
     workdir: str
@@ -227,13 +229,13 @@ class CheckpointsArguments(TypedDict):
 
 
 class CodeArguments(TypedDict):
-    """Hash the files that syncs have written to a workdir."""
+    """CODE: hash the files that syncs have written to a workdir."""
 
     workdir: str
 
 
 class ReadArguments(RunArguments):
-    """Read `length` bytes of a file of the run, from `offset` on."""
+    """READ: read `length` bytes of a file of the run, from `offset` on."""
 
     file: str
     offset: int
@@ -241,19 +243,19 @@ class ReadArguments(RunArguments):
 
 
 class ReplicatedArguments(RunArguments):
-    """Report the number of bytes of each file that the head has stored on disk."""
+    """REPLICATED: the number of bytes of each file that the head has stored on disk."""
 
     offsets: dict[str, int]
 
 
 class CreditArguments(TypedDict):
-    """Allow the node to send `bytes` more bytes of output."""
+    """CREDIT: allow the node to send `bytes` more bytes of output."""
 
     bytes: int
 
 
 class EvidenceArguments(RunArguments):
-    """Collect the evidence of the ranks in `ranks` (`None`: of all ranks) within `deadline` seconds.
+    """EVIDENCE: collect the evidence of the ranks in `ranks` (`None`: of all ranks) within `deadline` seconds.
 
     The node stores the evidence in a folder called `name`.
     """
@@ -264,7 +266,7 @@ class EvidenceArguments(RunArguments):
 
 
 class FinishArguments(RunArguments):
-    """End the run on the node, and store its final state and exit code."""
+    """FINISH: end the run on the node, and store the final state and exit code of the run."""
 
     state: str
     exit_code: int
@@ -287,7 +289,7 @@ class ProgramArguments(TypedDict):
 
 
 class ExecArguments(ProgramArguments):
-    """Run a program, and end it after `timeout` seconds. `stream` carries its stdout, and `stream` + 1 its stderr."""
+    """EXEC: run a program for at most `timeout` seconds. `stream` carries stdout, and `stream` + 1 carries stderr."""
 
     timeout: NotRequired[float | None]
     stream: int
@@ -300,10 +302,10 @@ class RankArguments(RunArguments):
 
 
 class WriteScriptArguments(ProgramArguments):
-    """Write a script that runs the program in a terminal, in its folder and with its environment.
+    """SHELL_SCRIPT: write a script that runs the program in a terminal, in the folder `cwd` with the environment `env`.
 
-    Without `argv` the script runs the user's shell. With `rank` it uses the folder and the environment of this rank,
-    without the marks of the run.
+    Without `argv` the script runs the user's shell. With `rank` the script uses the folder and the environment of this
+    rank, without the marks of the run.
     """
 
     rank: NotRequired[RankArguments | None]
@@ -316,13 +318,13 @@ class ShellScriptAnswer(TypedDict):
 
 
 class CancelArguments(TypedDict):
-    """End the program that the EXEC with this id started."""
+    """CANCEL: end the program that the EXEC with this id started."""
 
     id: int
 
 
 class WorkerState(TypedDict):
-    """A worker of the newest attempt. `alive`: its process still runs."""
+    """A worker of the newest attempt. `alive` is true if the process of the worker still runs."""
 
     rank: wire_types.Rank
     local_rank: NotRequired[wire_types.Rank]
@@ -334,7 +336,7 @@ class WorkerState(TypedDict):
 class StatusAnswer(TypedDict):
     """The state of a run on a node.
 
-    `state` comes from the journal. The node could not end the processes `remaining`.
+    `state` comes from the journal. `remaining` are the processes that the node could not end.
     """
 
     supervisor: bool
@@ -383,8 +385,8 @@ class RoutesAnswer(TypedDict):
 class FactGroup(TypedDict, total=False):
     """The facts of one group (`data`), the status of the collection, the reason of a failure, and the duration `ms`.
 
-    If the collector hung, `pid`, `state` and `wchan` (kernel function) describe its process. `abandoned`: SIGKILL did
-    not end this process.
+    If the collector hung, `pid`, `state` and `wchan` (kernel function) describe its process. `abandoned` is true if
+    SIGKILL did not end this process.
     """
 
     status: Required[wire_types.Word]
@@ -407,7 +409,7 @@ class StuckProcess(TypedDict, total=False):
 
 
 class Facts(TypedDict, total=False):
-    """All groups of facts, and the processes that hang. `time` is the wall clock (seconds), `ms` the duration."""
+    """All groups of facts, and the processes that hang. `time` is the wall clock (seconds), `ms` is the duration."""
 
     schema: int
     ms: float
@@ -439,11 +441,11 @@ class ConnectAnswer(TypedDict, total=False):
 
 
 class ManifestAnswer(TypedDict):
-    """The indices of the files in the file list that the node needs.
+    """The files that the node needs, as indices in the file list.
 
-    With `look`, `going` is the number of files that a sync would remove, `gone` the first of these files, and `user`
-    the live run that uses the workdir. Without `look`, `edited` has the first files that have changed on the node since
-    the last sync and that this sync overwrites.
+    With `look`, `going` is the number of files that a sync would remove, `gone` has the first of these files, and
+    `user` is the live run that uses the workdir. Without `look`, `edited` has the first files that this sync overwrites
+    although they have changed on the node since the last sync.
     """
 
     need: Annotated[list[wire_types.FileNumber], MaxItems(1 << 22)]
@@ -454,9 +456,9 @@ class ManifestAnswer(TypedDict):
 
 
 class CopyAnswer(TypedDict):
-    """The indices of the files in the file list that the node needs, and the folder into which it writes them.
+    """The files that the node needs, as indices in the file list, and the folder into which the node writes them.
 
-    If `name` is given, it replaces the first part of each path.
+    `name`, if it is given, replaces the first part of each path.
     """
 
     need: Annotated[list[wire_types.FileNumber], MaxItems(1 << 22)]
@@ -488,7 +490,7 @@ class Checkpoint(TypedDict):
 
 
 class CheckpointFile(TypedDict):
-    """A file of a checkpoint. `name` is relative to the parent folder; `sha256` is empty if it was not requested."""
+    """A file of a checkpoint. `name` is relative to the parent folder; `sha256` is empty if no hash was requested."""
 
     name: wire_types.Path
     mtime: float
@@ -499,8 +501,8 @@ class CheckpointFile(TypedDict):
 class CheckpointsAnswer(TypedDict, total=False):
     """The complete checkpoints with the newest first, and in `versions` the time and size of every file.
 
-    `network`: the files lie on a network file system, so other machines may see them. `files` has the files of the one
-    requested checkpoint.
+    `network` is true if the files lie on a network file system, so other machines may see them. `files` has the files
+    of the requested checkpoint.
     """
 
     found: Required[Annotated[list[Checkpoint], MaxItems(5000)]]
@@ -540,7 +542,7 @@ class CleanAnswer(TypedDict):
 
 
 class ExecAnswer(TypedDict):
-    """The exit code or the signal of a program. `timed_out`: the program was ended by the time limit."""
+    """The exit code or the signal of a program. `timed_out` is true if the time limit ended the program."""
 
     exit_code: wire_types.ProgramExitCode | None
     signal: wire_types.Signal | None
@@ -576,7 +578,7 @@ class EventPush(TypedDict):
 
 
 class StreamPush(TypedDict):
-    """The announcement of a stream of the agent, and the file of a run that it carries."""
+    """The announcement that a stream of the agent carries a file of a run."""
 
     run: wire_types.Name
     file: wire_types.ShortText

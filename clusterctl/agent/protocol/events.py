@@ -1,6 +1,7 @@
 """The events of a node's journal as dataclasses, and their conversion to and from JSON lines.
 
-The head derives validators from the annotations. A journal line may lack the fields that have a default.
+The head derives the validators of journal lines from the annotations. A journal line may lack the fields that have a
+default.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Stamp:
     """The sequence number, the time and the boot id of an event.
 
     Attributes:
-        seq: The number of the event in its journal. It rises by one, and a new supervisor continues the sequence.
+        seq: The number of the event in the journal. The number rises by one, and a new supervisor continues the
+            sequence.
         wall: The node's wall clock in seconds.
         mono: The node's monotonic clock in seconds; comparable only within one boot.
         boot: The boot id of the node.
@@ -74,17 +76,17 @@ class Exited:
         stopped: Whether clusterctl ended the worker, so it did not fail by itself.
         earliest: The last time at which the worker was known to be alive, on the node's monotonic clock.
         latest: The time at which the supervisor or waiter noticed the exit, on the node's monotonic clock.
-        oom: The evidence that the kernel killed the worker because of memory: `cgroup`, `kernel log`, `probably`, or
+        oom: The evidence that the kernel killed the worker for lack of memory: `cgroup`, `kernel log`, `probably`, or
             `None`.
         error: The content of the worker's `TORCHELASTIC_ERROR_FILE`, or `None`. With exit code 0, the failure of a
             Python whose parent shell ended with 0.
         tail: The end of the worker's output (at most 8 KiB; at most 1 KiB after exit code 0 without a traceback). For a
-            stopped worker, a traceback that it wrote before the stop, if any.
+            stopped worker, the traceback that the worker wrote before the stop, if any.
         outside_signal: With exit code 0, the last SIGTERM or SIGINT that the worker handled and clusterctl did not
             send, or `None`.
         worked_alone: Whether the worker ended with 0, used torch, and never joined a process group with other ranks.
-        failed_child: The first failed child process of the worker's Python, if the child was started by
-            `multiprocessing` or is a script; `None` if the worker was stopped.
+        failed_child: The first failed child of the worker's Python: a process of `multiprocessing`, or a script. `None`
+            if the worker was stopped.
         shell_error: With exit code 0, the message of a shell of the worker about a command that could not run or died.
         output_failure: With exit code 0, an output line which shows a failure: a framework trained nothing, or a Python
             without clusterctl's shim had an exception.
@@ -114,7 +116,7 @@ class Exited:
 class GroupJoined:
     """Workers of the node have joined a process group of `size` members.
 
-    `ranks` are the ranks of these workers there.
+    `ranks` are the ranks of these workers in the group.
     """
 
     KIND: ClassVar[str] = "grouped"
@@ -143,7 +145,7 @@ class Stopping:
 class Swept:
     """All processes of the attempt have ended, except `remaining`. `killed` counts the processes that were killed.
 
-    If processes remained, a second event follows when they have ended.
+    If processes remained, a second `swept` event follows when these processes have ended.
 
     Attributes:
         leftovers: The processes that still ran when all workers of the node had ended by themselves with 0.
@@ -187,7 +189,8 @@ class OutputDropped:
     always exact.
 
     Attributes:
-        lost: The bytes that the node has discarded since the previous such event before the head received them.
+        lost: The number of bytes that the node has discarded since the previous such event and that the head had not
+            received.
     """
 
     KIND: ClassVar[str] = "dropped"
@@ -201,14 +204,15 @@ class OutputDropped:
 GPU_MEMORY = "gpu_memory"
 """The code of the alarm that GPU memory is still in use after the end of an attempt."""
 FORKED, NOT_FORKED = "forked", "not_forked"
-"""The codes of two notes: the time that forking saved, and the reason why ranks were not forked."""
+"""The codes of two alarms that are only notes: the time that forking saved, and the reason why ranks were not forked.
+"""
 PORT_TAKEN = "port_taken"
 """The code of the alarm that another user listens on a port of the workers. This alarm ends the attempt."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A message for the user: a health change, a full disk, a dead sampler. `clusterctl logs` shows it once."""
+    """A message for the user, as about a full disk or a dead sampler. `clusterctl logs` shows the message once."""
 
     KIND: ClassVar[str] = "alarm"
     attempt: wire_types.Attempt
@@ -231,7 +235,7 @@ def encode_event(stamp: Stamp, event: Event) -> str:
 
 
 def decode_event(line: str | bytes) -> tuple[Stamp, Event] | None:
-    """Return the event of a journal line, or `None` if its kind is unknown to this version.
+    """Return the event of a journal line, or `None` if this version does not know the kind of the event.
 
     Raises:
         FrameError: The line is incomplete, or is not an event.

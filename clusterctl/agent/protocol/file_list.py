@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LINK_MODE = 0o120777
-"""The mode of a symbolic link in a list. Its target, which lies inside the folder, counts as its content."""
+"""The mode of a symbolic link in a file list. The target of the link, a path inside the folder, is the content of
+the entry.
+"""
 
 FOLDER_MODE = 0o040777
-"""The mode of an empty folder in a list. Its size is 0, and its hash is the hash of no bytes. A sync does not remove
-the files of this folder on a node.
+"""The mode of an empty folder in a file list, whose size is 0 and whose hash is that of no bytes. A sync does not
+remove the files of this folder on a node.
 """
 
 

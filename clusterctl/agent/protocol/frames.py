@@ -1,4 +1,4 @@
-"""Frames, the units of every connection between head and node.
+"""Encodes and decodes frames, the units of every connection between head and node.
 
 A frame has a header of 5 bytes (length of the body, kind of the frame) and a body. The body of a message is one JSON
 object. The body of data is a stream number, an offset and raw bytes.
@@ -26,7 +26,7 @@ INITIAL_CREDIT_BYTES = 512 * 1024
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 MAX_MESSAGE_VALUES = 1 << 21
-"""The maximum number of JSON values in one message. In memory a value takes many times its size in the message."""
+"""The maximum number of JSON values in one message. A decoded value takes many times the memory of its JSON text."""
 
 CHUNK_BYTES = 64 * 1024
 
@@ -53,7 +53,7 @@ class FrameError(ValueError):
 
 
 class FrameTooLargeError(ValueError):
-    """The message is larger than a frame may be, so the peer would refuse it."""
+    """The message is larger than a frame may be, so the peer would refuse the message."""
 
 
 def encode_message(message: Mapping[str, object]) -> bytes:
@@ -79,7 +79,8 @@ class FrameDecoder:
     """Splits a byte stream into frames.
 
     Args:
-        max_message_bytes: Returns the present maximum size of a message; `None` for the maximum size of a frame.
+        max_message_bytes: A function that returns the present maximum size of a message. With `None`, the maximum size
+            of a frame applies.
 
     Attributes:
         last_frame_bytes: The size of the body of the last frame.

@@ -27,7 +27,7 @@ class _WorkerReport(TypedDict, total=False):
 
 
 class Phase(TypedDict):
-    """The phase of a worker. `since` is its start on the node's monotonic clock; both times are in seconds."""
+    """The phase of a worker. `since` is the phase's start on the node's monotonic clock; all times are in seconds."""
 
     name: wire_types.Word
     since: float
@@ -35,7 +35,7 @@ class Phase(TypedDict):
 
 
 class PhaseAge(TypedDict):
-    """The phase of a worker, its age and its time limit (seconds)."""
+    """The name of a worker's phase, and the age and time limit of the phase in seconds."""
 
     name: wire_types.Word
     age_s: float
@@ -59,7 +59,7 @@ class WorkerStatus(_WorkerReport):
 class WorkerStatusSample(_WorkerReport, total=False):
     """The status of a worker in a sample, with ages in seconds.
 
-    `unseen`: the process that updates the status is gone.
+    `unseen` is true if nothing updates the status file any more.
     """
 
     age_s: float
@@ -70,7 +70,7 @@ class WorkerStatusSample(_WorkerReport, total=False):
 
 
 class StackDumpOffer(TypedDict):
-    """The process of a shim that can dump stacks, the signal that requests a dump, and the file that gets the dump."""
+    """The process whose shim can dump stacks, the signal that requests a dump, and the file that gets the dump."""
 
     pid: int
     start_time: int
@@ -91,7 +91,7 @@ class SampleTime(TypedDict, total=False):
 
 
 class RankActivity(TypedDict, total=False):
-    """The activity of a rank at one moment. Byte counts cover its process tree; `None` if they cannot be read.
+    """The activity of a rank at one moment. Byte counts cover the rank's process tree; `None` if unreadable.
 
     `starved_s` are the seconds in which the main thread was ready to run and got no CPU. `faults` counts the major page
     faults of the main thread. `printed_steps` are the number of rising step numbers at the end of the output, and the
@@ -116,8 +116,8 @@ class RankActivity(TypedDict, total=False):
 class ActivitySample(SampleTime, total=False):
     """The activity of all ranks of a node at one moment, by rank.
 
-    `watched` has the time (nanoseconds) and size (bytes) of each watched file. `steady`: all ranks make steady
-    progress, so the supervisor may have skipped earlier samples.
+    `watched` has the time (nanoseconds) and size (bytes) of each watched file. `steady` is true if all ranks make
+    steady progress. The supervisor may then have skipped earlier samples.
     """
 
     gpus: bool
@@ -281,7 +281,7 @@ class OutsideSignal(TypedDict):
 
 
 class RemainingProcess(TypedDict):
-    """A process of a run that may still live on a node. Fields are `None` if the node cannot name a process."""
+    """A process of a run that may still live on a node. Fields are `None` if the process is unknown."""
 
     node: str
     pid: int | None
@@ -291,7 +291,7 @@ class RemainingProcess(TypedDict):
 
 
 class ProcessState(TypedDict):
-    """The state of a process. `cpu` is its use of one core during a quarter of a second (1.0: one full core)."""
+    """The state of a process. `cpu` is the mean number of used cores over a quarter of a second."""
 
     pid: wire_types.Pid
     state: wire_types.ProcessFlags | None
@@ -302,7 +302,7 @@ class ProcessState(TypedDict):
 
 
 class RankProcess(TypedDict):
-    """The process that was started as a rank, and its output file."""
+    """The process that was started as a rank, and the output file of the rank."""
 
     rank: int
     pid: int
@@ -313,8 +313,8 @@ class RankProcess(TypedDict):
 class FlightRecorderEntry(TypedDict):
     """An entry of torch's flight recorder: a collective or a point-to-point message.
 
-    `done`: the operation has ended. `peer`: the source or destination in the call in which the main thread is; `None`
-    for every other operation.
+    `done` is true if the operation has ended. `peer` is the source or destination rank, if the main thread is in the
+    call of this operation; otherwise `None`.
     """
 
     group: wire_types.Name
@@ -328,7 +328,7 @@ class FlightRecorderEntry(TypedDict):
 
 
 class GroupSetup(TypedDict):
-    """The values with which a rank sets up its default process group; `address` is that of the store."""
+    """The values with which a rank sets up its default process group; `address` is the address of the store."""
 
     address: wire_types.Name | None
     world_size: wire_types.Count
@@ -339,8 +339,8 @@ class TcpConnection(TypedDict):
     """A TCP connection of a rank.
 
     `unacked` are sent bytes without acknowledgement, `unread` are received bytes that the process has not read. `lost`
-    counts the retransmissions since the last acknowledgement. `awaited`: the main thread waits for data on this
-    connection.
+    counts the retransmissions since the last acknowledgement. `awaited` is true if the main thread waits for data on
+    this connection.
     """
 
     address: wire_types.ShortText

@@ -103,7 +103,7 @@ class ForkSettings:
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """The command and environment of one worker. Before the command, bash runs `prologue`, if it is given."""
+    """The command and environment of one worker. If `prologue` is given, bash runs it before the command."""
 
     rank: int
     local_rank: int
@@ -136,9 +136,9 @@ class StartArguments:
 class StopArguments:
     """The arguments of a request that stops the attempt. `reason` is a `StopReason`.
 
-    The node sends the stop signal and SIGCONT to every process group, and SIGKILL after `grace` seconds. It repeats
-    SIGKILL until two searches in a row find no process. A repeated request may shorten the grace, but never lengthen
-    it.
+    The node sends the stop signal and SIGCONT to every process group, and SIGKILL after `grace` seconds. The node
+    repeats SIGKILL until two searches in a row find no process. A repeated request may shorten the grace, but never
+    lengthen it.
     """
 
     run: str
@@ -149,11 +149,11 @@ class StopArguments:
 
 @dataclass(frozen=True)
 class FollowArguments:
-    """The arguments of a request for the journal after event `seq`, and for each file of the run from its cursor on.
+    """The arguments of a request for the journal after event `seq`, and for the files of the run.
 
-    A cursor is an offset in bytes; a file without a cursor is sent from offset 0. The node sends no data of attempts
-    below `complete_before`, because the controller has all of it. The node may delay a small amount of new output for
-    up to `pace` seconds, to send it in fewer messages.
+    The node sends each file from the file's cursor on. A cursor is an offset in bytes. A file without a cursor is sent
+    from offset 0. The node sends no data of attempts below `complete_before`, because the controller has all of it. The
+    node may delay a small amount of new output for up to `pace` seconds, to send it in fewer messages.
     """
 
     run: str

@@ -52,7 +52,7 @@ def _format_process(process: ProcessState) -> str:
 
 
 _FIRST_STALLS, _LAST_STALLS = 2, 8
-"""The number of stalls whose evidence is kept at the beginning and at the end of a run."""
+"""The number of first stalls and the number of last stalls of a run whose evidence is kept."""
 
 
 def remove_middle_stall_folders(folder: str) -> None:

@@ -1,6 +1,7 @@
-"""Validators for received JSON values: types with bounds. A validator raises `ValidationError` for an invalid value.
+"""Validators of received JSON values. A validator checks type and bounds, and may raise `ValidationError`.
 
-This module needs the standard library only, because a node also validates the status files of its workers with it.
+This module needs the standard library only, because a node also validates the status files of its workers with this
+module.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ FIRST_INEXACT_INTEGER = 1 << 53
 """The smallest positive integer that JSON readers with double precision cannot represent exactly."""
 _MAX_SHOWN_CHARS = 40
 _VALIDATOR_WITHOUT_NULL: dict[Validator, Validator] = {}
-"""The inner validator of each `optional`. `object_of` tests for null itself, because most fields may be null."""
+"""The inner validator of each validator that `optional` has made. `object_of` tests for null itself, because most
+fields may be null.
+"""
 
 
 class ValidationError(FrameError):

@@ -51,7 +51,7 @@ def start_shim(status_dir: str, rank: int) -> None:
     groups, children = PeerRecorder(status_dir, rank), ChildFailureRecorder(status_dir, rank)
     recorder_hooks = {**groups.hooks, **children.hooks}
     if start_time is None:
-        # A wrapper may have started the script that trains. That script shows itself by the import of a framework.
+        # A wrapper, which is the rank, may have started this process. A process that trains imports a framework.
         take = dict.fromkeys(import_hooks.FRAMEWORK_MODULES, lambda _: _take_over(status_dir, rank, groups, children))
         import_hooks.hook_imports(ProgressCounters(), {**take, **recorder_hooks})
         children.watch_script(lambda write: ExitWatcher(write).start())
@@ -71,7 +71,7 @@ def _take_over(status_dir: str, rank: int, groups: PeerRecorder, children: Child
 def _activate(
     status_dir: str, rank: int, start_time: int, groups: PeerRecorder, children: ChildFailureRecorder
 ) -> ProgressCounters:
-    """Start the parts of the shim that describe this process as the rank."""
+    """Start the parts of the shim that run only in the process that is the rank."""
     global active_shim  # noqa: PLW0603  (a process has one shim)
     # These imports are not at the top, because many Python processes of a worker are not the rank and do not need them.
     import atexit

@@ -33,8 +33,8 @@ _RUNS_A_SCRIPT = r"(?:\S*/)?(?:python[\d.]*(?: -[a-zA-Z]+)* \S+\.py|torchrun|acc
 class ChildFailureRecorder:
     """Writes the file about the first failed child of a rank or of its descendants.
 
-    An exception in a worker process of a pool or data loader is raised in the caller and is not such a failure, because
-    the worker process continues.
+    An exception in a worker process of a pool or data loader is not recorded, because the worker process continues and
+    the caller gets the exception.
     """
 
     def __init__(self, status_dir: str, rank: int) -> None:
@@ -50,7 +50,7 @@ class ChildFailureRecorder:
         }
 
     def watch_script(self, watch_exit: Callable[[Callable[[str, str, str], None]], None]) -> None:
-        """Record a failure of this process if it runs a script. The caller has checked that it is not the rank.
+        """Record a failure of this process if it runs a script. Call this method only if this process is not the rank.
 
         A shell between this process and the rank may hide the exit code. The shim cannot see the exit code that
         `os.system` returns in the rank, so a script below `os.system` records its own exit code.
@@ -70,7 +70,7 @@ class ChildFailureRecorder:
         atexit.register(lambda: self._write_error(getattr(sys, "last_value", None)) if os.getpid() == pid else None)
 
     def _watch_children(self, module: Any) -> None:
-        """Observe the exit codes of `Popen` objects. While a `Popen` waits, its stack has no frame of the shim."""
+        """Observe the exit codes of `Popen` objects. A program that waits for a `Popen` has no frame of the shim."""
         module.Popen.returncode = _ReturnCode(self.record_exit)
         self.record_signals()
 
@@ -120,7 +120,7 @@ class ChildFailureRecorder:
         def begin(util: Any) -> None:
             util.Finalize(None, self._finish, exitpriority=_EXIT_PRIORITY)
 
-        # A spawned process is not forked, so register here. A forked child loses the registrations of its parent.
+        # A spawned process calls no fork hook, so register here. A forked child loses the registrations of its parent.
         begin(module)
         module.register_after_fork(module, begin)
 
@@ -131,7 +131,7 @@ class ChildFailureRecorder:
             # `torch.multiprocessing` raises SystemExit after an exception.
             error = error.__context__ if error.code else None
         if not isinstance(error, Exception) or (_is_daemon() and isinstance(error, (OSError, EOFError))):
-            # The end of the parent closes the pipes of a daemon, which raises these errors.
+            # The end of the parent closes the pipes of a daemon. In the daemon this raises these errors.
             return
         self._write_error(error)
 
@@ -149,7 +149,7 @@ class ChildFailureRecorder:
         record = json.dumps({"pid": pid, "message": message[:_MAX_MESSAGE_LENGTH]}).encode()
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except OSError:  # An earlier failure is recorded.
+        except OSError:  # The file exists, so an earlier failure is recorded.
             return
         try:
             os.write(file, record)

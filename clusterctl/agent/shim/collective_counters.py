@@ -35,8 +35,8 @@ class CollectiveCounters:
         timeout_s: The time limit of the default group in seconds.
         setup: The address of the store, the world size and the rank with which this process creates the default group.
         group_rank: The rank of this process in the default group, and the size of this group.
-        looks: The number of readings since the default group exists.
-        held: The number of readings in which the newest collective of the default group was running.
+        looks: The number of readings since the creation of the default group.
+        held: The number of these readings in which the newest collective of the default group was running.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class CollectiveCounters:
             RuntimeError: This torch has no flight recorder.
         """
         group = getattr(getattr(sys.modules.get(_C10D), "_world", None), "default_pg", None)
-        if group is None:  # The recorder reads its settings at its first use, which should be by the user's program.
+        if group is None:  # The recorder reads its settings at its first use, which the user's program should make.
             self.setup = _read_setup() or self.setup
             return False
         if group is not self._group:
@@ -74,7 +74,7 @@ class CollectiveCounters:
         return moved
 
     def read_flight_record(self) -> list[dict[str, Any]] | None:
-        """Return the newest entries of the flight recorder in the `READINGS_BEFORE_DUMP`th reading without change.
+        """Return the newest flight recorder entries in the `READINGS_BEFORE_DUMP`th reading with unchanged counters.
 
         In all other readings return `None`, because a dump of a full recorder takes about 30 ms.
         """
@@ -118,7 +118,7 @@ def _read_newest_entries() -> list[dict[str, Any]]:
 def _read_current_call() -> tuple[str, int] | None:
     """Return the function of `torch.distributed` that the main thread has called, and its source or destination rank.
 
-    The recorder does not contain the source rank, so it is read from the local variables of the call.
+    The recorder does not contain the source rank, so this function reads the rank from local variables of the call.
     """
     for code, values in _list_torch_calls(_PEERS):
         peer = next((values[name] for name in _PEERS if isinstance(values.get(name), int)), None)
@@ -140,7 +140,7 @@ def _read_setup() -> dict[str, Any] | None:
 
 
 def _list_torch_calls(variables: Collection[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the code and the local variables of each call in torch.distributed that has one of these variables.
+    """Yield the code and the local variables of each torch.distributed call that has a local variable in `variables`.
 
     Only calls on the stack of the main thread are considered.
     """

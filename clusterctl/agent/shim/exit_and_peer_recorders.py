@@ -1,4 +1,4 @@
-"""Recorders of single events in a worker: its end, a signal that it handles, and contact with peers.
+"""Recorders of single events in a worker: the end, a handled signal, and contact with peers.
 
 The recorders do not change the behaviour of the program, and no failure of a recorder reaches the program.
 """
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _RUNNING, _WELL, _FAILED = "running", "well", "failed"
 _PROMPT_S = 1.0
-"""If Python ends within this time after a `sys.exit`, the call is the reason for the end: no code has caught it."""
+"""If Python ends within so many seconds after `sys.exit`, no code has caught the SystemExit, so the call caused the
+end.
+"""
 _MAX_MESSAGE_LENGTH, _MAX_TRACEBACK_LENGTH = 8192, 32768
 
 
@@ -47,7 +49,7 @@ class ExitWatcher:
             quitter.__call__ = self._wrap(quitter.__call__, lambda _, *status: self._note_exit(*status))
         os._exit = self._wrap(os._exit, self._note_quick_exit)
         for name in ("execv", "execve"):
-            # The exit code of the next program does not belong to this Python.
+            # `exec` replaces this Python, so the exit code will be that of the next program.
             setattr(os, name, self._wrap(getattr(os, name), lambda *_: self._write_end(_WELL, "", "")))
 
     def _wrap(self, original: Any, note: Callable[..., None]) -> Any:
@@ -85,7 +87,9 @@ class ExitWatcher:
 
 
 class ExitRecorder:
-    """Writes the file about the end of a Python of the rank. If several run in sequence, the first failure is kept.
+    """Writes the file about the end of a Python of the rank.
+
+    If several Pythons run in sequence, the first failure is kept.
 
     If a shell has started this Python, the exit code of the rank may come from another program, so the file is needed.
     If this Python is the first process of the rank, its exit code is usually enough. The file is then written only for
@@ -99,7 +103,7 @@ class ExitRecorder:
     def start(self) -> None:
         """Observe the end of this process if a shell has started it.
 
-        `python -c` is skipped, as it may be a mere test.
+        `python -c` is skipped, because its code may be a mere test.
         """
         if os.getsid(0) == self._pid:
             ExitWatcher(self._write_multiple).start()
@@ -112,7 +116,7 @@ class ExitRecorder:
     def _write_multiple(self, end: str, message: str, trace: str) -> None:
         """Record an exit code such as 256, which `os.system` may return.
 
-        The system passes on only its lowest 8 bits.
+        The system passes on only the lowest 8 bits of an exit code.
         """
         code = message.replace("(", " ").rstrip(")").rpartition(" ")[2]
         if not trace and code.isdigit() and int(code) % 256 == 0:
@@ -146,7 +150,7 @@ class ExitRecorder:
         try:
             replace_file(self._path, _encode_long(record) if message else encode_json(record))
         except (OSError, ValueError):
-            # Without this, the file would still have an outdated record.
+            # Without this call, the file would still have an outdated record.
             remove_file(self._path)
 
 
@@ -165,7 +169,8 @@ def _read_output_size() -> int:
 def record_error_for_torchrun() -> None:
     """Write the error that ends this worker to torchrun's error file, if torchrun redirects the output to a file.
 
-    torchrun then reports the error, as with `@record`. Without this, the output of the rank would not show the reason.
+    torchrun then reports the error, as with `@record`. Without the error file, the output of the rank would not show
+    the reason.
     """
     path = os.path.realpath(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
     try:
@@ -181,7 +186,7 @@ def record_error_for_torchrun() -> None:
         import time
 
         # torchrun reports the earliest error and compares whole seconds. A rank that lost a connection failed later
-        # than its peer, so its time is one second later.
+        # than its peer, so the recorded time of this rank is one second later.
         extra = {"timestamp": str(int(time.time()) + ("onnection" in message))}
         if trace:
             extra["py_callstack"] = trace
@@ -254,7 +259,7 @@ class SignalRecorder:
 
 
 class _WatchedHandler:
-    """A handler of the program, each call of which is recorded.
+    """A signal handler of the program. Each call of the handler is recorded.
 
     Python reads `__call__` and then calls the result. Therefore no code of the shim is on the stack while the handler
     runs.
@@ -306,8 +311,8 @@ class PeerRecorder:
             create_file(self._alone)
 
     def _watch_groups(self, module: Any) -> None:
-        # This private function (seen in torch 1.8 to 2.13) sets every default group. Without it the shim cannot see
-        # whether the process meets a peer, so it assumes that it does.
+        # This private function (seen in torch 1.8 to 2.13) sets every default group. Without this function the shim
+        # cannot see whether the process meets a peer, and assumes that the process does.
         set_group = getattr(module, "_update_default_pg", None)
         if set_group is None:
             create_file(self._met)

@@ -11,7 +11,7 @@ import os
 def encode_json(value: object) -> str:
     """Return ASCII JSON of dicts, lists, tuples, strings, numbers, booleans and `None`.
 
-    Any other value becomes its text. A text is cut to 200 characters.
+    Any other value is written as `str(value)`. A text is cut to 200 characters.
     """
     if value is None:
         return "null"

@@ -1,7 +1,7 @@
-"""Runs a hook after the import of certain modules: of torch and Keras to count steps, and of modules that others name.
+"""Runs hooks after the import of modules: of torch and Keras to count steps, and of other modules for the recorders.
 
-A hook runs in the thread that imports the module. If a thread of the shim registered it later, torch's table of hooks
-could change while a step iterates over the table.
+A hook runs in the thread that imports the module. If a thread of the shim registered the step hook later, torch's table
+of hooks could change while a step iterates over the table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TORCH = "torch.optim.optimizer"
 # The modules of Keras 3, Keras 2.13 to 2.15 and tf_keras with the class whose methods `fit` calls for every batch.
 _KERAS = ("keras.src.callbacks.callback_list", "keras.src.callbacks", "keras.callbacks", "tf_keras.src.callbacks")
 FRAMEWORK_MODULES = (_TORCH, *_KERAS)
-"""A process that imports one of these trains, or helps one that does."""
+"""A process that imports one of these modules trains, or helps a process that trains."""
 
 
 def make_framework_hooks(counters: ProgressCounters) -> dict[str, Callable[[Any], None]]:

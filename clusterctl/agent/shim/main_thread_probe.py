@@ -8,7 +8,7 @@ from time import monotonic
 
 
 class MainThreadProbe:
-    """Asks the main thread to post a semaphore as soon as it runs bytecode, and checks later whether it has done so.
+    """Asks the main thread to post a semaphore as soon as it runs bytecode, and checks the semaphore later.
 
     The pending call is C's `sem_post`. Python code in the main thread could run a signal handler of the user or swallow
     an exception, and `sem_post` cannot.
@@ -18,7 +18,7 @@ class MainThreadProbe:
     """
 
     def __init__(self) -> None:
-        # PyDLL does not release the GIL, which is not necessary, because these calls do not block.
+        # PyDLL keeps the GIL during a call. These calls do not block, so a release is not necessary.
         self._libc = ctypes.PyDLL(None)
         self._semaphore = ctypes.create_string_buffer(64)  # sem_t has 32 bytes (glibc), 16 to 32 (musl)
         # The semaphore is never freed, because a call may still be pending when the interpreter ends.

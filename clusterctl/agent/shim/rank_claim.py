@@ -1,6 +1,6 @@
 """Decides which process is the rank: the first Python that claims it.
 
-After its end another Python may claim the rank.
+After the end of this Python, another Python may claim the rank.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def is_rank_launcher(pid: object = "self") -> bool:
 def claim_rank(status_dir: str, rank: int) -> int | None:
     """Claim the rank for this process.
 
-    A child of the rank cannot claim it, because its living parent has the claim. A training script can replace the
-    claim of an ended helper of the prologue. A process that has replaced itself by exec still has its own claim.
+    A child of the rank cannot claim the rank, because the living parent has the claim. A training script can replace
+    the claim of an ended helper of the prologue. A process that has replaced itself by exec still has its own claim.
 
     Args:
-        status_dir: The status directory, which each attempt has for itself.
+        status_dir: The status directory of this attempt.
         rank: The global rank.
 
     Returns:

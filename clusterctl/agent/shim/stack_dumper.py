@@ -1,8 +1,9 @@
 """Lets the supervisor dump the stacks of all threads by a signal, even while C code holds the GIL.
 
 A signal without a handler kills the process, and a closed descriptor number may now belong to a user's file. Therefore
-the ready file names process, signal and descriptor exactly, and the shim removes this file if it has lost one of them.
-The sender of the signal checks all of them again. Without a ready file it reads the stacks in another way.
+the ready file names process, signal and descriptor exactly, and the shim removes this file if the program has taken the
+signal or the descriptor. The sender of the signal checks process, signal and descriptor again. Without a ready file,
+the sender reads the stacks in another way.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class StackDumper:
         try:
             self._fd = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)
             os.close(low)
-        except OSError:  # a low limit of open files
+        except OSError:  # The limit of open files does not allow this number.
             self._fd = low
         self._file = os.fstat(self._fd)
         faulthandler.register(number, file=self._fd, all_threads=True, chain=False)
@@ -64,7 +65,7 @@ class StackDumper:
         """Remove the ready file if the program has replaced the signal handler or closed the descriptor.
 
         Raises:
-            OSError: The program has done so.
+            OSError: The program has replaced the handler or closed the descriptor.
         """
         # Python has its own table of handlers, which `signal.signal` changes and faulthandler does not.
         if self._number is None or (self._has_descriptor() and _signal.getsignal(self._number) == _signal.SIG_DFL):

@@ -59,7 +59,7 @@ class StatusWriter:
     def pause(self) -> None:
         """Before a fork, end the thread.
 
-        Then the child inherits no locked lock, and Python warns of no other thread.
+        Then the child inherits no locked lock, and Python does not warn about a fork with several threads.
         """
         self._forks += 1
         self._run_part("fork", self._stop)
@@ -139,7 +139,7 @@ class StatusWriter:
         self._run_part("status", self._write)
 
     def _is_rank(self) -> bool:
-        """Return whether this process trains, or no script that it has started does so in its place."""
+        """Return whether this process trains, or still has the claim because no script has taken its place."""
         counters = self._counters
         return bool(counters.frameworks or counters.beats) or has_claim(self._status_dir, self._rank, self._start_time)
 

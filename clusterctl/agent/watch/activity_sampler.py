@@ -80,7 +80,7 @@ class ActivitySampler:
             now: CLOCK_MONOTONIC of this node in seconds.
 
         Returns:
-            The sample of each rank by rank. `pid`, `state` and `wchan` describe the process that is the rank. The
+            The samples of all ranks, by rank. `pid`, `state` and `wchan` describe the process that is the rank. The
             output is searched for `printed_steps` only while the shim has seen fewer than `_NAMED_STEPS` steps.
         """
         now = time.monotonic() if now is None else now
@@ -214,7 +214,7 @@ def _read_tail(path: str, size: int) -> bytes:
 
 
 def _read_transfers(pid: int) -> tuple[int, int] | None:
-    """Return the bytes that a process and its reaped children have read and written by system calls."""
+    """Return the numbers of bytes that a process and its reaped children have read and written by system calls."""
     data = read_or_empty(f"/proc/{pid}/io")
     if not data:
         return None

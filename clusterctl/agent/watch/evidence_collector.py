@@ -71,7 +71,7 @@ def collect_evidence(
 
 
 def _collect_in_threads(workers: list[RankProcess], status_dir: str, deadline: float) -> dict[str, RankEvidence]:
-    """Collect the evidence of each worker in a thread, which may hang; return the evidence by rank."""
+    """Return the evidence of each worker, by rank. One thread for each worker collects it, and may hang."""
     processes = read_all_processes()
     evidence: dict[str, RankEvidence] = {}
 
@@ -144,7 +144,7 @@ def _collect_rank(
     subject = _find_rank_process(members, status_dir, worker["rank"])
     began, before = time.monotonic(), _read_ticks(members)
     dump = stack_capture.capture_stacks(subject.pid, status_dir, worker["rank"], deadline)
-    # This pause has enough ticks of the kernel's clock to distinguish a spinning process from a waiting process.
+    # During this pause, the kernel's clock ticks often enough to distinguish a spinning process from a waiting process.
     time.sleep(max(0.0, min(began + _WINDOW_S, deadline) - time.monotonic()))
     elapsed = max(time.monotonic() - began, 0.01)
     after = _read_ticks(members)

@@ -19,14 +19,16 @@ _STATES = {1: "established", 2: "syn-sent", 3: "syn-recv", 4: "fin-wait", 5: "fi
 _MAX_DESCRIPTORS, _MAX_TABLE_LINES, _MAX_CONNECTIONS = 4096, 65536, 128
 _SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
 _READ_SYSCALLS = {"x86_64": frozenset({0, 19, 45, 47}), "aarch64": frozenset({63, 65, 207, 212})}
-"""The numbers of read, readv, recvfrom and recvmsg, which wait for the descriptor in their first argument."""
+"""The numbers of the system calls read, readv, recvfrom and recvmsg, which wait for the descriptor in their first
+argument.
+"""
 
 
 def list_tcp_connections(pid: int) -> list[TcpConnection]:
     """Return the open connections of a process, with the connection for whose data it waits first.
 
-    Then follow connections with unanswered retransmissions, and connections with unacknowledged bytes. Connections are
-    missing if the kernel hides the descriptors of the process, because the agent must not trace it.
+    Then follow connections with unanswered retransmissions, and connections with unacknowledged bytes. The result is
+    incomplete if the agent must not trace the process, because the kernel then hides the descriptors.
     """
     inodes = _list_socket_inodes(pid)
     if not inodes:
@@ -49,7 +51,7 @@ def list_tcp_connections(pid: int) -> list[TcpConnection]:
                 "state": state,
                 "unacked": unacked,
                 "unread": unread,
-                # Timer 1 runs until a segment is acknowledged. This is the number of times that it has expired.
+                # Timer 1 runs until a segment is acknowledged. This field counts the expiries of the timer.
                 "lost": int(words[6], 16) if words[5].startswith("01") else 0,
                 "awaited": fd == waits,
             }
@@ -86,7 +88,7 @@ def _parse_address(text: str) -> tuple[str, int]:
 
 
 def _find_awaited_descriptor(pid: int) -> int | None:
-    """Return the descriptor from which the main thread waits to read; `None` if it is not in a call that reads."""
+    """Return the descriptor from which the main thread waits to read; `None` if it is in another call."""
     words = read_or_empty(f"/proc/{pid}/syscall", 256).split()
     with contextlib.suppress(ValueError, IndexError):
         if int(words[0]) in _READ_SYSCALLS.get(os.uname().machine, ()):

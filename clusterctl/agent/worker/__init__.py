@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["phase", "progress", "verify_sync"]
 
-# The shim has its own module name, so it works beside a clusterctl that is installed in the worker's Python.
+# The shim has its own module name, so the shim works beside a clusterctl that is installed in the worker's Python.
 _SHIM = "_clusterctl_shim"
 
 

@@ -88,7 +88,7 @@ def _is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def _hash_tensor(tensor: torch.Tensor) -> str:
-    """Return a short digest of a tensor's type, shape and bits. By bits NaN equals NaN, and 0.0 differs from -0.0."""
+    """Return a short digest of a tensor's type, shape and bits. NaN equals NaN, and 0.0 differs from -0.0."""
     import torch
 
     local = tensor.detach()
@@ -105,7 +105,7 @@ def _find_differing_ranks(digests: dict[int, Digests]) -> tuple[list[int], str]:
     Of two groups with the same size, the group with the lowest rank counts as the largest.
     """
     whole = {rank: repr(list(own.items())) for rank, own in digests.items()}
-    # Of equal counts, Counter returns the first one that it has seen, and ranks are ascending.
+    # If two counts are equal, Counter returns the value that it has seen first, and ranks are ascending.
     usual, _ = Counter(whole.values()).most_common(1)[0]
     odd = sorted(rank for rank, its in whole.items() if its != usual)
     reference = next(digests[rank] for rank in sorted(digests) if whole[rank] == usual)
