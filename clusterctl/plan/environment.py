@@ -212,7 +212,7 @@ def _framework_variables(
 
 @dataclass(frozen=True, slots=True)
 class _NodeInterfaces:
-    """Interfaces of a node, and the variables that choose among the interfaces.
+    """The network interfaces of a node, and the environment variables that choose among them.
 
     Attributes:
         preferred: The interface to use by default; empty if none is known.
@@ -266,7 +266,8 @@ def _collect_interfaces(spec: ClusterSpec, host: HostSpec, facts: NodeFacts | No
     file_env, login = {**spec.env, **host.env}, {} if facts is None else facts.login_env
     names = [*dict.fromkeys(name for name, _ in own), "lo"]
     if not own:
-        # The node reported no interface. Assume that it has the interfaces that the file or the login names.
+        # The node reported no interface. Assume that the node has the interfaces that the cluster file or the login
+        # names.
         values = [
             env[name].lstrip("=") for env in (file_env, login) for name in NETWORK_INTERFACE_VARIABLES if env.get(name)
         ]

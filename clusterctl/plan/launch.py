@@ -187,7 +187,7 @@ def _plan_node(settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts |
 
 
 def build_job_argv(job: JobSpec, known_variables: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the arguments of one worker. If `job.command` is a string, it runs in `STRICT_BASH`.
+    """Return the arguments of one worker. A `job.command` that is a string runs in `STRICT_BASH`.
 
     Args:
         job: The job.
@@ -263,7 +263,7 @@ def _keep_equal(one: Any, two: Any) -> Any:
     if isinstance(one, dict):
         return {key: _keep_equal(value, two.get(key)) for key, value in one.items()}
     if isinstance(one, list):
-        # Compare a single worker with the last worker of the larger plan.
+        # Compare the only worker of the smaller plan with the last worker of the larger plan.
         pairs = list(zip(one, two[-len(one) :], strict=True))
         return [_UNKNOWN_COUNT if isinstance(a, str) and a != b else _keep_equal(a, b) for a, b in pairs]
     return one if one == two else None

@@ -1,4 +1,4 @@
-"""Assigns ranks and GPUs to the hosts, before their addresses are known. Pure."""
+"""Assigns ranks and GPUs to the hosts, before the addresses of the hosts are known. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def list_claimed_gpus(host: HostSpec, found_gpus: int | None) -> tuple[int, ...]
 
 
 def list_cpu_only_hosts(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]) -> list[str]:
-    """Return the hosts that have no GPU and get one rank on the CPU, although the file does not request this."""
+    """Return the hosts without a GPU that get one rank on the CPU without a request in the cluster file."""
     return [h.name for h in hosts if h.gpus is None and h.workers is None and found_gpus.get(h.name, 1) in (0, None)]
 
 
@@ -62,8 +62,8 @@ def assign_ranks(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]
 def list_requested_ports(spec: ClusterSpec, layout: NodeLayout) -> tuple[int, ...]:
     """Return the ports that a node reserves for an attempt; 0 means any free port.
 
-    Node 0 reserves the master port. With JAX, its second port is the port of the coordinator. With TensorFlow, each
-    node reserves one port per worker.
+    Node 0 reserves the master port. With JAX, the second port of node 0 is the port of the coordinator. With
+    TensorFlow, each node reserves one port per worker.
     """
     job = get_job(spec)
     ports: list[int] = []

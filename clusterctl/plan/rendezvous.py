@@ -32,8 +32,8 @@ class NodeFacts:
         reached_at: The address at which the head reached the node, or `None`.
         gpus: Number of GPUs, or `None` if unknown.
         vendor: Vendor of the GPUs (`nvidia`, `amd`), or `None`.
-        cores: CPU cores that its workers may use.
-        netns_id: Boot id and network namespace. Two nodes with equal pairs share one loopback interface.
+        cores: The number of CPU cores that workers on the node may use.
+        netns_id: Boot id and network namespace. Two nodes with equal values share one loopback interface.
         has_rdma: Whether the node has RDMA devices.
         login_env: The environment variables that the login on the node sets for the ranks.
     """
@@ -51,7 +51,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The address of node 0 as the other nodes see it, and the address and interface of each node."""
+    """The address at which other nodes reach node 0, and the address and interface of each node."""
 
     master_addr: str
     addresses: Mapping[str, str]
@@ -100,7 +100,7 @@ def can_reach_other_hosts(interface: str) -> bool:
 
 
 def is_link_local(address: str) -> bool:
-    """Return whether an address is valid only on its own link."""
+    """Return whether an address is link-local: valid only on one link of the network."""
     return ipaddress.ip_address(address.partition("%")[0]).is_link_local
 
 

@@ -160,7 +160,7 @@ _BARRIER_MISSED = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier"
 _TIMEOUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 
 RankEnd: TypeAlias = "tuple[Rank, RankExit]"
-"""A rank and how it ended."""
+"""A rank, and the end of this rank."""
 
 
 def normalize_message(message: str) -> str:
@@ -242,7 +242,7 @@ def _judge_own_failures(evidence: Evidence, own: Sequence[RankEnd], failed: Sequ
 
 
 def _may_precede(one: RankEnd, other: RankEnd) -> bool:
-    """Return whether one rank may have ended before another. Ranks of one node are compared by the node's clock."""
+    """Return whether the first rank may have ended before the other. Ranks of one node are compared by its clock."""
     (rank, end), (other_rank, other_end) = one, other
     if rank.node == other_rank.node and end.on_node_clock is not None and other_end.on_node_clock is not None:
         return end.on_node_clock[0] <= other_end.on_node_clock[1]
@@ -313,8 +313,8 @@ def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict
 def _find_missed_ranks(evidence: Evidence, victims: Sequence[RankEnd]) -> list[Rank]:
     """Return the ranks that others waited for until a timeout.
 
-    These are the ranks that the messages name. Without names they are the ranks that did not report a lost peer, or
-    the ranks in no collective while most ranks were in one.
+    These are the ranks that the messages name. If the messages name no rank, these are the ranks that did not report a
+    lost peer, or the ranks that were in no collective while most ranks were in one.
     """
     texts = [f"{end.message}\n{end.tail}" for _, end in victims]
     outputs = [*texts, *(rank.end.tail for rank in evidence.ranks if rank.end is not None and rank.end.stopped)]

@@ -11,7 +11,7 @@ from clusterctl.why.verdict import Fault, format_ranks
 
 @dataclass(frozen=True, slots=True)
 class StackFrame:
-    """One Python call on a stack. `line` is 0 if it is unknown."""
+    """One Python call on a stack. An unknown `line` is 0."""
 
     function: str
     file: str
@@ -27,7 +27,8 @@ class RankExit:
         oom: The evidence that the kernel killed the rank because of a lack of memory; `None` if it did not.
         secondary: The message reports a lost peer, so another failure came first.
         failed_inside: The rank's Python failed, although its first process ended with 0.
-        stopped: The controller stopped the rank. Its exit code then means nothing; its message is older than the stop.
+        stopped: The controller stopped the rank. The exit code of a stopped rank means nothing; the message is older
+            than the stop.
         cls: The problem class of the message (`headline`); `None` without a message.
         is_recognised: The message has a form that programs print when they end.
     """
@@ -62,7 +63,7 @@ class RankSnapshot:
         frames: Calls of the main thread, most recent first; `None` if unknown.
         cpu: CPU cores that the rank uses.
         status_age: Seconds since the shim's thread last wrote a status; `None` without a shim.
-        seq: The last collective begun and the last one ended, by process group.
+        seq: For each process group: the numbers of the last begun collective and of the last ended collective.
         entries: The newest entries of the flight recorder; `None` without a recorder.
         setup: The values with which the rank sets up, or has set up, the default process group.
         sockets: The connections of the rank, as far as they are known.
@@ -94,7 +95,7 @@ class RankTiming:
             collectives are not counted.
         cpu_cores: Cores that the rank and its children used.
         cpu_starved_share: Share of the time in which the main thread could run but had no CPU.
-        disk_faults_per_s: Page faults of the main thread per second that read from a disk.
+        disk_faults_per_s: Page faults per second for which the main thread had to read from a disk.
         gpu_clock_mhz: Clock of the slowest GPU of the node.
         other_waits: Reasons of waits outside of collectives, each with its share of all samples.
     """
@@ -130,8 +131,8 @@ class Rank:
     Attributes:
         end: The end of the rank; `None` while it runs.
         snapshot: The state of the rank before its end; `None` if no snapshot was taken.
-        collective_counts: The last collective begun and the last one ended, by process group, shortly before the
-            first rank ended.
+        collective_counts: For each process group: the numbers of the last begun and of the last ended collective,
+            shortly before the first rank ended.
     """
 
     rank: int

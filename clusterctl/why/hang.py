@@ -1,7 +1,7 @@
 """Judges a hang: finds the ranks that the others wait for.
 
-The first rules use the kernel's process states, the next ones the collective numbers of process groups. Without these
-numbers, later rules compare connections between ranks, stacks, and wait channels of the kernel.
+The first rules use the kernel's process states. The next rules use the collective numbers of process groups. Without
+these numbers, later rules compare connections between ranks, stacks, and wait channels of the kernel.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _IDLE_CORES = 0.02
 
 
 class HangAnalysis:
-    """The ranks of a hang, their snapshots, and the position of each in the code."""
+    """The ranks of a hang, and for each rank its snapshot and its position in the code."""
 
     def __init__(self, evidence: Evidence, ranks: Sequence[Rank], snapshots: Mapping[int, RankSnapshot]) -> None:
         self.evidence, self.snapshots = evidence, snapshots
@@ -606,7 +606,7 @@ def _judge_ranks_at_one_place(hang: HangAnalysis) -> Verdict | None:
 
 
 def _judge_links(hang: HangAnalysis, activities: Collection[Activity], cut: Sequence[str]) -> Verdict:
-    """Judge the network: connections without acknowledgements show the nodes between which it fails."""
+    """Judge the network. Connections without acknowledgements show between which nodes the network fails."""
     by_address = {address: node.node for node in hang.evidence.nodes.values() for address in node.addresses}
     lost: Counter[tuple[str, str]] = Counter()
     worst: dict[tuple[str, str], TcpConnection] = {}

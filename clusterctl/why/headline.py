@@ -20,7 +20,7 @@ from clusterctl.why.headline_patterns import classify_text
 from clusterctl.why.verdict import Confidence, Fault
 
 SENT_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-"""Signals that usually come from another process."""
+"""Signals that a process usually gets from another process."""
 
 _MOST_BEHIND, _MOST_BEHIND_TRACEBACK = 5, 11
 """The most other lines after a cause, and after a traceback. If more lines follow, the program did not end there."""
@@ -38,7 +38,7 @@ _TABLE = re.compile(
     r"\(local_rank: (?P<rank>\d+)\)\s+exitcode +: (?P<code>-?\d+).*"
     r"(?:\s+error_file: .*\s+traceback : (?:(?P<signal>Signal .*)|Traceback .*(?P<frames>(?:\n(?: .*)?)*)))?"
 )
-"""Matches the table in which torchrun reports the first of its workers that failed."""
+"""Matches the table in which torchrun reports the worker that failed first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +267,8 @@ class _Cause:
 
     Attributes:
         start, at: Index of the first line including the traceback, and of the line with the text.
-        weight: 3 for an error that ends a process, 2 for a complaint, 1 for a consequence of another end.
+        weight: 3 for an error that ends a process, 2 for a complaint, 1 for a consequence of the end of another
+            process.
         command: The command that a signal has ended, as a shell reports it; the text names the signal.
         behind: The number of lines of program output after the text.
         goes_on: Whether lines after the text report further steps.
@@ -676,7 +677,7 @@ def _is_speech(text: str) -> bool:
 def _is_of_this_end(found: _Cause, *, has_shell: bool) -> bool:
     """Return whether a cause belongs to a process that was killed: it is an exception or a reason to kill the process.
 
-    If a shell reports the kill, only a lack of memory adds to this report.
+    If a shell reports the kill, the only further reason that counts is a lack of memory.
     """
     reasons = (Fault.OUT_OF_MEMORY,) if has_shell else (Fault.OUT_OF_MEMORY, Fault.KILLED)
     return found.is_raised or (classify_text(found.words) in reasons and found.behind <= _MOST_BEHIND)

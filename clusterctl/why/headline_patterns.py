@@ -15,7 +15,7 @@ def _any(*forms: str, flags: str = "") -> str:
 
 
 _RAISED = r"(?:^|\]: ?|\bCaught )(?:\w+\.)*"
-"""Matches the text before the name of a raised exception, but not before the name of a mentioned one."""
+"""Matches the text before the name of a raised exception, but not before the name of a mentioned exception."""
 # The first match decides, so patterns of reasons precede names of exceptions.
 _CLASSES = (
     (
@@ -143,7 +143,7 @@ ABORTS = _any(
     r"Floating point exception|Illegal instruction|Check failed|Assertion `|double free|corrupt",
     r"free\(\): |stack smashing|buffer overflow|invalid pointer|terminate called",
 )
-"""Words of a process that ended by a signal that it raised itself, such as SIGSEGV."""
+"""Words about a process that ended by a signal of its own making, such as SIGSEGV."""
 
 PEER_LOSS = _any(
     r"connection (was )?closed by (remote )?peer",
@@ -253,7 +253,7 @@ FATAL = _any(
     r"ERROR: Unexpected (?:bus error|segmentation fault|floating-point exception) encountered in worker",
     r"slurmstepd: error: .*(?:oom[-_]kill|OOM|CANCELLED)|.*\bOut of memory: Killed process",
 )
-"""Fatal errors of C, C++, the loader and the kernel. They print the cause before its consequences."""
+"""Fatal errors of C, C++, the loader and the kernel. These programs print the cause before its consequences."""
 SIGNALS = {
     "Killed": "SIGKILL",
     "Terminated": "SIGTERM",

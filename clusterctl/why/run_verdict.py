@@ -1,4 +1,4 @@
-"""Judges a run by its evidence: exits and positions of ranks, and errors that ended the run without an exit."""
+"""Judges a run by the exits and positions of its ranks, and by errors that ended the run without an exit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KINDS = {
 def judge_run(evidence: Evidence) -> Verdict:
     """Return a verdict on what went wrong with a run, and which ranks or nodes are to blame."""
     verdict = _find_verdict(evidence)
-    # The ranks of a run that has ended have no stacks.
+    # After the end of a run, its ranks have no stacks.
     commands = tuple(
         text for text in verdict.next_commands if not (evidence.has_ended and text.startswith("clusterctl stacks"))
     )

@@ -26,9 +26,9 @@ from clusterctl.why.stack_position import (
 from clusterctl.why.verdict import Confidence, Fault, ProblemKind, Verdict, Waiting
 
 LONG_WAIT_S = 60.0
-"""A wait of fewer seconds is normal."""
+"""Waits of fewer than this many seconds are normal."""
 LONG_START_S = 60.0
-"""A start of fewer seconds is normal."""
+"""Starts that take fewer than this many seconds are normal."""
 _OUTLIER_RATIO = 0.25
 """A slow rank waits for its peers less than the others by at least this share of time.
 
@@ -101,7 +101,7 @@ def _confidence(evidence: Evidence, named: Sequence[int]) -> Confidence:
 
 
 def _locate_own_work(rank: Rank) -> StackPosition:
-    """Return the position of a rank; an unknown position if the rank waits for the others in its snapshot."""
+    """Return the position of a rank. If the rank waits for others in its snapshot, the position is unknown."""
     position = locate_rank(rank.snapshot)
     return UNKNOWN_POSITION if position.where is None or position.activity in WAITS else position
 
@@ -112,7 +112,7 @@ def find_stragglers(wait_shares: Mapping[int, Sequence[float] | None]) -> tuple[
     A straggler has to wait less in each part of the time. A rank with a single pause is no straggler.
 
     Args:
-        wait_shares: For each rank, its share of waiting in each part of the time; `None` if unknown.
+        wait_shares: For each rank: the share of time that it waits, in each part of the time; `None` if unknown.
     """
     counted = {rank: shares for rank, shares in wait_shares.items() if shares is not None}
     if len(wait_shares) < 2 or len(counted) < len(wait_shares):

@@ -1,4 +1,4 @@
-"""Finds the position of a rank from its stack: the line of user code, the operation, and what the rank waits for."""
+"""Finds a rank's position from its stack: the line of user code, the operation, and what the rank waits for."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class StartSequence(ThreadOwnedAttributes):
         return True
 
     def _use_spec(self, spec: ClusterSpec) -> None:
-        """Use a spec with other roles, and save it for controllers that adopt the run."""
+        """Use a spec in which hosts have other roles. Save the spec for controllers that adopt the run."""
         run = self._run
         write_atomically(run.folder.spec, dump_spec(spec).encode(), durable=True)
         run.spec, run.hosts = spec, {host.name: host for host in spec.hosts}
@@ -206,7 +206,7 @@ class StartSequence(ThreadOwnedAttributes):
     # --- the results, in the loop
 
     def _on_bug(self, error: Exception) -> None:
-        """End a start that failed because of a bug; the log has the traceback."""
+        """End a start that failed because of a bug. The controller's log has the traceback."""
         text = f"this is a bug of clusterctl: {type(error).__name__}: {error}"
         bug = ClusterctlError(text, hint=f"the traceback is in {self._run.folder.log}")
         self._on_launched(StartFailure(error=bug))
@@ -245,7 +245,7 @@ class StartSequence(ThreadOwnedAttributes):
     def _undo_start(
         self, concerned: Sequence[str], prepared: Sequence[str], ended: controller_events.RunEnded
     ) -> list[str]:
-        """Send the end of the run to the nodes; return the prepared nodes that did not receive it.
+        """Inform the nodes of the end of the run. Return the prepared nodes that did not receive the message.
 
         A prepared node without a session still holds ports and GPUs, so it is dialed once more.
         """
@@ -276,7 +276,7 @@ class StartSequence(ThreadOwnedAttributes):
 
 
 class RestartSequence(ThreadOwnedAttributes):
-    """Plans the next attempt, and starts it when it is due.
+    """Plans the next attempt, and starts this attempt at the planned time.
 
     Thread: the loop.
     """
@@ -327,7 +327,7 @@ class RestartSequence(ThreadOwnedAttributes):
         return time.monotonic() - self._dirty[1]
 
     def start_when_due(self) -> None:
-        """Start the planned attempt once it is due and its nodes are connected."""
+        """Start the planned attempt once its time has come and its nodes are connected."""
         run, state = self._run, self._run.state
         if read_head_time() < (state.restart_at or 0.0) or not self._has_all_sessions(state.next_nodes):
             return

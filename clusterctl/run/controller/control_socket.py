@@ -121,7 +121,7 @@ class ControlServer:
             self._forget(connection)
 
     def _watch(self, connection: socket.socket) -> None:
-        # With the smallest possible send buffer, few unread lines accumulate.
+        # Use the smallest possible send buffer, so that few unread lines accumulate.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         with self._guard:
             self._watchers.add(connection)
@@ -154,7 +154,7 @@ def send_request(
     """Return the controller's answer to one request.
 
     Raises:
-        NoControllerError: There is no controller, or it ended before it answered.
+        NoControllerError: There is no controller, or the controller ended before it answered.
     """
     question = json.dumps({"command": command, "arguments": arguments or {}}).encode() + b"\n"
     with connect_to_controller(run, timeout) as connection:

@@ -1,7 +1,7 @@
 """A run as the controller holds it: the state, the methods that change the state, and the requests to the nodes.
 
 The thread of the loop owns the state, the files and the connections. Other threads open connections and send requests.
-The executor passes their results to the loop.
+The executor passes the results of these threads to the loop.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _KILL_TIMEOUT_S = 5.0
 
 
 class ControlledRun(ThreadOwnedAttributes):
-    """A run, its nodes, and the requests to them.
+    """A run, its nodes, and the requests to the nodes.
 
     Thread: only the loop changes this object. Other threads may read `spec`, `hosts`, `epoch` and `links.sessions`,
     wait for `cancelled`, and call `post_event`, `executor`, `dial_all` and `send_finish`.
@@ -96,7 +96,7 @@ class ControlledRun(ThreadOwnedAttributes):
 
     @override
     def take_ownership(self) -> None:
-        """Make this thread the only one that changes the run, its files and its links."""
+        """Make this thread the only thread that may change the run, its files and its links."""
         super().take_ownership()
         self.writer.take_ownership()
         self.links.take_ownership()
@@ -163,7 +163,7 @@ class ControlledRun(ThreadOwnedAttributes):
         return None if attempt > self.state.attempt else self._places.find_ranks(self.state.placements, attempt, node)
 
     def find_node(self, node: str) -> NodeState | None:
-        """Return the state of a node of this attempt or of an earlier attempt."""
+        """Return the state of a node that took part in this attempt or in an earlier attempt."""
         return self.state.nodes.get(node) or self.state.retired.get(node)
 
     def list_all_nodes(self) -> list[str]:
@@ -206,7 +206,7 @@ class ControlledRun(ThreadOwnedAttributes):
                 session.epoch = self.epoch
 
     def add_session(self, node: str, session: Session) -> bool:
-        """Add a session to the run, with this controller's epoch; return False if the session has broken."""
+        """Give a session this controller's epoch, and add the session to the run. Return False if it has broken."""
         session.epoch = self.epoch
         return self.links.add_session(self.hosts[node], session)
 
@@ -233,7 +233,7 @@ class ControlledRun(ThreadOwnedAttributes):
             self.end_attempt(StopReason.CANCELLED if cancelled else StopReason.START_FAILED, str(error))
 
     def stop_all_nodes(self, reason: str) -> None:
-        """Stop the attempt on every node on which it has not ended."""
+        """Stop the attempt on every node that has not reported the end of the attempt."""
         for node in self.state.nodes.values():
             if not node.swept:
                 self.stop_node(node.node, reason)

@@ -37,8 +37,8 @@ def defer_signals() -> None:
 def run_detached(run: RunDir, work: Callable[[], int]) -> None:
     """Do `work` in a new process that outlives this process; return when the new process is ready.
 
-    The process is forked without exec, so that it keeps secrets and imported modules. The caller must not have started
-    a thread.
+    The new process is a fork without exec, so that it keeps secrets and imported modules. The caller must not have
+    started a thread.
 
     Args:
         run: The run directory. The file `log` there receives stdout and stderr of `work`.
@@ -46,8 +46,8 @@ def run_detached(run: RunDir, work: Callable[[], int]) -> None:
             code.
 
     Raises:
-        ControllerEndedError: The process ended before it was ready; its log has the reason.
-        ClusterctlError: `work` raised this error before it was ready.
+        ControllerEndedError: The new process ended before it was ready. The log of the run has the reason.
+        ClusterctlError: `work` raised this error before it called `report_ready`.
     """
     sys.stdout.flush()
     sys.stderr.flush()

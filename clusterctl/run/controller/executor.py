@@ -47,8 +47,8 @@ class LoopExecutor:
     def call_on_loop(self, call: Callable[[], T]) -> T:
         """Have the loop call this function after all queued items; return its result or raise its exception.
 
-        The loop itself must not call this. If the loop has ended, this method never returns, and the calling thread
-        ends with the process.
+        The loop itself must not call this method. If the loop has ended, this method never returns, and the calling
+        thread ends with the process.
         """
         done: Future[T] = Future()
 

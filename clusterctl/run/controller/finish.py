@@ -66,7 +66,7 @@ class FinishSequence(ThreadOwnedAttributes):
         self.continue_finish()
 
     def continue_finish(self) -> None:
-        """End the run once all output has arrived, or no more output is expected."""
+        """End the run if all output has arrived, or if no more output is expected."""
         if self._finish is None or self._telling:
             return
         self._request_sizes()
@@ -137,7 +137,7 @@ class FinishSequence(ThreadOwnedAttributes):
         run.executor.run_in_thread(measure, lambda sizes: self._sizes.update({node: sizes}))
 
     def _list_missing(self, node: str) -> list[tuple[str, int]]:
-        """Return the incomplete files with their missing bytes; all files if the node has not reported sizes."""
+        """Return each incomplete file and its missing bytes; all files if the node has not reported sizes."""
         if node not in self._sizes:
             return [(file, 1) for file in self._files[node]]
         missing = []

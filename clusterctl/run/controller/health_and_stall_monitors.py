@@ -43,11 +43,11 @@ class HealthMonitor(ThreadOwnedAttributes):
         self._looked = 0.0
 
     def add_sample_lines(self, node: str, lines: Sequence[bytes]) -> None:
-        """Add lines of a node's samples, which its replica already contains."""
+        """Add lines of a node's samples. The replica of the samples already contains these lines."""
         self._new.setdefault(node, []).extend(lines)
 
     def list_health_changes(self, state: RunState, now: float) -> list[controller_events.HealthChanged]:
-        """Return the changes of health since the last call, at most once a second; `now` is monotonic."""
+        """Return changes of health since the last call, or nothing if it was less than 1 s ago. `now` is monotonic."""
         if now - self._looked < _EVERY:
             return []
         self._looked = now
@@ -154,7 +154,7 @@ class StallMonitor(ThreadOwnedAttributes):
         return f"stall-{number}"
 
     def _judge_evidence(self) -> list[str]:
-        """Judge the evidence of a stall; save the verdict and return its lines. Runs in a thread."""
+        """Judge the evidence of a stall, save the verdict, and return the lines of the verdict. Runs in a thread."""
         folder = self._run.folder
         verdict = saved_verdict.judge_saved_run(folder, load_state(folder))
         saved_verdict.save_verdict(folder, verdict)

@@ -20,13 +20,13 @@ from clusterctl.session.node_session import Session
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 15.0
 _AFTER_AUTH_ERROR_S = 60.0
 _GOOD_AFTER_S = 30.0
-"""After a connection that lasted so many seconds, the node is redialed without a pause."""
+"""After a connection that lasted at least this many seconds, the node is redialed without a pause."""
 
 
 class Links(ThreadOwned):
     """The sessions with the nodes, one for each node. A broken session is redialed.
 
-    Thread: the loop owns it; other threads dial. Any thread may read `sessions`.
+    Thread: the loop owns this object; other threads dial. Any thread may read `sessions`.
 
     Args:
         dial: A function that opens a session to a host, or raises NodeError.
@@ -52,7 +52,7 @@ class Links(ThreadOwned):
         self.sessions: Mapping[str, Session] = {}
 
     def add_session(self, host: HostSpec, session: Session) -> bool:
-        """Add an open session and return True; if it has broken meanwhile, return False and dial the host again."""
+        """Add an open session and return True. If the session has broken, return False and dial the host again."""
         self.check_owner()
         node = host.name
         self._dialing.discard(node)
@@ -99,7 +99,7 @@ class Links(ThreadOwned):
         )
 
     def is_connection_broken(self, node: str) -> bool:
-        """Return whether a node has lost its connection and has no new connection."""
+        """Return whether a node had a connection and has none now."""
         current = self.sessions.get(node)
         return node in self._broken_at if current is None else not current.alive
 
@@ -175,7 +175,7 @@ def choose_output_delay_s(nodes: int) -> float:
 class Subscriptions(ThreadOwned):
     """The subscriptions of the head to journals and files of nodes, and the attempts that are completely replicated.
 
-    Thread: the loop owns it; `subscribe_all` is for launch threads.
+    Thread: the loop owns this object; `subscribe_all` is for launch threads.
 
     Args:
         run: Id of the run.
@@ -236,7 +236,7 @@ class Subscriptions(ThreadOwned):
         self._subscribed.update(sessions)
 
     def mark_replicated_before(self, node: str, before: int) -> None:
-        """Record that all attempts of a node before attempt `before` are replicated; 0 means that this is unknown."""
+        """Record that all attempts of a node before attempt `before` are replicated. 0 means that this is unknown."""
         self.check_owner()
         self._replicated_before[node] = before
         self._writer.close_earlier_attempts(node, before)

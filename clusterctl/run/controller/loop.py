@@ -1,4 +1,4 @@
-"""The loop of the controller: it handles queued items, decides and acts. One thread owns the state.
+"""The loop of the controller, which handles queued items, decides and acts. One thread owns the state.
 
 The controller is a process of its own without a terminal. If the controller dies, the run continues. A new controller
 rebuilds the state from the journals and continues from the cursors.
@@ -235,7 +235,7 @@ class Controller:
     def _give_up_node(self, action: next_action.GiveUpNode) -> None:
         run = self._run
         run.record_event(controller_events.LinkChanged(node=action.node, link="lost", why=action.why))
-        # The fence of the node counts from this moment: only a new connection can reach the node now.
+        # The fence of the node counts from this moment, because only a new connection can reach the node now.
         run.links.redial(run.hosts[action.node])
         self._note_fence(action.node)
 
@@ -257,7 +257,7 @@ class Controller:
             self._restart.start_when_due()
 
     def _feed(self, item: OutputReceived) -> None:
-        """Pass stored samples to the monitors."""
+        """Pass samples to the monitors after the samples are stored."""
         if item.file == SAMPLES_FILE:
             lines = self._samples.split(item.node, item.payload)
             if not self._run.cancelled.is_set():

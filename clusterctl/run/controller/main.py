@@ -27,7 +27,7 @@ _MIN_SWITCH_INTERVAL_S = 0.05
 
 Each waiting thread requests the interpreter once per interval.
 
-With the default of 5 ms the thousands of threads of a large run used more CPU for these requests than for work.
+With the default interval of 5 ms, the thousands of threads of a large run spent more CPU time on requests than on work.
 """
 _MAX_REQUESTS_PER_S = 4000
 """The most requests for the interpreter per second, of all threads together, while every node sends data."""
@@ -52,7 +52,7 @@ def build_dialer(spec: ClusterSpec) -> Callable[[InboxItemQueue], Dial]:
 
 
 def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> int:
-    """Start a new run and control it to its end; return its exit code."""
+    """Start a new run and control it until it ends; return the exit code of the run."""
     sys.setswitchinterval(choose_switch_interval_s(len(spec.hosts)))
     preflight = Preflight(run, spec, strict=strict) if health else None
     controller = Controller(run, spec, build_dialer(spec), preflight)
@@ -62,7 +62,7 @@ def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> 
 
 
 def _save_verdict(run: RunDir, code: int) -> int:
-    """Save the verdict of a failed run; return its exit code."""
+    """Save the verdict of a failed run. Return `code`, the exit code of the run."""
     if code != 0:
         # An error of the verdict must not change the exit code of the run. `why` computes the verdict again.
         try:
@@ -82,7 +82,7 @@ def _list_head_warnings() -> list[str]:
 
 
 def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:
-    """Adopt a run without a controller, or cancel it; return its exit code."""
+    """Adopt a run without a controller, or cancel the run; return the exit code of the run."""
     spec = load_spec(run.spec.read_text())
     sys.setswitchinterval(choose_switch_interval_s(len(spec.hosts)))
     controller = Controller(run, spec, build_dialer(spec))

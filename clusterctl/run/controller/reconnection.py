@@ -36,7 +36,7 @@ from clusterctl.session.node_session import Session
 SILENT_AFTER_S = 6.5
 _QUOTED = 300
 _AHEAD_STEP = 0.1
-"""The smallest recorded change of a wall clock, in seconds. The times of output are no more exact than this."""
+"""The smallest recorded change of a wall clock, in seconds. The times of output are no more exact."""
 _SILENT = "no answer"
 
 
@@ -45,7 +45,7 @@ class _Resumption:
     """The result of resuming a node.
 
     Attributes:
-        has_files: The node has the files of the run, and the head is subscribed to them again.
+        has_files: Whether the node has the files of the run. The head is then subscribed to these files again.
         status: The status of the node; set only if it is unknown whether the workers were started.
         remaining: The processes of the run that could not be ended on a node without files.
     """
@@ -94,9 +94,9 @@ class Reconnection(ThreadOwnedAttributes):
     # --- another controller
 
     def on_stale_epoch(self, node: str) -> None:
-        """End the session with a node that has a newer controller. If no other session remains, this controller ends.
+        """End the session with a node that has a newer controller. Without other sessions, this controller ends, too.
 
-        One node among several cannot end this controller, because its answer may be wrong.
+        One node among several cannot end this controller, because the answer of one node may be wrong.
         """
         run = self._run
         if node not in run.links.sessions:
@@ -117,7 +117,7 @@ class Reconnection(ThreadOwnedAttributes):
     def on_invalid_message(self, node: str, error: Exception) -> None:
         """End the session of a node that sent an invalid message.
 
-        After a few invalid messages the node counts as lost.
+        A node that has sent a few invalid messages counts as lost.
         """
         host = self._run.hosts.get(node)
         if not isinstance(error, (FrameError, ClusterctlError)):
@@ -163,7 +163,7 @@ class Reconnection(ThreadOwnedAttributes):
     # --- back
 
     def require_replica_comparison(self, nodes: Iterable[str]) -> None:
-        """Compare all replicas of these nodes before the next subscription, because another controller wrote them."""
+        """Make the next subscription compare all replicas of these nodes, which another controller wrote."""
         self._uncompared.update(nodes)
 
     def on_reconnect(self, name: str, session: Session) -> None:

@@ -32,7 +32,7 @@ _ACKNOWLEDGE_EVERY = 2.0
 _ACKNOWLEDGE_BYTES = 4 * 1024 * 1024
 _RETRY = 2.0
 _ALL_SECONDS = 60.0
-"""Seconds that a node may take to send the ends of all its files. With many ranks these are megabytes."""
+"""Seconds that a node may take to send the ends of all its files. The ends are megabytes if the run has many ranks."""
 
 
 class Replication(ThreadOwnedAttributes):
@@ -78,7 +78,7 @@ class Replication(ThreadOwnedAttributes):
             raise FrameError(f"{received.file} has byte {received.offset}; the maximum is {MAX_FILE_BYTES}")
 
     def mark_attempts_replicated(self, received: AttemptsReplicated) -> None:
-        """End the subscription to completely replicated attempts.
+        """End the subscription to attempts whose files are completely replicated.
 
         If replication is paused, the node repeats this message.
         """
@@ -230,7 +230,7 @@ def find_stale_replicas(
 
 
 def _list_replica_ends(base: Path, growing: str, *, include_earlier_attempts: bool) -> dict[str, tuple[int, int]]:
-    """Return the replicas to compare, each with its first byte to compare and its size.
+    """Return the replicas to compare. The two numbers are the offset of the first byte to compare, and the size.
 
     `growing` is the folder of the current attempt. Files outside of attempt folders grow, too.
     """

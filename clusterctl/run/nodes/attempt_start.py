@@ -69,7 +69,7 @@ class AttemptLauncher:
 
     Attributes:
         prepared: Nodes that this start has prepared.
-        secrets: The secrets for the nodes; empty in an adopted run, because the nodes have kept them.
+        secrets: The secrets for the nodes; empty in an adopted run, because the nodes still have the secrets.
         needs_no_cleanup: Whether the run is new and no node has to undo anything.
     """
 
@@ -90,7 +90,7 @@ class AttemptLauncher:
         self._picker = CheckpointPicker(run, spec, sessions, post, cancelled)
 
     def can_end_without_cleanup(self) -> bool:
-        """Return whether a cancelled start has prepared no node. After this call it prepares none."""
+        """Return whether a cancelled start has prepared no node. After this call, the start prepares no node."""
         with self._gate:
             return self.needs_no_cleanup
 

@@ -1,7 +1,7 @@
 """Chooses the newest complete checkpoint, from which an attempt resumes, and copies it to nodes that lack it.
 
-Files that existed when the run began belong to other runs. They are recognized by modification time and size, even if
-they were renamed. Clocks of different machines are never compared.
+Files that existed when the run began belong to other runs. Such files are recognized by modification time and size,
+even if they were renamed. Clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Checkpoint:
 
     @property
     def label(self) -> str:
-        """A text that identifies the checkpoint, also among later checkpoints with the same path."""
+        """A text that identifies the checkpoint. A later checkpoint with the same path has another label."""
         return f"{self.path} {self.version[0]!r} {self.version[1]}"
 
 
@@ -140,7 +140,7 @@ class CheckpointCopy:
     Attributes:
         path: Path of the checkpoint on the nodes.
         needed: For each node that lacks files: the path of each missing file, and a node that has the file.
-        sizes: Bytes of these files, by path.
+        sizes: The size of each missing file in bytes, by path.
         workdirs: Workdir of each node.
         sessions: Session of each node.
     """
@@ -200,7 +200,7 @@ class CheckpointCopy:
         step.end(format_size(self.size_bytes))
 
     def _copy_from(self, source: str, spool: Path, step: Progress, cancelled: threading.Event) -> None:
-        """Copy the files of one node to all nodes that lack them."""
+        """Copy files from one node to all nodes that lack these files."""
         targets = {
             node: paths
             for node, files in self.needed.items()
@@ -239,7 +239,7 @@ class CheckpointCopy:
     def _send(
         self, file: BinaryIO, contents: Mapping[str, list[_SpooledFile]], step: Progress, cancelled: threading.Event
     ) -> None:
-        """Send each node its files out of the spool file."""
+        """Send each node the files that it lacks, from the spool file."""
         way = f"to {fold_hosts(contents)}"
         total = sum(entry[1] for files in contents.values() for _, entry in files)
 
@@ -292,10 +292,10 @@ def _read_pieces(file: BinaryIO, start: int, length: int) -> Iterator[bytes]:
 class CheckpointPicker:
     """Chooses the checkpoint of each attempt of a run.
 
-    Thread: the launch thread, or one that searches for the newest checkpoint after an attempt.
+    Thread: the launch thread, or a thread that searches for the newest checkpoint after an attempt.
 
     Args:
-        run: The run directory; it keeps the versions of earlier files, for a controller that adopts the run.
+        run: The run directory. It stores the versions of earlier files for a controller that adopts the run.
         spec: The spec of the cluster file.
         sessions: A function that returns the current sessions by node.
         post: A function that receives the controller events, in order.
@@ -439,7 +439,7 @@ class CheckpointPicker:
             raise _UnusableError(f"`{path}` is not on {node}, and each node writes its own")
 
     def _has_different_content(self, path: str, files: Mapping[str, Mapping[str, Version]], paths: set[str]) -> bool:
-        """Return whether these files differ between nodes."""
+        """Return whether the content of these files differs between nodes."""
         sizes = {node: {p: v[1] for p, v in present.items() if p in paths} for node, present in files.items()}
         if find_conflicting_paths(sizes):
             return True
@@ -469,7 +469,7 @@ class CheckpointPicker:
         sources: Mapping[str, Mapping[str, Version]],
         snapshot: _Snapshot,
     ) -> None:
-        """Copy the missing files of a checkpoint, and record that they are copies."""
+        """Copy the missing files of a checkpoint to nodes, and record that these files are copies."""
         if self._checkpoint.shared:
             having = fold_hosts(node for node in snapshot.nodes if node not in needed)
             text = f"`{path}` is not on {fold_hosts(needed)}" + (f" as it is on {having}" if having else "")
@@ -490,7 +490,7 @@ class CheckpointPicker:
         """Refuse to start without a checkpoint if an unreachable node may have the only checkpoints.
 
         Raises:
-            RefusedError: Rank 0 ran on an unreachable node, and no other machine can see its files.
+            RefusedError: Rank 0 ran on an unreachable node, and no other machine can see the files of this node.
         """
         gone = [node for node, ranks in snapshot.unreachable.items() if 0 in ranks]
         if gone and _has_only_local_disks(self._ask(snapshot.nodes), self._here, least=1):
@@ -501,7 +501,7 @@ class CheckpointPicker:
             raise RefusedError(text, hint=hint)
 
     def _record_existing(self, nodes: Sequence[str]) -> None:
-        """Record the files that exist before the run writes files, also on spares."""
+        """Record the files that exist on nodes and spares before the run writes files."""
         pattern = self._checkpoint.pattern
         in_slurm = (begun := run_origin.read_origin(self._run)) is not None and begun.slurm_job
         if pattern is None or not (self._restarts or in_slurm):
@@ -605,7 +605,7 @@ class CheckpointPicker:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """The checkpoints at one moment.
+    """The checkpoints on the nodes at one moment.
 
     Attributes:
         nodes: The nodes of the attempt, in order of node rank.

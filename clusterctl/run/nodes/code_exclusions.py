@@ -35,7 +35,7 @@ _DATA = re.compile(
 
 
 def list_sync_warnings(manifest: CodeManifest, store: ContentStore) -> Iterator[str]:
-    """Yield warnings about the files to send: excluded links, files that look like secrets, pointers of Git LFS."""
+    """Yield warnings about excluded links, and about sent files that look like secrets or are pointers of Git LFS."""
 
     def read_start(path: str) -> bytes:
         with store.path(manifest.files[path][2]).open("rb") as file:
@@ -101,7 +101,7 @@ def list_arguments_with_unsent_files(spec: ClusterSpec, excluded: Iterable[Exclu
 
     Args:
         spec: The spec of the cluster file.
-        excluded: The excluded paths; `None` to search the folder if an argument names a file in it.
+        excluded: The excluded paths. With `None`, the folder is searched if an argument names a file in the folder.
     """
     if spec.sync is None or spec.job is None or all(host.transport is TransportKind.LOCAL for host in spec.hosts):
         return []
@@ -227,7 +227,7 @@ def describe_secret_files(files: Iterable[tuple[str, int]], read_start: Callable
 
 
 def has_secret_name(path: str) -> bool:
-    """Return whether files of this name usually hold keys, tokens or passwords."""
+    """Return whether files with the name of this path usually hold keys, tokens or passwords."""
     parts = path.lower().rstrip("/").split("/")
     # A pattern with two parts also matches the folder and everything in it.
     pairs = ["/".join(pair) for pair in itertools.pairwise(parts)]
@@ -313,7 +313,7 @@ def explain_module_on_pythonpath(message: str, pythonpath: str) -> str | None:
 
 
 def scan_code_folder(sync: SyncSpec, sent: Collection[str] | None, pythonpath: str = "") -> CodeFolder | None:
-    """Return the code folder as it is now; `None` if it cannot be read.
+    """Return the present code folder; `None` if the folder cannot be read.
 
     Args:
         sync: The sync settings of the cluster file.

@@ -1,7 +1,7 @@
-"""The code of a run: the manifest of its folder, and a store of the content.
+"""The code of a run: the manifest of the code folder, and a store of file contents.
 
-The head stores each content once, by its hash, for all runs. So every attempt of a run gets the files of the first
-attempt, although the folder may have changed.
+The head stores each file content once for all runs, under the hash of the content. So every attempt of a run gets the
+files of the first attempt, although the folder may have changed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class CodeManifest:
     """The files of a folder to send.
 
     Attributes:
-        files: For each path: size in bytes, permission bits and SHA-256. A link has the mode `LINK_MODE`; its content
-            is the target. An empty folder has the mode `FOLDER_MODE` and no content.
+        files: For each path: size in bytes, permission bits and SHA-256. A link has the mode `LINK_MODE`, and its
+            target as content. An empty folder has the mode `FOLDER_MODE` and no content.
         excluded: The excluded paths; not saved with the run.
     """
 
@@ -59,7 +59,7 @@ class CodeManifest:
 
 
 class ContentStore:
-    """Files by their hash, shared by all runs of a head."""
+    """A folder of file contents, named by their hash. All runs of a head share this folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -71,7 +71,7 @@ class ContentStore:
         return self.root / digest[:2] / digest
 
     def add_file(self, source: BinaryIO) -> tuple[int, str]:
-        """Store a copy of a file, hashed in the same pass; return its size and hash."""
+        """Store a copy of a file, and hash the file in the same pass. Return size and hash."""
         digest, size = hashlib.sha256(), 0
         # Heads that share a home may have equal pids, so the temporary name is random.
         with tempfile.NamedTemporaryFile(dir=self.root, prefix=".", suffix=_PART, delete=False) as writer:
@@ -90,7 +90,7 @@ class ContentStore:
         return size, digest.hexdigest()
 
     def renew(self, digest: str) -> bool:
-        """Return whether the content exists; if so, renew its time, so that `clean` does not remove it now."""
+        """Return whether the content exists. Renew its modification time, so that `clean` does not remove it now."""
         try:
             os.utime(self.path(digest))
         except FileNotFoundError:

@@ -26,7 +26,7 @@ class SelectedFile(NamedTuple):
     Attributes:
         path: Relative to the source folder.
         status: Status of the file, or of the link itself.
-        target: Target of a link as the nodes get it; `None` for a file.
+        target: Target of the link on the nodes; `None` for a file.
     """
 
     path: str
@@ -35,7 +35,7 @@ class SelectedFile(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Return whether this is a folder."""
+        """Return whether this object is a folder."""
         return stat.S_ISDIR(self.status.st_mode)
 
     @property
@@ -168,7 +168,7 @@ class _FolderWalk:
         Args:
             folder: Relative to the source folder.
             rules: The rules of the `.gitignore` files above, with the folder of each.
-            ignored: The rule that excludes the folder, except for the files that git tracks in it.
+            ignored: The rule that excludes the folder. Files that git tracks in the folder are still sent.
         """
         base = self._source / folder
         entries = read_if_present(lambda: sorted(os.scandir(base), key=lambda e: e.name), base) or []

@@ -250,7 +250,7 @@ def _write_file(path: Path, spool: BinaryIO, size: int, mode: int) -> None:
 
 
 _STUCK_AFTER_S = 120.0
-"""The fetch of results ends after so many seconds without data from any node, because the run still holds its GPUs."""
+"""Seconds without data from any node after which the fetch of results ends, because the run still holds its GPUs."""
 
 
 def choose_results_to_fetch(spec: ClusterSpec, state: RunState, phase: RunPhase) -> ResultsSpec | None:
@@ -264,7 +264,8 @@ def choose_results_to_fetch(spec: ClusterSpec, state: RunState, phase: RunPhase)
 class ResultsFetch:
     """Fetches the results of a run from its nodes.
 
-    Thread: `fetch` works in a thread, with one more for each node; the loop calls `is_stuck` and `build_results_event`.
+    Thread: `fetch` runs in a thread, and starts a thread for each node. The loop calls `is_stuck` and
+    `build_results_event`.
 
     Args:
         spec: The spec of the run.

@@ -85,7 +85,7 @@ def find_last_stall(run: RunDir) -> int:
 
 
 def collect_stall_evidence(run: RunDir, number: int, sessions: Mapping[str, Session]) -> bool:
-    """Save evidence of a stall in the folder `stall-NUMBER`; return whether it was saved.
+    """Save evidence of a stall in the folder `stall-NUMBER`; return whether evidence was saved.
 
     Head and nodes keep the evidence of the first two stalls and of the last eight. A full disk on the head does not
     disturb the run.

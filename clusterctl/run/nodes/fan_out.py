@@ -1,4 +1,4 @@
-"""Calls many nodes at once, collects their answers and errors, and posts the progress of a step."""
+"""Calls many nodes at once, collects answers and errors, and posts the progress of a step."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class CancelledError(ClusterctlError):
 
 @dataclass
 class Progress:
-    """Posts the progress of a step, at most every 100 ms, and once at its end with the times of each node.
+    """Posts the progress of a step at most every 100 ms. At the end of the step, posts the times of each node.
 
     Thread: any; a lock guards the fields.
     """
@@ -143,7 +143,7 @@ class Progress:
                 self._post(detail=self.detail)
 
     def finish_node(self, node: str, count: int = 1) -> None:
-        """Count a node as done."""
+        """Record that a node has finished the step."""
         with self._guard:
             self._leave(node)
             self.nodes[node] = time.monotonic() - self.began
@@ -162,7 +162,7 @@ class Progress:
             spent[what] = spent.get(what, 0.0) + time.monotonic() - since
 
     def _longest(self) -> dict[str, tuple[str, float]]:
-        """Return the longest activity of each node that had several activities."""
+        """Return the longest activity of each node that had more than one activity, with its duration in seconds."""
         longest = {n: max(spent.items(), key=lambda part: part[1]) for n, spent in self.parts.items() if len(spent) > 1}
         return {node: (what, round(seconds, 3)) for node, (what, seconds) in longest.items()}
 

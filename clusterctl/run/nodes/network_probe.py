@@ -1,7 +1,8 @@
 """The network between the nodes: the address of the rendezvous, and probes of ports and links before workers start.
 
 NCCL and Gloo connect ranks of all nodes at ports that the kernel picks, in both directions, with packets as large as
-the interfaces allow. So a probe sends data to a neighbour and back: a few bytes at one port would prove nothing.
+the interfaces allow. So a probe sends much data to a neighbour and back, because a few bytes at one port would prove
+nothing.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def _choose_master(
     own: Mapping[str, str | None],
     routes: Mapping[str, rendezvous.Route | None],
 ) -> str:
-    """Return the address of the first host on its routes to the other nodes.
+    """Return the source address of the first host on its routes to the other nodes.
 
     Raises:
         RefusedError: The first host has no address that the other nodes could reach.
@@ -232,7 +233,7 @@ class LinkProbe:
 
 
 def plan_link_probes(workers: Sequence[str], spares: Sequence[str]) -> list[LinkProbe]:
-    """Return the connections to try: each worker to the next one, and each spare to one worker and back.
+    """Return the connections to try: from each worker node to the next, and between each spare and one worker node.
 
     A failure between a spare and a worker is reported as a problem of the spare.
     """
@@ -250,8 +251,8 @@ def probe_links(
     Args:
         spec: The spec of the cluster file.
         sessions: The sessions by node.
-        rendezvous: The result of `probe_rendezvous_port`, which gives the address of each node. Nodes that failed there
-            are left out.
+        rendezvous: The result of `probe_rendezvous_port`, which gives the address of each node. Nodes that failed in
+            that probe are left out.
     """
     at = _list_addresses(spec, rendezvous)
     planned = plan_link_probes(

@@ -1,4 +1,4 @@
-"""The health checks before a start: all nodes are probed at once, by the Python of their workers."""
+"""The health checks before a start. All nodes are probed at once, with the Python of the workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from clusterctl.session.node_session import Session
 AFTER_SYNC = ("version.code",)
 """Checks of `up` after the sync."""
 _BETWEEN = ("net.rendezvous", "net.ring")
-"""Checks between nodes: their results mean nothing once one of the nodes is lost."""
+"""Checks between nodes. The results of these checks mean nothing once one of the nodes is lost."""
 _JUDGE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 """Errors that a check may raise when it reads invalid facts."""
 _QUOTED = 200
@@ -227,7 +227,7 @@ def _probe(
 
 
 def _without_facts(node: str, session: Session, error: BaseException) -> dict[str, Any]:
-    """Return the facts of a node whose probe failed: it refused, or did not answer."""
+    """Return the facts of a node whose probe failed, because the node refused or did not answer."""
     if not session.alive or isinstance(error, (ConnectError, ProtocolError)):
         return {"unreachable": str(error)}
     controller = _controller_facts(session, {}, None)
@@ -298,7 +298,7 @@ def judge_facts(
 def _validate_facts(
     node: str, facts: dict[str, Any], settings: HealthSettings, checks: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Return the facts of a node; if a check cannot read them, `unreachable` with the reason instead."""
+    """Return the facts of a node. If a check cannot read the facts, return `unreachable` with the reason instead."""
     try:
         judge.judge_all({node: facts}, settings, checks)
     except _JUDGE_ERRORS as error:

@@ -55,7 +55,7 @@ def end_run_on_node(session: Session, run: str, node: str, grace: float) -> list
 
 
 def _unended(node: str, status: StatusAnswer) -> list[RemainingProcess]:
-    """Return the workers of a node that did not end in time; if it reports none, an entry for an unknown process."""
+    """Return the workers of a node that did not end in time. Without reported workers, return an unknown process."""
     if _is_ended(status):
         return []
     unknown = outcome.build_remaining_process(node, None, outcome.OVERDUE)
@@ -67,14 +67,14 @@ def _unended(node: str, status: StatusAnswer) -> list[RemainingProcess]:
 
 
 def _is_ended(status: StatusAnswer) -> bool:
-    """Return whether the run has ended on a node; a node that lost its files knows only the remaining processes."""
+    """Return whether the run has ended on a node. A node that lost its files knows only the remaining processes."""
     if status["state"] == "new":
         return not status["remaining"]
     return status["state"] in ("prepared", "swept", "finished")
 
 
 def fetch_missing_output(session: Session, writer: RunDirWriter, run: str, node: str, files: Iterable[str]) -> None:
-    """Fetch the missing parts of a node's files into their replicas.
+    """Fetch the bytes of a node's files that the replicas lack.
 
     Raises:
         ClusterctlError: The node did not answer.
@@ -141,7 +141,7 @@ def end_run_without_controller(
 
 
 def _list_unverified(state: RunState, errors: Mapping[str, ClusterctlError]) -> list[RemainingProcess]:
-    """Return the known remaining processes of nodes that did not answer, or an entry for an unknown process."""
+    """For each node that did not answer, return its known remaining processes, or else an unknown process."""
     remaining: list[RemainingProcess] = []
     for node, error in errors.items():
         earlier = [entry for entry in state.remaining if entry["node"] == node]

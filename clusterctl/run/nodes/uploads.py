@@ -80,7 +80,7 @@ def send_missing_files(
     compare: Callable[[int], Future[Answer]],
     read: Callable[[Sequence[int]], Iterator[bytes]],
 ) -> Answer:
-    """Send a node the files of a listing that it lacks; return its answer to the listing.
+    """Send a node the files of a listing that the node lacks. Return the node's answer to the listing.
 
     Args:
         session: The session with the node.
@@ -114,7 +114,7 @@ def send_missing_files(
 
 
 def _wait_for_answer(node: str, answer: Future[T]) -> T:
-    """Wait for an answer about files; a node may have to hash many of them.
+    """Wait for an answer about files. A node may have to hash many files before it answers.
 
     Raises:
         ClusterctlError: The node refused, failed or did not answer.
@@ -141,7 +141,7 @@ def sync_files(
 
     Args:
         session: The session with the node.
-        workdir: Folder on the node; `~` is its home.
+        workdir: Folder on the node; `~` is the home on the node.
         code: The files of the code.
         run: The run that needs the code. The node refuses the code if another live run uses the workdir.
         on_activity: A function that receives the present activity of the node.
@@ -253,7 +253,7 @@ def _list_source_files(source: str) -> Iterator[tuple[str, Path]]:
 
 
 def _hash_file(path: Path) -> tuple[int, int, str] | None:
-    """Return size, permission bits and SHA-256 of a file; `None` if it does not exist any more."""
+    """Return size, permission bits and SHA-256 of a file; `None` if the file no longer exists."""
     digest, length = hashlib.sha256(), 0
     try:
         with path.open("rb") as file:
@@ -274,7 +274,7 @@ class Destination:
 
     Attributes:
         folder: Folder to which `target` is relative.
-        target: A folder, or the new name of the one source.
+        target: A folder, or the new name of the only source.
         is_folder: `target` is a folder, or a folder to create.
     """
 

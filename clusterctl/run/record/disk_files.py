@@ -59,7 +59,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-"""Flags of fallocate(2): keep the size of the file, and free its blocks."""
+"""Flags of fallocate(2). They keep the size of the file, and free blocks of the file."""
 
 
 def make_private_folder(folder: Path) -> None:
@@ -81,7 +81,8 @@ class LineFile:
     """Appends lines to a file that has no other writer.
 
     Args:
-        path: The file. The first write creates it and its folder, or removes an incomplete last line after a crash.
+        path: The file. The first write creates the file and its folder, or removes an incomplete last line after a
+            crash.
         reserve_bytes: Bytes reserved beyond the end, if the file system supports it.
     """
 
@@ -102,7 +103,7 @@ class LineFile:
         return self.flush()
 
     def flush(self) -> bool:
-        """Write the waiting lines; return whether all of them are written.
+        """Write the waiting lines; return whether no line waits any more.
 
         Raises:
             OSError: The file cannot be written, and waiting will not help.

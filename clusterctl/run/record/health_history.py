@@ -1,4 +1,4 @@
-"""Remembers the health findings of each cluster file, and finds nodes that rebooted during recent runs.
+"""Stores the health findings of each cluster file, and finds nodes that rebooted during recent runs.
 
 The findings for a cluster file are stored in one small file in the state folder. Invalid files are ignored.
 """

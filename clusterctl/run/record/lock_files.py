@@ -35,7 +35,7 @@ class LockHolder:
 
 
 def take_lock(path: Path) -> int:
-    """Take the lock and write its holder into the file; return the descriptor, which holds the lock until it is closed.
+    """Take the lock, and write its holder into the file. Return the descriptor, which holds the lock until closed.
 
     Raises:
         LockedError: Another process holds the lock.

@@ -1,4 +1,4 @@
-"""Writes a run directory on the head. It has one writer at a time and any number of readers.
+"""Writes a run directory on the head. A run directory has one writer at a time and any number of readers.
 
 RUN/spec.json            the resolved cluster file (no secrets)
 RUN/plan-A.json          the launch plan of attempt A (no secrets)
@@ -99,7 +99,7 @@ class RunDirWriter(ThreadOwned):
             self._waiting[node] = self._journals[node]
 
     def flush(self) -> bool:
-        """Write the waiting lines; return whether all of them are written."""
+        """Write the waiting lines; return whether no line waits any more."""
         # Write the lines of nodes first: readers must see them before the controller's decisions about them.
         self._waiting = {node: file for node, file in self._waiting.items() if not file.flush()}
         return self._events.flush() and not self._waiting
@@ -138,7 +138,7 @@ class RunDirWriter(ThreadOwned):
         return sizes
 
     def close_earlier_attempts(self, node: str, attempt: int) -> None:
-        """Close the files of a node's attempts before this attempt."""
+        """Close the files of all attempts of a node before this attempt."""
         self.check_owner()
         self._files.close_files(lambda owner, file: owner == node and -1 < run_files.parse_attempt(file) < attempt)
 

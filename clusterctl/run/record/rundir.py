@@ -99,7 +99,7 @@ class RunDir:
     def create_control_address(self) -> str:
         """Save and return an address for a new controller. No other process can guess this address.
 
-        If the disk is full, return the address that follows from the path of the run.
+        If the disk is full, return an address that is derived from the path of the run.
         """
         try:
             write_atomically(self.control, secrets.token_hex(16).encode())

@@ -186,7 +186,7 @@ def read_curves(run: RunDir, nodes: Mapping[str, float]) -> Curves:
 
     Args:
         run: The run.
-        nodes: Its nodes, with the seconds by which their wall clocks are ahead of the head's.
+        nodes: For each node: the seconds by which its wall clock is ahead of the head's.
     """
     steps: dict[int, list[Point]] = {}
     machines: dict[str, dict[str, list[Point]]] = {}
@@ -215,7 +215,7 @@ def _choose_lines(path: Path, max_count: int, phase: float) -> dict[str, list[by
     """Return lines of a file by kind of sample, evenly chosen over the time.
 
     Args:
-        path: The file. Of a long file only pieces are read, without the incomplete lines at their ends.
+        path: The file. If the file is long, only pieces are read, without the incomplete lines at the ends of a piece.
         max_count: The most lines of each kind.
         phase: A number from 0 to 1 that shifts the pieces of this node in time against the pieces of other nodes.
     """

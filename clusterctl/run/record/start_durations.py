@@ -22,7 +22,7 @@ class StepTime:
 
     Attributes:
         seconds: The duration of the whole step.
-        nodes: The seconds until each node had finished the step. Nodes that never finished it are absent.
+        nodes: The seconds until each node had finished the step. Nodes that never finished the step are absent.
         parts: For each node: the part of the step that took longest, and the seconds that it took.
     """
 
@@ -76,7 +76,7 @@ def read_start_times(run: RunDir) -> StartTimes | None:
 
 
 def _find_first_output(run: RunDir, state: RunState, began: float) -> dict[str, float]:
-    """Return for each node the seconds from the start of the workers to the first output of one of its ranks."""
+    """Return, for each node, the seconds from the start of the workers to the first output of any of its ranks."""
     found: dict[str, float] = {}
     for attempt, node, ranks in state.placements:
         if attempt == 0:

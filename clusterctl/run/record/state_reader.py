@@ -1,4 +1,4 @@
-"""Finds the runs of this head and reads their state from their journals.
+"""Finds the runs of this head, and reads the state of a run from its journals.
 
 Lists read the summary of an ended run, which is a small file. So lists of many runs are fast. A summary contains the
 size of the controller's journal. If the journal has grown since, the summary is ignored.
@@ -95,8 +95,8 @@ class StateReader:
         """Apply the new events to the state, and pass each event to a callback.
 
         The sizes of the nodes' journals are read first, then the controller's journal, then the nodes' journals up to
-        these sizes. So the start of an attempt is applied before its events. During a callback, `state` is the state
-        after the event. The next event changes the tables of `state`.
+        these sizes. So the start of an attempt is applied before the events of the attempt. During a callback, `state`
+        is the state after the event. The next event changes the tables of `state`.
         """
         folder = f"{self._run.path}/nodes"
         for node in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
@@ -329,7 +329,7 @@ def load_state_and_attendance(run: RunDir, load: Callable[[RunDir], RunState] = 
 
 
 def load_summary_or_state(run: RunDir) -> RunState:
-    """Return the state of a run; if it has ended, only the part that lists need."""
+    """Return the state of a run. If the run has ended, return only the part that lists need."""
     known = read_summary(run.summary, run.events)
     return _load_or_unreadable(run) if known is None else known.state
 

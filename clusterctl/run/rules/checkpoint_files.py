@@ -1,7 +1,7 @@
 """Finds nodes that lack files of a checkpoint, and nodes whose files may be lost. Pure.
 
-A node may hold all files of a checkpoint, a part of them (its shards), or none. A copy counts as the same file as its
-source. If the source is written again, the copy is out of date and ignored.
+A node may hold all files of a checkpoint, only the shards of its own ranks, or no files. A copy counts as the same file
+as its source. If the source is written again, the copy is out of date and ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def resolve_copy_versions(
 ) -> dict[str, dict[str, Version]]:
     """Return the files of each node. A copied file gets the version of its source.
 
-    A copy is left out if its source has changed, or if the source was removed and its node still has other files.
+    A copy is left out if its source has changed. It is also left out if its source was removed from a node that still
+    has other files.
 
     Args:
         files: The files of each node, by path.

@@ -36,7 +36,7 @@ class StartStepProgress:
         ended: The step is over.
         failed: The step is over because it failed.
         nodes: After the end: the seconds until each node had finished the step.
-        parts: After the end: the longest part of the step on each node, and its seconds.
+        parts: After the end: for each node, the longest part of the step and its duration in seconds.
     """
 
     KIND: ClassVar[str] = "phase"
@@ -100,7 +100,7 @@ class TouchedNodes:
 class AttemptStarted:
     """A new attempt begins; `nodes` holds `{node, node_rank, address, ranks}` in order of node rank.
 
-    `resume_from` is the checkpoint from which its workers resume. `newest_checkpoint` names the newest checkpoint and
+    `resume_from` is the checkpoint from which the workers resume. `newest_checkpoint` names the newest checkpoint and
     its version.
     """
 
@@ -170,8 +170,8 @@ class HealthChanged:
 
     Attributes:
         check: The check that finds the problem before a run.
-        key: `check`, with a suffix if the check finds several problems (`host.disk /`). With node and GPU it identifies
-            the problem.
+        key: `check`, with a suffix if the check finds several problems (`host.disk /`). Node, GPU and `key` together
+            identify the problem.
         status: FAIL or WARN; PASS if the problem is over.
         message: A sentence that names the node and the GPU.
         action: What a person should do (`health.findings.Action`).

@@ -29,7 +29,7 @@ _PREFIX = re.compile(r"^\[?rank\d+\]?:? ?")
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call last\):", re.MULTILINE)
 
 BACKGROUND_MAX_S = 30.0
-"""If a rank ends with 0 within so many seconds and leaves a working process, its job runs in the background."""
+"""If a rank ends with 0 within this many seconds and leaves a working process, its job runs in the background."""
 _OF_A_LAUNCHER = re.compile(
     r"\b(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b|: exit code \d+ of its local"
 )
@@ -75,7 +75,7 @@ class ExitAnalysis:
     Attributes:
         on_node_clock: The earliest and latest time of the exit on the clock of its node.
         peers: The addresses of lost peers in the texts of the rank.
-        output: The last output of a rank that ended with 0. It is searched only if this exit is the cause.
+        output: The last output of a rank that ended with 0. This output is examined only if this exit is the cause.
     """
 
     cause: Cause

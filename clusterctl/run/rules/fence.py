@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FENCE_MARGIN_S = 10.0
-"""Seconds added to a fence, because a node may stop its workers later than its clock demands."""
+"""Seconds that are added to a fence, because a node may be late to stop its workers."""
 
 
 def compute_fence_s(stop_after: float | None, grace: float) -> float | None:

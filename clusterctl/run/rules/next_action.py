@@ -24,7 +24,7 @@ from clusterctl.run.rules.outcome import determine_outcome
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase
 
 LONG_ATTEMPT_S = 600.0
-"""Without a checkpoint pattern, an attempt of so many seconds counts as progress."""
+"""Without a checkpoint pattern, an attempt of at least this many seconds counts as progress."""
 
 _USAGE_EXIT_CODE = 2
 """The exit code of argparse for wrong arguments."""
@@ -117,7 +117,7 @@ STOP_MARGIN_S = 30.0
 """Seconds that a node may need after the grace for SIGKILL, the sweep, and the release of GPU memory by the kernel."""
 
 MAX_DIRTY_NODE_S = 30.0
-"""Seconds to wait for a node with remaining processes, before a restart is refused. The node keeps checking them."""
+"""Seconds to wait until remaining processes on a node have ended. After this time, a restart is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +148,8 @@ class RunObservations:
 
     Attributes:
         silent_s: Seconds since the last frame of each silent node. Nodes that answer are absent.
-        unreachable_s: Seconds since a frame of the controller may last have reached each unreachable node. This is less
-            than `silent_s` if the node receives frames but its answers are lost. Fences count from this moment.
+        unreachable_s: Seconds since a frame of the controller may last have reached each unreachable node. The number
+            is less than `silent_s` if the node receives frames but its answers are lost. Fences count from this moment.
         stopping_s: Seconds for which each node has been connected since its stop request.
         kill_wait_s: Seconds since a person demanded an immediate end, or `None`.
         idle_s: Seconds since an unfinished rank last showed activity.
@@ -343,7 +343,7 @@ def finish_cancelled(state: RunState) -> Finish:
 
 
 def list_unusable_nodes(state: RunState) -> dict[str, str]:
-    """Return the nodes that cannot take part in another attempt, and why."""
+    """Return the nodes that cannot take part in another attempt, each with the reason."""
     reasons = {n.node: "dirty: processes of the run could not be ended" for n in state.nodes.values() if n.remaining}
     return reasons | {n.node: "lost" for n in state.nodes.values() if n.link == "lost"}
 

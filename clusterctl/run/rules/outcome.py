@@ -104,7 +104,7 @@ def build_remaining_process(node: str, worker: WorkerState | None, why: str) -> 
 
 
 _MAX_REACTION_S = 600.0
-"""A program that still runs so many seconds after a signal ignores the signal. Large checkpoints take less time."""
+"""A program that still runs this many seconds after a signal ignores the signal. Large checkpoints take less time."""
 _MAX_LINES = _MAX_NAMES = 4
 
 
@@ -179,7 +179,7 @@ def _warn_of_separate_groups(nodes: Sequence[NodeState], world_size: int) -> Ite
 
 
 def _warn_of_outside_signals(exits: Iterable[Exited]) -> Iterator[str]:
-    """Warn of ranks that ended with 0 after a signal from outside clusterctl: they may not have finished their work."""
+    """Warn of ranks that ended with 0 after a signal from outside clusterctl. Their work may be unfinished."""
     by_signal: dict[str, dict[int, float]] = {}
     for exited in exits:
         received = exited.outside_signal

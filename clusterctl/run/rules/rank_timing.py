@@ -1,7 +1,7 @@
 """Measures how the ranks of a run spend their time, from the nodes' samples. Pure.
 
 The results are the share of time in collectives, the CPU use, the waits in the kernel, and the time without progress.
-`status` shows the wait shares of every run, so they are computed from only four samples of each node.
+`status` shows the wait shares of every run. To be fast, it computes them from only four samples of each node.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def has_recent_progress(newest: Iterable[ActivitySample], attempt: int, seconds:
 
 
 def have_all_ranks_wait_counts(newest: Iterable[ActivitySample]) -> bool:
-    """Return whether the shim of each rank counts its looks at the rank. Otherwise ranks cannot be compared."""
+    """Return whether the shim of each rank counts its looks at the rank. Ranks are compared by these counts."""
     return all(_read_look_counts(own)[0] for sample in newest for own in (sample.get("ranks") or {}).values())
 
 
@@ -107,7 +107,7 @@ def compute_wait_shares(activities: Sequence[RankActivity]) -> WaitShares | None
 
 
 def _read_look_counts(own: RankActivity) -> tuple[int, int, int]:
-    """Return the number of looks at a rank, of looks at which it was in a collective, and of begun collectives."""
+    """Return three counts of a rank: the shim's looks, looks that found it in a collective, and begun collectives."""
     status = own.get("inside")
     begun = max((begun for begun, _ in get_collective_numbers(own).values()), default=0)
     return (0, 0, begun) if status is None else (status.get("looks") or 0, status.get("held") or 0, begun)
@@ -152,7 +152,7 @@ def read_collective_counts_before(
 
 
 def find_idle_ranks(lines: Mapping[str, Sequence[bytes]], attempt: int) -> dict[int, IdleRank]:
-    """Return for how long each rank that counts collectives has made no progress, and its present activity.
+    """Return, for each rank that counts collectives, the seconds without progress and the present activity.
 
     Args:
         lines: The newest samples of each node.

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import StallSpec
 
 BUSY_CORES = 0.05
-"""A rank that uses fewer cores does no work: a waiting worker uses some CPU for heartbeats and its status file."""
+"""A rank that uses fewer cores does no work. Even a waiting worker uses some CPU for heartbeats and its status file."""
 RUNNABLE_SHARE = 0.5
-"""A rank that runs, or waits for a CPU on a busy machine, for this share of the time is active."""
+"""A rank is active if it uses a CPU, or waits for a CPU, for at least this share of the time."""
 TRANSFER_BYTES_S = 16 * 1024
 FRESH_S, FRESH_FOR_S = 2.5, 6.0
 """A main thread computes if it returns to Python at least every 2.5 s for 6 s.
@@ -149,10 +149,11 @@ MAX_LIMIT_S = 1500.0
 SHARE_OF_GROUP_TIMEOUT = 0.8
 """The longest default limit, as a share of the process group's timeout. Evidence must be saved before this timeout."""
 FIRST_STEPS, FIRST_ADVANCES = 3, 10
-"""The set-up of a run is over after so many steps of one rank, or after so many advances of the run."""
+"""The set-up of a run is over after this many steps of one rank, or after this many advances of the run."""
 FIRST_COLLECTIVES, FIRST_INTERVALS, FIRST_PRINTED_STEPS = 16, 2, 3
-"""A run without reported steps has started after so many collectives over several intervals, or after so many printed
-steps of several ranks.
+"""The set-up of a run without reported steps is over after this many collectives and this many intervals.
+
+The set-up is also over after several ranks have printed as many steps as the third value.
 """
 INDIRECT_LIMIT_S = 120.0
 """The shortest limit in seconds if steps are visible only as collectives or printed numbers: set-up may continue."""
@@ -160,7 +161,7 @@ BUSY_FACTOR = 3.0
 """While some ranks wait in a collective and other ranks are active, the limit is longer by this factor."""
 CONFIRM_MIN_S, CONFIRM_MAX_S, CONFIRM_SHARE = 15.0, 60.0, 0.2
 SAME_ADVANCE_S = 1.0
-"""Ranks report one step at slightly different times. All progress within so many seconds is one advance."""
+"""Ranks report one step at slightly different times. All progress within this many seconds is one advance."""
 MAX_UNSEEN_S, MAX_UNSEEN_STEADY_S = 5.0, 2.0
 """The most seconds without a sample that an interval may include; the second value is for steady progress."""
 
@@ -236,7 +237,7 @@ def start_stall_watch(attempt: int, ranks: Iterable[int], now: float) -> StallWa
 
     Args:
         attempt: The number of the attempt.
-        ranks: The ranks of the attempt. There is no judgement before each of them has a sample.
+        ranks: The ranks of the attempt. There is no judgement before each rank has a sample.
         now: The time at which the workers were started.
     """
     return StallWatch(attempt=attempt, began_at=now, expected_ranks=frozenset(ranks))
@@ -464,9 +465,9 @@ def _default_max_limit_s(watch: StallWatch) -> float:
 
 
 MIN_STRAGGLING_S = 5.0
-"""A rank without progress is reported only after so many seconds."""
+"""A rank is reported only after this many seconds without progress."""
 MAX_SILENCE_S = 10.0
-"""After a node was silent for more seconds than this, its samples arrive late."""
+"""After a node was silent for more than this many seconds, its samples arrive late."""
 
 
 class StallObserver:

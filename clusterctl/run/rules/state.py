@@ -1,4 +1,4 @@
-"""The state of a run, which `state_updates` builds from the journals of its controller and nodes. Pure.
+"""The state of a run. `state_updates` builds the state from the journals of controller and nodes. Pure.
 
 Run phases: starting running stalled restarting stopping, then succeeded failed cancelled lost.
 Worker phases: pending starting running exited lost.
@@ -52,7 +52,7 @@ class EarlierAttempt:
 
 
 def cause_to_json(cause: Cause | None) -> dict[str, Any] | None:
-    """Return a cause for the journal. The traceback is left out: the output of the attempt contains it."""
+    """Return a cause for the journal. The traceback is left out, because the output of the attempt contains it."""
     if cause is None:
         return None
     return {key: getattr(replace(cause, message=cause.message[:_MAX_MESSAGE]), key) for key in _JSON_FIELDS}
@@ -170,7 +170,7 @@ class NodeState:
         swept: The node has ended all processes of the attempt, except those in `remaining`.
         stop_reason: Why the node stops or stopped its workers, or `None`.
         remaining: Processes that the node could not end.
-        group: The ranks of its workers in one process group, and the size of that group.
+        group: The ranks that the node's workers have in their process group, and the size of this group.
         leftovers: Processes that still worked after all ranks had ended well; the node ended them.
         past_grace: Processes that did not end within the grace of a stop; the node killed them.
         grace_s: The grace of the last stop.
@@ -410,7 +410,7 @@ Placement = tuple[int, str, tuple[int, ...]]
 
 
 class RankIndex:
-    """An index over `RunState.placements`, which only grows. With it, look-ups stay fast after many restarts."""
+    """An index over `RunState.placements`, which only grows. The index keeps look-ups fast after many restarts."""
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[int, str], frozenset[int]] = {}
