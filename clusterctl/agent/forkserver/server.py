@@ -1,8 +1,8 @@
 """The main program of a forkserver: it imports modules, then forks a rank at each request until the supervisor ends.
 
-A request is one byte with descriptors. `f` requests a fork; its descriptors are a file with the request as JSON, the
-pipe for the report, the worker's output, and descriptors that the waiter has to keep open. `?` asks whether a new
-process would still import the same modules.
+A request is one byte with descriptors. The byte `f` requests a fork. Its descriptors are a file with the request as
+JSON, the pipe for the report, and the worker's output. Further descriptors are those that the waiter has to keep open.
+The byte `?` asks whether a new process would still import the same modules.
 
 A forked rank waits at a gate, a pipe, until its waiter is ready. No code of the user runs before the gate opens. If a
 fork fails until then, the forkserver reports the reason, and the rank starts as a new process.

@@ -40,7 +40,7 @@ def _read_own_path(hierarchy: str, root: str = "") -> str | None:
 def _list_own_folders(hierarchy: str, root: str = "") -> Iterator[str]:
     """Yield the folder of this process's cgroup, and the folders of all cgroups above it.
 
-    In a container, some of these folders may not exist: the paths are those of the machine, but the mount shows only
+    In a container, some of these folders may not exist. The paths are those of the machine, but the mount shows only
     the cgroup of the container.
     """
     top, own = _find_mount(hierarchy, root), _read_own_path(hierarchy, root)
@@ -87,8 +87,8 @@ def _read_limit_and_free(files: Iterable[tuple[str, str, str, str | None]], root
     """Return the lowest limit and the lowest free amount of this process's cgroup and the cgroups above it.
 
     Args:
-        files: For each hierarchy: its name, the file of the limit, the file of the use, and the name of the number in
-            `memory.stat` that counts as free, or `None`.
+        files: For each hierarchy: name, file of the limit, and file of the use. The last element names the number in
+            `memory.stat` that counts as free, or is `None`.
         root: Prefix of all paths.
     """
     limits, available = [], []

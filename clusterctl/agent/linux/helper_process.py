@@ -54,8 +54,8 @@ class HelperOutput:
 def start_helper(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
     """Call a function in a fork, which is killed if this process ends. The calling process must have one thread.
 
-    When this function returns, the fork has its own POSIX session and has closed the inherited descriptors, so that a
-    sweep does not mistake the fork for a process of a run.
+    When this function returns, the fork has its own POSIX session and has closed the inherited descriptors. A sweep
+    therefore does not mistake the fork for a process of a run.
 
     Args:
         task: The function.

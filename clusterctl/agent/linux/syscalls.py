@@ -82,8 +82,8 @@ def sleep_interval(seconds: float) -> None:
 def read_clock_error() -> float | None:
     """Return the kernel's estimate of the error of the wall clock in seconds, or `None`.
 
-    Without a time daemon, the estimate grows by 500 ppm, up to 16 s. systemd also uses the estimate instead of the flag
-    "unsynchronised", which chronyd without `rtcsync` leaves set (systemd, commit bca5a0eacc).
+    Without a time daemon, the estimate grows by 500 ppm, up to 16 s. The flag "unsynchronised" is not usable, because
+    chronyd without `rtcsync` leaves the flag set. systemd uses the estimate too (commit bca5a0eacc).
     """
     timex = ctypes.create_string_buffer(_TIMEX_BYTES)
     if _LIBC.adjtimex(timex) < 0:

@@ -1,4 +1,4 @@
-"""The writer and the readers of a run's journal on a node, and the state of the run that results from its events.
+"""The writer and the readers of a run's journal on a node, and the computation of the run's state from events.
 
 Each line of the journal is a JSON object with one event. The sequence number rises by one from line to line.
 """
@@ -36,8 +36,8 @@ class JournalState:
         boot_id: Boot id at the last event. If the machine has another boot id now, no process of the run lives.
         start_boots: Boot id at the start of each rank.
         stopping: Monotonic time of the stop signal and the event about the stop, or `None`.
-        dropped: For each attempt and rank: offset of the first byte of output that is not discarded, and the number of
-            discarded bytes that no head has.
+        dropped: By attempt and rank, two numbers about the output: the offset of its first byte that is not discarded,
+            and the number of discarded bytes that no head has.
         began_at: Wall time of the first `prepare`.
         ended_at: Wall time of the end of the run.
     """

@@ -1,14 +1,15 @@
 """Offsets of each worker's output, and readers of output files and time indices.
 
 A byte of output keeps its offset forever, although the start of the file may change. The supervisor discards the front
-of a file if space is short. A worker that opens `/dev/stderr` with O_TRUNC empties its own output; `file_start` is then
-the offset of the first byte of the file. The offset records are overwritten in place, which works on a full disk.
+of a file if space is short. A worker that opens `/dev/stderr` with O_TRUNC empties its own output. The field
+`file_start` is then the offset of the first byte of the file. The offset records are overwritten in place, which works
+on a full disk.
 
 The supervisor writes all fields except `sent`. The session that sends the output writes `sent`.
 
-The front of a time index is discarded together with the output that it describes, because an index of 16 B per second
-becomes large in a long run. The discarded part reads as zeros. No index record consists of zeros, so the file itself
-shows where the index starts.
+The front of a time index is discarded together with the output that it describes. Otherwise the index, 16 B per second,
+would become large in a long run. The discarded part reads as zeros. No index record consists of zeros, so the file
+itself shows where the index starts.
 """
 
 from __future__ import annotations

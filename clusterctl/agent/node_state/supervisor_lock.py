@@ -27,7 +27,7 @@ class SupervisorLock:
     """The lock and the listening socket of this process, the supervisor of a run.
 
     The lock belongs to the process (fcntl(2)), so a fork does not inherit it. The process loses the lock when it closes
-    any descriptor of the lock file, so no other code of this process may open the file.
+    any descriptor of the lock file. No other code of this process may therefore open the file.
 
     Attributes:
         listener: The listening socket.

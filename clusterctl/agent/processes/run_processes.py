@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _ROOT = 0
 _QUERY_TIMEOUT_S, _ALL_QUERIES_TIMEOUT_S = 1.0, 5.0
-"""Timeouts in seconds for the query of one process and of all processes. If a process is stuck in a driver or in an
-exec, its memory stays locked, and reads of some of its `/proc` files hang.
+"""Timeouts in seconds for the query of one process and of all processes. While a process is stuck in a driver or in an
+exec, its memory is locked, and reads of some of its `/proc` files hang.
 """
 
 _MAX_COMMANDS = 256

@@ -60,8 +60,8 @@ class Terminator:
             on_done: Called with the survivors at the end, and called again at intervals until it returns true.
             on_slow: Called once with the processes that the kernel has not ended 10 s after SIGKILL.
             wait_before_signal_s: Seconds in which processes may end without any signal.
-            on_leftovers: Called up to two times: with `False` and the processes that outlived `wait_before_signal_s`,
-                then with `True` and the processes that outlived the grace.
+            on_leftovers: Called with the processes that outlived `wait_before_signal_s`, and `False`. Called again with
+                the processes that outlived the grace, and `True`.
         """
         self._loop, self._markers, self._known_processes = loop, markers, known_processes
         self._on_done, self._on_slow, self._on_leftovers = on_done, on_slow, on_leftovers

@@ -1,7 +1,7 @@
 """Child processes of a session. Long work runs in a child process, so that the session can answer other requests.
 
-A child process is a program that the user runs (`RunningProgram`), or a task: a function of the agent in a helper
-process.
+A child process is a program that the user runs (`RunningProgram`), or a task. A task is a function of the agent that
+runs in a helper process.
 """
 
 from __future__ import annotations

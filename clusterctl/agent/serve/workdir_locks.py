@@ -1,8 +1,8 @@
 """Locks on workdirs while runs start, and the removal of code after the last run.
 
-Each workdir has a lock file. A sync that changes the code holds an exclusive lock. Runs that use the code hold a shared
-lock until they are prepared; after that, the run directory shows that the run uses the workdir. A lock belongs to the
-open file, so it ends with the session.
+Each workdir has a lock file. A sync that changes the code holds an exclusive lock. A run that uses the code holds a
+shared lock until the run is prepared. After that, the run directory shows that the run uses the workdir. A lock belongs
+to the open file, so it ends with the session.
 """
 
 from __future__ import annotations

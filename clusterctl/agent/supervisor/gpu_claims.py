@@ -2,9 +2,9 @@
 
 Each run has a folder in /var/tmp with one locked file per claimed GPU.
 
-/var/tmp belongs to root and is sticky on every machine, so that only the owner of a file (or root) can remove the file
-or lock it for writing. A file claims a GPU only while a process of its owner holds the lock. Containers that share
-/var/tmp share the claims, even if they have their own /proc and /sys.
+On every machine, /var/tmp belongs to root and is sticky. Only root and the owner of a file can remove the file or lock
+it for writing. A file claims a GPU only while a process of its owner holds the lock. Containers that share /var/tmp
+share the claims, even if they have their own /proc and /sys.
 
 A lock belongs to the open file, and lasts while a supervisor or a waiter of the run has a descriptor of that open file.
 """
@@ -282,8 +282,8 @@ def wait_for_gpu_memory(
         loop: The event loop that calls `on_message` and `on_done`.
         gpus: Indices of the GPUs.
         run: The run that has used the GPUs.
-        on_message: Called with a text and the GPU index for each GPU that is not free in time, or with the text of an
-            error and `None`.
+        on_message: Called with a text and the GPU index for each GPU that is not free in time. If an error occurs, it
+            is called with the text of the error and `None`.
         on_done: Called when the wait is over.
     """
     try:

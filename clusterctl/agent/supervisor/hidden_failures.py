@@ -172,9 +172,8 @@ def classify_shim_access(argv: Sequence[str], workdir: str) -> str:
         workdir: The working directory of the worker.
 
     Returns:
-        "wants-python" if the command starts a Python with the shim, "hides-python" if the command starts a Python
-        without the shim, for example because the command replaces PYTHONPATH, or "" if no start of a Python was
-        recognised.
+        "wants-python" if the command starts a Python with the shim. "hides-python" if the command starts a Python
+        without the shim, for example with another PYTHONPATH. "" if no start of a Python was recognised.
     """
     text = " ".join(argv)
     texts = [text]

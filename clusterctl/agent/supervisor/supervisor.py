@@ -1,7 +1,7 @@
 """The supervisor of one run on one node: it starts, watches and ends the workers, and writes the journal.
 
 The head decides when attempts start and stop. A supervisor may be killed at any moment, because all its state is on
-disk or in waiters; the next supervisor adopts the run. A supervisor outlives the process that forks it.
+disk or in waiters. The next supervisor adopts the run. A supervisor outlives the process that forks it.
 """
 
 from __future__ import annotations
@@ -369,8 +369,8 @@ def fork_supervisor(run: RunDir) -> tuple[int, int]:
     new program, because a fork that has all modules loaded starts fast.
 
     Returns:
-        The pid of a short-lived child, and a descriptor of the outcome: READY, TAKEN if another supervisor runs, or no
-        bytes if the start failed.
+        The pid of a short-lived child, and a descriptor of the outcome. The outcome is READY, TAKEN if another
+        supervisor runs, or no bytes if the start failed.
     """
     pid, read, write = syscalls.fork_with_pipes()
     if pid == 0:
