@@ -37,7 +37,7 @@ def describe_duration(seconds: float) -> str:
 
 
 def format_size(count: float) -> str:
-    """Return a number of bytes, from MiB on with at least two digits: `512 B`, `64 KiB`, `1.4 GiB`, `76 GiB`."""
+    """Return a size as text: `512 B`, `64 KiB`, `1.4 GiB`, `76 GiB`. From 1 MiB on it has at least two digits."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         # Choose the unit after rounding: 1023.7 KiB is 1.0 MiB.
@@ -70,7 +70,7 @@ def group_pairs(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
-    """Return a sorted set of ranks in ranges, such as `0-4,6`."""
+    """Return ranks as a text with ranges in ascending order, such as `0-4,6`."""
     spans: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if spans and rank == spans[-1][1] + 1:

@@ -7,7 +7,7 @@ import errno
 import resource
 
 _MAX_OPEN_FILES = 65536
-"""The limit is this low because some programs close every possible file descriptor at their start."""
+"""The largest soft limit to set, because some programs close every possible file descriptor at their start."""
 
 _Limit = tuple[int, int]
 

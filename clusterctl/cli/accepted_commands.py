@@ -38,7 +38,7 @@ def refuse_unaccepted_commands(hosts: Iterable[HostSpec]) -> None:
     """Raise an error if the user has not accepted a command that connects to one of these hosts.
 
     Raises:
-        RefusedError: A command was not accepted.
+        RefusedError: The user has not accepted one of the commands.
     """
     new = list_unaccepted_commands(hosts)
     if new:

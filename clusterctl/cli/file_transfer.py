@@ -150,7 +150,7 @@ def _fetch(
     into: Callable[[str], _LocalTarget],
     counter: Callable[[int], None],
 ) -> FetchedFiles:
-    """Fetch paths of a node; return the files and bytes of each path."""
+    """Fetch the files at paths of a node; return the names and the total size of the files for each path."""
     found: FetchedFiles = {}
     for path in paths:
         asked, to = split_file_pattern(path), into(path)

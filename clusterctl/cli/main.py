@@ -56,7 +56,7 @@ class LazyCommandGroup(click.Group):
 
     @override
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Offer the commands without importing them."""
+        """Return the names of matching commands without importing the commands."""
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
         from click.shell_completion import CompletionItem

@@ -28,7 +28,7 @@ def print_overview() -> None:
 
 
 def render_overview(version: str, active: Sequence[str], terminal: Terminal, *, has_file: bool) -> list[str]:
-    """Return the lines of the overview; `active` are the lines of the active runs."""
+    """Return the lines of the overview; `active` contains the lines about active runs."""
     width = max(map(len, GROUPS))
     rows = [
         f"  {name.ljust(width)}   {'  '.join(terminal.style(command, '1') for command in commands)}"

@@ -180,7 +180,7 @@ def _mark_as_joined(waiting: WaitingLine, node: str, _running: Future[ExecAnswer
 MAX_INPUT_BYTES = 2 << 20
 """Maximum length of standard input, which must fit into one message to a node."""
 _NOTICE_AFTER_S, _GIVE_UP_AFTER_S = 2.0, 60.0
-"""Seconds without input before the notice, and seconds between the notice and the error."""
+"""Seconds without input until `exec` prints a notice, and further seconds until `exec` fails."""
 _WAITING_NOTICE = "waiting for the end of standard input; `< /dev/null` gives an empty input"
 
 

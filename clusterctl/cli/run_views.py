@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def warn_of_unreadable_lines(state: RunState, console: Console) -> None:
-    """Print a warning about each file of a run that has an unreadable line."""
+    """Print a warning about each file with an unreadable line among the files of a run."""
     for line in state.unreadable_lines:
         console.write_stderr(f"warning: {state.run}: {line}; this line is left out")
 
@@ -66,7 +66,7 @@ def predict_unattended_run(run: RunDir, state: RunState, *, has_controller: bool
 
 
 def read_stall_verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
-    """Return the stored verdict about the current stall; `None` without a confirmed stall."""
+    """Return the stored verdict about the current stall; `None` if no stall is confirmed."""
     if state.stall is None or state.stall.phase != "confirmed":
         return None
     return read_saved_verdict(run)

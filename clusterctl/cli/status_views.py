@@ -151,7 +151,7 @@ def _read_recent_samples(run: RunDir, node: str) -> list[bytes]:
 
 
 def load_blocking_ranks(run: RunDir, state: RunState) -> dict[int, str]:
-    """Return the ranks for which all other ranks have waited for long, with the activity of each."""
+    """Return the ranks for which all other ranks have waited for a long time, each with its activity."""
     idle_ranks = rank_timing.find_idle_ranks(
         sample_files.read_sample_lines(run, state, _MAX_SAMPLE_BYTES), state.attempt
     )

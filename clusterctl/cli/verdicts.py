@@ -82,7 +82,7 @@ def add_file_hints(run: RunDir, verdict: Verdict) -> Verdict:
 
 @contextlib.contextmanager
 def open_bundle(bundle: Path) -> Iterator[RunDir]:
-    """Yield the run in a bundle: a folder, or a file of `why --save`.
+    """Yield the run in a bundle, which is a folder or a file of `why --save`.
 
     Raises:
         NotFoundError: The path is not a bundle.
@@ -151,7 +151,7 @@ def add_argument_with_blanks_hint(run: RunDir, verdict: Verdict) -> Verdict:
 
 
 def explain_argument_with_blanks(job: JobSpec, error_text: str) -> str | None:
-    """Return a hint about an argument with blanks that an error text quotes; `None` if it quotes none."""
+    """Return a hint about an argument with blanks that an error text quotes; `None` if there is no such argument."""
     items = [(f"job.args[{i}]", item) for i, item in enumerate(job.args)]
     if isinstance(job.command, tuple):
         items += [(f"job.command[{i}]", item) for i, item in enumerate(job.command)]

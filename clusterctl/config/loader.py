@@ -218,7 +218,7 @@ _MAX_PROGRAM_FILES = 100
 
 
 def _list_variables_read(spec: ClusterSpec, files: DiskFiles) -> set[str]:
-    """Return the variables that the files of the program read by name and that its shell scripts do not set.
+    """Return the variables that files of the program read by name and that no shell script of the program sets.
 
     The files of the program are the files that the job names, and the files that they import from their folders. The
     result contains no variables that every login or launcher sets.

@@ -20,7 +20,7 @@ MAX_CURVES = 16
 """The largest number of curves in a chart. With more, the chart shows the lowest, the median and the highest value."""
 _MIN_FOR_MEDIAN = 3
 _MAX_DISTANCE = 0.03
-"""A curve is drawn separately if its mean distance from the median exceeds this share of the highest value."""
+"""The mean distance from the median above which a curve is drawn separately, as a share of the highest value."""
 _BINS = 120
 
 

@@ -82,7 +82,7 @@ class VisibleOutput:
         return None
 
     def shows_tail(self, rank: int, lines: Sequence[str]) -> bool:
-        """Return whether the last of these lines of a rank is visible on the screen; the earlier lines then are too."""
+        """Return whether the last of these lines of a rank is visible. If so, the lines before it are visible too."""
         own = [strip_colours(text) for ranks, text in self.lines if rank in ranks]
         return rank in self.ranks and bool(lines) and lines[-1] in own
 
@@ -222,7 +222,7 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
             cause = messages.get(worker.rank)
             text = "" if cause is None else safe(cause.message)
             text = "" if text == describe_worker(worker) else text
-            # Messages about lost peers differ only in ports and addresses, which the key omits.
+            # Messages about lost peers differ in ports and addresses, so these are not compared.
             key = (describe_worker(worker), _VARYING.sub("#", text))
             groups.setdefault(key, (text, []))[1].append(worker)
     lines = [

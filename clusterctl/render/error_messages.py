@@ -28,7 +28,7 @@ _MOST_LINES = 60
 
 
 def print_error(error: ClusterctlError, console: Console | None = None) -> None:
-    """Write an error to stderr. A failed run has already printed its report."""
+    """Write an error to stderr."""
     console = console or Console.for_standard_streams()
     console.write_stderr(*render_error(error, console.err))
 
@@ -79,7 +79,7 @@ def _unhealthy(message: str, findings: Sequence[Any], hint: str | None, terminal
 
 
 def _nodes(errors: Sequence[tuple[str, str, str | None]], terminal: Terminal) -> list[str]:
-    """Return lines with each message of nodes once, in the order of the first nodes, and with each hint once."""
+    """Return lines with the nodes' messages, in the order of nodes. Equal messages and equal hints appear once."""
     groups: dict[tuple[str, str | None], list[tuple[str, str | None]]] = {}
     for node, message, hint in errors:
         alike = _ADDRESS.sub("", hint) if hint else None

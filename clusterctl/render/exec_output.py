@@ -61,7 +61,7 @@ def _header(nodes: list[str], terminal: Terminal) -> list[str]:
 
 
 def fold_stdout(results: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
-    """Return stdout of all nodes, equal output once. Node names stand above the output, or beside a single line."""
+    """Return lines with the stdout of all nodes, equal output once. Node names are above the output or beside it."""
     groups = [
         (nodes, sanitize_output(output, terminal))
         for nodes, output in _groups({n: a.stdout for n, a in results.items()})
@@ -86,7 +86,7 @@ def fold_stderr(results: Mapping[str, CommandResult], terminal: Terminal) -> lis
 
 
 def diff_stdout(results: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
-    """Return the most frequent stdout, then the differences between that stdout and each other stdout."""
+    """Return lines of the most frequent stdout, then the differences between this stdout and each other stdout."""
     groups = group_pairs((result.stdout, node) for node, result in results.items())
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     if not ordered:

@@ -38,7 +38,7 @@ _CHANGED_KEYS = {
     "job.launcher": "a shell starts each worker",
     "env_file": "the job contains its present values",
 }
-"""Keys whose effect in pods is not the usual effect, with their effect in pods."""
+"""Keys that have an unusual effect in pods, each with a description of this effect."""
 
 
 def list_unsupported_settings(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from clusterctl.config.spec import ClusterSpec
 from clusterctl.render.export_kubernetes import count_gpus
 
 _MARGIN_SECONDS = 60
-"""Extra seconds, because Slurm may send its signal 30 s late and the nodes have to be swept."""
+"""Seconds added to the grace time, because Slurm may signal 30 s late and the nodes have to be swept."""
 
 
 _REQUEST_KEYS = ("host", "gpus", "workers")

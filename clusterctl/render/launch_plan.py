@@ -15,7 +15,7 @@ from clusterctl.render.table import make_columns, render_table
 _COLUMNS = make_columns("~NODE", "RANKS", "COUNT", "COMMAND")
 _COUNTED = "counted at start"
 _MOST_SHOWN = 4
-"""If a variable has at most this many different values, all its values are shown."""
+"""The largest number of different values of a variable at which all values are shown."""
 
 
 def render_plan(plan: Mapping[str, Any], terminal: Terminal) -> list[str]:

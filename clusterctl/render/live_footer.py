@@ -76,7 +76,7 @@ def format_footer(
 
     Args:
         state: The run.
-        content: The ranks, the keys and other content of the footer.
+        content: The ranks, the keys and other facts that the footer shows.
         step_rate: The step and the speed of the run.
         now: The head's wall clock.
         glyphs: The signs that the terminal can show.

@@ -34,7 +34,7 @@ _MAX_CHARACTERS = 2000
 _MAX_EVENTS = 200
 _MAX_RANKS = 16
 _SLOW = 0.9
-"""A rank with less than this share of the median speed is a straggler."""
+"""The share of the median speed below which a rank is a straggler."""
 _TONES = {"succeeded": "good", "failed": "bad", "lost": "bad", "cancelled": "warn"}
 _MACHINES = {
     "gpu": ("GPU utilisation, mean of a node", "%"),

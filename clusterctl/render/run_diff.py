@@ -84,7 +84,7 @@ def render_differences(left: RunProperties, right: RunProperties, terminal: Term
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A row of the table; `heads` marks the title of a section."""
+    """A row of the table; `heads` says whether the row is the title of a section."""
 
     title: str
     values: tuple[str, str] = ("", "")

@@ -25,10 +25,10 @@ _DROPPED_FIRST = ("NODES", "RANKS", "PROGRESS", "STEP", "STARTED", "TOOK")
 """Columns that a narrow terminal omits, in this order, to have room for the ids of runs and the reasons of ends."""
 
 _MIN_REASON = 26
-"""Other columns are omitted until a reason has room for this number of characters."""
+"""The number of characters of a reason to show. Other columns are omitted to make room for them."""
 
 _WIDE = 100
-"""A step is shown with its attempt if the terminal has at least this number of columns."""
+"""The minimum number of terminal columns at which a step is shown with its attempt."""
 
 
 def has_not_started(state: RunState) -> bool:

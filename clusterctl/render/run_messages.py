@@ -260,7 +260,7 @@ def result_messages(results: ResultsFetched) -> list[str]:
 
 
 class UnattendedOutlook(Enum):
-    """What happens to a run without a controller: a sentence, and a few words for a column."""
+    """Texts about what happens to a run without a controller: a sentence, and a few words for a column."""
 
     GOES_ON = ("the run goes on", "unattended")
     WILL_STOP = ("its nodes stop the workers in {pause} unless it is adopted", "unattended: stops in {pause}")

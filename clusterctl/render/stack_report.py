@@ -41,7 +41,7 @@ def _place(frame: Mapping[str, Any]) -> str:
 
 
 def render_stack_notes(ranks: Mapping[str, Mapping[str, Any]], terminal: Terminal) -> list[str]:
-    """Return notes: why a rank has no stack, and which of its child processes (data loaders) do not run.
+    """Return notes that say why a rank has no stack, and which of its child processes (data loaders) do not run.
 
     Args:
         ranks: The evidence of each rank, as the nodes sent it.

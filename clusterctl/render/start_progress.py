@@ -220,14 +220,14 @@ class StartProgressView:
 
 
 _SILENT_SECONDS = 1.0
-"""A wait of fewer seconds is not shown."""
+"""The minimum duration in seconds of a wait that is shown."""
 
 _TICK = 0.5
 _CONNECTING = "connecting"
 
 
 def format_waiting_line(stages: Mapping[str, str], waited: float, limit: float) -> str:
-    """Return the nodes that a command waits for, their stage, the time so far and the limit.
+    """Return a line with the nodes that a command waits for, their stages, the time so far and the limit.
 
     Args:
         stages: Each awaited node with its stage.
@@ -266,7 +266,7 @@ class WaitingLine:
         self._thread: threading.Thread | None = None
 
     def set_stage(self, node: str, stage: str) -> None:
-        """Set the stage of a node; `joined` removes it from the line."""
+        """Set the stage of a node; the stage `joined` removes the node from the line."""
         if stage == "joined":
             self._stages.pop(node, None)
         else:

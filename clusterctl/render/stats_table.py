@@ -15,11 +15,11 @@ from clusterctl.render.table import Cell, make_columns, render_table
 
 _IDLE_PERCENT = 10
 _FEW = 4
-"""If at least this many nodes have old values, one line names all these nodes."""
+"""The minimum number of nodes with old values that share a line."""
 HOT_C = 85
-"""A GPU of at least this temperature in degrees Celsius is shown as hot."""
+"""The minimum temperature in degrees Celsius of a GPU that is shown as hot."""
 STALE_S = 60.0
-"""A sample with a larger age in seconds is old. Nodes send a sample every 15 s."""
+"""The age in seconds above which a sample counts as old. Nodes send a sample every 15 s."""
 
 GIB = 2**30
 _GPU_KEYS = ("gpu", "util", "mem_used", "mem_total", "temp_c", "power_w")

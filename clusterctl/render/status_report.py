@@ -275,7 +275,7 @@ def _worker_style(worker: WorkerState) -> tuple[str, ...]:
 
 
 def state_cell(state: str, word: str | None = None) -> Cell:
-    """Return a cell in the colour of a state. Its text is `word`, by default the state."""
+    """Return a cell in the colour of a state. The text of the cell is `word`, by default the state."""
     return Cell(word or state, STATE_STYLES.get(state, ()))
 
 
@@ -386,7 +386,7 @@ def time_json(time: float | None) -> str | None:
 
 
 SLOW_SECONDS = 60.0
-"""A start of at least this many seconds counts as slow."""
+"""The minimum duration in seconds of a start that counts as slow."""
 
 
 def render_timings(times: StartTimes, terminal: Terminal) -> list[str]:

@@ -22,8 +22,8 @@ CONTINUED = "    "
 _NUMBER = int.from_bytes(os.urandom(8), "big")
 _SGR = re.compile(r"\x1b\[([0-9;:]*)m")
 
-# Styles of other programs are removed instead of made visible, because they are harmless and frequent. A longer
-# sequence than these is not removed, because its end might be in a text of clusterctl or in another line.
+# Styles of other programs are removed instead of made visible, because they are harmless and frequent. A sequence with
+# more than 64 characters is not removed, because its end might be in a text of clusterctl or in another line.
 _CONTROL_SEQUENCE = re.compile(
     rf"[\x1b\n{CONTROL_CHARACTERS}](?:(?<=\x1b)\[(?:(?P<ours>[0-9;:]{{0,64}});{_NUMBER}|(?P<style>[0-9;:]{{0,64}}))m|{STRAY_JOINER})"
 )

@@ -1,4 +1,4 @@
-"""Builds the rows of `top`. A row is a rank, an unused GPU or an idle node, or a node, or nodes in the same state."""
+"""Builds the rows of `top`. A row shows a rank, unused GPU or idle node, or a node, or several nodes in one state."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from clusterctl.render.status_report import RunSnapshot, WorkerActivity
 from clusterctl.run.rules.state import WorkerState
 
 _ODD_PERCENT = 20.0
-"""A node has a row of its own if its GPU utilisation is lower than the median by more than these percentage points."""
+"""A node has its own row if its GPU utilisation is below the median by more than this many percentage points."""
 _BEHIND_S = 30.0
-"""The samples of two nodes may be this many seconds apart, so a smaller delay of a rank means nothing."""
+"""The seconds by which the samples of two nodes may be apart. A smaller delay of a rank means nothing."""
 
 
 class FoldLevel(Enum):
@@ -34,7 +34,7 @@ class TopUnit:
     Attributes:
         index: Position in the order of nodes and ranks.
         step_rate: Steps per second; `None` if unknown.
-        trend: Past utilisation in percent, newest last: of the GPU, or without a GPU of the node's processors.
+        trend: Past utilisation of the GPU in percent, newest last; if there is no GPU, of the node's processors.
     """
 
     index: int
@@ -232,7 +232,7 @@ _KEYS: dict[str, Callable[[TopUnit], float | None]] = {
 def sort_rows(rows: Sequence[Row], order: TableOrder) -> list[Row]:
     """Return sorted rows. Rows without a value in the sorted column come last in both directions.
 
-    A row with several units has the position of the unit that would come first.
+    A row with several units has the position of the unit that comes first.
     """
     if order.column == "node" and not order.is_reversed:
         return list(rows)

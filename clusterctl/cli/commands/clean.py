@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Console
 
 _MIN_CONTENT_AGE_S = 3600.0
-"""Synced files that are younger than this (seconds) may belong to a run that is starting."""
+"""The age in seconds below which synced files may belong to a run that is starting."""
 
 _DEFAULT_SOURCE = click.core.ParameterSource.DEFAULT
 
@@ -122,7 +122,7 @@ def _remove_or_list_runs(
     """
     ended = {run.run: (run, state) for run, state in chosen}
     listed = [load_run_list_view(run) for run, _ in chosen]
-    # `clean` removes the folder, so the table shows the name of the folder, even if a changed file has another name.
+    # `clean` removes the folder of a run, so the table names the folder, even if a file contains another name.
     views = sort_runs([replace(v, state=replace(v.state, run=run)) for run, v in zip(ended, listed, strict=True)])
     sizes = {run.run: _measure_disk_bytes(run) for run, _ in chosen}
     removed_runs: set[str] = set()

@@ -133,7 +133,7 @@ def _print_schema(common: CommonOptions, output: str | None) -> int:
 
 
 def _refuse_names_of_one_host(spec: ClusterSpec) -> None:
-    """Refuse two names that ssh_config maps to one machine.
+    """Raise an error if ssh_config maps two names to one machine.
 
     The start of a run also compares the identities of the machines.
     """

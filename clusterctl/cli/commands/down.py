@@ -378,7 +378,7 @@ def send_request_or_adopt(
 
 
 def _start_new_controller(run: RunDir, adopt: Callable[[], int]) -> bool:
-    """Start a new controller; return `False` if another command was faster."""
+    """Start a new controller; return `False` if another command has already started a controller."""
     try:
         detached_process.run_detached(run, adopt)
     except ClusterctlError:

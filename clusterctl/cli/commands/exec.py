@@ -32,7 +32,7 @@ _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "python", "python3", "per
 """Programs that interpret signs such as `*` and `;` themselves."""
 _BUILTINS = ("cd", "export", "source", ".", "alias", "ulimit", "module", "umask", "type")
 _EARLY_OUTPUT_AFTER_S = 1.0
-"""If no node has answered for this many seconds, show the answers so far."""
+"""Seconds without a new answer of a node, after which the answers so far are shown."""
 
 
 @click.command("exec", cls=PassthroughCommand, reads_file=True)

@@ -1,4 +1,4 @@
-"""Prints the final report of a command that followed a run, and determines its exit code."""
+"""Prints the final report of a command that followed a run, and determines the command's exit code."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _render_final_report(
     quiet: bool,
     visible_output: VisibleOutput,
 ) -> tuple[list[str], int]:
-    """Return the lines to print, and the exit code."""
+    """Return the lines of the final report, and the exit code of the command."""
     match end_reason:
         case FollowEndReason.ENDED:
             if quiet and state.phase.value == "succeeded":

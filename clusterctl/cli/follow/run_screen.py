@@ -188,7 +188,7 @@ class RunScreen:
         self._write(self._folder.flush())
 
     def _skip_old_events(self, snapshot: RunSnapshot) -> RunSnapshot:
-        """Return the new part of the first snapshot; put the old part into the backlog."""
+        """Return the first snapshot with its new events only; add its old events to the backlog."""
         self._is_first_poll = False
         if self._options.stops_on_interrupt:
             return snapshot

@@ -25,7 +25,7 @@ from clusterctl.suggestion import find_similar
 
 @dataclass(frozen=True)
 class HostEntry:
-    """An entry of `hosts` as a mapping with the key `host`; `path` and `mark` are its place in the file."""
+    """An entry of `hosts` as a mapping with the key `host`; `path` and `mark` are the entry's position in the file."""
 
     path: KeyPath
     node: TreeNode

@@ -50,7 +50,7 @@ def build_validator(section: Section) -> TypeAdapter[dict[str, Any]]:
 
 @cache
 def _build_typed_dict(section: Section) -> Any:
-    # `Any` hides the call from mypy, which accepts only literal dicts in it.
+    # `Any` hides the call of `TypedDict` from mypy, which accepts only a literal dict as argument.
     typed_dict: Any = TypedDict
     made = typed_dict(section.title, {name: _build_field_annotation(key) for name, key in section.keys.items()})
     made.__doc__, made.__pydantic_config__ = section.summary, _STRICT
@@ -132,7 +132,7 @@ def _keep_scalar_as_text(node: TreeNode) -> TreeNode:
     return TreeNode(node.raw, node.mark, raw=node.raw, quoted=node.quoted)
 
 
-# Key names of other tools, and the keys with the same meaning.
+# Keys of other tools, each with the key of a cluster file that has the same meaning.
 _ALIASES = {
     "cmd": "command",
     "command_args": "args",

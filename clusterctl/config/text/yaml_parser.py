@@ -125,7 +125,8 @@ MAX_DEPTH = 24
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 
-# Core schema of YAML 1.2.2 (section 10.3.2). Very long numbers stay text, because Python does not convert them.
+# These patterns are the core schema of YAML 1.2.2 (section 10.3.2). Very long numbers stay text, because Python does
+# not convert them.
 _NOT_TEXT = frozenset(["", *"~nNtTfF.+-0123456789"])
 _NULL = re.compile(r"null|Null|NULL|~|")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
@@ -137,7 +138,7 @@ _INFINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 # YAML escapes can produce these characters, but no argument or environment variable can contain them.
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 
-# All characters outside of `c-printable` of YAML.
+# This pattern matches all characters that YAML does not allow (outside of its `c-printable`).
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
