@@ -1,6 +1,7 @@
 """Functions for training scripts: `progress`, `phase`, `verify_sync`.
 
-Outside a run of clusterctl the functions do nothing. Their module is imported at the first use of a function.
+Outside a run of clusterctl the functions do nothing. The module of the functions is imported at the first use of a
+function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Base classes of all commands. They handle common options, examples in the help, and arguments after `--`.
+"""Base classes of all commands. The classes handle common options, examples in the help, and arguments after `--`.
 
 `clusterctl --help` imports this module, so slow imports are inside functions.
 """

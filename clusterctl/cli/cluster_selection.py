@@ -64,7 +64,7 @@ def load_chosen_cluster_file(
 
 
 def _find_health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
-    # This runs only for a file with health settings, because importing the registry imports all checks.
+    # The registry imports all checks, so it is imported only for a file with health settings.
     from clusterctl.health.registry import find_unknown_names
 
     return find_unknown_names(health)

@@ -1,7 +1,7 @@
 """The entry point of clusterctl: finds and runs the command, and turns errors into messages and exit codes.
 
-`clusterctl --help` may take at most 1.5 times as long as `import click`. So functions import the modules that the help
-does not need.
+`clusterctl --help` may take at most 1.5 times as long as `import click`. To save time, functions import the modules
+that the help does not need.
 """
 
 from __future__ import annotations

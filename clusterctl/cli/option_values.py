@@ -76,7 +76,7 @@ def parse_time_option(text: str | None, option: str, *, now: float, run_start: f
             `now`.
 
     Raises:
-        click.BadParameter: The text has none of these forms.
+        click.BadParameter: The text is not a time.
     """
     if text is None:
         return None

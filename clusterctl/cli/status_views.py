@@ -133,7 +133,7 @@ def add_stragglers(run: RunDir, view: RunSnapshot, newest_samples: Mapping[str, 
         return replace(view, slow_ranks=slow)
     if not rank_timing.have_all_ranks_wait_counts(newest_samples.values()):
         return view
-    # Read the samples of one node at a time, because those of all nodes together are tens of megabytes.
+    # Read the samples of one node at a time, because the samples of all nodes are tens of megabytes.
     ends = ((last, _read_recent_samples(run, node)) for node, last in newest_samples.items())
     stragglers = find_stragglers(rank_timing.measure_wait_shares(ends, state.attempt))
     return (

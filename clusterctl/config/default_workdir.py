@@ -13,7 +13,7 @@ def build_default_workdir(cluster_name: str, cluster_folder: str) -> str:
 
     Args:
         cluster_name: `name` of the cluster file. Two checkouts may have the same name.
-        cluster_folder: Absolute path of the cluster file's folder. Its hash distinguishes the checkouts.
+        cluster_folder: Absolute path of the cluster file's folder. The hash of this path distinguishes checkouts.
     """
     return f"{_WORKDIR_ROOT}/{cluster_name}-{zlib.crc32(os.fsencode(cluster_folder)):08x}"
 

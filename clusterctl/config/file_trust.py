@@ -1,7 +1,7 @@
 """Safety of paths: which files other users could change, and which folders must not be sent to nodes.
 
-A cluster file names commands that run as the user. So the user or root must own the file, and no other user may be able
-to write it. A home directory contains private files, so it is never sent to nodes.
+A cluster file names commands that run as the user. Therefore the user or root must own the file, and no other user may
+be able to write it. A home directory contains private files, so it is never sent to nodes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _is_private_group(gid: int) -> bool:
         return False
     if me.pw_gid != gid or group.gr_name != me.pw_name or not set(group.gr_mem) <= {me.pw_name}:
         return False
-    # This check comes last, because listing all users of a network directory may take long.
+    # Read all users last, because this may take long with a network directory.
     return all(user.pw_name == me.pw_name for user in pwd.getpwall() if user.pw_gid == gid)
 
 

@@ -153,9 +153,9 @@ def group_names_by_value(values: Mapping[str, V]) -> dict[V, list[str]]:
 def fold_hosts(names: Iterable[str]) -> str:
     """Fold names to ranges: `["gpu01", "gpu02", "gpu07"]` gives `gpu[01-02,07]`.
 
-    Duplicates are removed, the names are sorted naturally, and only neighbours in this order are folded. So
-    `expand_hosts` returns the same names in the same order, unless a name contains a bracket, a comma or a blank. The
-    order matters: users paste the result into cluster files, in which the order of the hosts determines the ranks.
+    Duplicates are removed, the names are sorted naturally, and only neighbours in this order are folded. `expand_hosts`
+    returns the same names in the same order, unless a name contains a bracket, a comma or a blank. The order matters:
+    users paste the result into cluster files, in which the order of the hosts determines the ranks.
     """
     items = [(name, "") for name in sorted(set(names), key=make_natural_sort_key)]
     while any(_LAST_NUMBER.fullmatch(head) for head, _ in items):

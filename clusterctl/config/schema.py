@@ -130,7 +130,7 @@ def _allow_empty(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split_choices(schema: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Split a schema into its documentation and its list of alternatives."""
+    """Split the JSON Schema of a value into its documentation and its list of alternatives."""
     words = {key: value for key, value in schema.items() if key in ("description", "examples")}
     rest = {key: value for key, value in schema.items() if key not in words}
     return words, rest["anyOf"] if set(rest) == {"anyOf"} else rest["allOf"] if set(rest) == {"allOf"} else [rest]

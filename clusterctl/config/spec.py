@@ -1,9 +1,10 @@
 """The spec: a parsed cluster file with expanded ranges, and with all defaults that do not depend on a node.
 
-Each key of a section is declared only here. Its field has the type, the default and the examples; the docstring of the
-class has its description. `clusterctl.config.sections`, `clusterctl config`, the JSON Schema and the tables of
-docs/cluster-file.md use these declarations at run time. A field without `KeyDocs` is not a key of the file. Durations
-are in seconds, sizes in bytes. `dump_spec` returns the JSON that each run stores for a controller that adopts the run.
+Each key of a section is declared only here. The field of a key has the type, the default and the examples; the
+docstring of the class describes the key. `clusterctl.config.sections`, `clusterctl config`, the JSON Schema and the
+tables of docs/cluster-file.md use these declarations at run time. A field without `KeyDocs` is not a key of the file.
+Durations are in seconds, sizes in bytes. `dump_spec` returns the JSON that each run stores for a controller that adopts
+the run.
 """
 
 import json

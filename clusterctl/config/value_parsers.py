@@ -1,6 +1,6 @@
 """Parsers and checks of single values: durations, sizes, host names, user names and arguments of `ssh`.
 
-Some values become arguments of `ssh`, and through ssh_config part of a shell command. So the checks accept only
+Some values become arguments of `ssh`, and through ssh_config part of a shell command. Therefore the checks accept only
 characters without a meaning for a shell.
 """
 

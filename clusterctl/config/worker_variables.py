@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-# torchrun sets these (torch 2.13, elastic/agent/server/local_elastic_agent.py); Composer sets NODE_RANK.
+# torchrun sets these variables (torch 2.13, local_elastic_agent.py), except NODE_RANK, which Composer sets.
 RESERVED_NAMES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
@@ -118,7 +118,7 @@ def find_clusterctl_equivalent(name: str) -> str | None:
 
 
 VIRTUAL_INTERFACE_PREFIXES = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "tunl", "kube", "vnet")
-"""Name prefixes of virtual network interfaces of containers and virtual machines; these do not connect nodes."""
+"""Name prefixes of network interfaces of containers and virtual machines, which do not connect nodes."""
 
 
 def select_interfaces(variable: str, value: str, interfaces: Sequence[str]) -> list[str]:

@@ -105,7 +105,8 @@ def select_curves(series: Mapping[str, Points], axis: TimeAxis) -> dict[str, Poi
     """Return a few curves that a reader can tell apart.
 
     If most curves agree, return the median of all curves, and the curves that differ from the median. If there are too
-    many curves, return the lowest, the median and the highest value at each time. Otherwise return all curves.
+    many curves, return the lowest, the median and the highest value at each time. In all other cases, return all
+    curves.
     """
     known = {name: points for name, points in series.items() if points}
     if len(known) < _MIN_FOR_MEDIAN:

@@ -1,7 +1,8 @@
 """The output streams of a command: their width, and whether they show colours, redrawn lines and non-ASCII text.
 
-Data goes to stdout, messages go to stderr. Each stream is examined separately, because only one of them may be a pipe.
-All output passes the sanitizer (`clusterctl.render.terminal_sanitizer`), also the texts of clusterctl itself.
+Data goes to stdout, messages go to stderr. Each stream is examined separately, because one stream may be a pipe and the
+other a terminal. All output passes the sanitizer (`clusterctl.render.terminal_sanitizer`), also the texts of clusterctl
+itself.
 """
 
 from __future__ import annotations
@@ -71,14 +72,14 @@ ASCII = Glyphs(
 
 
 _IN_ASCII = str.maketrans({"✓": "ok", "✗": "x", "│": "|", "…": "...", "·": "-", "→": "->", "─": "-", "°": ""})
-"""ASCII replacements for the signs, for a stream that shows only ASCII. They also replace signs of other programs."""
+"""ASCII replacements for signs of clusterctl and other programs, for a stream that shows only ASCII."""
 
 
 def wants_colour(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -> bool:
     """Return whether to write colours.
 
-    `--color always` or `never` decides first, then NO_COLOR, then FORCE_COLOR. Otherwise any terminal gets colours,
-    except with TERM=dumb.
+    `--color always` or `never` decides first, then NO_COLOR, then FORCE_COLOR. If none of them is set, a terminal gets
+    colours, except with TERM=dumb.
     """
     if choice is not ColorChoice.AUTO:
         return choice is ColorChoice.ALWAYS
@@ -226,7 +227,7 @@ class Terminal:
 
 
 class Console:
-    """Stdout and stderr of a command. Output to one of them first erases the drawn lines of the other."""
+    """Stdout and stderr of a command. Output to one stream first erases the drawn lines of the other stream."""
 
     def __init__(self, out: Terminal, err: Terminal) -> None:
         self.out = out
@@ -298,7 +299,8 @@ PEER_LIMIT = 8192
 def safe(text: object) -> str:
     """Return a text from another source as one line of limited length, without colours and control sequences.
 
-    Use it if a text has to be one line, or if its width matters. The sanitizer makes all output harmless in any case.
+    Use this function if a text has to be one line, or if the width of the text matters. The sanitizer makes all output
+    harmless in any case.
     """
     whole = str(text)
     more = len(whole) - PEER_LIMIT

@@ -82,7 +82,7 @@ class VisibleOutput:
         return None
 
     def shows_tail(self, rank: int, lines: Sequence[str]) -> bool:
-        """Return whether the last of these lines of a rank is visible. If so, the lines before it are visible too."""
+        """Return whether these last lines of a rank are visible, which is the case if the last of them is visible."""
         own = [strip_colours(text) for ranks, text in self.lines if rank in ranks]
         return rank in self.ranks and bool(lines) and lines[-1] in own
 

@@ -55,7 +55,7 @@ def list_unsupported_settings(spec: ClusterSpec, keys: Sequence[str]) -> list[st
 
 
 def _list_own_variables(spec: ClusterSpec) -> list[str]:
-    """Return the variables that differ between hosts. Pods do not get these, because all pods have equal variables."""
+    """Return the variables that differ between hosts. Pods cannot have such variables, because all pods are equal."""
     return sorted({key for host in spec.worker_hosts for key in host.env} - {*_list_shared_variables(spec)})
 
 
@@ -74,7 +74,7 @@ def render_manifest(
     """Return a service and a job, as YAML.
 
     Args:
-        spec: The spec of the cluster file. Its hosts define the number of pods and of their GPUs.
+        spec: The spec of the cluster file. The hosts of the file define the number of pods and of GPUs.
         job: The job of the file.
         image: The image of the pods.
         workdir: The folder of the code in the image.
@@ -111,7 +111,7 @@ def _require_equal_hosts(spec: ClusterSpec) -> tuple[int, int]:
     """Return the number of GPUs and of workers of each pod.
 
     Raises:
-        RefusedError: Hosts differ in one of these numbers, or the file does not set the number of GPUs.
+        RefusedError: Hosts differ in their number of GPUs or workers, or the file does not set the number of GPUs.
     """
     for key, counts in (
         ("gpus", {host.name: count_gpus(host) for host in spec.worker_hosts}),

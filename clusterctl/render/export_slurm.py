@@ -45,7 +45,7 @@ def render_batch_script(
     """Return the batch script.
 
     Args:
-        spec: The spec of the cluster file. Its hosts define the number of nodes and of their GPUs.
+        spec: The spec of the cluster file. The hosts of the file define the number of nodes and of GPUs.
         program: The command line that starts clusterctl; the first word is an absolute path.
         folder: The folder of the cluster files.
         files: The cluster files, as arguments of `up`.

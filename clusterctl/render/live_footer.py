@@ -29,7 +29,7 @@ class FooterContent:
     Attributes:
         ranks: The ranks whose output is shown; `None` for all ranks.
         has_output: Whether output of these ranks has been shown.
-        stops_run: Whether Ctrl-C stops the run. Otherwise Ctrl-C only leaves the view.
+        stops_run: Whether Ctrl-C stops the run instead of only leaving the view.
         accepts_keys: Whether the command reads keys from the terminal.
     """
 

@@ -106,7 +106,7 @@ def _make_rows(found: Sequence[Difference]) -> list[_Row]:
 
 
 def _find_wide_rows(shown: Sequence[_Row], names: tuple[str, str], width: int | None) -> set[int]:
-    """Return the widest rows. Their values are placed below each other, so that all other rows fit."""
+    """Return the widest rows, whose values are placed below each other so that all other rows fit."""
     below: set[int] = set()
     title = max(count_columns(safe(row.title)) for row in shown)
     left = dict(enumerate(shown))

@@ -124,7 +124,7 @@ def activity_from_sample(sample: Mapping[str, Any], age_s: float) -> dict[int, W
 def render_status(snapshot: RunSnapshot, now: float, terminal: Terminal, *, all_rows: bool = False) -> list[str]:
     """Return the output of `status`: a line about the run, its problems, its nodes and its workers.
 
-    If there are many workers, those in the same state share a row; with `all_rows` each worker has a row.
+    If there are many workers, workers in the same state share a row; with `all_rows` each worker has a row.
     """
     headline, *wrong = render_run_summary(snapshot, now, terminal)
     lines = [headline, *render_origin(snapshot.state, snapshot.origin, now, terminal), *wrong]
@@ -227,7 +227,7 @@ def _folded_nodes(snapshot: RunSnapshot, terminal: Terminal) -> list[str]:
 
 
 def has_row_per_rank(state: RunState, *, all_rows: bool) -> bool:
-    """Return whether the table has a row for each rank. Otherwise ranks in the same state share a row."""
+    """Return whether the table has a row for each rank, instead of a row for all ranks in the same state."""
     return all_rows or len(state.workers) <= _MOST_WORKERS
 
 

@@ -53,13 +53,13 @@ def command(
 ) -> int:
     """Remove old runs: their logs and evidence on this head and on the nodes, and code that no run needs.
 
-    If you name runs, `clean` removes exactly these runs, regardless of their age. It never removes active runs. If a
-    node cannot be reached, `clean` prints its name, and the data on the node stays. If processes of a run may still
+    If you name runs, `clean` removes exactly these runs, regardless of their age. `clean` never removes active runs. If
+    a node cannot be reached, `clean` prints its name, and the data on the node stays. If processes of a run may still
     live on such a node, the run also stays on this head, unless you name the run.
 
     If `clean` removes the last run that used a work folder on a node, it also removes the code that was copied there.
-    It keeps files that the job wrote, such as checkpoints. It keeps work folders that `workdir` names and work folders
-    on a network file system. It keeps code on this head that is younger than an hour.
+    `clean` keeps files that the job wrote, such as checkpoints. `clean` keeps work folders that `workdir` names and
+    work folders on a network file system. `clean` keeps code on this head that is younger than an hour.
     """
     console = common.console()
     given_options = [
@@ -215,8 +215,8 @@ def _remove_on_head(
 ) -> bool:
     """Remove a run from the head; return whether it was removed.
 
-    The run stays if a node refused to remove it. It also stays if its processes may live on an unreachable node, unless
-    the user has named the run.
+    The run stays if a node refused to remove it. A run that the user has not named also stays if its processes may live
+    on an unreachable node.
     """
     unreachable = {entry["node"] for entry in state.remaining} & {*obstacles.unreached}
     if unreachable and not named:

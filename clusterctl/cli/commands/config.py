@@ -85,7 +85,8 @@ def command(
 ) -> int:
     """Check the cluster file and print it with all defaults. `-q` only checks it.
 
-    `config` connects to nodes only with `--live`. It resolves host names with `ssh -G`, and prints secrets as `***`.
+    `config` connects to nodes only with `--live`. `config` resolves host names with `ssh -G`, and prints secrets as
+    `***`.
     """
     by_rank = env_rank is not None
     if live and not by_rank:

@@ -50,7 +50,8 @@ def command(common: CommonOptions, as_json: bool) -> int:
     """Check whether this machine can start and control runs.
 
     `doctor` checks ssh and its agent, the folder of the runs, the limit of open files, the clock, and whether a logout
-    kills processes. It also lists the controllers on this machine. It exits with 5 if no run can start from here.
+    kills processes. `doctor` also lists the controllers on this machine, and exits with 5 if no run can start from
+    here.
     """
     console = common.console()
     facts = read_head_facts()

@@ -72,7 +72,7 @@ def command(
     """Stop a run and verify that no process of it is left.
 
     Each process gets SIGTERM, has `job.grace` to end, and then gets SIGKILL. Then `down` searches every node for
-    processes of the run. It needs no controller. If a process remains, `down` names it and exits with 7.
+    processes of the run. `down` needs no controller. If a process remains, `down` names it and exits with 7.
 
     Without RUN, `down` stops the only active run, and all remaining processes of ended runs (see `ps`).
     """
@@ -329,7 +329,7 @@ def _end_orphans_on_node(session: Session, runs: list[RunSummary]) -> list[dict[
 
 
 def may_be_stalled(state: RunState) -> bool:
-    """Return whether a run is stalled according to its journal. Its controller may have newer samples."""
+    """Return whether a run is stalled according to its journal. The run's controller may have newer samples."""
     return not state.is_over and state.phase.value == "stalled"
 
 

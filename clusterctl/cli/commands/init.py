@@ -289,7 +289,7 @@ def ask_questions(script: str | None, print_error: Callable[[str], None]) -> Ini
     """Ask the user for hosts, GPUs, script and Python.
 
     Args:
-        script: The default script, or `None` if no file in the folder looks like one.
+        script: The default script, or `None` if no file in the folder looks like a job script.
         print_error: A function that prints the error of an invalid answer.
     """
     hosts = _ask_until_valid(

@@ -41,8 +41,8 @@ def command(
 ) -> int:
     """Show utilisation, memory, temperature and power of all GPUs and nodes; many similar nodes share a row.
 
-    While a run is active, `stats` shows the latest samples of its nodes (one every 15 s). Otherwise it measures on the
-    nodes of the cluster file, and exits with 4 if a node cannot be reached.
+    While a run is active, `stats` shows the latest samples of its nodes (one every 15 s). Without an active run,
+    `stats` measures on the nodes of the cluster file, and exits with 4 if a node cannot be reached.
     """
     console = common.console()
     options.refuse_combination(("--json", as_json), ("--verbose", verbose))

@@ -95,7 +95,7 @@ def _run_screen(load_data: Callable[[], TopData], order: TableOrder, terminal: T
 
 
 def _apply_key(key: str, order: TableOrder, page: int) -> TableOrder:
-    """Return the table order after a key was typed. Its first visible row may not exist; rendering corrects it."""
+    """Return the table order after a key was typed. The first visible row may not exist; rendering corrects this."""
     steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page, " ": page, "g": -(1 << 20)}
     if key in steps:
         return replace(order, first_row=max(0, order.first_row + steps[key]))

@@ -56,7 +56,7 @@ def _explain_code(run: RunDir, state: RunState, code: int) -> str:
 
 
 def _wait_for_end(run: RunDir, end: float) -> tuple[RunState, int | None]:
-    """Wait for the end of the run. Return its last state, and an exit code if the run has not ended.
+    """Wait for the end of the run. Return the last state of the run, and an exit code if the run has not ended.
 
     Args:
         run: The run.

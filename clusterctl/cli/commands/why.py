@@ -47,9 +47,10 @@ def command(
 ) -> int:
     """Explain what went wrong with a run, and which rank caused it.
 
-    For a run that hangs, it names the rank that the others wait for and its line of code. For a failed run, it names
-    the rank that failed first, and the reason. The evidence is stored with the run: exit statuses, stacks, counters of
-    process groups, and kernel messages. `why` exits with 0 if it finds an answer, with exit code 100 otherwise.
+    For a run that hangs, `why` names the rank that the other ranks wait for, and the line of code of this rank. For a
+    failed run, `why` names the rank that failed first, and the reason. The evidence is stored with the run: exit
+    statuses, stacks, counters of process groups, and kernel messages. `why` exits with 0 if it finds an answer, with
+    exit code 100 otherwise.
     """
     console = common.console()
     if redact and save is None:

@@ -108,8 +108,8 @@ _CHECK_INTERVAL_S = 10.0
 class StragglerMonitor:
     """Reports the stragglers of a run that is not stalled. Each set of ranks is reported once per attempt.
 
-    Every 10 s it reads the samples of one node. It reads the samples of the other nodes only if this node makes no
-    progress.
+    Every 10 s the monitor reads the samples of one node. Only if this node makes no progress, the monitor reads the
+    samples of the other nodes.
 
     Args:
         run: The run.

@@ -52,8 +52,8 @@ def open_keyboard(*, enabled: bool) -> Iterator[int | None]:
 def _in_foreground(fd: int) -> bool:
     """Return whether this process is in the foreground of the terminal, so that it may change terminal settings.
 
-    Under `setsid`, `su -c` and in containers, the terminal may belong to another session. In this case the kernel
-    answers with ENOTTY.
+    Under `setsid`, `su -c` and in containers, the terminal may belong to another session. If another session has the
+    terminal, the kernel answers with ENOTTY.
     """
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()

@@ -54,7 +54,7 @@ class RunSnapshot:
 
 
 class RunPoller:
-    """Polls one run.
+    """Reads the files of one run again and again.
 
     Args:
         run: The run.

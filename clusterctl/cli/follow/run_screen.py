@@ -56,8 +56,8 @@ class ScreenOptions:
         shows_timings: Whether to show, after the start, the time of each step of the start.
         shows_output: Whether to show output of workers.
         verbose: Whether to name every node for which the start waits, and to show the steps of each node.
-        skip_events_until: The position (`backlog.read_journal_position`) up to which events are not shown. If `None`,
-            show the events of the first poll with their dates, among the output of the same time.
+        skip_events_until: The position (`backlog.read_journal_position`) up to which events are not shown. With `None`,
+            the events of the first poll are shown with dates, among the output of the same time.
     """
 
     ranks: frozenset[int] | None = None

@@ -106,7 +106,7 @@ def warn_of_unused_activation(root: TreeNode, hosts: Sequence[DeclaredHost], job
 
 
 def check_identity_files(root: TreeNode, hosts: Sequence[DeclaredHost], context: BuildContext) -> None:
-    """Warn of missing identity files. This is not an error, because ssh skips missing files and tries other keys."""
+    """Warn of missing identity files. A missing file is no error, because ssh then tries other keys."""
     for host in hosts:
         path = host.spec.identity_file
         if path is None or host.spec.transport is not TransportKind.SSH or not _is_literal_path(path):

@@ -1,7 +1,7 @@
 """Parser of host lists of other tools: Ansible inventories, ssh_config, hostfiles, Slurm node lists. Pure.
 
-The content shows the format. The parser does not resolve templates, `group_vars` and plugins of Ansible. The command
-`ansible-inventory --list --yaml` resolves them.
+The parser recognises the format of a list by its content. The parser does not resolve templates, `group_vars` and
+plugins of Ansible. The command `ansible-inventory --list --yaml` resolves them.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 @cache
 def build_validator(section: Section) -> TypeAdapter[dict[str, Any]]:
-    """Return the validator of a section. It is built at first use, because building takes half of the start-up time."""
+    """Return the validator of a section. Validators are built at first use, because building is slow."""
     return TypeAdapter(_build_typed_dict(section))
 
 

@@ -97,7 +97,7 @@ class Interpolator:
         Args:
             node: The value.
             path: The path of its key.
-            is_shell: Whether a shell reads the value. If so, any other `$` is left unchanged for the shell.
+            is_shell: Whether a shell reads the value, so that any other `$` is left unchanged for the shell.
         """
         raw, used, before = node.raw or "", False, len(self.report.problems)
         reported = before + len(self.report.warnings)
@@ -208,7 +208,7 @@ def _suggest_remedy(name: str, token: str, path: KeyPath) -> str:
     if path[-1] in ("workdir", "python") or path == ("job", "checkpoint", "pattern"):
         return f"`~/` is the home directory on the node; {here}; {text}"
     if own is not None and (_is_variable_value(path) or path[:2] in (("job", "args"), ("job", "command"))):
-        # Every worker has the variable, but this machine does not.
+        # Every worker has this variable, but this machine lacks it.
         way = (
             f"`job.prologue` can export it from `${own}`"
             if _is_variable_value(path)

@@ -1,6 +1,7 @@
 """YAML parser: it converts a text to a tree with positions. Scalars follow YAML 1.2; size and depth are limited.
 
-The errors of libyaml name the token that libyaml expected. This module converts them to the likely mistake of the user.
+The errors of libyaml name the token that libyaml expected. This module converts each error to the likely mistake of the
+user.
 """
 
 from __future__ import annotations
