@@ -128,7 +128,7 @@ class Check:
     Attributes:
         name: Name of the check, such as `gpu.count`: the family, a dot, and what the check judges.
         family: The heading above the check in `docs/health.md`.
-        source: Where the facts come from.
+        source: A text that names the sources of the facts.
         threshold: A text that says which values are healthy.
         purpose: What the check is for, in one or two sentences.
         severity: The worst default status of the check: `FAIL` or `WARN`.
@@ -138,7 +138,8 @@ class Check:
         gpu: The check concerns GPUs. The result is SKIP if the node has no GPU and none is declared.
         vendors: GPU vendors that the check supports. For GPUs of other vendors the result is SKIP.
         judges_by_vendor: Vendor to the function that replaces `node_judge` for GPUs of this vendor.
-        without_root: What covers the check if only root can read the source. `None`: every user can read the source.
+        without_root: A text that names the evidence of the check if only root can read the source. `None`: every user
+            can read the source.
         judge_without_source: A function that judges a node by other facts if the source is unreadable. It returns
             `None` if these facts are not enough.
         action: The default action.

@@ -130,7 +130,8 @@ class Symptom:
     """One sign of a health problem in one sample of a running node.
 
     Attributes:
-        check: The check that finds the same problem before a run. A finer part may follow after a space.
+        check: The check that finds the same problem before a run. A finer name may follow after a space, as in
+            `host.disk /`.
         status: FAIL if the run must stop.
         description: The problem, without node and GPU.
         action: The repair.

@@ -20,7 +20,7 @@ READINGS = 3
 
 @dataclass(frozen=True, slots=True)
 class ErrorMeaning:
-    """The meaning of one error.
+    """What an error of a GPU means, and how to repair the GPU.
 
     Attributes:
         description: The error in words.

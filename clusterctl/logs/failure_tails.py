@@ -118,7 +118,7 @@ def read_failure_tails(
         run_dir: The run directory on the head.
         query: Selects the lines by attempt, time and pattern.
         exits: Node, wall clock of the head, and event of each worker that has exited.
-        failing: Selects the ranks and lines.
+        failing: The object that selects the failed ranks and their lines.
         skew: Clock offset of each node.
     """
     blocks: dict[tuple[int, tuple[str, ...]], list[FailureLines]] = {}

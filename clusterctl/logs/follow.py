@@ -49,7 +49,8 @@ class LogFollower:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.more = False
-        """Whether the last poll left data unread because of the maximum size; then poll again immediately."""
+        """Whether the last poll left data unread because of the maximum size. If so, the caller should poll again
+        immediately."""
         self._files = OutputFileFinder(run_dir)
         self._query = query
         self._skew = skew

@@ -124,7 +124,7 @@ class OutputStream:
             zeros, self._pending = len(self._pending) - len(kept), kept
             if batch := self.flush(now):
                 yield batch
-            # Holes consist of whole pages. In the pages around a hole, the missing bytes are zeros.
+            # Holes consist of whole pages. In the pages before and after a hole, missing bytes are zeros.
             first = os.pread(handle, min(BLOCK, end - data), data)
             data += len(first) - len(first.lstrip(b"\0"))
             missing, self.offset = zeros + data - self.offset, data

@@ -83,7 +83,7 @@ def clean_text(line: str) -> str:
 
 
 def find_last_frame(line: str) -> str:
-    """Return the last frame with text of a line with carriage returns, which a terminal would finally show."""
+    """Return the last frame with text of a line with carriage returns. A terminal would finally show this frame."""
     frames = line.split("\r")
     return next((frame for frame in reversed(frames) if not _is_blank(frame)), frames[-1])
 

@@ -2,7 +2,7 @@
 
 The supervisor on the node checks the file four times a second. The supervisor appends a record if the file has grown by
 4 KiB, or has grown at all since a record one second ago. A line that ends at byte `n` gets the time of the first record
-with a size of at least `n`, so its time is never before the write.
+with a size of at least `n`, so the line was written at this time or earlier.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ def _wait_for_shell(channel: OpenSshChannel, deadline: float) -> None:
 
     Raises:
         OSError: The stream ended (the error contains its output), or there was no answer in time.
-        ValueError: The output is not that of a shell.
+        ValueError: The output did not come from a shell.
     """
     word = secrets.token_hex(8)
     # The word is in two parts, so that an echo of this line differs from the answer.

@@ -386,7 +386,7 @@ def _select_events(event: Event, events: list[Event], kind: str) -> list[Event]:
 
 
 def _find_gpu(node: CheckedNode, address: str) -> tuple[gpu_facts.Device | None, int | None, bool]:
-    """Return the GPU at a PCI address, its index, and whether the run may use it. At an unknown address the run may."""
+    """Return the GPU at a PCI address, its index, and whether the run may use it. An unknown GPU counts as usable."""
     device = next((d for d in gpu_facts.list_gpus(node) if gpu_facts.read_value(d, "pci") == address), None)
     if device is None:
         return None, None, True

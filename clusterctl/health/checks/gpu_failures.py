@@ -170,7 +170,7 @@ def is_answering(gpu: Mapping[str, Any]) -> bool:
 
 
 def update_error_streaks(streaks: ErrorStreaks, gpu: Mapping[str, Any]) -> ErrorStreaks:
-    """Return the streaks of one GPU after its next sample.
+    """Return the error streaks of one GPU after its next sample.
 
     Args:
         streaks: The streaks before this sample.

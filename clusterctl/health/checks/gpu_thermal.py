@@ -19,8 +19,8 @@ _HARDWARE_BITS = {
     HW_THERMAL: "hardware thermal slowdown",
     HW_POWER_BRAKE: "hardware power brake",
 }
-"""Bit of a clock event reason of NVML to its name, for reasons in the hardware. Each of them also sets
-`HW_SLOWDOWN`."""
+"""Bit of an NVML clock event reason to the name of the reason, for reasons that come from hardware. Each of them also
+sets `HW_SLOWDOWN`."""
 _CAUSES = HW_THERMAL | HW_POWER_BRAKE
 
 

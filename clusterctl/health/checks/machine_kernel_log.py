@@ -19,7 +19,8 @@ _EVIDENCE_FIELDS = {
     NVIDIA: {"recovery_action": "recovery action", "ecc_unc": "ECC counters", "remapped": "remapped rows"},
     AMD: {"ecc_unc": "counts of errors", "bad_pages": "bad pages"},
 }
-"""Vendor to the values of a GPU that show hardware errors and that every user may read: field to name."""
+"""Vendor to the values of a GPU that show hardware errors and that every user may read. Each value has a name for
+messages."""
 
 
 def describe_covered_time(node: CheckedNode) -> str:

@@ -55,7 +55,8 @@ class HostKeyChecker:
     """Checks host keys by the known-hosts files, and by the stricter policy of cluster file and ssh_config.
 
     Changed known-hosts files are read again. Files in the cluster file count only for hosts that the user's files do
-    not contain, and are never written: a cluster file from elsewhere must not select where keys are stored.
+    not contain, and are never written: a cluster file from elsewhere must not choose the files in which keys are
+    stored.
 
     Args:
         spec: The `ssh` section of the cluster file.

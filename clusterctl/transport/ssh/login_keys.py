@@ -53,7 +53,7 @@ class AgentIdentity:
 
 
 class SshAgent:
-    """A running ssh-agent. Each request has its own connection and a timeout: a forwarded agent may hang."""
+    """A running ssh-agent. Each request has its own connection and a timeout: a forwarded ssh-agent may hang."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -66,7 +66,7 @@ class SshAgent:
         """Return the keys that the ssh-agent holds.
 
         Raises:
-            SshAgentError: The agent does not answer.
+            SshAgentError: The ssh-agent does not answer.
         """
         with self._listing:
             if self._listed is None or time.monotonic() >= self._listed[0]:
@@ -89,7 +89,7 @@ class SshAgent:
         """Return the signature of `data` with the key of `blob`, in the wire format of `algorithm`.
 
         Raises:
-            SshAgentError: The agent refused to sign (it is locked, or its user declined).
+            SshAgentError: The ssh-agent refused to sign (it is locked, or its user declined).
         """
         flags = _SIGN_FLAGS.get(algorithm.removesuffix("-cert-v01@openssh.com"), 0)
         request = bytes([_SIGN_REQUEST]) + _string(blob) + _string(data) + struct.pack(">I", flags)
@@ -173,7 +173,9 @@ def list_key_offers(
     *,
     identities_only: bool,
 ) -> list[KeyOffer]:
-    """Return the keys to offer in order: certificates, files whose key is in the agent, other keys of the agent, files.
+    """Return the keys to offer, in OpenSSH's order.
+
+    The order is: certificates, files whose key is in the ssh-agent, other keys of the ssh-agent, other files.
 
     Args:
         files: Paths of the configured private keys; missing files are skipped.
