@@ -1,8 +1,8 @@
 """Checks whether a forked rank would behave as a rank in a new process.
 
-A fork is not possible if imports have opened files, started threads, or used random numbers, for example. Most of these
-actions can be found after the imports. Reads of random numbers, pids and environment variables leave no trace, so they
-are recorded during the imports.
+A fork is not possible if imports have opened files, started threads, or used random numbers, for example. Most such
+actions can be detected after the imports. Reads of random numbers, pids and environment variables leave no trace, so
+they are recorded during the imports.
 """
 
 from __future__ import annotations

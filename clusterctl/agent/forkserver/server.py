@@ -1,8 +1,8 @@
 """The main program of a forkserver: it imports modules, then forks a rank at each request until the supervisor ends.
 
 A request is one byte with descriptors. The byte `f` requests a fork. Its descriptors are a file with the request as
-JSON, the pipe for the report, and the worker's output. Further descriptors are those that the waiter has to keep open.
-The byte `?` asks whether a new process would still import the same modules.
+JSON, the pipe for the report, and the worker's output. The waiter has to keep all other descriptors open. The byte `?`
+asks whether a new process would still import the same modules.
 
 A forked rank waits at a gate, a pipe, until its waiter is ready. No code of the user runs before the gate opens. If a
 fork fails until then, the forkserver reports the reason, and the rank starts as a new process.
@@ -45,7 +45,7 @@ _MEASURING_VARIABLES = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "PY
 _TAG_LIMITS = (10, resource.RLIMIT_RSS)
 """Limits that Linux does not enforce (the first is RLIMIT_LOCKS); one of them has the tag of the run as its value."""
 _MIN_TAG = 1 << 60
-"""Smallest tag: larger than any limit that a person would set."""
+"""Smallest tag, which is larger than any limit that a person would set."""
 _ENV_START, _ENV_END = 50, 51
 """Fields of /proc/PID/stat (proc(5))."""
 

@@ -34,7 +34,7 @@ _SYSTEM_FOLDERS = (b"/usr/local/sbin", b"/usr/local/bin", b"/usr/sbin", b"/usr/b
 
 
 def encode_text(text: str) -> bytes:
-    """Encode a text as UTF-8, in which lone surrogates stand for bytes that are no UTF-8."""
+    """Encode a text as UTF-8. Lone surrogates in the text stand for bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 

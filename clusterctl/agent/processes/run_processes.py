@@ -47,8 +47,8 @@ class RunMarkers:
     Attributes:
         run_id: Value of CLUSTERCTL_RUN_ID.
         node_name: Value of CLUSTERCTL_NODE.
-        tag: Value of a resource limit that Linux does not enforce; it survives setsid, a double fork and a cleared
-            environment.
+        tag: Value of a resource limit that Linux does not enforce. The limit survives setsid, a double fork and a
+            cleared environment.
         uid: User id of the processes.
     """
 

@@ -298,7 +298,7 @@ class _FileCommands:
                 receiver.feed(data.payload)
             except Exception as error:
                 self._receivers.pop(stream).abandon()
-                # Ignore the data that still arrives.
+                # Ignore further data of this stream.
                 self._session.data_handlers[stream] = lambda _data: None
                 self._session.answer_error(request_id, error)
                 return

@@ -79,7 +79,7 @@ class SupervisorLink:
     def send_request(
         self, command: command_messages.Command, arguments: Mapping[str, object], epoch: int | None, on_answer: Answer
     ) -> None:
-        """Send a command; `on_answer` gets the supervisor's answer, but not with the id of the controller's request."""
+        """Send a command; `on_answer` gets the supervisor's answer, whose id this link has chosen."""
         pending = _Pending(command, arguments, epoch, on_answer)
         self._queue.append(pending)
         if command in _QUICK_COMMANDS:

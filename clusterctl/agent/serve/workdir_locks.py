@@ -130,7 +130,7 @@ def find_removable_workdir(run: RunDir) -> SyncedWorkdir | None:
 def remove_synced_code(workdir: SyncedWorkdir) -> int:
     """Remove the files that a sync wrote to a workdir; return the number of freed bytes.
 
-    Files that a job or a person has written or changed stay. If a sync uses the workdir, remove nothing.
+    Files that a job or a person has written or changed are not removed. If a sync uses the workdir, remove nothing.
     """
     lock = WorkdirLock(workdir, None)
     try:

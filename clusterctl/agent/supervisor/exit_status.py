@@ -169,8 +169,8 @@ def read_final_output(path: str, *, has_failed: bool, stopped_size: int | None =
         path: The output file.
         has_failed: Whether the worker ended with an exit code other than 0. If false, the result is shorter, but a
             traceback is always complete.
-        stopped_size: The size of the output when the worker was stopped, or `None`. With a size, the result is only a
-            traceback from before the stop, or "".
+        stopped_size: The size of the output when the worker was stopped, or `None`. If `stopped_size` is given, the
+            result is only a traceback from before the stop, or "".
     """
     end = read_output_tail(path, size=stopped_size)
     if any(mark in end for mark in _TRACEBACK_MARKS):

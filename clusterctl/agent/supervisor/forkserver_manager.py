@@ -45,7 +45,7 @@ RANK_NAMES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     "TORCHELASTIC_USE_AGENT_STORE",
 )
-"""Environment variables that differ between ranks. If a module reads one, ranks cannot share its import."""
+"""Environment variables that differ between ranks. A module that reads one cannot be imported once for all ranks."""
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """This variable makes torch count GPUs through NVML. If a forkserver called the CUDA driver, no fork could use CUDA."""
 _ROOM_BYTES = 16384
@@ -201,7 +201,7 @@ class ForkServer:
             self._set_stage(ServerStage.READY)
 
     def _close_ended(self) -> None:
-        """Close the connection to an ended forkserver. The last line of its output is part of `end_reason`."""
+        """Close the connection to an ended forkserver. Add the last line of its output to `end_reason`."""
         last = b""
         with contextlib.suppress(OSError):
             size = os.fstat(self._output).st_size

@@ -424,7 +424,7 @@ class WorkerOutputs:
             self.record_replicated_index(*index, offset)
 
     def record_replicated(self, attempt: int, rank: int, offset: int) -> None:
-        """Record that the head has an output up to `offset`. With a size limit, discard output of ended attempts."""
+        """Record that the head has an output up to `offset`; with a size limit, discard it if the attempt has ended."""
         output = self._get_output(attempt, rank)
         output.record_replicated(offset)
         if output.fd < 0 and self._max_size is not None:

@@ -2,8 +2,8 @@
 
 For each workdir, the state root stores the list of files of the last sync. It also stores the hash, size, time and
 inode of each file that was read. A sync uses the list and the hashes only as hints, and the head sends each file that
-differs. Files from other sources are never changed. An attempt starts only if the workdir has the content of the
-attempt's own sync.
+differs. Files that do not come from a sync are never changed. An attempt starts only if the workdir has the content of
+the attempt's own sync.
 """
 
 from __future__ import annotations
