@@ -32,7 +32,7 @@ AGENT_START_TIMEOUT_S = 20.0
 
 
 class Transports:
-    """The transports of a command. Each is created at its first use, because the import of the SSH client is slow.
+    """The transports of a command. Each transport is created at its first use: the import of the SSH client is slow.
 
     Args:
         ssh: The section `ssh` of the cluster file.
@@ -82,7 +82,7 @@ class Transports:
 
 @contextlib.contextmanager
 def _hide_module(module: str) -> Iterator[None]:
-    """A context in which every import of an optional module fails, as if it were not installed."""
+    """A context in which every import of an optional module fails, as if the module were not installed."""
     modules = cast("dict[str, ModuleType | None]", sys.modules)
     absent = modules.setdefault(module, None) is None
     try:
@@ -102,7 +102,7 @@ def open_session(
     answer_timeout: float = AGENT_START_TIMEOUT_S,
     progress: Callable[[str], None] = lambda _stage: None,
 ) -> Session:
-    """Connect to `host`, start the agent there and exchange the handshake.
+    """Connect to `host`, start the agent on this host and exchange the handshake.
 
     Raises:
         NodeError: The connection, the check of the host key, the login or the start of the agent fails.
@@ -217,7 +217,7 @@ def open_in_parallel(
 
     Args:
         hosts: The hosts to connect to.
-        open_one: Opens one session; called on a pool thread.
+        open_one: A function that opens one session. A pool thread calls this function.
         parallel: The maximum number of sessions that are opened at the same time.
         error_type: The type of the errors that concern one node only.
     """

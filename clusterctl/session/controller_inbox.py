@@ -30,7 +30,7 @@ class EventReceived:
 
 @dataclass(frozen=True, slots=True)
 class OutputReceived:
-    """Bytes of a file of a run, from `offset` on. Once they are on disk, the receiver grants as much new credit."""
+    """Bytes of a file of a run, from `offset` on. The receiver grants as much credit once they are on disk."""
 
     node: str
     run: str

@@ -19,7 +19,7 @@ class ClockOffsetMeter:
 
     Attributes:
         best_offset: The node's wall clock minus the head's, and the maximum error of this difference (seconds). The
-            value comes from the answer with the smallest error; it is `None` before the first answer.
+            answer with the smallest error determines this value; `None` before the first answer.
         last_sent_s: The monotonic time of the newest heartbeat.
     """
 

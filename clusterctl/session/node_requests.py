@@ -48,7 +48,7 @@ def convert_error_answer(node: str, error: dict[str, Any]) -> ClusterctlError:
 
 
 class RequestSender(Protocol):
-    """The part of a session that sends requests; `Session` documents it."""
+    """The methods of `Session` that send requests; `Session` documents them."""
 
     def call(self, command: Command, arguments: Any, *, timeout: float | None) -> Any:
         """Send a request and return its answer."""
@@ -105,7 +105,7 @@ class Request(Generic[Arguments, Answer]):
 
 
 HELLO = Request(Command.HELLO, command_payload_types.NoArguments, command_payload_types.HelloAnswer)
-# The node resolves the name of every peer and finds the route to it.
+# The node resolves the name of every peer, and finds the route to every peer.
 ROUTES = Request(Command.ROUTES, command_payload_types.RoutesArguments, command_payload_types.RoutesAnswer, 60.0)
 PROBE = Request(Command.PROBE, command_payload_types.ProbeArguments, Facts)
 # LISTEN and UNLISTEN have a short limit, because a peer waits for the answer.
@@ -122,7 +122,7 @@ CHECKPOINTS = Request(
 )
 # The node reads every source file of a workdir, which may lie on a slow file server.
 CODE = Request(Command.CODE, command_payload_types.CodeArguments, command_payload_types.CodeAnswer, 30.0)
-# The node reserves disk space for all ranks. It also claims GPUs, which an earlier run may still be releasing.
+# The node reserves disk space for all ranks. The node also claims GPUs, which an earlier run may still be releasing.
 PREPARE = Request(Command.PREPARE, run_requests.PrepareArguments, command_payload_types.PrepareAnswer, 60.0)
 # The node starts a waiter and a worker for each rank.
 START = Request(Command.START, run_requests.StartArguments, command_payload_types.EmptyAnswer, 60.0)

@@ -70,7 +70,7 @@ Listener = Callable[[StreamData], None]
 class StreamTable:
     """The streams of one session.
 
-    Any thread may call `allocate`. Only the reader thread may call the other methods.
+    Any thread may call `allocate`, and only the reader thread may call the other methods.
     """
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class Session:
             timeout: The time limit in seconds; by default the limit in `REQUESTS`.
 
         Raises:
-            RefusedError: The node refused the command. `StaleEpochError` means that it obeys a later controller.
+            RefusedError: The node refused the command. `StaleEpochError`: it obeys a later controller.
             NotFoundError: The node has no such run, rank or file.
             AgentError: The command failed on the node, or the node did not answer within `timeout` seconds.
             NodeError: The session is lost.
@@ -249,8 +249,8 @@ class Session:
     def allocate_streams(self, listener: Callable[[StreamData], None] | None = None, *, count: int = 1) -> int:
         """Allocate `count` consecutive stream numbers for a request and return the first number.
 
-        Args:
-            listener: The reader thread calls it with the data of these streams. During the call the session reads
+        Args: listener: The function that the reader thread calls with the data of these streams. During the call the
+            session reads
                 nothing else, so the node has to wait. With `None` the data goes into the inbox.
             count: The number of streams.
         """
@@ -270,7 +270,7 @@ class Session:
                 raise self._error
 
     def send_heartbeat(self) -> None:
-        """Send a heartbeat now. The timer also sends one every `HEARTBEAT_INTERVAL_S`."""
+        """Send a heartbeat now. The timer also sends a heartbeat every `HEARTBEAT_INTERVAL_S`."""
         self._sender.send_heartbeat()
 
     def close(self, *, error: NodeError | None = None) -> None:
@@ -281,7 +281,7 @@ class Session:
         """Send a heartbeat if it is due; end the session if the node has been silent for `SILENCE_TIMEOUT_S`.
 
         Args:
-            suspended_s: The seconds for which this process itself was suspended. They do not count as silence.
+            suspended_s: The seconds for which this process itself was suspended. These seconds do not count as silence.
         """
         self._last_received_s += suspended_s
         taken = self._channel.acknowledged_bytes

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from clusterctl.transport.interfaces import Channel
 
 _BULK_QUEUE_BYTES = 256 * 1024
-"""The maximum size of the queue of bulk data. A larger queue would delay requests; a smaller one would slow down a fast
-link.
+"""The maximum size of the queue of bulk data. A larger queue would delay requests, and a smaller queue would slow down
+a fast link.
 """
 
 

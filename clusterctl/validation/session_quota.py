@@ -22,7 +22,7 @@ _LARGE_ANSWER_COMMANDS = frozenset(
 )
 """The commands whose answer may be as large as a frame."""
 MAX_STREAMS = 65536
-"""The maximum number of files in one session: more than a large run with many attempts has."""
+"""The maximum number of files in one session. A large run with many attempts has fewer files."""
 EVENT_BURST_BYTES, EVENT_RATE_BYTES_PER_S = 16 << 20, 64 << 10
 """The limits on the events of one session: the bytes at once, and the bytes per second in the long term. If the head
 ends a session because of these limits, the next session continues after the last event that the head received.

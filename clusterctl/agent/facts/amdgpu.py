@@ -66,7 +66,7 @@ class FirmwareMetrics:
 
 
 def list_slowdown_causes(before: FirmwareMetrics, after: FirmwareMetrics) -> list[str] | None:
-    """Return the causes that slowed the clocks between two readings; `None` if the layout has no such values."""
+    """Return the causes that slowed the clocks between two readings; `None` if the table does not show causes."""
     counts, earlier = after.slowdown_counters, before.slowdown_counters
     if after.slowdown_causes is not None or counts is None or earlier is None:
         return after.slowdown_causes
@@ -187,7 +187,7 @@ def _require_value(value: Any) -> Any:
     """Return a value that is neither empty nor zero.
 
     Raises:
-        OSError: The value is empty or zero, so the card does not have it.
+        OSError: The value is empty or zero, so the card does not report this value.
     """
     if not value:
         raise OSError(errno.ENOENT, "no value")

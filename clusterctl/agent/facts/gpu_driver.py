@@ -1,9 +1,9 @@
 """Collects facts about the GPUs on the PCI bus, their kernel driver and device nodes, and GPUs that NVML does not show.
 
 `collect_driver` reads files of the kernel and does not call a driver. `collect_hidden_gpus` runs only if NVML shows
-fewer GPUs than the bus. It opens the device node of each missing GPU, and this call may hang. If the kernel refuses the
-call, an administrator or a scheduler withholds the GPU. Otherwise the GPU has failed. `collect_nvidia_smi` runs
-`nvidia-smi` if NVML has failed.
+fewer GPUs than the bus. `collect_hidden_gpus` opens the device node of each missing GPU, and this call may hang. If the
+kernel refuses the call, an administrator or a scheduler withholds the GPU. Otherwise the GPU has failed.
+`collect_nvidia_smi` runs `nvidia-smi` if NVML has failed.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ def collect_limits(root: str) -> dict[str, Any]:
     memory, processes = cgroup.read_memory_limit(groups), cgroup.read_process_limit(groups)
     may = _read_capabilities(root)
     return {
-        # The kernel does not apply a limit to a process with these capabilities (`ib_umem_get`, `copy_process`).
+        # The kernel does not apply this limit to a process with one of these capabilities (`ib_umem_get`,
+        # `copy_process`).
         "memlock": None if may >> _CAP_IPC_LOCK & 1 else _get_rlimit(resource.RLIMIT_MEMLOCK),
         "nproc": None if may & (1 << _CAP_SYS_ADMIN | 1 << _CAP_SYS_RESOURCE) else _get_rlimit(resource.RLIMIT_NPROC),
         "nofile": _get_rlimit(resource.RLIMIT_NOFILE),
@@ -229,7 +230,7 @@ def find_library(name: str, root: str = "/", *, prefix: str | None = None) -> st
 
 
 def _find_cached_library(name: str, root: str) -> str | None:
-    """Return the path of a library from `/etc/ld.so.cache` (ldconfig(8)). Strings there end in a zero byte."""
+    """Return the path of a library from `/etc/ld.so.cache` (ldconfig(8)). Each string ends in a zero byte."""
     data = kernel_files.read_bytes_or_none(kernel_files.join_root(root, "/etc/ld.so.cache")) or b""
     end = data.find(f"/{name}\0".encode())
     if end < 0:

@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
             values["ms"] = round((time.monotonic() - began) * 1000, 1)
             sys.stdout.write(json.dumps(values) + "\n")
             sys.stdout.flush()
-            # Samples follow a fixed schedule. A sample is skipped if the previous one ends too late.
+            # Samples follow a fixed schedule. A sample is skipped if the previous sample ends too late.
             following += interval * (1 + max(0, int((time.monotonic() - following) // interval)))
             time.sleep(max(0.0, following - time.monotonic()))
     except (BrokenPipeError, KeyboardInterrupt):
@@ -192,7 +192,7 @@ class _DriverChild:
                 return self._reap()
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
-        # The line may be the late answer to an earlier request. It is still the newest answer.
+        # The line may be the late answer to an earlier request. Even a late answer is the newest answer.
         self._asked_at = None
         sample: record_types.GpuSamples = json.loads(line)
         return sample

@@ -1,7 +1,7 @@
 """Collects facts of NVIDIA GPUs from NVML. If a call fails, this module stores the error and makes the other calls.
 
 NVIDIA's `nvml.h` documents calls, field numbers and structures. Like `amdgpu`, this module has a collect function and a
-reader class. A module for another vendor needs the same two.
+reader class. A module for another vendor needs such a function and class.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class NvmlGpuReading(BaseGpuReading):
         if self.handle is not None:
             self._read(ALL_VALUES)
             self._read_fields(FIELDS)
-            # Combine the two counts of retired pages into one value.
+            # Combine the counts of retired pages with single-bit and double-bit errors into one value.
             counts = [self.values.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
             codes = [self.codes.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
             self.set_value("retired", counts, next((code for code in codes if code is not None), None))

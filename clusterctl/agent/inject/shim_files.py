@@ -1,4 +1,4 @@
-"""Reads and validates the files that the shim in a worker writes. The worker's own code could write them too."""
+"""Reads and validates the files that the shim in a worker writes. The worker could write such files too."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def read_status(status_dir: str, rank: int, now: float) -> WorkerStatusSample | 
     """Return the status of a worker with ages in seconds; `None` without a valid file or after the end of the process.
 
     `unseen` is true if the file is old and the thread that writes it has ended. If this thread still exists, an old
-    file shows that the process is stopped, or that its C code does not let the thread run.
+    file shows that the process is stopped, or that C code does not let the thread run.
     """
     data = read_or_empty(os.path.join(status_dir, f"rank-{rank}.status.json"))
     try:
@@ -149,7 +149,7 @@ def list_foreign_ranks(status_dir: str, own_ranks: Iterable[int]) -> list[int]:
 
 
 def _read_json_file(path: str, parse: Callable[[Any], T]) -> T | None:
-    """Return the parsed content of a file, or `None` if it is missing or malformed."""
+    """Return the parsed content of a file, or `None` if the file is missing or malformed."""
     try:
         return parse(json.loads(read_or_empty(path) or b"null"))
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError):

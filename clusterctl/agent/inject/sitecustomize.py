@@ -71,7 +71,7 @@ def _wants_shim():
     if "CLUSTERCTL_FORKSERVER" not in os.environ:
         return True
     if sys.argv[0] == "-c":
-        # `python -c` tests whether this Python finds clusterctl's `sitecustomize`. It does, so start the forkserver.
+        # The test by `python -c` has succeeded: this Python finds clusterctl's `sitecustomize`. Start the forkserver.
         with open("/proc/self/environ", "rb") as file:
             env = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if entry)
         os.execvpe(sys.argv[1], sys.argv[1:], env)

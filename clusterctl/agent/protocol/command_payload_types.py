@@ -15,7 +15,7 @@ from clusterctl.agent.protocol.validators import MaxItems, integer, string
 
 
 class GpuCount(TypedDict, total=False):
-    """The GPUs of a machine that the kernel shows. `count` is `None` if they cannot be counted."""
+    """The GPUs of a machine that the kernel shows. `count` is `None` if the GPUs cannot be counted."""
 
     count: Annotated[int, integer(0, wire_types.MAX_DEVICES)] | None
     indices: Annotated[list[wire_types.GpuIndex], MaxItems(wire_types.MAX_DEVICES)]
@@ -377,7 +377,7 @@ class RunsAnswer(TypedDict):
 
 
 class RoutesAnswer(TypedDict):
-    """The route to each requested address, or `None` if the node has no route to it."""
+    """The route to each requested address, or `None` if the node has no route to this address."""
 
     routes: Annotated[dict[Annotated[str, string(256)], Route | None], MaxItems(65536)]
 

@@ -73,7 +73,7 @@ class Exited:
     Attributes:
         exit_code: The exit code; `None` if a signal ended the worker or the exit status is unknown.
         signal: The number of the signal that ended the worker, or `None`.
-        stopped: Whether clusterctl ended the worker, so it did not fail by itself.
+        stopped: Whether clusterctl ended the worker, which then did not fail by itself.
         earliest: The last time at which the worker was known to be alive, on the node's monotonic clock.
         latest: The time at which the supervisor or waiter noticed the exit, on the node's monotonic clock.
         oom: The evidence that the kernel killed the worker for lack of memory: `cgroup`, `kernel log`, `probably`, or

@@ -91,7 +91,7 @@ class SampleTime(TypedDict, total=False):
 
 
 class RankActivity(TypedDict, total=False):
-    """The activity of a rank at one moment. Byte counts cover the rank's process tree; `None` if unreadable.
+    """The activity of a rank at one moment. Byte counts cover the rank's process tree, or are `None`.
 
     `starved_s` are the seconds in which the main thread was ready to run and got no CPU. `faults` counts the major page
     faults of the main thread. `printed_steps` are the number of rising step numbers at the end of the output, and the

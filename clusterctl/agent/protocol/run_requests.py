@@ -34,8 +34,8 @@ class PrepareArguments:
     A repeated request for the same attempt gets the same answer.
 
     Attributes:
-        ports: The TCP ports that the node reserves until the run's end. For 0 the node chooses a free port and reserves
-            it until the next attempt.
+        ports: The TCP ports that the node reserves until the run's end. For port 0 the node chooses a free port, and
+            reserves this port until the next attempt.
         gpus: The device indices of the GPUs that the run claims on this node.
         ranks: The ranks for whose output files the node reserves space.
         reserve: The bytes that the node reserves beyond the end of each output file.
@@ -48,9 +48,9 @@ class PrepareArguments:
         code_hash: The hash of the synced code; the node refuses a workdir with another hash. `None` without a sync.
         python: The interpreter that the user has named, or `None`. The answer names the interpreter that is used.
         python_hint: The interpreter that the node tries first if `python` is `None`: the path of the head's own Python.
-        script: A file that must exist, relative to the workdir; `None` if it is unknown.
+        script: A file that must exist, relative to the workdir; `None` if the script is unknown.
         sample_seconds: The interval of activity samples.
-        health_seconds: The interval of GPU and host samples; 0 turns them off.
+        health_seconds: The interval of GPU and host samples; 0 means no samples.
         watch: The patterns of the files whose changes count as progress.
         forked: The JSON form of `ForkSettings`; `None` if every worker starts a new interpreter.
     """
@@ -119,7 +119,8 @@ class StartArguments:
     Attributes:
         workers: The JSON form of a `WorkerStart` for each worker.
         secrets: Variables that are added to the environment of each worker.
-        keep_secrets: Whether a later attempt may need the secrets. If so, the node stores them on a tmpfs (mode 0600).
+        keep_secrets: Whether a later attempt may need the secrets. If so, the node stores the secrets on a tmpfs (mode
+            0600).
         inject: Whether clusterctl's `sitecustomize` comes first on PYTHONPATH.
     """
 
@@ -152,8 +153,8 @@ class FollowArguments:
     """The arguments of a request for the journal after event `seq`, and for the files of the run.
 
     The node sends each file from the file's cursor on. A cursor is an offset in bytes. A file without a cursor is sent
-    from offset 0. The node sends no data of attempts below `complete_before`, because the controller has all of it. The
-    node may delay a small amount of new output for up to `pace` seconds, to send it in fewer messages.
+    from offset 0. The node sends no data of attempts below `complete_before`, because the controller has all this data.
+    The node may delay a small amount of new output for up to `pace` seconds, so that fewer messages are necessary.
     """
 
     run: str

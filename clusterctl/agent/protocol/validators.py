@@ -41,7 +41,7 @@ class ValidationError(FrameError):
         self.place, self._expected, self._value = place, expected, value
 
     def __str__(self) -> str:  # type: ignore[explicit-override]  # the mark would have to be imported
-        # The text is built only if it is read, because `any_of` raises and drops many of these errors.
+        # The text is built only when it is read, because `any_of` raises and drops many such errors.
         return f"{self.place or 'it'} is {_describe_value(self._value)}, and must be {self._expected}"
 
     def add_place(self, name: object) -> ValidationError:
@@ -111,7 +111,7 @@ def optional(validator: Validator) -> Validator:
 
 
 def any_of(*validators: Validator) -> Validator:
-    """Return a validator that accepts a value if one of `validators` does. The error comes from the last one."""
+    """Return a validator that accepts a value if one of `validators` does. The last validator makes the error."""
 
     def check(value: Any) -> None:
         for validator in validators[:-1]:
@@ -175,7 +175,7 @@ def mapping_of(key: Validator, validator: Validator, max_items: int) -> Validato
 
 
 def object_of(required: Mapping[str, Validator], optional: Mapping[str, Validator] | None = None) -> Validator:
-    """Return a validator of a JSON object with these fields. It ignores other fields, so either side may add fields."""
+    """Return a validator of a JSON object with these fields. The validator ignores other fields of the object."""
     allowed = {**required, **(optional or {})}
     may_be_null = frozenset(name for name, validator in allowed.items() if validator in _VALIDATOR_WITHOUT_NULL)
     shape_of = {name: _VALIDATOR_WITHOUT_NULL.get(validator, validator) for name, validator in allowed.items()}.get

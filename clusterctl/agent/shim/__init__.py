@@ -1,8 +1,8 @@
 """The shim inside a worker, where it runs as the package `_clusterctl_shim`.
 
 The shim counts steps, measures for how long the main thread has run no Python code, and writes a status file once a
-second. It also lets the supervisor dump all stacks by a signal. The field `degraded` of the status file lists each part
-of the shim that does not work with this Python or this torch.
+second. The shim also lets the supervisor dump all stacks by a signal. The field `degraded` of the status file lists
+each part of the shim that does not work with this Python or this torch.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class ChildFailureRecorder:
         `os.system` returns in the rank, so a script below `os.system` records its own exit code.
 
         Args:
-            watch_exit: Calls its argument at the end of this process with the kind of the end, the message of a
-                failure, and the traceback.
+            watch_exit: A function that registers another function. At its end, this process calls the registered
+                function with the kind of the end, the message of a failure, and the traceback.
         """
         if not (sys.argv[:1] and sys.argv[0].endswith(".py")):
             return
@@ -75,7 +75,7 @@ class ChildFailureRecorder:
         self.record_signals()
 
     def record_signals(self) -> None:
-        """Record from now on the signals that this process sends, and whether it runs a script by `os.system`."""
+        """From now on, record the signals that this process sends and whether it uses `os.system` for a script."""
         if not self._is_recording_signals:
             self._is_recording_signals = True
             # Wrappers around the functions of `os` would add their frames to the stack of a signal handler.
@@ -115,7 +115,7 @@ class ChildFailureRecorder:
         self._write_failure(popen.pid, message)
 
     def _record_own_exception(self, module: Any) -> None:
-        """Record the exception that ends this process, and do the same in its forked children."""
+        """Record the exception that ends this process or one of its forked children."""
 
         def begin(util: Any) -> None:
             util.Finalize(None, self._finish, exitpriority=_EXIT_PRIORITY)
@@ -160,7 +160,7 @@ class ChildFailureRecorder:
 
 
 class _ReturnCode:
-    """A descriptor for the attribute `returncode` of `Popen`, which calls `on_failure` when a failure is assigned."""
+    """A descriptor for the attribute `returncode` of `Popen`, which calls `on_failure` with a failing exit code."""
 
     def __init__(self, on_failure: Callable[[Any, int], None]) -> None:
         self._on_failure = on_failure
@@ -189,7 +189,7 @@ class _ReturnCode:
 class _FutureError:
     """A descriptor for the attribute `_exception` of `Future`.
 
-    At exit it records the first exception of a future, if the program has read no exception of any future.
+    At exit the descriptor records the first exception of a future, if the program has read no exception of any future.
     """
 
     def __init__(self, write_failure: Callable[[int, str], None]) -> None:
@@ -244,8 +244,8 @@ def _is_daemon_at_exit(popen: Any) -> bool:
 def _find_unfinished_file(pid: int) -> str | None:
     """Return a large file that a process is writing, such as a checkpoint, or `None`.
 
-    A process that has written little itself, such as a worker of a data loader, is skipped, because it has inherited
-    its open files. Files in append mode are skipped, because they are logs.
+    A process that has written little, such as a worker of a data loader, is skipped, because it has inherited its open
+    files. Files in append mode are skipped, because such files are logs.
     """
     import time
 

@@ -1,7 +1,7 @@
 """Reads the sequence numbers of collectives from torch's flight recorder, and the time limit of the default group.
 
 This module uses private names of torch (as of 2.13). If such a name is missing, the field `degraded` of the status file
-reports it.
+names the missing part.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CollectiveCounters:
         self._unchanged_readings = 0
 
     def update(self) -> bool:
-        """Read all counters, and return whether one has changed since the last call.
+        """Read all counters, and return whether any counter has changed since the last call.
 
         Raises:
             RuntimeError: This torch has no flight recorder.
@@ -156,7 +156,7 @@ def _list_torch_calls(variables: Collection[str]) -> Iterator[tuple[Any, dict[st
 def _list_unused_groups() -> list[dict[str, Any]]:
     """Return an entry with number 0 for each process group in which this rank has started no operation yet.
 
-    The recorder does not contain such groups, but other ranks may wait for this rank in one of them.
+    The flight recorder does not contain such a group, but other ranks may wait for this rank in the group.
     """
     world: Any = getattr(sys.modules.get(_C10D), "_world", None)
     nothing = {"number": 0, "op": "", "sizes": "", "dtypes": "", "done": True, "p2p": False, "peer": None}
@@ -179,7 +179,7 @@ def _read_sequence_numbers() -> dict[str, tuple[int, int]]:
 
 
 def _read_group_settings(group: Any) -> tuple[str | None, float | None]:
-    """Return the backend and the shortest time limit of a group, each `None` if torch does not provide it."""
+    """Return the backend and the shortest time limit of a group, each `None` if torch does not report it."""
     module = sys.modules[_C10D]
     try:
         backend: str | None = str(module._world.pg_map[group][0])  # noqa: SLF001

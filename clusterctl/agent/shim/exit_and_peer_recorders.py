@@ -15,7 +15,7 @@ from .child_failure_recorder import is_child_of_python
 from .file_writer import create_file, encode_json, remove_file, replace_file
 from .rank_claim import is_rank_launcher, read_start_ticks
 
-# TYPE_CHECKING is not imported from `typing`, because this import would cost more start time than all others.
+# TYPE_CHECKING is not imported from `typing`, because the import of `typing` takes longer than all other imports.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,7 +123,7 @@ class ExitRecorder:
             self._write(end, message)
 
     def _has_earlier_failure(self) -> bool:
-        """Return whether an earlier Python of the rank has failed, or has ended without a record of its end."""
+        """Return whether an earlier Python of the rank has failed, or has ended without an end record."""
         import json
 
         try:
@@ -284,7 +284,9 @@ def _unwrap(handler: Any) -> Any:
 
 _C10D, _RPC = "torch.distributed.distributed_c10d", "torch.distributed.rpc"
 _OTHERS = ("distributed", "horovod", "jax", "mindspore", "mpi4py.MPI", "paddle", "ray", "tensorflow", "torch_xla")
-"""Modules that connect processes without torch. A Python that has imported one of them is never reported as alone."""
+"""Modules that connect processes without torch. A Python that has imported one of these modules is never reported as
+alone.
+"""
 
 
 class PeerRecorder:

@@ -1,4 +1,4 @@
-"""Measures for how long the main thread has run no Python code, as when it is blocked, stopped, or in C code."""
+"""Measures for how long the main thread has run no Python code, because it is blocked, stopped, or in C code."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class ProgressCounters:
-    """The counters of one worker. The worker's own threads write them, and the thread of `StatusWriter` reads them.
+    """The counters of one worker. The worker's threads write the counters; the thread of `StatusWriter` reads them.
 
     Attributes:
         beats: The number of signs of progress: a step, a batch, or a call of `progress`.
@@ -36,7 +36,7 @@ class ProgressCounters:
 
     @property
     def step(self) -> int | None:
-        """The current step: the user's step if it is reported, else the Keras batch, else the optimizer step."""
+        """The current step: the step that the user reports, else the Keras batch, else the optimizer step."""
         for source in ("user", "keras", "torch"):
             if source in self._steps:
                 return self._steps[source]
@@ -78,7 +78,7 @@ class ProgressCounters:
         self.count_progress()
 
     def begin_phase(self, name: str, limit: float | str) -> tuple[str, float, float]:
-        """Begin a phase that the user has declared, and return it for `end_phase`."""
+        """Begin a phase that the user has declared, and return the phase for `end_phase`."""
         seconds = parse_time_limit(limit)
         if seconds is None:
             self.degraded["phase"] = "the time limit is invalid, so it is 15m"
@@ -98,7 +98,7 @@ class ProgressCounters:
 
 
 def parse_time_limit(limit: float | str) -> float | None:
-    """Return the seconds of a limit such as `900`, `"900"`, `"90s"`, `"15m"` or `"1h30m"`; `None` if it is invalid."""
+    """Return the seconds of a limit such as `900`, `"900"`, `"90s"`, `"15m"` or `"1h30m"`; `None` for another text."""
     if isinstance(limit, (int, float)):
         return float(min(limit, MAX_LIMIT_S)) if limit > 0 else None
     total, digits = 0.0, ""

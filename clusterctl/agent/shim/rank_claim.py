@@ -1,4 +1,4 @@
-"""Decides which process is the rank: the first Python that claims it.
+"""Decides which process is the rank: the first Python that claims the rank.
 
 After the end of this Python, another Python may claim the rank.
 """
@@ -118,7 +118,7 @@ def _is_claimed_by_another(path: str, own_identity: tuple[int, int]) -> bool:
 
 
 def read_start_ticks(pid: object) -> int | None:
-    """Return the start time of a process in clock ticks since boot (proc(5), stat field 22); `None` if it has ended."""
+    """Return the start time of a process in clock ticks since boot (proc(5), stat field 22); `None` after the end."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The command in field 2 may contain blanks and brackets, so count fields from the last closing bracket.

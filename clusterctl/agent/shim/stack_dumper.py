@@ -16,15 +16,15 @@ import os
 
 from .file_writer import encode_json, remove_file, replace_file
 
-# These signals are in the middle of the real-time range. glibc uses the lowest ones, valgrind and debuggers the
-# highest, and other programs count up from SIGRTMIN or down from SIGRTMAX.
+# These signals are in the middle of the real-time range. glibc uses the lowest signals of this range, valgrind and
+# debuggers use the highest, and other programs count up from SIGRTMIN or down from SIGRTMAX.
 _OFFSETS = (12, 13, 14, 11, 10, 9, 15, 16)
-# After a program has closed all its descriptors, the system reuses high numbers last.
+# If a program closes all its descriptors, the system reuses high numbers last.
 _HIGH_DESCRIPTOR = 700
 
 
 class StackDumper:
-    """Registers one signal of this process, which dumps the stacks of all threads into a file."""
+    """Registers a signal. When this process gets the signal, the stacks of all threads are dumped into a file."""
 
     def __init__(self, status_dir: str, rank: int, start_time: int) -> None:
         self._stacks = os.path.join(status_dir, f"rank-{rank}.stacks")

@@ -27,7 +27,7 @@ STOP_TIMEOUT_S = 0.5
 
 
 class StatusWriter:
-    """The thread that writes the status file. It pauses while the process forks, and ends before Python does."""
+    """The thread that writes the status file. The thread pauses while the process forks, and ends before Python."""
 
     def __init__(
         self, counters: ProgressCounters, dumper: StackDumper, status_dir: str, rank: int, start_time: int
@@ -130,7 +130,7 @@ class StatusWriter:
     def _tick(self) -> None:
         if not self._is_rank():
             return
-        # Parts that import modules begin after a second, so that they do not slow down the start of the script.
+        # Parts that import modules begin after a second, so these parts do not slow down the start of the script.
         if self._ticks > 0:
             self._run_part("main_thread", self._check_main_thread)
             self._run_part("collectives", self._check_collectives)

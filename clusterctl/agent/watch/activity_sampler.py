@@ -93,7 +93,7 @@ class ActivitySampler:
         return {"m": round(now, 3), "gpus": self._gpus, "ranks": ranks}
 
     def _scan(self) -> None:
-        """Find the process tree of each worker. Between two scans only the processes found here are sampled."""
+        """Find the process tree of each worker. Until the next scan, only these processes are sampled."""
         processes = read_all_processes()
         for worker in self._workers:
             members = list_process_tree(worker.identity.pid, processes)

@@ -1,7 +1,7 @@
 """Collects the evidence of the ranks of this node at one moment, before the end of a stalled run.
 
-A thread for each rank collects its evidence within a deadline, so a rank that does not answer does not affect the
-others. The evidence of each rank is written to files.
+For each rank, a thread collects the evidence within a deadline, so a rank that does not answer does not affect other
+ranks. The evidence of each rank is written to files.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def collect_evidence(
 
 
 def _collect_in_threads(workers: list[RankProcess], status_dir: str, deadline: float) -> dict[str, RankEvidence]:
-    """Return the evidence of each worker, by rank. One thread for each worker collects it, and may hang."""
+    """Return the evidence of each worker, by rank. Each worker has a collecting thread, which may hang."""
     processes = read_all_processes()
     evidence: dict[str, RankEvidence] = {}
 
@@ -94,7 +94,7 @@ def _collect_in_threads(workers: list[RankProcess], status_dir: str, deadline: f
 def _shorten(evidence: RankEvidence, limit: int, out_dir: str) -> RankEvidence:
     """Return evidence of at most `limit` bytes: cut stacks and output at the beginning if necessary.
 
-    The stacks of the main thread come last, so they are not cut.
+    The stack of the main thread comes last, so it is not cut.
     """
     if _count_json_bytes(evidence) <= limit:
         return evidence
@@ -107,7 +107,7 @@ def _shorten(evidence: RankEvidence, limit: int, out_dir: str) -> RankEvidence:
 
 
 def _keep_end(value: Any, limit: int) -> Any:
-    """Return the end of a text or list, so that its JSON has at most `limit` bytes."""
+    """Return the end of a text or list. The JSON of this end has at most `limit` bytes."""
     while value and (size := _count_json_bytes(value)) > limit:
         value = value[len(value) - len(value) * max(0, limit) // size :] if len(value) > 1 else value[:0]
     return value

@@ -1,9 +1,9 @@
 """Captures the Python stacks of a process by the signal that its shim has registered, otherwise by py-spy.
 
-The signal is sent only if the process catches it, the ready file names exactly this process, and the descriptor still
-belongs to the stacks file. Otherwise the signal could kill a process or write into a user's file. The signal goes to
-the shim's own thread. In another thread it would interrupt a blocking call with EINTR, which torch's store would
-report.
+The signal is sent only if the process catches this signal, the ready file names exactly this process, and the
+descriptor still belongs to the stacks file. Otherwise the signal could kill a process or write into a user's file. The
+signal goes to the shim's own thread. In another thread the signal would interrupt a blocking call with EINTR, which
+torch's store would report as an error.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def capture_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> Sta
 
 
 def find_signal_obstacle(offer: StackDumpOffer, stacks_path: str) -> str | None:
-    """Return the reason why the signal must not be sent, or `None` if it may be sent.
+    """Return the reason why the signal must not be sent, or `None` if the signal may be sent.
 
     Args:
         offer: The content of the ready file.

@@ -1,4 +1,4 @@
-"""Reads the TCP connections of a process from the kernel's tables, and finds the connection for whose data it waits."""
+"""Reads a process's TCP connections from the kernel's tables, and finds the connection for which the process waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ argument.
 def list_tcp_connections(pid: int) -> list[TcpConnection]:
     """Return the open connections of a process, with the connection for whose data it waits first.
 
-    Then follow connections with unanswered retransmissions, and connections with unacknowledged bytes. The result is
+    Connections with unanswered retransmissions follow, then connections with unacknowledged bytes. The result is
     incomplete if the agent must not trace the process, because the kernel then hides the descriptors.
     """
     inodes = _list_socket_inodes(pid)
@@ -88,7 +88,7 @@ def _parse_address(text: str) -> tuple[str, int]:
 
 
 def _find_awaited_descriptor(pid: int) -> int | None:
-    """Return the descriptor from which the main thread waits to read; `None` if it is in another call."""
+    """Return the descriptor from which the main thread waits to read; `None` in any other call."""
     words = read_or_empty(f"/proc/{pid}/syscall", 256).split()
     with contextlib.suppress(ValueError, IndexError):
         if int(words[0]) in _READ_SYSCALLS.get(os.uname().machine, ()):

@@ -1,7 +1,8 @@
 """The functions of `import clusterctl` inside a worker, with which a training script reports its progress.
 
 The injected shim writes the reports to a status file, which the supervisor reads. Without a shim (a script run by hand,
-`job.inject: false`, a child of the worker) `progress` and `phase` do nothing. They never raise an exception.
+`job.inject: false`, a child of the worker) `progress` and `phase` do nothing. `progress` and `phase` never raise an
+exception.
 """
 
 from __future__ import annotations

@@ -33,10 +33,11 @@ class OutOfSyncError(RuntimeError):
 def verify_sync(model: torch.nn.Module, buffers: bool = False, step: int | None = None, group: Any = None) -> None:
     """Raise an exception unless all ranks have the same weights, bit for bit.
 
-    This is a collective operation, so call it on all ranks of the group. It compares the parameters that require
-    gradients. DistributedDataParallel keeps only these parameters equal after a step. It copies buffers (such as
-    BatchNorm's running statistics) *before* a forward pass, so buffers may differ after the last pass. Tensors that are
-    sharded over ranks (DTensor) are not compared, because each rank has a different part of them.
+    `verify_sync` is a collective operation, so call it on all ranks of the group. `verify_sync` compares the parameters
+    that require gradients. DistributedDataParallel keeps only these parameters equal after a step.
+    DistributedDataParallel copies buffers (such as BatchNorm's running statistics) *before* a forward pass, so buffers
+    may differ after the last pass. Tensors that are sharded over ranks (DTensor) are not compared, because each rank
+    has a different part of them.
 
     Args:
         model: A `torch.nn.Module`, such as a Keras model on the torch backend.
@@ -100,9 +101,9 @@ def _hash_tensor(tensor: torch.Tensor) -> str:
 
 
 def _find_differing_ranks(digests: dict[int, Digests]) -> tuple[list[int], str]:
-    """Return the ranks outside the largest group of equal ranks, and the first tensor that differs.
+    """Return the ranks outside the largest group of ranks with equal weights, and the first tensor that differs.
 
-    Of two groups with the same size, the group with the lowest rank counts as the largest.
+    If two groups have the same size, the group with the lowest rank counts as larger.
     """
     whole = {rank: repr(list(own.items())) for rank, own in digests.items()}
     # If two counts are equal, Counter returns the value that it has seen first, and ranks are ascending.
