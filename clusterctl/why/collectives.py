@@ -145,7 +145,7 @@ def find_current_operation(snapshot: RankSnapshot) -> str | None:
 
 
 def is_in_point_to_point(snapshot: RankSnapshot) -> bool:
-    """Return whether the newest operation that a rank has not ended is a send to, or a receive from, one other rank."""
+    """Return whether the newest unfinished operation of a rank is a send to another rank, or a receive from one."""
     return next((entry["p2p"] for entry in reversed(snapshot.entries or ()) if not entry["done"]), False)
 
 

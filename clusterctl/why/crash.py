@@ -173,7 +173,7 @@ def _name(evidence: Evidence, ends: Iterable[RankEnd]) -> str:
 
 
 def _name_failed(ends: Sequence[RankEnd]) -> tuple[Culprit, ...]:
-    """Return ranks as culprits, each with the line at which it failed and its message."""
+    """Return ranks as culprits, each with the code line of its failure and its message."""
     by_rank = {rank.rank: end for rank, end in ends}
     return name_culprits(
         (rank for rank, _ in ends),

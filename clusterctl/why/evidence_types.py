@@ -114,7 +114,7 @@ class IdleRank:
     """A rank without progress in a run that is not stalled.
 
     Attributes:
-        seconds: Time since the last progress.
+        seconds: Seconds since the last progress of the rank.
         is_in_collective: The rank has begun a collective that has not ended.
         activity: What the rank does instead of making progress; "" if unknown.
     """
@@ -197,7 +197,7 @@ class Evidence:
         health_problems: Present health problems of each node.
         timings: How the ranks of a healthy run spend their time.
         idle_ranks: Ranks without progress.
-        no_progress_s: Seconds since the start, if no rank has made any progress; `None` after the first progress.
+        no_progress_s: Seconds since the start; `None` once any rank has made progress.
         evidence_folder: The folder with stored evidence; `None` if no rank was examined.
         run_folder: The folder of the run.
         warnings: A sentence for each warning about the end of the run.

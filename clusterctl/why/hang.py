@@ -397,7 +397,7 @@ def find_root_ranks(hang: HangAnalysis) -> set[int]:
 
 
 def _is_in_operation(hang: HangAnalysis, rank: int) -> bool:
-    """Return whether a rank is in an operation that has not ended, and is not in other code meanwhile."""
+    """Return whether a rank is in an operation that has not ended, and does not run other code at the same time."""
     begun = collectives.find_current_operation(hang.snapshots[rank]) is not None
     return begun and hang.positions[rank].activity not in _ELSEWHERE
 
@@ -440,7 +440,7 @@ def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collec
 
 
 def _find_smaller_side(found: Sequence[LateRanks], cycle: Collection[int]) -> list[int]:
-    """Return the ranks of a cycle that wait in another group than most ranks; none if there is no majority."""
+    """Return the ranks of a cycle that wait in a different group than most ranks; none if there is no majority."""
     sides = sorted((sorted(set(group.waiting) & set(cycle)) for group in found), key=len)
     smaller = [side for side in sides[:-1] if side]
     if len(smaller) != 1 or not len(smaller[0]) < len(sides[-1]):
@@ -513,7 +513,7 @@ def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
     if not set(reads.values()) - set(reads):
         return None
     free = sorted(rank for rank in hang.snapshots if rank not in reads)
-    # A rank that reads from an unknown peer is not the root.
+    # A rank that reads from an unknown peer is not the rank that others wait for.
     named = [rank for rank in free if not is_waiting_for_network(hang.snapshots[rank])] or free
     return hang.build_verdict(
         classify_missing_ranks(hang, named),
@@ -537,7 +537,7 @@ def _is_in_cycle(reads: Mapping[int, int], rank: int) -> bool:
 
 
 def _judge_by_stacks(hang: HangAnalysis) -> Verdict | None:
-    """Judge without collective numbers: most ranks wait in the same operation, and a few are in other code."""
+    """Judge without collective numbers. Most ranks wait in the same operation, and a few are in other code."""
     counted = collectives.has_collective_counts(hang.snapshots)
     waits = [rank for rank, snapshot in hang.snapshots.items() if is_waiting_for_peers(snapshot)]
     if not waits and not counted:
@@ -568,7 +568,7 @@ def _judge_by_stacks(hang: HangAnalysis) -> Verdict | None:
 
 
 def _judge_by_kernel(hang: HangAnalysis) -> Verdict | None:
-    """Judge without stacks and collective numbers: most ranks have one wait channel of the kernel, a few another."""
+    """Judge without stacks and collective numbers. Most ranks have one kernel wait channel, and a few have another."""
     snapshots = hang.snapshots
     if len(snapshots) < 3 or any(s.frames for s in snapshots.values()) or collectives.has_collective_counts(snapshots):
         return None

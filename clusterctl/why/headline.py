@@ -266,10 +266,10 @@ class _Cause:
     """A text that may be the cause of an end.
 
     Attributes:
-        start, at: Index of the first line including the traceback, and of the line with the text.
+        start, at: Indices of the first line (of the traceback, if there is one) and of the line with the text.
         weight: 3 for an error that ends a process, 2 for a complaint, 1 for a consequence of the end of another
             process.
-        command: The command that a signal has ended, as a shell reports it; the text names the signal.
+        command: The command that a signal has ended, in the words of a shell. `text` then names the signal.
         behind: The number of lines of program output after the text.
         goes_on: Whether lines after the text report further steps.
     """
@@ -288,7 +288,7 @@ class _Cause:
 
 
 def _causes(lines: Sequence[_Line]) -> list[_Cause]:
-    """Return all texts that may be the cause of an end, in their order."""
+    """Return all texts that may be the cause of an end, in the order of their lines."""
     taken: set[int] = set()
     found: list[_Cause] = []
     for source in dict.fromkeys(line.source for line in lines):
@@ -412,7 +412,7 @@ class _Tracebacks:
         return after
 
     def _before(self, start: int) -> list[str]:
-        """Return the last lines before a traceback that are not empty, nearest first."""
+        """Return the last non-empty lines before a traceback, nearest first."""
         return [self._text(i) for i in range(start - 1, max(-1, start - 6), -1) if not _is_border(self._text(i))][:3]
 
     def _link(self, before: Sequence[str], start: int) -> str:
@@ -675,7 +675,7 @@ def _is_speech(text: str) -> bool:
 
 
 def _is_of_this_end(found: _Cause, *, has_shell: bool) -> bool:
-    """Return whether a cause belongs to a process that was killed: it is an exception or a reason to kill the process.
+    """Return whether a cause explains the end of a killed process: an exception, or a reason to kill the process.
 
     If a shell reports the kill, the only further reason that counts is a lack of memory.
     """

@@ -29,7 +29,7 @@ class Confidence(str, Enum):
     """The confidence of a verdict.
 
     A `certain` verdict follows from a fact that excludes all other verdicts. A `likely` verdict follows from signs that
-    agree. With less confidence, a verdict blames no single rank or node.
+    agree. A verdict with less confidence blames no single rank or node.
     """
 
     CERTAIN = "certain"

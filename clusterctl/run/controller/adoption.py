@@ -82,7 +82,8 @@ class RunAdoption(ThreadOwnedAttributes):
     def _undo_start(self, opened: Mapping[str, Session]) -> StartFailure:
         """Undo a start on every node. Its controller died before the first attempt was recorded."""
         run = self._run
-        # A node that does not know the run keeps the epoch, so that it refuses late requests for the run.
+        # Even a node that does not know the run stores the new epoch, so that the node refuses late requests for the
+        # run.
         run.post_event(controller_events.TouchedNodes(nodes=list(opened)))
         left, _ = call_all(opened, lambda n, s: run_cleanup.end_run_on_node(s, run.folder.run, n, run.grace))
         unheard = [host.name for host in run.spec.hosts if host.name not in left]
@@ -137,7 +138,7 @@ class RunAdoption(ThreadOwnedAttributes):
         raise error
 
     def _restore_attempt(self) -> None:
-        """Record an attempt that nodes have begun, but whose event the head lost in a crash."""
+        """Record an attempt again if nodes have begun the attempt, but the head lost its event in a crash."""
         run = self._run
         begun = [
             status["attempt"]

@@ -37,7 +37,7 @@ CLEANUP_UNCONFIRMED = "could not clean up on {}; the node will clean up by itsel
 class StartSequence(ThreadOwnedAttributes):
     """Starts attempts in a thread, and handles the results.
 
-    Thread: the loop; the methods under "in the thread" run in the launch thread.
+    Thread: the loop. The methods under "in the thread" run in the launch thread.
 
     Args:
         run: The run.
@@ -94,7 +94,7 @@ class StartSequence(ThreadOwnedAttributes):
             run.end_attempt(StopReason.CANCELLED, "")
 
     def _drop_stuck_sessions(self) -> None:
-        """Drop all sessions if the start hangs although the user has killed the run."""
+        """Drop all sessions if the user has killed the run but its start does not end."""
         run = self._run
         killed = run.stopping.measure_kill_wait_s(time.monotonic())
         if killed is not None and killed >= _KILL_PATIENCE_S and run.is_busy and not self._has_dropped_sessions:
@@ -122,7 +122,7 @@ class StartSequence(ThreadOwnedAttributes):
         """Open the sessions with all hosts at once; return the sessions. The session of a spare may be missing.
 
         Raises:
-            NodeError, NodesError: A session could not be opened; the other sessions are closed again.
+            NodeError, NodesError: A session could not be opened. The opened sessions were closed again.
         """
         run = self._run
         step = Progress("connect", len(hosts), run.post_event)

@@ -25,7 +25,7 @@ _ACCEPT_AGAIN = 0.1
 
 
 class NoControllerError(ClusterctlError):
-    """There is no controller: the run is over or unattended, or its controller is on another machine."""
+    """This machine has no controller of the run: the run is over or unattended, or controlled from another machine."""
 
 
 class SilentControllerError(NoControllerError):

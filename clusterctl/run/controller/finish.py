@@ -165,7 +165,7 @@ class FinishSequence(ThreadOwnedAttributes):
         state = run.find_node(node)
         if run.kill or state is None or state.link == "lost":
             return False
-        # If no node is connected, the network of the head is broken.
+        # If no node is connected, the network of the head is probably broken.
         ours = not any(other in run.links.sessions for other in self._files) and not run.cancelled.is_set()
         return ours or run.links.measure_silence_s(0.0).get(node, 0.0) < run.limits.node_lost_after
 

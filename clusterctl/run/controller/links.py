@@ -149,7 +149,7 @@ class Links(ThreadOwned):
         return None
 
     def _wait(self, pause: float, hurries: int) -> bool:
-        """Wait for the pause, or until `redial_all_now` changes `hurries`; return False to stop dialing."""
+        """Wait `pause` seconds, or until `redial_all_now` changes `hurries`. Return False if dialing has to stop."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._hurries != hurries, pause)
             return not self._closed
@@ -160,14 +160,14 @@ def _next_pause(pause: float) -> float:
 
 
 _PIECES_PER_S = 4000.0
-"""Pieces of output per second that all nodes together may send. Each piece costs the head 0.1 ms."""
+"""The most pieces of output per second that all nodes together may send. Each piece takes the head 0.1 ms."""
 
 
 _MIN_PACE_S, _MAX_PACE_S = 0.02, 0.25
 
 
 def choose_output_delay_s(nodes: int) -> float:
-    """Return for how many seconds each of `nodes` nodes may hold back output, so that it sends larger pieces."""
+    """Return for how many seconds each node of a run may hold back output, in order to send larger pieces."""
     seconds = min(_MAX_PACE_S, nodes / _PIECES_PER_S)
     return seconds if seconds >= _MIN_PACE_S else 0.0
 
@@ -181,7 +181,7 @@ class Subscriptions(ThreadOwned):
         run: Id of the run.
         nodes: Number of nodes of the run.
         links: The sessions.
-        writer: The writer of the replicas.
+        writer: The writer of the run directory.
         find_node: Returns the state of a node.
         executor: The executor of the loop.
 

@@ -130,7 +130,7 @@ class Controller:
             run.close()
 
     def _should_evaluate(self) -> bool:
-        """Return whether to evaluate the run now: after an item that may change the state, or after some time."""
+        """Return whether to evaluate the run now: an item may have changed the state, or some time has passed."""
         moment, run = time.monotonic(), self._run
         waits = run.state.phase is RunPhase.RESTARTING or self._finish.has_begun
         if not (self._is_dirty or waits or moment >= self._next_look_at):
@@ -208,7 +208,7 @@ class Controller:
             self._start.cancel_start()
             return
         if not run.cancelled.is_set():
-            # A cancelled run ignores stalls and health, which must not delay its end.
+            # A cancelled run ignores stalls and health problems, because neither may delay its end.
             self._stalls.update_judgement()
             self._record_health()
         if self._restart.is_checkpoint_search_pending():

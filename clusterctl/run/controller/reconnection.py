@@ -189,7 +189,7 @@ class Reconnection(ThreadOwnedAttributes):
             self._run.record_event(controller_events.LinkChanged(node=node.node, link="connected"))
 
     def _resume(self, state: RunState, node: NodeState, session: Session) -> _Resumption:
-        """Subscribe to the bytes of a node's files that have no replica. Runs in a thread, so it changes no state."""
+        """Subscribe to the bytes of a node's files that the replicas lack. Runs in a thread, so it changes no state."""
         run, name = self._run, node.node
         earlier = name in self._uncompared
         differing = replication.find_stale_replicas(
@@ -199,7 +199,7 @@ class Reconnection(ThreadOwnedAttributes):
         try:
             FOLLOW.call(session, follow)
         except NotFoundError:
-            # The node has lost the files of the run, but workers may still run. End them.
+            # The node has lost the files of the run, but workers may still run. End these workers.
             remaining = run_cleanup.end_run_on_node(session, run.folder.run, name, run.grace)
             return _Resumption(has_files=False, remaining=remaining)
         pending = any(state.workers[r].phase is WorkerPhase.PENDING for r in node.ranks if r in state.workers)

@@ -1,6 +1,6 @@
 """Starts an attempt on its nodes: syncs the code, chooses a checkpoint, prepares, plans and starts.
 
-Each step runs on all nodes at once, in a launch thread. Events are posted to the controller's loop in order.
+Each step runs on all nodes at once, in a launch thread. Events are posted in order to the controller's loop.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StartFailure:
     Attributes:
         error: The reason.
         prepared: Nodes that were prepared and now have to undo this.
-        remaining: Processes that could not be ended, as in `RunState.remaining`.
+        remaining: Processes that could not be ended, in the format of `RunState.remaining`.
     """
 
     error: ClusterctlError

@@ -106,8 +106,8 @@ def list_checkpoints_newest_first(
 ) -> list[Checkpoint]:
     """Return the checkpoints of the first node that writes checkpoints, newest first.
 
-    If no node writes checkpoints, return the checkpoints of the first node that received copies. Times of different
-    nodes are not compared.
+    If no node writes checkpoints, return the checkpoints of the first node that received copies. Modification times on
+    different nodes are not compared.
     """
     copied = {(copy.node, copy.version) for copy in copies}
     writers = [node for node in order if any((node, version) not in copied for version in present[node].values())]
@@ -322,7 +322,7 @@ class CheckpointPicker:
     def choose_resume_checkpoint(
         self, number: int, nodes: Sequence[str], dropped_nodes: Mapping[str, Sequence[int]]
     ) -> tuple[str | None, Checkpoint | None]:
-        """Return the path from which an attempt resumes, and the newest checkpoint. Copy missing files to nodes.
+        """Choose the checkpoint for an attempt, and copy missing files. Return its path, and the newest checkpoint.
 
         Args:
             number: The attempt.

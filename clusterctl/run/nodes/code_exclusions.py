@@ -157,7 +157,7 @@ def _list_named_paths(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
 
 
 def format_exclusions(excluded: Iterable[ExcludedPath], *, is_complete: bool = False) -> list[str]:
-    """Return lines about the excluded paths, by rule: the first few of each rule, or all."""
+    """Return lines about the excluded paths, grouped by rule. With `is_complete`, all paths are named, else a few."""
     alike = group_pairs((one.rule, one.label) for one in excluded)
     if is_complete:
         return [f"left out  {path}  by {rule}" for rule, paths in alike.items() for path in paths]
@@ -229,7 +229,7 @@ def describe_secret_files(files: Iterable[tuple[str, int]], read_start: Callable
 def has_secret_name(path: str) -> bool:
     """Return whether files with the name of this path usually hold keys, tokens or passwords."""
     parts = path.lower().rstrip("/").split("/")
-    # A pattern with two parts also matches the folder and everything in it.
+    # A pattern with two parts also matches the folder of that name and everything in the folder.
     pairs = ["/".join(pair) for pair in itertools.pairwise(parts)]
     return any(fnmatch.fnmatchcase(tried, pattern) for pattern in _LIKE_SECRETS for tried in (parts[-1], *pairs))
 
@@ -254,7 +254,7 @@ def find_workdir_conflicts(spec: ClusterSpec, root: Path | None = None) -> Itera
 
 
 def _list_workdirs(spec: ClusterSpec) -> dict[str, tuple[str, str | None]]:
-    """Return host and folder of each remote node."""
+    """Return, for each remote node, the host and the workdir."""
     return {
         host.name: (host.address or host.host, host.workdir)
         for host in spec.hosts
@@ -275,7 +275,7 @@ class CodeFolder:
 
     Attributes:
         source: The folder.
-        sent: The files that were sent; without sync, the files of the folder.
+        sent: The files that were sent. If the run has no sync, all files of the folder.
         excluded: The excluded paths.
         pythonpath: `PYTHONPATH` of the cluster file.
     """
@@ -290,7 +290,7 @@ class CodeFolder:
         return os.path.lexists(os.path.join(self.source, path))
 
     def list_folder_names(self, path: str) -> list[str]:
-        """Return the names in a subfolder, at most 10,000."""
+        """Return at most 10,000 names of files in a subfolder."""
         try:
             with os.scandir(os.path.join(self.source, path)) as entries:
                 return [entry.name for entry in itertools.islice(entries, _MAX_NAMES_OF_A_FOLDER)]

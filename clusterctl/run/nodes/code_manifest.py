@@ -158,7 +158,7 @@ def select_code_files(
     """Yield the files to sync, without reading them; `on_excluded` takes the excluded paths.
 
     Raises:
-        ConfigError, RefusedError: See `build_manifest`.
+        ConfigError, RefusedError: For the reasons that `build_manifest` lists.
     """
     source = Path(sync.source)
     if not source.is_dir():
@@ -205,7 +205,7 @@ class _HashCache:
         self._used: dict[str, list[Any]] = {}
 
     def entry(self, path: Path, status: os.stat_result, store: ContentStore) -> tuple[int, int, str] | None:
-        """Store a file; return its size, permission bits and hash, or `None` if it does not exist any more."""
+        """Store a file; return its size, permission bits and hash, or `None` if the file no longer exists."""
         key = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
         size, digest = self._folders.get(self._source, {}).get(key, (0, ""))
         if not digest or not store.renew(digest):

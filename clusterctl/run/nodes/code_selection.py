@@ -51,7 +51,7 @@ class ExcludedPath:
     Attributes:
         path: Relative to the source folder; the path of a folder ends with a slash.
         rule: The rule that excludes the path, in words.
-        target: Target of a link.
+        target: Target of an excluded link; "" for other paths.
         remedy: Advice for a user who wants to send the path; empty for a rule of the user.
         rule_source: Source of a rule of the user: `sync.exclude`, or the path of a `.gitignore`; else empty.
         size_bytes: Size of a file that a rule of the user excludes; 0 for a folder.
@@ -167,7 +167,7 @@ class _FolderWalk:
 
         Args:
             folder: Relative to the source folder.
-            rules: The rules of the `.gitignore` files above, with the folder of each.
+            rules: The rules of the `.gitignore` files in parent folders, each file with its folder.
             ignored: The rule that excludes the folder. Files that git tracks in the folder are still sent.
         """
         base = self._source / folder

@@ -87,7 +87,7 @@ def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
     """Raise one error for several nodes: the first error that is no `NodeError`, or else one error that lists all.
 
     Raises:
-        ClusterctlError: There is at least one error.
+        ClusterctlError: `errors` is not empty.
     """
     if not errors:
         return

@@ -33,7 +33,7 @@ from clusterctl.session.node_requests import CODE, PROBE, RUNS, ProtocolError
 from clusterctl.session.node_session import Session
 
 AFTER_SYNC = ("version.code",)
-"""Checks of `up` after the sync."""
+"""Checks that `up` makes after the sync."""
 _BETWEEN = ("net.rendezvous", "net.ring")
 """Checks between nodes. The results of these checks mean nothing once one of the nodes is lost."""
 _JUDGE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)

@@ -42,7 +42,7 @@ def end_run_on_node(session: Session, run: str, node: str, grace: float) -> list
     STOP.call(session, stop)
     status = STATUS.call(session, {"run": run, "node": node})
     while not _is_ended(status) and time.monotonic() < deadline:
-        # A supervisor whose files were removed recreates them after a while; until then it ignores the stop.
+        # If the files of a supervisor were removed, it ignores the stop until it has created the files again.
         if not status["supervisor"] or status["state"] == "new":
             STOP.call(session, stop)
         time.sleep(pause)
@@ -67,7 +67,7 @@ def _unended(node: str, status: StatusAnswer) -> list[RemainingProcess]:
 
 
 def _is_ended(status: StatusAnswer) -> bool:
-    """Return whether the run has ended on a node. A node that lost its files knows only the remaining processes."""
+    """Return whether the run has ended on a node. A node that lost its files reports only remaining processes."""
     if status["state"] == "new":
         return not status["remaining"]
     return status["state"] in ("prepared", "swept", "finished")
@@ -103,7 +103,7 @@ def end_run_without_controller(
 ) -> RunState:
     """End a run on its nodes and fetch their output; return the new state.
 
-    A run that has ended keeps its result; any other is cancelled.
+    A run that has ended keeps its result. Any other run becomes cancelled.
 
     Args:
         run: The run directory.

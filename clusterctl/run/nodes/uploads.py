@@ -182,7 +182,7 @@ class SyncPreview:
         files_to_send: Path and size of each file to send.
         removal_count: Number of files to remove.
         removed_paths: Paths of the first files to remove.
-        active_run: The live run that uses the workdir, so that the sync would be refused, or `None`.
+        active_run: The live run that uses the workdir, or `None`. Such a run makes a sync impossible.
     """
 
     files_to_send: tuple[tuple[str, int], ...]

@@ -179,7 +179,7 @@ def remove_torn_line(path: Path) -> None:
 
 
 class ReplicaFiles:
-    """A cache of open replicas, which closes the least recently used file.
+    """Keeps replicas open. If too many are open, closes the least recently used file.
 
     Args:
         find_path: A function that returns the path of the replica of a node's file.

@@ -88,7 +88,7 @@ class FindingHistory:
 
 
 def list_outdated_histories(state: Path, before: float) -> list[Path]:
-    """Return the files of clusters that were not checked since a moment (wall clock, seconds)."""
+    """Return the stored files of clusters that were last checked before a time (wall clock, seconds)."""
     return [path for path in (state / _FOLDER).glob("*.json") if path.stat().st_mtime < before]
 
 

@@ -96,7 +96,7 @@ def _format_replacement(number: int) -> bytes:
 
 
 def _mask_value(match: re.Match[bytes]) -> bytes:
-    """Return a name with stars instead of its value. The quotes stay, so that JSON stays valid."""
+    """Return a matched name with stars in place of its value. The quotes stay, so that JSON stays valid."""
     value = match[2]
     quote = rb"\"" if value.startswith(rb"\"") else value[:1] if value[:1] in (b'"', b"'") else b""
     return match[1] + quote + b"***" + quote

@@ -155,7 +155,7 @@ class RunDirWriter(ThreadOwned):
         except (FileNotFoundError, ValueError):
             stored = 0
         epoch = max(stored, known) + 1
-        # The nodes store the epoch too, so the run can continue if the disk of the head is full.
+        # The nodes store the epoch, too. So the run can continue even if the disk of the head is full.
         with ignore_resource_shortage():
             write_atomically(self.run.epoch, str(epoch).encode())
         return epoch

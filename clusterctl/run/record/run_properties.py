@@ -14,7 +14,7 @@ from clusterctl.run.record.rundir import RunDir
 
 
 class Topic(str, Enum):
-    """The topics of properties, in the order of the output."""
+    """The topics of properties, in the order in which `diff` prints the topics."""
 
     COMMAND = "command"
     CODE = "code"
@@ -37,7 +37,7 @@ class PropertyKey:
 
 @dataclass(frozen=True, slots=True)
 class PropertyValue:
-    """The value of a property. Values with equal `compare_key` are equal, although the shown text may differ."""
+    """The value of a property. Values with the same `compare_key` count as equal, even if the shown texts differ."""
 
     shown: str
     compare_key: str = ""

@@ -60,7 +60,7 @@ class RunDir:
 
     @property
     def summary(self) -> Path:
-        """The summary of a run that has ended, for lists."""
+        """The summary of an ended run, which lists of runs read."""
         return self.path / "summary.json"
 
     @property

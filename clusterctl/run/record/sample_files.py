@@ -167,9 +167,9 @@ class Curves:
     """Values over time.
 
     Attributes:
-        steps: The steps of each rank.
-        machines: For each measurement (`gpu`, `gpu memory`, `temperature`, `power`, `cpu`, `memory`) the values of
-            each node.
+        steps: For each rank: the steps that the rank had reached at each time.
+        machines: The values of each node for each measurement: `gpu`, `gpu memory`, `temperature`, `power`, `cpu` and
+            `memory`.
     """
 
     steps: Mapping[int, Sequence[Point]] = field(default_factory=dict)

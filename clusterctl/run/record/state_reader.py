@@ -46,7 +46,7 @@ class LineTail:
             return 0
 
     def skip_to_last_lines(self, max_bytes: int) -> bool:
-        """If nothing was read yet, skip all but the last lines of the file; return whether nothing was read yet."""
+        """If no line was read yet, skip all but the last lines of the file. Return whether no line was read yet."""
         if self._offset:
             return False
         skipped = self.find_size() - max_bytes
@@ -231,7 +231,7 @@ def find_run(reference: str | None, root: Path | None = None) -> RunDir:
     """
     runs = list_runs(root)
     if reference is None and len(runs) == 1:
-        # There is no choice, so no state has to be read.
+        # If there is only one run, return it without a look at its state.
         return runs[0]
     if reference is None:
         active = [r for r in runs if not _load_controller_state(r).is_over]

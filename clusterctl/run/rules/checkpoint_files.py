@@ -98,5 +98,5 @@ def find_nodes_with_lost_files(
     named = {int(found[1] or found[2]) for path in paths for found in _RANK.finditer(path)}
     if named:
         return [node for node, ranks in unreachable.items() if not named.issuperset(ranks)]
-    # If one node has all files, the unreachable nodes have no other files.
+    # If one reachable node has all known files, assume that the unreachable nodes have no other files.
     return [] if any(paths == paths_at_node.keys() for paths_at_node in files.values()) else list(unreachable)

@@ -58,8 +58,8 @@ class LinkChanged:
 
     Attributes:
         rebooted: The machine has rebooted, so no process of the attempt can run on it.
-        lost_in: Seconds after which the node counts as lost if it stays unreachable; `None` for never.
-        stop_in: Seconds after which the node stops its workers by itself; `None` for never.
+        lost_in: Seconds until the node counts as lost, if it stays unreachable; `None` for never.
+        stop_in: Seconds until the node stops its workers by itself; `None` for never.
     """
 
     KIND: ClassVar[str] = "link"

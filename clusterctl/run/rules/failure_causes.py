@@ -74,7 +74,7 @@ class ExitAnalysis:
 
     Attributes:
         on_node_clock: The earliest and latest time of the exit on the clock of its node.
-        peers: The addresses of lost peers in the texts of the rank.
+        peers: The addresses of lost peers that the error texts of the rank name.
         output: The last output of a rank that ended with 0. This output is examined only if this exit is the cause.
     """
 
@@ -290,7 +290,7 @@ def _build_cause(node: str, exited: Exited, heading: headline.Headline) -> Cause
         signal=name,
         message=_build_message(exited, heading),
         traceback=_find_traceback(exited, heading),
-        # Runtimes that lose a peer abort with SIGABRT. Any other signal has its own reason.
+        # A runtime that loses a peer aborts with SIGABRT. Any other signal has a reason of its own.
         secondary=not exited.oom
         and exited.signal in (None, signal.SIGABRT)
         and is_peer_loss(_find_reason_text(exited, heading)),
@@ -327,7 +327,7 @@ def is_waiting_program(leftover: LeftoverProcess) -> bool:
 
 
 def build_left_work_cause(node: str, leftover: LeftoverProcess) -> Cause:
-    """Return the cause of a run whose ranks ended within seconds and left this process running."""
+    """Return the cause of a failure in which all ranks ended within seconds and left this process running."""
     message = f"{describe_leftover_process(leftover)} was still at work, and was ended"
     return Cause(kind="left_work", node=node, rank=leftover["rank"], exit_code=0, message=message, certain=True)
 

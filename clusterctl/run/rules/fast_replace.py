@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
 
     def replace(value: Any, /, **changes: Any) -> Any:
-        """Return a copy of a dataclass with changed fields; the class has no `__post_init__`."""
+        """Return a copy of a dataclass with changed fields. The class must not have a `__post_init__`."""
         cls = value.__class__
         read_fields, slots = _get_slots(cls)
         copy = object.__new__(cls)

@@ -63,7 +63,7 @@ class HealthObserver:
         changes: list[monitor.HealthChange] = []
         for sample in samples.parse_samples(lines, "health", "m"):
             watch = self._get_monitor(node)
-            # If a node sends its samples again from the start, the first ones are known already.
+            # If a node sends its samples again from the start, the first samples are known already.
             if watch.sampled_at is None or sample["m"] > watch.sampled_at:
                 self._monitors[node], changes_of_node = monitor.apply_sample(watch, sample)
                 self._heard_at[node] = now

@@ -114,7 +114,7 @@ def choose_next_nodes(
 
 
 STOP_MARGIN_S = 30.0
-"""Seconds that a node may need after the grace for SIGKILL, the sweep, and the release of GPU memory by the kernel."""
+"""Seconds that a node may need after the grace: for SIGKILL, the sweep, and the release of GPU memory by the kernel."""
 
 MAX_DIRTY_NODE_S = 30.0
 """Seconds to wait until remaining processes on a node have ended. After this time, a restart is refused."""
@@ -148,8 +148,9 @@ class RunObservations:
 
     Attributes:
         silent_s: Seconds since the last frame of each silent node. Nodes that answer are absent.
-        unreachable_s: Seconds since a frame of the controller may last have reached each unreachable node. The number
-            is less than `silent_s` if the node receives frames but its answers are lost. Fences count from this moment.
+        unreachable_s: For each unreachable node: the seconds since the last time that a frame of the controller may
+            have arrived there. The number is less than `silent_s` if the node receives frames but its answers are lost.
+            Fences count from this moment.
         stopping_s: Seconds for which each node has been connected since its stop request.
         kill_wait_s: Seconds since a person demanded an immediate end, or `None`.
         idle_s: Seconds since an unfinished rank last showed activity.
@@ -287,7 +288,7 @@ def _find_end_reason(
         return None
     if limits.stall_action is StallAction.REPORT:
         return None
-    # The message stays in the journal, so it states the length of the stall at the end of the attempt.
+    # The journal keeps this message, so the message states how long the stall was when the attempt ended.
     since, limit = (
         describe_duration(state.stall.at_time(now).since_s),
         describe_duration(state.stall.limit_s),
@@ -362,7 +363,7 @@ def choose_excluded_nodes(state: RunState, observations: RunObservations) -> dic
 
 
 def _find_restart_kind(state: RunState) -> str | None:
-    """Return the word of `restart.on` for the end of the attempt, or `None` if such an end allows no restart."""
+    """Return the kind of the attempt's end as a word of `restart.on`, or `None` if such an end allows no restart."""
     if all(w.ended_well for w in state.workers.values()):
         return None
     match state.reason:

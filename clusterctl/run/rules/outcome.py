@@ -151,7 +151,7 @@ def _group_messages(messages: Mapping[int, str], text: str, others: str) -> Iter
     Args:
         messages: The message of each rank.
         text: The end of the sentence, after "its" or "their", with `{}` for the message.
-        others: The noun for further messages, which are only counted.
+        others: The noun for further messages. These messages are counted and not shown.
     """
     by_message: dict[str, list[int]] = {}
     for rank, message in messages.items():

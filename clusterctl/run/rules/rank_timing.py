@@ -126,7 +126,7 @@ def _is_in_collective(own: RankActivity) -> bool:
 _MAX_AGE_S = 12.0
 """An older sample is out of date. While ranks make progress, a node measures every 2 s and saves each fifth sample."""
 _LINES_BETWEEN = 6
-"""The number of lines between the two samples that show the activity of a rank."""
+"""How many lines apart the two samples are that show the present activity of a rank."""
 _BUSY_CORES, _MUCH_BYTES_S = 0.5, 100_000.0
 """A rank above one of these rates (CPU cores, bytes per second) is active. The shim itself stays below both."""
 
@@ -239,7 +239,7 @@ def has_no_progress_yet(lines: Mapping[str, Sequence[bytes]], attempt: int) -> b
 
 
 def _list_timed_activities(read: Iterable[ActivitySample], rank: str) -> list[tuple[float, RankActivity]]:
-    """Return time and activity of a rank in each sample that shows the same process as the last sample."""
+    """Return time and activity of a rank in each sample of its present process. The last sample shows this process."""
     timed = [(sample["m"], own) for sample in read if (own := sample["ranks"].get(rank)) is not None]
     return [each for each in timed if each[1].get("alive") and each[1].get("pid") == timed[-1][1].get("pid")]
 

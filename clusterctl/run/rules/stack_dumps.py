@@ -19,7 +19,7 @@ _THREAD = re.compile(
 )
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _SHIM_PATH = "/_clusterctl_shim/"
-# A rank in one of these process states is not grouped with running or sleeping ranks of the same stack.
+# Even with the same stack, a rank in one of these process states is not grouped with running or sleeping ranks.
 _SPECIAL_STATES = "TtDZX"
 
 
@@ -29,7 +29,7 @@ class ThreadStack:
 
     Attributes:
         ident: Identity of the thread. Dumps by signal have the identity of pthread, dumps by py-spy the kernel's.
-        is_main: Whether this is the main thread.
+        is_main: Whether the thread is the main thread.
         holds_gil: Whether the thread holds the GIL; `None` if the dump does not show this.
     """
 

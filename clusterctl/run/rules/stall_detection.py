@@ -9,8 +9,8 @@ idle time ends with:
   waits in a collective, activity counts only for a limited time: a rank that retries and prints all the time must not
   hide that the group is stuck.
 
-Times are on the head's monotonic clock and are arguments. A run is judged at the last moment at which *every* live rank
-had a sample. So a controller without samples neither suspects nor confirms a stall.
+All times are arguments, measured on the head's monotonic clock. A run is judged at the last moment at which *every*
+live rank had a sample. So a controller without samples neither suspects nor confirms a stall.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class StallJudgement:
 
     Attributes:
         since_s: Seconds for which the run has been idle.
-        limit_s: The idle seconds after which the run is stalled.
+        limit_s: The number of idle seconds after which the run counts as stalled.
         reason: What is missing, such as `no progress`; empty without a stall.
         has_all_samples: Whether every live rank has a sample. Otherwise there is no judgement.
         stragglers: Ranks without progress while other ranks make progress. They only cause a warning.
@@ -202,7 +202,7 @@ class StallJudgement:
 
 @dataclass(slots=True, kw_only=True)
 class StallWatch:
-    """All observations of one attempt. The functions of this module return a changed copy."""
+    """All observations of one attempt. The functions of this module return a changed copy of this object."""
 
     attempt: int
     began_at: float
@@ -426,7 +426,7 @@ def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tup
 
 
 def _is_computing(view: RankObservation) -> bool:
-    """Return whether a rank outside of collectives has just computed. A rank that waits for it may spin as well."""
+    """Return whether a rank has just computed outside of collectives, in which a waiting rank may use a CPU, too."""
     moments = [moment for moment in (view.busy_at, view.computing_at) if moment is not None]
     return not view.is_in_collective and bool(moments) and view.seen_at - max(moments) < FRESH_FOR_S
 

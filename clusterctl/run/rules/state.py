@@ -1,7 +1,7 @@
 """The state of a run. `state_updates` builds the state from the journals of controller and nodes. Pure.
 
-Run phases: starting running stalled restarting stopping, then succeeded failed cancelled lost.
-Worker phases: pending starting running exited lost.
+A run is starting, running, stalled, restarting or stopping, and at the end succeeded, failed, cancelled or lost. A
+worker is pending, starting, running, exited or lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EarlierAttempt:
     """An attempt before the current attempt. Times are on the head's clock.
 
     Attributes:
-        why: The word of `restart.on` for the end of the attempt.
+        why: The kind of the attempt's end, as a word of `restart.on`.
         cause: The first observed failure, without its traceback.
         step: The last step of the slowest rank.
         resume_from: The checkpoint from which the attempt resumed.
@@ -270,8 +270,8 @@ class RunState:
         remaining: Processes that may still run: `{node, pid, start_time, command, why}`.
         error: The error of a failed start (`StartFailed.error`).
         troubles: Present health problems, by node, GPU and key.
-        restarts: When each attempt after the first began, on the head's clock.
-        restart_why: The word of `restart.on` for the next attempt.
+        restarts: The time (head's clock) at which each attempt after the first began.
+        restart_why: The kind of end that causes the next attempt, as a word of `restart.on`.
         next_nodes: The nodes of the next attempt in order of node rank, while the run restarts.
         retired: Nodes that took part in earlier attempts only.
         placements: An item for each node of each attempt: the attempt, the node and its ranks.
