@@ -34,7 +34,7 @@ def load_verdict(run: RunDir, state: RunState | None = None, *, live: bool = Tru
 
     Args:
         run: The run.
-        state: The state of the run; `None` reads it.
+        state: The state of the run; `None` reads the state from the files of the run.
         live: Collect evidence from running ranks if the run has no stored evidence of a current stall.
     """
     return load_verdict_with_evidence(run, state, live=live)[0]
@@ -47,7 +47,7 @@ def load_verdict_with_evidence(
 
     Args:
         run: The run.
-        state: The state of the run; `None` reads it.
+        state: The state of the run; `None` reads the state from the files of the run.
         live: Whether to collect evidence from running ranks if the run has no stored evidence of a current stall, and
             to search the node for a missing command.
     """

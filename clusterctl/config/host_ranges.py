@@ -60,7 +60,8 @@ def expand_hosts(expression: str, *, limit: int = MAX_HOSTS) -> list[str]:
     """Return all host names of an expression in its order, with duplicates.
 
     Raises:
-        HostRangeError: The expression is empty, unbalanced, descending or has more than `limit` names.
+        HostRangeError: The expression is empty, has unbalanced brackets, a descending range, or more than `limit`
+            names.
     """
     names: list[str] = []
     for offset, item in _split_items(expression):
@@ -164,7 +165,7 @@ def fold_hosts(names: Iterable[str]) -> str:
 
 
 def _fold_last_number(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Fold the last number of each head (the text left to fold), and move the folded ranges to the tail."""
+    """Fold the last number of each head (the unfolded start of a name), and move the ranges to the tail."""
     folded = []
     for (prefix, rest, is_counted), group in itertools.groupby(map(_split_at_number, items), key=lambda part: part[:3]):
         numbers = [number for *_, number in group]
@@ -176,7 +177,7 @@ def _fold_last_number(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _split_at_number(item: tuple[str, str]) -> tuple[str, str, bool, str]:
-    """Split a head at its last number. Return the text before and after, whether to fold the number, and the number."""
+    """Split a name at its last unfolded number: return the texts around it, whether to fold it, and the number."""
     head, tail = item
     match = _LAST_NUMBER.fullmatch(head)
     if match is None:

@@ -17,7 +17,7 @@ TONES = {"good": "#1a7f37", "bad": "#cf222e", "warn": "#9a6700", "dim": "#888"}
 _TOP, _BOTTOM = 8.0, 20.0
 _COLOURS = ("#0969da", "#cf222e", "#1a7f37", "#9a6700", "#8250df", "#bf3989", "#1b7c83", "#bc4c00")
 MAX_CURVES = 16
-"""The largest number of curves in a chart. With more, the chart shows the lowest, the median and the highest value."""
+"""The largest number of curves in a chart. With more curves, the chart shows lowest, median and highest value."""
 _MIN_FOR_MEDIAN = 3
 _MAX_DISTANCE = 0.03
 """The mean distance from the median above which a curve is drawn separately, as a share of the highest value."""

@@ -187,7 +187,7 @@ class Terminal:
         self.write_lines(lines if width is None else [part for line in lines for part in wrap_line(line, width)])
 
     def draw(self, lines: Iterable[str]) -> None:
-        """Show lines that the next output or drawing replaces. Does nothing if the stream cannot redraw lines."""
+        """Show lines that the next output or drawing replaces. If the stream cannot redraw lines, nothing is shown."""
         if self.live:
             text = sanitize_lines(lines).removesuffix("\n")
             self._put((self._erase() or _ERASE_LINE) + text)

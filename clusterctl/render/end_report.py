@@ -240,7 +240,7 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
 
 
 def _stopped_lines(stopped: Sequence[WorkerState]) -> list[str]:
-    """Return the stopped ranks by exit code. An unexpected code may have the same cause as the first failure."""
+    """Return the stopped ranks by exit code. The first failure may also have caused an unexpected exit code."""
     codes = group_pairs((None if w.exit_code in _SIGTERM_CODES else w.exit_code, w.rank) for w in stopped)
     return [
         f"{'stopped by clusterctl' if code is None else f'exit code {code} while being stopped'}: {name_ranks(ranks)}"

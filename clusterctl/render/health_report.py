@@ -26,7 +26,7 @@ STYLES = {
 _MOST_CHECKS = 3
 _MOST_REASONS = 4
 _LABEL = re.compile(r"^GPU \d+(?: \([0-9a-fA-F:.]+\))?: ")
-"""The GPU at the beginning of a message. A report for people removes this text and names the GPU elsewhere."""
+"""Matches the GPU at the beginning of a message, which reports for people name in another place."""
 _ADVERSE = (Status.FAIL, Status.WARN, Status.UNKNOWN)
 
 

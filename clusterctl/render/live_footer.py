@@ -24,7 +24,7 @@ _SPEED_WINDOW = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FooterContent:
-    """The content of the footer.
+    """The values that the footer of the live view shows.
 
     Attributes:
         ranks: The ranks whose output is shown; `None` for all ranks.
@@ -46,7 +46,10 @@ class StepRate:
         self._steps: deque[tuple[float, int]] = deque()
 
     def add(self, moment: float, step: int) -> None:
-        """Add the step that the run has at `moment` (seconds of any clock). A smaller step starts a new series."""
+        """Add the step of the run at `moment` (seconds of any clock).
+
+        If the step is smaller than the last step, forget all earlier steps.
+        """
         if self._steps and step < self._steps[-1][1]:
             self._steps.clear()
         if not self._steps or moment > self._steps[-1][0]:

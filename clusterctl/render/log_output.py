@@ -84,7 +84,7 @@ class LogWriter:
         self._grow(widest)
 
     def write(self, lines: Sequence[LogLine | FoldedLine]) -> None:
-        """Write lines, with one flush."""
+        """Write lines, then flush the stream once."""
         terminal = self._terminal
         frame: str | None = None
         out: list[str] = []

@@ -58,7 +58,7 @@ class FindingRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportData:
-    """The content of the page.
+    """The values that the report page shows.
 
     Attributes:
         run: The snapshot of the run.

@@ -216,7 +216,7 @@ def node_event_messages(node: str, stamp: node_events.Stamp, event: node_events.
 
 
 def _adoption(node: str, stamp: node_events.Stamp, state: RunState) -> str:
-    """Return a sentence about a new supervisor of a node. A reboot of the node has ended its workers."""
+    """Return a sentence about a new supervisor of a node. If the node was rebooted, its workers have ended."""
     last_boot = state.nodes[node].boot if node in state.nodes else ""
     if last_boot and stamp.boot != last_boot:
         return "the machine has rebooted, and its workers are gone"

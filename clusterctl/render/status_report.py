@@ -61,7 +61,7 @@ _MOST_NODES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerActivity:
-    """The last known activity of a rank. Ages are in seconds; `None` is unknown."""
+    """The last known activity of a rank. Ages are in seconds; `None` means unknown."""
 
     step: int | None = None
     last_output_s: float | None = None

@@ -1,4 +1,4 @@
-"""Builds the rows of `top`. A row shows a rank, unused GPU or idle node, or a node, or several nodes in one state."""
+"""Builds the rows of `top`. A row shows a rank, an unused GPU, a node, or several nodes in the same state."""
 
 from __future__ import annotations
 
@@ -54,34 +54,34 @@ class Row:
 
     @property
     def index(self) -> int:
-        """The index of the first unit."""
+        """The index of the first unit in this row."""
         return self.units[0].index
 
     @property
     def gpus(self) -> list[GpuStats]:
-        """The GPUs of the units."""
+        """The GPUs of the units in this row."""
         return [unit.gpu for unit in self.units if unit.gpu is not None]
 
     @property
     def workers(self) -> list[WorkerState]:
-        """The workers of the units."""
+        """The workers of the units in this row."""
         return [unit.worker for unit in self.units if unit.worker is not None]
 
     @property
     def nodes(self) -> list[NodeStats]:
-        """The nodes of the units, each once."""
+        """The nodes of the units in this row, without duplicates."""
         return list({unit.node.node: unit.node for unit in self.units}.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopData:
-    """The content of the screen.
+    """The values that the screen of `top` shows.
 
     Attributes:
         nodes: The newest values of each node; times are of the head's clock.
         title: The first line, if there is no run.
-        gpus_by_node: The GPUs that the run uses on each node, in order of local rank. The run uses all GPUs of other
-            nodes.
+        gpus_by_node: The GPUs that the run uses on each node, in order of local rank. On a node that is missing here,
+            the run uses all GPUs.
         step_rates: Steps per second of each rank.
         trends: Past utilisation in percent by node and GPU (`None`: the node's processors), newest last.
         ranks_sampled_at: The time of the oldest of the newest samples of all nodes; head's clock.

@@ -150,13 +150,13 @@ def _foot(order: TableOrder, first: int, room: int, total: int, terminal: Termin
 _BAR = 4
 _TREND = 8
 _CUT_TO = {"NODE": 28, "RANK": 16, "LAST LINE": 14}
-"""Widths to which these columns are cut before another column is omitted."""
+"""The number of characters to which each of these columns is cut before another column is omitted."""
 _MOST_OF_A_LINE = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column. If there is no room, columns with the largest `drop_priority` are omitted first; 0 is never omitted."""
+    """A column. If there is no room, the largest `drop_priority` is omitted first; a column with 0 always remains."""
 
     column: Column
     cell: Callable[[Row], Cell | str]

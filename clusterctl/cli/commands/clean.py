@@ -55,7 +55,7 @@ def command(
 
     If you name runs, `clean` removes exactly these runs, regardless of their age. `clean` never removes active runs. If
     a node cannot be reached, `clean` prints its name, and the data on the node stays. If processes of a run may still
-    live on such a node, the run also stays on this head, unless you name the run.
+    live on an unreachable node, the run also stays on this head, unless you name the run.
 
     If `clean` removes the last run that used a work folder on a node, it also removes the code that was copied there.
     `clean` keeps files that the job wrote, such as checkpoints. `clean` keeps work folders that `workdir` names and

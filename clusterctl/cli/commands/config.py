@@ -83,7 +83,7 @@ def command(
     output: str | None,
     as_json: bool,
 ) -> int:
-    """Check the cluster file and print it with all defaults. `-q` only checks it.
+    """Check the cluster file and print it with all defaults. `-q` only checks the file.
 
     `config` connects to nodes only with `--live`. `config` resolves host names with `ssh -G`, and prints secrets as
     `***`.

@@ -135,7 +135,7 @@ def _raise_first(errors: list[ClusterctlError], console: Console) -> None:
     """Raise the first error, and print the others.
 
     Raises:
-        ClusterctlError: There is an error.
+        ClusterctlError: There is an error in `errors`.
     """
     for error in errors[1:]:
         print_error(error, console)

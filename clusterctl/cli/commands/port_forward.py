@@ -98,7 +98,7 @@ def parse_forward(word: str) -> PortForward:
     """Parse `[HERE:][HOST:]PORT`.
 
     Raises:
-        ValueError: The word has another form.
+        ValueError: The word does not have this form.
     """
     here, colon, rest = word.partition(":")
     host, _, there = rest.rpartition(":") if colon else ("", "", here)

@@ -19,7 +19,7 @@ from clusterctl.run.rules.state import RunPhase
 @options.json_option
 @click.pass_obj
 def command(common: CommonOptions, all_runs: bool, as_json: bool) -> int:
-    """List the active runs, or all runs of this head with `-a`; the newest come first. `-q` prints only their ids.
+    """List the active runs, or all runs of this head with `-a`; the newest come first. `-q` prints only run ids.
 
     An ended run counts as active as long as its processes may remain on a node; the table names the node. Runs that
     failed before a worker started are at the end of the table. `--json` and `-q` keep the order of the table.

@@ -28,8 +28,9 @@ from clusterctl.run.rules.state import RunState
 def command(common: CommonOptions, reference: str | None, ranks: str | None, as_json: bool) -> int:
     """Show the current stacks of all ranks; equal stacks are shown once.
 
-    The ranks keep running. Each worker with `job.inject` writes its stacks when it gets a signal. Otherwise py-spy
-    reads the stacks, if the node has it. Without both, `stacks` shows only the data in /proc. No controller is needed.
+    The ranks keep running. Each worker with `job.inject` writes its stacks when it gets a signal. The stacks of other
+    workers are read by py-spy, if the node has py-spy. Without `job.inject` and py-spy, `stacks` shows only the data in
+    /proc. `stacks` needs no controller.
     """
     console = common.console()
     chosen = parse_rank_set(ranks)

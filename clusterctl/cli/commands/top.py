@@ -52,8 +52,8 @@ def command(common: CommonOptions, reference: str | None, interval: str, fold: s
 
     A letter sorts the rows (n node, r rank, u util, m memory, t temp, p power, c cpu, s step, i it/s, o output); the
     same letter again reverses the order. `f` changes the content of a row: a rank, a node, or a group of similar nodes.
-    Arrows and page keys scroll. Without an active run, it shows the nodes of the cluster file. In a pipe, it prints the
-    table once.
+    Arrows and page keys scroll. Without an active run, `top` shows the nodes of the cluster file. In a pipe, `top`
+    prints the table once.
     """
     console = common.console()
     pause = parse_interval_option(interval, "--interval") or 1.0

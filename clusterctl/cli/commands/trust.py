@@ -39,7 +39,7 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
     asks whether to accept them.
 
     `--login` is for nodes that ask for a password or a code. `ssh` asks on this terminal, for one node after the other.
-    All commands and runs then share these connections, until one hour after the last use.
+    All commands and runs then share the connections of `--login`, until one hour after the last use.
     """
     console = common.console()
     spec = cluster_selection.load_chosen_cluster_file(

@@ -28,7 +28,7 @@ from clusterctl.run.rules.state import RunState
 @options.json_option
 @click.pass_obj
 def command(common: CommonOptions, reference: str | None, timeout: str | None, as_json: bool) -> int:
-    """Wait until a run ends; exit with its code."""
+    """Wait until a run ends; exit with the exit code of the run."""
     console = common.console()
     run = find_run(reference)
     limit = parse_duration_option(timeout, "--timeout")
@@ -56,7 +56,7 @@ def _explain_code(run: RunDir, state: RunState, code: int) -> str:
 
 
 def _wait_for_end(run: RunDir, end: float) -> tuple[RunState, int | None]:
-    """Wait for the end of the run. Return the last state of the run, and an exit code if the run has not ended.
+    """Wait for the end of the run. Return the run's last state, and an exit code if the run has not ended.
 
     Args:
         run: The run.

@@ -20,7 +20,7 @@ _POLL_S = 1.0
 """Longest pause between polls. A controller on another machine cannot report changes."""
 
 _MAX_WRITE_DELAY_S = 5.0
-"""Longest delay until the writes of another machine appear on a shared home. A released lock appears at once."""
+"""Longest delay until the writes of another machine appear on a shared home. The release of a lock appears at once."""
 
 
 class RunAttendance(Enum):
@@ -54,7 +54,7 @@ class RunSnapshot:
 
 
 class RunPoller:
-    """Reads the files of one run again and again.
+    """Reads new events of one run repeatedly.
 
     Args:
         run: The run.

@@ -263,7 +263,7 @@ class RunScreen:
     def _open_follower(self) -> LogFollower | None:
         """Return the follower of the output, or `None` before the first attempt.
 
-        The first call shows earlier output.
+        The first call of this method shows earlier output.
         """
         state = self.state
         if self._follower is None and state.attempt >= 0:

@@ -26,7 +26,8 @@ class SectionField:
     """A key of a section.
 
     Attributes:
-        summary: A sentence about the key. If it contains `(default)`, `description` does not append the default.
+        summary: A sentence about the key. If the sentence contains `(default)`, `description` does not append the
+            default.
         type: Type of the value in the spec, without `None`; a `Section` if the value is a mapping with declared keys.
         default: Value in the spec if the key is missing; `MISSING` if the spec has no default.
     """

@@ -61,7 +61,7 @@ class Mark:
 
 @dataclass(slots=True)
 class TreeNode:
-    """A value of the tree with its position. A node must never change, because YAML aliases share nodes.
+    """A value of a parsed document with its position. A node must never change, because YAML aliases share nodes.
 
     Attributes:
         value: A scalar, a list of nodes, or a dict of nodes by key.
