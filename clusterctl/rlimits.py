@@ -32,7 +32,7 @@ def hint_for_too_many_open_files(error: OSError) -> str | None:
     return "raise the limit of open files (`ulimit -n`); `clusterctl doctor` shows how many nodes it allows"
 
 
-def disable_core_dumps() -> None:
+def disable_own_core_dumps() -> None:
     """Disable core dumps of this process, because they would contain the secrets of its run."""
     _, hard = _OriginalLimits.limits[resource.RLIMIT_CORE] = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))

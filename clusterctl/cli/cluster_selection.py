@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import accepted_commands
+from clusterctl.cli import trusted_commands
 from clusterctl.cli.base_command import CommonOptions
 from clusterctl.cli.option_values import list_cluster_files
 from clusterctl.config.host_ranges import HostRangeError, select_hosts
@@ -56,7 +56,7 @@ def load_chosen_cluster_file(
         require_job=require_job,
         with_secrets=with_secrets,
         find_health_mistakes=_find_health_mistakes,
-        run_host_command=run_host_command or accepted_commands.run_accepted_host_command,
+        run_host_command=run_host_command or trusted_commands.run_accepted_host_command,
     )
     if console is not None and loaded.warnings:
         console.write_stderr(*render_problems(loaded.warnings, "warning", console.err))

@@ -142,7 +142,7 @@ def _complete_templates(_: click.Context, incomplete: str) -> list[CompletionIte
 
 def _complete_keys(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
     """Return keys for `--set`, each followed by `=`."""
-    from clusterctl.config.sections.section_fields import CLUSTER_FILE, MAPPINGS
+    from clusterctl.config.sections.section_declarations import CLUSTER_FILE, MAPPINGS
 
     keys = {name: key for name, key in CLUSTER_FILE.keys.items() if name not in MAPPINGS}
     keys |= {f"{name}.{key.name}": key for name, section in MAPPINGS.items() for key in section.keys.values()}

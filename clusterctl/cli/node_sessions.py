@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.cli import accepted_commands
+from clusterctl.cli import trusted_commands
 from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.render.start_progress import WaitingLine
@@ -62,7 +62,7 @@ def open_reachable_sessions(
         RefusedError: The user has not accepted a command that connects to a host.
     """
     if not is_started_run:
-        accepted_commands.refuse_unaccepted_commands(hosts)
+        trusted_commands.refuse_unaccepted_commands(hosts)
     # A program that asks for a password may use this terminal, so clusterctl draws no progress on it.
     progress = None if has_askpass(os.environ) else progress
 

@@ -18,7 +18,7 @@ from clusterctl.render.status_report import RunSnapshot, WorkerActivity, activit
 from clusterctl.run.record import sample_files, state_reader
 from clusterctl.run.record.rundir import RunDir, read_saved_verdict
 from clusterctl.run.record.sample_files import PROGRESS_FIELDS
-from clusterctl.run.rules.fence import compute_fence_s
+from clusterctl.run.rules.self_stop_time import compute_fence_s
 from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:

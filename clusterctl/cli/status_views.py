@@ -18,7 +18,7 @@ from clusterctl.run.record import run_origin, sample_files
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import PROGRESS_FIELDS
 from clusterctl.run.record.saved_verdict import read_evidence
-from clusterctl.run.rules import rank_timing, stack_dumps
+from clusterctl.run.rules import rank_timing, stack_dump_parser
 from clusterctl.run.rules.rank_timing import WAIT_FIELDS
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.validation.samples import RankFields
@@ -112,7 +112,9 @@ def describe_stalled_ranks(run: RunDir, state: RunState) -> list[str]:
     for name in reversed(list_stall_folders(str(run.path))):
         if found := read_evidence(run.path / name):
             with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
-                return summarize_stacks(stack_dumps.fold_stacks(stack_dumps.parse_rank_stacks(found)), nodes)
+                return summarize_stacks(
+                    stack_dump_parser.fold_stacks(stack_dump_parser.parse_rank_stacks(found)), nodes
+                )
     return []
 
 

@@ -9,7 +9,7 @@ import yaml
 from typing_extensions import override
 
 from clusterctl.config.secret_redaction import REDACTED
-from clusterctl.config.sections.section_fields import CLUSTER_FILE, HOST
+from clusterctl.config.sections.section_declarations import CLUSTER_FILE, HOST
 from clusterctl.config.sections.spec_builder import BuiltSpec
 from clusterctl.config.spec import ClusterSpec
 from clusterctl.config.text.interpolation import escape_variables, is_shell_text_key, list_shell_text_indices

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import TypeAdapter
 
 from clusterctl.config.field_types import FieldType
-from clusterctl.config.sections.section_fields import (
+from clusterctl.config.sections.section_declarations import (
     CLUSTER_FILE,
     HOST,
     MAPPINGS,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HEARTBEAT_ANSWER = derive_object_validator(command_payload_types.HeartbeatAnswer)
 EVENT_PUSH = derive_object_validator(command_payload_types.EventPush)
 STREAM_PUSH = derive_object_validator(command_payload_types.StreamPush)
-ATTEMPTS_REPLICATED_PUSH = derive_object_validator(command_payload_types.AttemptsReplicatedPush)
+ATTEMPTS_REPLICATED_PUSH = derive_object_validator(command_payload_types.AttemptsSentPush)
 PREAMBLE = derive_object_validator(command_payload_types.Preamble)
 _ERROR = derive_object_validator(command_payload_types.ErrorAnswer)
 _EVIDENCE = derive_object_validator(RankEvidence)

@@ -86,7 +86,7 @@ class RankSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTiming:
+class RankTimeUse:
     """How a rank of a healthy run has recently spent its time.
 
     Attributes:
@@ -212,7 +212,7 @@ class Evidence:
     stall_limit_s: float | None = None
     run_error: RunError | None = None
     health_problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    timings: Mapping[int, RankTiming] = field(default_factory=dict)
+    timings: Mapping[int, RankTimeUse] = field(default_factory=dict)
     idle_ranks: Mapping[int, IdleRank] = field(default_factory=dict)
     no_progress_s: float | None = None
     evidence_folder: str | None = None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import median
 
 from clusterctl.formatting import describe_duration, fold_ranks
-from clusterctl.why.evidence_types import Evidence, IdleRank, Rank, RankSnapshot, RankTiming
+from clusterctl.why.evidence_types import Evidence, IdleRank, Rank, RankSnapshot, RankTimeUse
 from clusterctl.why.hang import format_waiting
 from clusterctl.why.stack_position import (
     UNKNOWN_POSITION,
@@ -128,7 +128,7 @@ def find_stragglers(wait_shares: Mapping[int, Sequence[float] | None]) -> tuple[
     return tuple(sorted(found)) if 2 * len(found) <= len(wait_shares) else ()
 
 
-def find_slow_ranks(timings: Mapping[int, RankTiming]) -> tuple[int, ...]:
+def find_slow_ranks(timings: Mapping[int, RankTimeUse]) -> tuple[int, ...]:
     """Return the stragglers by the timings of all ranks (see `find_stragglers`)."""
     return find_stragglers({rank: timing.wait_shares for rank, timing in timings.items()})
 
@@ -163,7 +163,7 @@ def judge_stragglers(evidence: Evidence) -> Verdict | None:
     )
 
 
-def describe_reason(timings: Mapping[int, RankTiming], rank: int, troubles: Sequence[str]) -> str:
+def describe_reason(timings: Mapping[int, RankTimeUse], rank: int, troubles: Sequence[str]) -> str:
     """Return why a rank is slower than the others; "" if the measurements show no reason."""
     own, others = timings[rank], [timing for other, timing in timings.items() if other != rank]
     if troubles:
@@ -185,7 +185,7 @@ def describe_reason(timings: Mapping[int, RankTiming], rank: int, troubles: Sequ
     return f"it computes ({own.cpu_cores:.1f} cores)" if own.cpu_cores >= 0.5 else ""
 
 
-def _judge_common_shortage(timings: Mapping[int, RankTiming]) -> Verdict | None:
+def _judge_common_shortage(timings: Mapping[int, RankTimeUse]) -> Verdict | None:
     """Return a verdict without culprits if all ranks lack CPU time; otherwise `None`."""
     shares = [timing.cpu_starved_share for timing in timings.values()]
     if min(shares, default=0.0) < _ALL_SHORT_OF_CPU:
@@ -199,7 +199,7 @@ def _judge_common_shortage(timings: Mapping[int, RankTiming]) -> Verdict | None:
     )
 
 
-def describe_timings(timings: Mapping[int, RankTiming]) -> str:
+def describe_timings(timings: Mapping[int, RankTimeUse]) -> str:
     """Return how the ranks spend their time, as a part of a sentence; "" if unknown."""
     shares = [_mean_wait(timing) for timing in timings.values() if timing.wait_shares]
     if not shares or len(shares) < len(timings):
@@ -215,7 +215,7 @@ def describe_timings(timings: Mapping[int, RankTiming]) -> str:
     return f"of the last {seconds:.0f} s they spent {', '.join(parts)}, {cores:.1f} cores each"
 
 
-def _mean_wait(timing: RankTiming) -> float:
+def _mean_wait(timing: RankTimeUse) -> float:
     return sum(timing.wait_shares) / len(timing.wait_shares) if timing.wait_shares else 0.0
 
 

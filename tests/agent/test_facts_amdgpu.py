@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.facts import amdgpu, collect_facts, gpu_driver, gpu_reading_base, machine_sampler
+from clusterctl.agent.facts import amdgpu, collect_facts, gpu_reading_base, kernel_gpu_facts, machine_sampler
 from tests import fake_amdgpu
 from tests.unit.health.machines import amd
 
@@ -183,7 +183,7 @@ def test_the_link_of_a_card_with_bridges_of_its_own_is_that_to_the_slot(root: Pa
         (place / "max_link_width").write_text(f"{most}\n")
     (root / "sys/bus/pci/devices").mkdir(parents=True)
     (root / "sys/bus/pci/devices" / card).symlink_to(inner / card)
-    (found,) = gpu_driver.collect_driver(str(root))["pci"]
+    (found,) = kernel_gpu_facts.collect_driver(str(root))["pci"]
     assert (found["vendor"], found["width"], found["max_width"], found["slot_width"]) == ("amd", 8, 16, 16)
 
 
@@ -205,7 +205,9 @@ def test_gpus_are_known_by_vendor_and_class(
     place.mkdir(parents=True)
     (place / "vendor").write_text(vendor + "\n")
     (place / "class").write_text(kind + "\n")
-    assert [entry["vendor"] for entry in gpu_driver.collect_driver(str(root))["pci"]] == ([known] if known else [])
+    assert [entry["vendor"] for entry in kernel_gpu_facts.collect_driver(str(root))["pci"]] == (
+        [known] if known else []
+    )
 
 
 # --- what holds the clocks down

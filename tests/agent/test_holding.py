@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.linux.tcp_ports import PortIntruderCheck
+from clusterctl.agent.linux.port_reservation import PortIntruderCheck
 from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.supervisor.gpu_claims import PREFIX, GpuClaimError, GpuClaims
 from tests.agent.talk import Refused

@@ -159,13 +159,13 @@ def _choose_second_round(request: FactsRequest, groups: Mapping[str, FactGroup])
         # The output of `nvidia-smi` helps if NVML has failed. With a hung driver, `nvidia-smi` would hang too.
         has_failed = nvml["status"] != "ok" or nvml["data"].get("init_error") is not None
         if has_failed and nvml["status"] not in ("absent", "timeout"):
-            return {"smi": _make_task("gpu_driver", "collect_nvidia_smi")}
+            return {"smi": _make_task("kernel_gpu_facts", "collect_nvidia_smi")}
     if nvml is None or driver is None or nvml["status"] != "ok" or driver["status"] != "ok":
         return {}
-    module = importlib.import_module("clusterctl.agent.facts.gpu_driver")
+    module = importlib.import_module("clusterctl.agent.facts.kernel_gpu_facts")
     entries = module.find_hidden_gpus(driver["data"], nvml["data"])
     root = str(request.get("root") or "/")
-    return {"hidden_gpus": _make_task("gpu_driver", "collect_hidden_gpus", root, entries)} if entries else {}
+    return {"hidden_gpus": _make_task("kernel_gpu_facts", "collect_hidden_gpus", root, entries)} if entries else {}
 
 
 def _make_task(module: str, function: str, *arguments: Any) -> Task:
@@ -192,7 +192,7 @@ def _make_tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
     return {
         "nvml": _make_task("nvml", "collect_nvml", root, wanted),
         **optional,
-        "driver": _make_task("gpu_driver", "collect_driver", root),
+        "driver": _make_task("kernel_gpu_facts", "collect_driver", root),
         "kernel_log": _make_task("kernel_errors", "collect_kernel_log", root),
         "host": _make_task("host", "collect_host", root, str(request.get("salt") or "")),
         "hardware": _make_task("kernel_errors", "collect_hardware_errors", root),

@@ -14,7 +14,7 @@ import errno
 import os
 import struct
 
-from clusterctl.agent.facts import gpu_driver, gpu_reading_base, process_scan
+from clusterctl.agent.facts import gpu_reading_base, kernel_gpu_facts, process_scan
 from clusterctl.agent.facts.child_tasks import AbsentError
 from clusterctl.agent.facts.gpu_reading_base import FILE_ERROR_NAMES, BaseGpuReading, repeat_doubtful_readings
 from clusterctl.agent.facts.kernel_errors import BOGUS_RAS_COUNT
@@ -126,7 +126,7 @@ class GpuFiles:
 
     def read_pcie_width(self, name: str) -> int:
         """Return a width of the PCIe link in lanes. `name` is a key of the result of `read_pcie_link`."""
-        return int(_require_value(gpu_driver.read_pcie_link(os.path.realpath(self.path))[name]))
+        return int(_require_value(kernel_gpu_facts.read_pcie_link(os.path.realpath(self.path))[name]))
 
     def read_sensor(self, name: str) -> int:
         """Return the value of a sensor file, in the unit that the kernel uses."""
@@ -244,7 +244,7 @@ def collect_amdgpu(root: str, expects_gpus: bool) -> dict[str, Any]:
         "driver": kernel_files.read_text(root, "/sys/module/amdgpu/version"),
         "count": len(readings),
         "hidden": reader.hidden,
-        "dev": [{"path": path, "access": kernel_files.probe_device_access(root, path)} for path in nodes],
+        "dev": [{"path": path, "access": kernel_files.check_device_permission(root, path)} for path in nodes],
         "numa_balancing": kernel_files.read_int(root, "/proc/sys/kernel/numa_balancing"),
         "devices": [reading.to_facts() for reading in readings],
     }

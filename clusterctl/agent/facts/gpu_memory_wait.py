@@ -18,7 +18,7 @@ import json
 import sys
 import time
 
-from clusterctl.agent.facts.gpu_reader import open_gpu_reader
+from clusterctl.agent.facts.gpu_vendor_choice import open_gpu_reader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import socket
 
-from clusterctl.agent.facts import gpu_driver
+from clusterctl.agent.facts import kernel_gpu_facts
 from clusterctl.agent.linux import addresses, kernel_files, routes
-from clusterctl.agent.linux.tcp_ports import bind_port, describe_port_owner
+from clusterctl.agent.linux.port_reservation import bind_port, describe_port_owner
 
 TYPE_CHECKING = False
 
@@ -68,8 +68,8 @@ def list_rdma_ports(root: str) -> list[dict[str, Any]]:
             "firmware": kernel_files.read_text(root, f"{base}/fw_ver"),
             "board": kernel_files.read_text(root, f"{base}/board_id"),
             "driver": os.path.basename(os.path.realpath(driver)) if os.path.exists(driver) else None,
-            "pci": os.path.basename(path) if gpu_driver.is_pci_device(path) else None,
-            **gpu_driver.read_pcie_link(path),
+            "pci": os.path.basename(path) if kernel_gpu_facts.is_pci_device(path) else None,
+            **kernel_gpu_facts.read_pcie_link(path),
         }
         every += [
             {"device": device, **_read_rdma_port(root, f"{base}/ports/{port}", port), **card}

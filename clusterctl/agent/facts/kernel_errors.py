@@ -29,7 +29,7 @@ import os
 import re
 import time
 
-from clusterctl.agent.facts import child_tasks, gpu_driver
+from clusterctl.agent.facts import child_tasks, kernel_gpu_facts
 from clusterctl.agent.facts.child_tasks import AbsentError, DeniedError
 from clusterctl.agent.linux import kernel_files
 
@@ -74,7 +74,10 @@ def collect_hardware_errors(root: str) -> dict[str, Any]:
 def _list_gpus(root: str) -> list[tuple[str, str]]:
     bases = [f"/sys/bus/pci/drivers/{driver}" for driver in _GPU_DRIVERS]
     cards = [
-        (base, name) for base in bases for name in kernel_files.list_names(root, base) if gpu_driver.is_pci_device(name)
+        (base, name)
+        for base in bases
+        for name in kernel_files.list_names(root, base)
+        if kernel_gpu_facts.is_pci_device(name)
     ]
     return [(os.path.realpath(kernel_files.join_root(root, f"{base}/{name}")), f"GPU {name}") for base, name in cards]
 
@@ -84,7 +87,7 @@ def _list_network_cards(root: str) -> list[tuple[str, str]]:
     for base in _NETWORK_CARD_FOLDERS:
         for name in kernel_files.list_names(root, base):
             place = os.path.realpath(kernel_files.join_root(root, f"{base}/{name}/device"))
-            if gpu_driver.is_pci_device(place):
+            if kernel_gpu_facts.is_pci_device(place):
                 versions.setdefault(place, name)
     return list(versions.items())
 
@@ -92,7 +95,7 @@ def _list_network_cards(root: str) -> list[tuple[str, str]]:
 def _list_ports_above(place: str) -> list[str]:
     """Return the paths of a card, of the port above the card, and of its root port."""
     ports = [place]
-    while gpu_driver.is_pci_device(above := os.path.dirname(ports[-1])):
+    while kernel_gpu_facts.is_pci_device(above := os.path.dirname(ports[-1])):
         ports.append(above)
     return [*ports[:2], *ports[2:][-1:]]
 

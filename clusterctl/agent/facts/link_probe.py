@@ -13,7 +13,7 @@ import struct
 import termios
 import time
 
-from clusterctl.agent.linux import tcp_ports as ports_module
+from clusterctl.agent.linux import port_reservation as ports_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

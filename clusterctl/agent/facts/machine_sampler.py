@@ -32,8 +32,8 @@ import sys
 import time
 
 from clusterctl.agent.facts import child_tasks, nvml
-from clusterctl.agent.facts.gpu_reader import open_gpu_reader
 from clusterctl.agent.facts.gpu_reading_base import GPU_ERRORS
+from clusterctl.agent.facts.gpu_vendor_choice import open_gpu_reader
 from clusterctl.agent.linux import kernel_files, proc, spawn, syscalls
 
 TYPE_CHECKING = False

@@ -63,7 +63,7 @@ def list_names(root: str, path: str) -> list[str]:
         return []
 
 
-def probe_device_access(root: str, path: str) -> str:
+def check_device_permission(root: str, path: str) -> str:
     """Return whether this user may read and write a device file, without opening it: `ok`, `absent` or `denied`."""
     place = join_root(root, path)
     if os.access(place, os.R_OK | os.W_OK):

@@ -109,7 +109,7 @@ def raise_file_limit() -> None:
     _set_soft_limit(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
-def disable_core_dumps() -> None:
+def disable_own_core_dumps() -> None:
     """Disable core dumps of this process and its forks, because their memory contains secrets."""
     _set_soft_limit(resource.RLIMIT_CORE, 0)
 

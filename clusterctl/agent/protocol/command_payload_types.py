@@ -585,7 +585,7 @@ class StreamPush(TypedDict):
     stream: Annotated[int, integer(FIRST_AGENT_STREAM, (FIRST_AGENT_STREAM << 1) - 1)]
 
 
-class AttemptsReplicatedPush(TypedDict):
+class AttemptsSentPush(TypedDict):
     """The announcement that the node has sent all its data of the attempts below `before`."""
 
     run: wire_types.Name

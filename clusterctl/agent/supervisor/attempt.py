@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.inject import shim_files
-from clusterctl.agent.linux import cgroup, proc, syscalls, tcp_ports
+from clusterctl.agent.linux import cgroup, port_reservation, proc, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.node_state import fencing
 from clusterctl.agent.processes import run_processes, termination
@@ -57,7 +57,7 @@ class Attempt:
         prepare: PrepareArguments,
         record: Record,
         claims: gpu_claims.GpuClaims,
-        reserved_ports: tcp_ports.ReservedPorts,
+        reserved_ports: port_reservation.ReservedPorts,
         dropped: Mapping[tuple[int, int], tuple[int, int]],
     ) -> None:
         """Make an attempt without workers. GPU claims and ports belong to the run, so they outlive the attempt."""
@@ -74,7 +74,7 @@ class Attempt:
         self._groups: dict[int, int] = {}
         self._sizes_at_stop: dict[int, int] = {}
         self._oom = exit_status.read_oom_kill_counts()
-        self._port_check = tcp_ports.PortIntruderCheck([], self._list_user_ids)
+        self._port_check = port_reservation.PortIntruderCheck([], self._list_user_ids)
         self.outputs = WorkerOutputs(run, prepare.attempt, prepare.reserve, prepare.max_size, record, dropped)
         self.known_processes.protected |= {who for who in [proc.read_identity(os.getpid())] if who is not None}
         self.shutdown = AttemptShutdown(loop, run.run, markers, self)
@@ -98,7 +98,7 @@ class Attempt:
                 self.outputs.make_files(self.prepare.ranks)
                 record = {**dataclasses.asdict(self.prepare), "interpreter": self.python}
                 syscalls.write_json(self._run.prepare_file, record)
-            except (gpu_claims.GpuClaimError, tcp_ports.PortError) as error:
+            except (gpu_claims.GpuClaimError, port_reservation.PortError) as error:
                 raise command_messages.make_refused_error(str(error)) from error
             except OSError as error:
                 if syscalls.is_disk_full(error):
@@ -217,7 +217,7 @@ class Attempt:
 
     def watch_ports(self, port_numbers: Iterable[int]) -> None:
         """Set the ports that `stop_if_port_is_taken` checks."""
-        self._port_check = tcp_ports.PortIntruderCheck(port_numbers, self._list_user_ids)
+        self._port_check = port_reservation.PortIntruderCheck(port_numbers, self._list_user_ids)
 
     def stop_if_port_is_taken(self) -> None:
         """Stop the attempt if another user's program listens on a workers' port: ranks may have connected to it."""

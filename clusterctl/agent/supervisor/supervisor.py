@@ -15,7 +15,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent import inject
-from clusterctl.agent.linux import helper_process, proc, spawn, syscalls, tcp_ports
+from clusterctl.agent.linux import helper_process, port_reservation, proc, spawn, syscalls
 from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.node_state import fencing, fsync_queue, journal, secrets, supervisor_lock, tmpfiles_protection
 from clusterctl.agent.node_state.journal import apply_event, fold_journal
@@ -58,7 +58,7 @@ class Supervisor:
         self._journal, self._replaced = journal.JournalWriter(run.journal_file), False
         self._state = fold_journal(journal.read_journal(run.journal_file))
         self._claims = gpu_claims.GpuClaims(run.run, run.node, waiters=self._list_waiter_pids)
-        self._ports = tcp_ports.ReservedPorts()
+        self._ports = port_reservation.ReservedPorts()
         self._samples = sampling.SampleFile(run.samples_file)
         self._attempt: Attempt | None = None
         self._activity: sampling.ActivityMonitor | None = None
@@ -412,7 +412,7 @@ def _detach_from_parent(run: RunDir, keep: set[int]) -> None:
     spawn.close_descriptors(keep)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    spawn.disable_core_dumps()
+    spawn.disable_own_core_dumps()
     syscalls.become_subreaper()
     syscalls.set_process_name("clusterctl-supv")
     # Other users see the title, so it must not contain run and node: these names are markers of the run's processes.

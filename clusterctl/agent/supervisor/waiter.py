@@ -125,7 +125,7 @@ def main(arguments: list[str]) -> NoReturn:
         for fd in (file, report, go, ready, *keep):
             os.set_inheritable(fd, False)
         value = json.loads(os.pread(file, os.fstat(file).st_size, 0))
-        spawn.disable_core_dumps()
+        spawn.disable_own_core_dumps()
         # A worker that fails before it is ready reports the failure itself and closes the pipe.
         if os.read(ready, 1):
             config = WaiterConfig(spawn.Program([], {}), -1, kept_descriptors=keep, **value["config"])

@@ -24,7 +24,7 @@ from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.formatting import format_size
 from clusterctl.health.findings import Status
-from clusterctl.health.head_checks import (
+from clusterctl.health.head_self_checks import (
     ControllerFacts,
     HeadFacts,
     SshAgentFacts,

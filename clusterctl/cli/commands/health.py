@@ -19,7 +19,7 @@ from clusterctl.cli.option_values import parse_interval_option, read_text_file, 
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import plural
-from clusterctl.health import recording
+from clusterctl.health import fact_recording
 from clusterctl.health.check import Check
 from clusterctl.health.findings import Finding
 from clusterctl.health.judge import verdict
@@ -228,7 +228,7 @@ def _write_recording(path: str, spec: ClusterSpec, view: HealthReport, console: 
         for name in re.split(r"[@,]", text or "")
         if name
     ]
-    recorded = recording.make_recording(facts, HealthSettings.from_spec(spec), reached_as)
+    recorded = fact_recording.make_recording(facts, HealthSettings.from_spec(spec), reached_as)
     write_text_file(path, json.dumps(recorded, indent=1) + "\n")
     console.write_stderr(
         f"the facts of {plural(len(facts), 'node')} are in {path}; read it before you send it (docs/recordings.md)"
@@ -237,7 +237,7 @@ def _write_recording(path: str, spec: ClusterSpec, view: HealthReport, console: 
 
 def _judge_recording(path: str, checks: list[str] | None, *, strict: bool) -> HealthReport:
     try:
-        facts, findings = recording.judge_recording(json.loads(read_text_file(path)), checks)
+        facts, findings = fact_recording.judge_recording(json.loads(read_text_file(path)), checks)
     except ValueError as error:
         raise RefusedError(
             f"{path}: not JSON: {error}", hint="`clusterctl health --record PATH` writes such a file"

@@ -21,7 +21,7 @@ from clusterctl.cli.templates import Template, find_template, list_templates
 from clusterctl.config import starter_file
 from clusterctl.config.host_ranges import HostRangeError
 from clusterctl.config.sections import hostfiles_and_slurm
-from clusterctl.config.sections.host_list_parser import is_ssh_config, parse_host_list
+from clusterctl.config.sections.foreign_host_lists import is_ssh_config, parse_host_list
 from clusterctl.config.sections.hostfiles_and_slurm import HostListError, ListedHost, parse_hosts_with_users
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import plural
@@ -152,7 +152,7 @@ def _split_arguments(words: tuple[str, ...], template: str | None, source: str |
 def _list_hosts(given: _InitOptions) -> list[ListedHost]:
     """Return the hosts of the arguments or of `--from`; no hosts if neither is given."""
     try:
-        gpus = None if given.gpus is None else parse_gpu_count(given.gpus)
+        gpus = None if given.gpus is None else parse_gpus_or_auto(given.gpus)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--gpus") from error
     if given.hosts is None and given.source is None and given.gpus is not None:
@@ -295,7 +295,7 @@ def ask_questions(script: str | None, print_error: Callable[[str], None]) -> Ini
     hosts = _ask_until_valid(
         "Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, parse_hosts_with_users, print_error
     )
-    gpus = _ask_until_valid("GPUs each (a number, or auto)", "auto", parse_gpu_count, print_error)
+    gpus = _ask_until_valid("GPUs each (a number, or auto)", "auto", parse_gpus_or_auto, print_error)
     job_script = _ask_until_valid("Script of the job", script or "train.py", str, print_error)
     python = _ask_until_valid(
         "Python on the hosts that has the libraries of the script (a path, or auto)", "auto", str, print_error
@@ -304,7 +304,7 @@ def ask_questions(script: str | None, print_error: Callable[[str], None]) -> Ini
     return InitAnswers(hosts, job_script, None if python == "auto" else python)
 
 
-def parse_gpu_count(text: str) -> int | None:
+def parse_gpus_or_auto(text: str) -> int | None:
     """Return the number of GPUs; `None` for `auto`, which means all GPUs of a host.
 
     Raises:

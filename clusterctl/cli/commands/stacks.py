@@ -16,7 +16,7 @@ from clusterctl.render.error_messages import error_line
 from clusterctl.render.stack_report import render_stack_notes, render_stacks
 from clusterctl.run.record import state_reader
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.rules import stack_dumps
+from clusterctl.run.rules import stack_dump_parser
 from clusterctl.run.rules.state import RunState
 
 
@@ -42,7 +42,7 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
         # Without a controller, the journal does not yet contain the ends of the workers.
         hint = None if attended else f"`clusterctl attach --adopt {run.run}` records how they ended"
         raise NotFoundError(f"{run.run}: {'none of these ranks' if chosen else 'no rank'} runs any more", hint=hint)
-    folded = stack_dumps.fold_stacks(stack_dumps.parse_rank_stacks(evidence.ranks))
+    folded = stack_dump_parser.fold_stacks(stack_dump_parser.parse_rank_stacks(evidence.ranks))
     if as_json:
         console.write_stdout_json(folded)
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import accepted_commands, cluster_selection, options
+from clusterctl.cli import cluster_selection, options, trusted_commands
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.sections.build_context import HostCommandRunner
@@ -46,7 +46,7 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
         common, path, console=console, run_host_command=_make_host_list_runner(console, yes=yes)
     ).spec
     hosts = cluster_selection.select_spec_hosts(spec, nodes)
-    _show_and_accept_commands(accepted_commands.list_unaccepted_commands(hosts), "to reach the hosts", console, yes=yes)
+    _show_and_accept_commands(trusted_commands.list_unaccepted_commands(hosts), "to reach the hosts", console, yes=yes)
     failed = _print_refused_keys(_accept_new_keys(spec, hosts, console, yes=yes), console)
     if failed:
         return int(ExitCode.NODE)
@@ -91,21 +91,21 @@ def _describe_trusted_keys(hosts: Sequence[HostSpec]) -> str:
 
 
 def _make_host_list_runner(console: Console, *, yes: bool) -> HostCommandRunner:
-    def run(argv: accepted_commands.Argv) -> str:
+    def run(argv: trusted_commands.Argv) -> str:
         _show_and_accept_commands(
-            [] if accepted_commands.is_accepted_command(argv) else [argv], "to list the hosts", console, yes=yes
+            [] if trusted_commands.is_accepted_command(argv) else [argv], "to list the hosts", console, yes=yes
         )
-        return accepted_commands.run_host_command(argv)
+        return trusted_commands.run_host_command(argv)
 
     return run
 
 
-def _show_and_accept_commands(new: list[accepted_commands.Argv], purpose: str, console: Console, *, yes: bool) -> None:
+def _show_and_accept_commands(new: list[trusted_commands.Argv], purpose: str, console: Console, *, yes: bool) -> None:
     if new:
         console.write_stderr(f"commands that will run on this machine {purpose} of the file:")
         console.write_stdout(*[f"  {shlex.join(argv)}" for argv in new])
         _ask_for_consent(new, "command", "read it", yes=yes)
-        accepted_commands.accept_commands(new)
+        trusted_commands.accept_commands(new)
         console.write_stderr(f"accepted {plural(len(new), 'command')}")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import accepted_commands, cluster_selection, options
+from clusterctl.cli import cluster_selection, options, trusted_commands
 from clusterctl.cli.base_command import CommonOptions, PassthroughCommand
 from clusterctl.config.default_workdir import rename_default_workdir
 from clusterctl.config.host_ranges import fold_hosts
@@ -121,7 +121,7 @@ def command(
         with_secrets=True,
         console=console,
         # Starting a file implies trust in its commands. A dry run runs only accepted commands.
-        run_host_command=accepted_commands.run_accepted_host_command if dry_run else accepted_commands.run_host_command,
+        run_host_command=trusted_commands.run_accepted_host_command if dry_run else trusted_commands.run_host_command,
     )
     spec = _select_hosts(loaded.spec, nodes, exclude, min_nodes)
     if name is not None and not common.quiet:

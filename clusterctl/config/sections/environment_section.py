@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from clusterctl.config.file_trust import UnsafePermissionsError
 from clusterctl.config.secret_redaction import REDACTED, find_secret_words, is_secret_name
 from clusterctl.config.sections.build_context import BuildContext
-from clusterctl.config.sections.section_fields import SECRET
+from clusterctl.config.sections.section_declarations import SECRET
 from clusterctl.config.sections.section_validation import keep_scalars_as_text, validate_section
 from clusterctl.config.sections.shell_text_analysis import find_literal_mistakes
 from clusterctl.config.text.tree import (

@@ -13,9 +13,9 @@ from clusterctl.config import value_parsers
 from clusterctl.config.file_trust import UnsafePermissionsError
 from clusterctl.config.sections import hostfiles_and_slurm
 from clusterctl.config.sections.build_context import BuildContext
-from clusterctl.config.sections.host_list_parser import parse_host_list
+from clusterctl.config.sections.foreign_host_lists import parse_host_list
 from clusterctl.config.sections.hostfiles_and_slurm import HostListError, ListedHost
-from clusterctl.config.sections.section_fields import HOST
+from clusterctl.config.sections.section_declarations import HOST
 from clusterctl.config.sections.section_validation import validate_section
 from clusterctl.config.spec import HostSpec, Role, TransportKind
 from clusterctl.config.text.tree import KeyPath, Mark, Problems, TreeNode, format_path

@@ -26,7 +26,7 @@ from pydantic_core import ErrorDetails
 from typing_extensions import NotRequired, TypedDict
 
 from clusterctl.config.field_types import FieldType
-from clusterctl.config.sections.section_fields import (
+from clusterctl.config.sections.section_declarations import (
     CLUSTER_FILE,
     HOST,
     SECTIONS,

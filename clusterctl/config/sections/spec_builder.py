@@ -12,7 +12,7 @@ from clusterctl.config.default_workdir import build_default_workdir
 from clusterctl.config.sections import cross_checks, environment_section, host_section, job_checks
 from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.host_section import DeclaredHost
-from clusterctl.config.sections.section_fields import CLUSTER_FILE, MAPPINGS, SECTIONS
+from clusterctl.config.sections.section_declarations import CLUSTER_FILE, MAPPINGS, SECTIONS
 from clusterctl.config.sections.section_validation import find_similar_key, suggest_key, validate_section
 from clusterctl.config.spec import (
     ClusterSpec,

@@ -15,7 +15,7 @@ RECENT_BOOT_S = 600.0
     Action.NONE, "Find out why the node went down (`last -x`, `journalctl -b -1`) before trusting it with a long run"
 )
 @node_check("host.uptime", "Host", severity="WARN", group="host", thresholds={"warn": RECENT_BOOT_S})
-def check_uptime(node: CheckedNode) -> Outcome:
+def check_no_reboot_in_run(node: CheckedNode) -> Outcome:
     """The node did not reboot during a recent run.
 
     Source: /proc/uptime; boot ids that this head knows, and runs that lost the node

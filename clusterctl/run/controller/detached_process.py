@@ -140,4 +140,4 @@ def _daemonize(run: RunDir, keep: int) -> None:
     os.closerange(3, keep)
     os.closerange(keep + 1, min(limit, 65536))
     rlimits.raise_open_files_limit()
-    rlimits.disable_core_dumps()
+    rlimits.disable_own_core_dumps()

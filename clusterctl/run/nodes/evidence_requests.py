@@ -10,7 +10,7 @@ from clusterctl.agent.protocol import stall_folders
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.rules import stack_dumps
+from clusterctl.run.rules import stack_dump_parser
 from clusterctl.session.node_requests import EVIDENCE
 from clusterctl.session.node_session import Session
 
@@ -74,8 +74,10 @@ def save_evidence(run: RunDir, name: str, found: CollectedEvidence) -> None:
             write_atomically(folder / f"rank-{rank}{ending}", text.encode())
     for node, error in found.errors.items():
         write_atomically(folder / f"{node}.error", f"{error}\n".encode())
-    folded = stack_dumps.fold_stacks(stack_dumps.parse_rank_stacks(found.ranks))
-    write_atomically(folder / "stacks.txt", "".join(f"{line}\n" for line in stack_dumps.format_stacks(folded)).encode())
+    folded = stack_dump_parser.fold_stacks(stack_dump_parser.parse_rank_stacks(found.ranks))
+    write_atomically(
+        folder / "stacks.txt", "".join(f"{line}\n" for line in stack_dump_parser.format_stacks(folded)).encode()
+    )
 
 
 def find_last_stall(run: RunDir) -> int:

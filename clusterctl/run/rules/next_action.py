@@ -19,8 +19,8 @@ from clusterctl.errors import ExitCode
 from clusterctl.formatting import describe_duration
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.failure_causes import Cause
-from clusterctl.run.rules.fence import compute_fence_s
 from clusterctl.run.rules.outcome import determine_outcome
+from clusterctl.run.rules.self_stop_time import compute_fence_s
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase
 
 LONG_ATTEMPT_S = 600.0

@@ -17,7 +17,7 @@ from clusterctl.agent.protocol.record_types import ActivitySample, RankActivity
 from clusterctl.formatting import format_size
 from clusterctl.run.rules.even_choice import choose_evenly
 from clusterctl.validation import samples
-from clusterctl.why.evidence_types import IdleRank, RankTiming
+from clusterctl.why.evidence_types import IdleRank, RankTimeUse
 from clusterctl.why.slowness import LONG_WAIT_S
 from clusterctl.why.stack_position import describe_wchan
 
@@ -203,7 +203,7 @@ def _describe_activity(now: RankActivity, earlier: RankActivity | None, seconds:
 
 def measure_rank_timings(
     lines: Mapping[str, Sequence[bytes]], attempt: int, *, max_lines: int = 40
-) -> dict[int, RankTiming]:
+) -> dict[int, RankTimeUse]:
     """Return how each rank has recently spent its time. Ranks with too few samples are absent.
 
     Args:
@@ -211,7 +211,7 @@ def measure_rank_timings(
         attempt: The attempt.
         max_lines: Maximum number of parsed lines per node, because parsing a line takes up to a millisecond.
     """
-    timings: dict[int, RankTiming] = {}
+    timings: dict[int, RankTimeUse] = {}
     for own in lines.values():
         chosen = choose_evenly([line for line in own if samples.may_be_sample(line, "activity")], max_lines)
         parsed = samples.parse_samples(chosen, "activity", "m", "ranks", "attempt", fields=_TIMING_FIELDS)
@@ -244,13 +244,13 @@ def _list_timed_activities(read: Iterable[ActivitySample], rank: str) -> list[tu
     return [each for each in timed if each[1].get("alive") and each[1].get("pid") == timed[-1][1].get("pid")]
 
 
-def _measure_timing(timed: Sequence[tuple[float, RankActivity]], gpu_clock_mhz: float | None) -> RankTiming:
+def _measure_timing(timed: Sequence[tuple[float, RankActivity]], gpu_clock_mhz: float | None) -> RankTimeUse:
     (begin, first), (end, last) = timed[0], timed[-1]
     seconds, activities = end - begin, [own for _, own in timed]
     waits = Counter(
         wait for own in activities if not _is_in_collective(own) and (wait := describe_wchan(own.get("wchan")))
     )
-    return RankTiming(
+    return RankTimeUse(
         seconds=seconds,
         wait_shares=compute_wait_shares(activities),
         cpu_cores=_increase(first.get("cpu_s"), last.get("cpu_s")) / seconds,

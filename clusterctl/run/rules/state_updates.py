@@ -16,7 +16,7 @@ from clusterctl.run.rules.failure_causes import (
     find_cause_in_output,
     find_swallowed_exception,
 )
-from clusterctl.run.rules.fast_replace import replace
+from clusterctl.run.rules.fast_dataclass_replace import replace
 from clusterctl.run.rules.state import (
     EarlierAttempt,
     MutableNodes,

@@ -8,7 +8,7 @@ from typing import Any
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry, RankEvidence
 from clusterctl.run.rules.failure_causes import Cause, ExitAnalysis, find_cause_in_output
 from clusterctl.run.rules.outcome import list_end_warnings
-from clusterctl.run.rules.stack_dumps import RankStack, parse_rank_stacks
+from clusterctl.run.rules.stack_dump_parser import RankStack, parse_rank_stacks
 from clusterctl.run.rules.state import NodePhase, RunState, WorkerPhase, WorkerState
 from clusterctl.why.evidence_types import (
     Evidence,

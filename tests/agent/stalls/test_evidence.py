@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.agent.protocol import frames as frames_module
 from clusterctl.agent.watch import evidence_collector, stack_capture
-from clusterctl.run.rules import stack_dumps as reader
+from clusterctl.run.rules import stack_dump_parser as reader
 
 FOREVER = "import time\nprint('up')\ndef waits():\n    time.sleep(1000)\nwaits()\n"
 

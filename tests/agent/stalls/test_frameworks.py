@@ -7,7 +7,7 @@ import pytest
 
 from clusterctl.agent.inject import shim_files
 from clusterctl.agent.watch import evidence_collector
-from clusterctl.run.rules import stack_dumps as reader
+from clusterctl.run.rules import stack_dump_parser as reader
 
 pytestmark = pytest.mark.torch
 

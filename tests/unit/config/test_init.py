@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.sections.host_list_parser import is_ansible_inventory, parse_host_list
+from clusterctl.config.sections.foreign_host_lists import is_ansible_inventory, parse_host_list
 from clusterctl.config.sections.hostfiles_and_slurm import HostListError, ListedHost, parse_hosts_with_users
 from clusterctl.config.starter_file import render_starter_file, render_template_for_hosts
 

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.config import schema, spec
 from clusterctl.config.resolved_file import build_resolved_document, render_yaml
-from clusterctl.config.sections.section_fields import build_section
+from clusterctl.config.sections.section_declarations import build_section
 from clusterctl.config.sections.section_validation import build_validator
 from clusterctl.config.spec import dump_spec
 from clusterctl.config.value_parsers import format_exact_duration
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clusterctl.config.loader import LoadedClusterFile
-    from clusterctl.config.sections.section_fields import SectionField
+    from clusterctl.config.sections.section_declarations import SectionField
 
 PAGE = Path(__file__).parents[3] / "docs" / "cluster-file.md"
 KEYS = dict(schema.list_keys())

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.formatting import format_size
 from clusterctl.health.findings import Finding, Status
-from clusterctl.health.head_checks import (
+from clusterctl.health.head_self_checks import (
     SUPPORTED_NODES,
     ControllerFacts,
     HeadFacts,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from clusterctl.errors import RefusedError
 from clusterctl.health.anonymizer import Anonymizer
+from clusterctl.health.fact_recording import judge_recording, make_recording, read_recording
 from clusterctl.health.findings import Status
 from clusterctl.health.judge import judge_all
-from clusterctl.health.recording import judge_recording, make_recording, read_recording
 from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests.unit.health import healthy
 from tests.unit.health.healthy import changed, log

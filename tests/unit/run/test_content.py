@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli import accepted_commands
+from clusterctl.cli import trusted_commands
 from clusterctl.config.spec import ClusterSpec, SyncSpec
 from clusterctl.errors import RefusedError
 from clusterctl.run.nodes import code_manifest
@@ -132,9 +132,9 @@ def test_commands_that_are_accepted_at_once_are_all_accepted(tmp_path: Path, mon
     argvs = [("ssh", str(number)) for number in range(60)]
 
     with ThreadPoolExecutor(12) as pool:
-        list(pool.map(lambda argv: accepted_commands.accept_commands([argv]), argvs))
+        list(pool.map(lambda argv: trusted_commands.accept_commands([argv]), argvs))
 
-    assert all(map(accepted_commands.is_accepted_command, argvs))
+    assert all(map(trusted_commands.is_accepted_command, argvs))
 
 
 def test_content_that_a_start_uses_again_is_young(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`fast_replace.replace` does what `dataclasses.replace` does."""
+"""`fast_dataclass_replace.replace` does what `dataclasses.replace` does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from clusterctl.run.rules import fast_replace
+from clusterctl.run.rules import fast_dataclass_replace
 from clusterctl.run.rules.state import NodeState, RunState, WorkerState
 
 
@@ -19,7 +19,7 @@ from clusterctl.run.rules.state import NodeState, RunState, WorkerState
     ],
 )
 def test_a_copy_has_the_changes_alone(value: NodeState | WorkerState | RunState, changes: dict[str, object]) -> None:
-    copy = fast_replace.replace(value, **changes)  # type: ignore[type-var]
+    copy = fast_dataclass_replace.replace(value, **changes)  # type: ignore[type-var]
 
     assert copy == dataclasses.replace(value, **changes)
     assert copy is not value
@@ -27,4 +27,4 @@ def test_a_copy_has_the_changes_alone(value: NodeState | WorkerState | RunState,
 
 def test_an_unknown_field_is_an_error() -> None:
     with pytest.raises(KeyError):
-        fast_replace.replace(RunState(run="r"), nothing=1)
+        fast_dataclass_replace.replace(RunState(run="r"), nothing=1)

@@ -72,7 +72,7 @@ import resource, subprocess, sys
 from clusterctl import rlimits
 hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
 resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
-rlimits.disable_core_dumps()
+rlimits.disable_own_core_dumps()
 child = subprocess.Popen(["sh", "-c", "read go; ulimit -c"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 rlimits.restore_rlimits(child.pid)
 print(resource.getrlimit(resource.RLIMIT_CORE)[0], child.communicate(b"go\\n")[0].decode().strip() != "0", hard != 0)

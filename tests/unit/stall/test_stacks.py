@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.formatting import fold_ranks
-from clusterctl.run.rules import stack_dumps
-from clusterctl.run.rules.stack_dumps import RankStack, ThreadStack
+from clusterctl.run.rules import stack_dump_parser
+from clusterctl.run.rules.stack_dump_parser import RankStack, ThreadStack
 from clusterctl.why.evidence_types import StackFrame
 
 DUMP = """\
@@ -26,40 +26,40 @@ Current thread 0x00007f6c10dd8b80 (most recent call first):
 
 
 def test_a_faulthandler_dump_gives_threads_without_ours():
-    threads = stack_dumps.parse_faulthandler_dump(DUMP)
+    threads = stack_dump_parser.parse_faulthandler_dump(DUMP)
     assert [thread.is_main for thread in threads] == [False, True]
     assert threads[1].frames == (StackFrame("main", "/a b/w.py", 6), StackFrame("<module>", "/a b/w.py", 0))
 
 
 def test_the_thread_that_took_the_signal_need_not_be_the_main_one():
     main = int("00007f6c0fb636c0", 16)
-    assert [thread.is_main for thread in stack_dumps.parse_faulthandler_dump(DUMP, main)] == [True, False]
+    assert [thread.is_main for thread in stack_dump_parser.parse_faulthandler_dump(DUMP, main)] == [True, False]
 
 
 def test_of_several_dumps_the_last_counts():
     later = DUMP.replace("line 6 in main", "line 9 in main")
-    threads = stack_dumps.parse_faulthandler_dump(DUMP + later)
+    threads = stack_dump_parser.parse_faulthandler_dump(DUMP + later)
     assert len(threads) == 2
     assert threads[1].frames[0].line == 9
 
 
 def test_thread_names_of_python_3_14_are_understood():
     dump = 'Current thread 0x00007f6c10dd8b80 [python] (most recent call first):\n  File "w.py", line 6 in main\n'
-    assert stack_dumps.parse_faulthandler_dump(dump)[0].frames == (StackFrame("main", "w.py", 6),)
+    assert stack_dump_parser.parse_faulthandler_dump(dump)[0].frames == (StackFrame("main", "w.py", 6),)
 
 
 def test_py_spy_tells_who_holds_the_gil():
     frames = [{"name": "f", "filename": "w.py", "line": 4, "module": None, "locals": None}]
     said = [{"pid": 9, "thread_id": 1, "os_thread_id": 9, "thread_name": None, "owns_gil": True, "frames": frames}]
-    assert stack_dumps.parse_py_spy_dump(json.dumps(said)) == (
+    assert stack_dump_parser.parse_py_spy_dump(json.dumps(said)) == (
         ThreadStack(ident=9, is_main=True, frames=(StackFrame("f", "w.py", 4),), holds_gil=True),
     )
 
 
 @given(st.text())
 def test_no_text_breaks_the_readers(text):
-    stack_dumps.parse_faulthandler_dump(text)
-    stack_dumps.parse_py_spy_dump(text)
+    stack_dump_parser.parse_faulthandler_dump(text)
+    stack_dump_parser.parse_py_spy_dump(text)
 
 
 def rank(number, function="f", state="S", wchan="futex", source="signal"):
@@ -83,12 +83,14 @@ def rank(number, function="f", state="S", wchan="futex", source="signal"):
     ],
 )
 def test_equal_stacks_are_folded_with_their_ranks(given_ranks, expected):
-    folded = stack_dumps.fold_stacks(given_ranks)
+    folded = stack_dump_parser.fold_stacks(given_ranks)
     assert [(entry["ranks"], entry["state"], entry["wchan"]) for entry in folded] == expected
 
 
 def test_the_text_names_ranks_rung_and_lines():
-    assert stack_dumps.format_stacks(stack_dumps.fold_stacks([rank(0), rank(1), rank(2, None, source="proc")])) == [
+    assert stack_dump_parser.format_stacks(
+        stack_dump_parser.fold_stacks([rank(0), rank(1), rank(2, None, source="proc")])
+    ) == [
         "ranks 0-1  state S in futex  (by signal)",
         "    f  w.py:1",
         "rank 2  state S in futex  (by proc)",
@@ -97,7 +99,9 @@ def test_the_text_names_ranks_rung_and_lines():
 
 
 def test_evidence_without_a_readable_dump_counts_as_proc():
-    found = stack_dumps.parse_rank_stacks({"0": {"source": "signal", "stacks": "noise", "state": "S", "wchan": None}})
+    found = stack_dump_parser.parse_rank_stacks(
+        {"0": {"source": "signal", "stacks": "noise", "state": "S", "wchan": None}}
+    )
     assert (found[0].source, found[0].main_thread_frames) == ("proc", None)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.run.rules.rank_timing import has_no_progress_yet, measure_rank_timings
-from clusterctl.why.evidence_types import RankSnapshot, RankTiming, StackFrame
+from clusterctl.why.evidence_types import RankSnapshot, RankTimeUse, StackFrame
 from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.slowness import describe_reason, find_slow_ranks
 from clusterctl.why.verdict import Confidence, Fault, ProblemKind, Verdict
@@ -26,12 +26,12 @@ SET_UP = (
 )
 
 
-def pace(*shares: float, **more: Any) -> RankTiming:
+def pace(*shares: float, **more: Any) -> RankTimeUse:
     """One that waited so in each part of the time, or always alike."""
-    return RankTiming(seconds=100.0, wait_shares=shares if len(shares) > 1 else shares * 3, **more)
+    return RankTimeUse(seconds=100.0, wait_shares=shares if len(shares) > 1 else shares * 3, **more)
 
 
-def of(*paces: RankTiming, looks: tuple[RankSnapshot | None, ...] = (), **more: Any) -> Verdict:
+def of(*paces: RankTimeUse, looks: tuple[RankSnapshot | None, ...] = (), **more: Any) -> Verdict:
     return judge_run(case(*(looks or (None,) * len(paces)), timings=dict(enumerate(paces)), **more))
 
 
@@ -60,7 +60,7 @@ def test_the_rank_that_hardly_waits_while_all_others_do_is_slow() -> None:
         pytest.param((pace(0.5), pace(0.5), pace(0.27), pace(0.5)), id="a little faster"),
     ],
 )
-def test_a_healthy_run_has_no_slow_rank(paces: tuple[RankTiming, ...]) -> None:
+def test_a_healthy_run_has_no_slow_rank(paces: tuple[RankTimeUse, ...]) -> None:
     assert find_slow_ranks(dict(enumerate(paces))) == ()
     assert of(*paces).kind is ProblemKind.NONE
 
@@ -87,7 +87,7 @@ def test_a_node_all_of_whose_ranks_are_slow_is_likely_and_ranks_of_two_nodes_are
         pytest.param(pace(0.0), (), "", id="nothing known"),
     ],
 )
-def test_why_a_rank_is_slow_is_told_by_what_differs(own: RankTiming, troubles: tuple[str, ...], words: str) -> None:
+def test_why_a_rank_is_slow_is_told_by_what_differs(own: RankTimeUse, troubles: tuple[str, ...], words: str) -> None:
     usual = pace(0.7, cpu_starved_share=0.05, disk_faults_per_s=0.1, gpu_clock_mhz=1800.0)
     said = describe_reason({0: usual, 1: own, 2: usual}, 1, troubles)
 

@@ -114,7 +114,7 @@ def _list_pci_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
 
 def _can_open(root: str, path: str) -> dict[str, Any]:
     """Return whether this user may open a device node. Do not open the node, because an open wakes the driver."""
-    return {"path": path, "readable": kernel_files.probe_device_access(root, path) == "ok"}
+    return {"path": path, "readable": kernel_files.check_device_permission(root, path) == "ok"}
 
 
 def _is_setuid(path: str) -> bool:

@@ -53,13 +53,13 @@ def is_accepted_command(argv: Argv) -> bool:
     return argv in _load_accepted_commands()
 
 
-def accept_commands(accepted_commands: Iterable[Argv]) -> None:
+def accept_commands(trusted_commands: Iterable[Argv]) -> None:
     """Store commands as accepted. A command counts as accepted only if its words equal those of a stored command."""
     make_private_folder(_find_store_path().parent)
     with lock_files.lock_folder(_find_store_path().parent):
         write_atomically(
             _find_store_path(),
-            json.dumps(sorted(map(list, _load_accepted_commands() | set(accepted_commands)))).encode(),
+            json.dumps(sorted(map(list, _load_accepted_commands() | set(trusted_commands)))).encode(),
         )
 
 
