@@ -166,7 +166,7 @@ class _Peer:
 
 
 def probe_connection(address: str, port: int, nonce: str, timeout: float, payload: int = 0) -> dict[str, Any]:
-    """Connect to a peer's listener and exchange the nonce. Then send `payload` bytes and receive them again.
+    """Connect to a peer's listener, exchange the nonce, then send `payload` bytes and receive these bytes again.
 
     Args:
         address: The address of the peer.

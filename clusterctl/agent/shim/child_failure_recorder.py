@@ -232,7 +232,7 @@ def _is_daemon() -> bool:
 
 
 def _is_daemon_at_exit(popen: Any) -> bool:
-    """Return whether a daemon has ended during the exit of its parent, which closes the pipes of the daemon."""
+    """Return whether a daemon process has ended because its parent exits and closes the pipes of the daemon."""
     util: Any = sys.modules.get("multiprocessing.util")
     process: Any = sys.modules.get("multiprocessing.process")
     if util is None or process is None or not util.is_exiting():

@@ -1,6 +1,6 @@
 """Writes files of the status directory.
 
-It encodes JSON itself, because the import of `json` would slow down the start.
+This module encodes JSON itself, because the import of `json` would slow down the start of a worker.
 """
 
 from __future__ import annotations

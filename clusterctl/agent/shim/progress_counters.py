@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing import Any
 DEFAULT_LIMIT_S = 900.0
 MAX_LIMIT_S = 1e9
-"""A limit that is longer than any run. It replaces infinity, for which JSON has no number."""
+"""A time limit that is longer than any run. This number replaces infinity, which JSON cannot represent."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
