@@ -1,4 +1,4 @@
-"""The definition of a check, and its input: one node, or all nodes."""
+"""The definition of a check, and the input of a check: one node, or all nodes."""
 
 from __future__ import annotations
 
@@ -197,12 +197,12 @@ def run_judge(judge: Callable[[Checked], Outcome | Iterable[Outcome]], checked: 
 
 
 def node_check(name: str, family: str, **fields: Any) -> Callable[[NodeJudge], Check]:
-    """Turn a function that judges one node into a check. Its docstring documents the check."""
+    """Turn a function that judges one node into a check. The docstring of the function documents the check."""
     return lambda judge: Check(name=name, family=family, node_judge=judge, **parse_docstring(judge), **fields)
 
 
 def cluster_check(name: str, family: str, **fields: Any) -> Callable[[ClusterJudge], Check]:
-    """Turn a function that compares all nodes into a check. Its docstring documents the check."""
+    """Turn a function that compares all nodes into a check. The docstring of the function documents the check."""
     return lambda judge: Check(name=name, family=family, cluster_judge=judge, **parse_docstring(judge), **fields)
 
 

@@ -44,7 +44,8 @@ CHECKS = {check.name: check for check in sorted(_ALL, key=lambda check: _FAMILIE
 """Checks by name."""
 
 DEADLINE_KEY = "probe.deadline"
-"""Name of the threshold that limits the collection of facts on a node, in seconds. It belongs to no check."""
+"""Name of the threshold that limits the collection of facts on a node, in seconds. This threshold belongs to no
+check."""
 LIMIT_KEYS = ("slowdown", "stuck", "disk", "clear_after", "silence", "recovered_after")
 """Thresholds `during.KEY` for symptoms during a run (`monitor.SymptomLimits`). These thresholds belong to no check."""
 

@@ -28,7 +28,7 @@ def choose_default_ranks(world_size: int) -> frozenset[int]:
 
 
 def is_failure(exited: Exited) -> bool:
-    """Return whether a worker failed, and clusterctl did not stop it."""
+    """Return whether a worker failed by itself: clusterctl did not stop this worker."""
     return not exited.stopped and (exited.signal is not None or exited.exit_code != 0 or exited.error is not None)
 
 

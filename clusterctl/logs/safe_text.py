@@ -2,7 +2,7 @@
 
 Workers may print progress bars, cursor movement, terminal titles or binary data. Text and colours stay. Everything that
 could move the cursor, change the terminal, reorder text or hide text is removed or escaped, also zero-width characters
-and the conceal style. Text may still have the colour of its background.
+and the conceal style. The safe text may still have the same colour as its background.
 """
 
 from __future__ import annotations

@@ -222,8 +222,8 @@ def group_by_slot(
 ) -> dict[str, dict[str, int]]:
     """Return slot -> node -> number for machines with the same layout: the same GPU models at the same PCI addresses.
 
-    A slot is the place of a GPU or of a pair of GPUs in a layout. Its name ends with the indices of the GPUs. Between
-    machines of different layouts, a difference may be by design.
+    A slot is the place of a GPU or of a pair of GPUs in a layout. The name of a slot ends with the indices of the GPUs.
+    Between machines of different layouts, a difference may be by design.
 
     Args:
         cluster: The nodes.
