@@ -31,7 +31,7 @@ FetchedFiles = dict[str, tuple[list[str], int]]
 
 @dataclass(frozen=True, slots=True)
 class TransferSettings:
-    """The settings of a transfer.
+    """The settings of a transfer of files.
 
     Attributes:
         spec: The spec of the cluster.

@@ -107,7 +107,7 @@ def _combine(day: date, of_day: clock_time) -> float:
 
 
 def read_text_file(path: str) -> str:
-    """Return the text of a file; `-` is stdin.
+    """Return the text of a file; the path `-` means stdin.
 
     Raises:
         NotFoundError: The file cannot be read.

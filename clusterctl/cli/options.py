@@ -13,7 +13,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def cluster_file_argument(command: F) -> F:
-    """Add the argument `[FILE]`, the cluster file."""
+    """Add the argument `[FILE]`, which names the cluster file."""
     return click.argument("path", metavar="[FILE]", required=False, shell_complete=make_completer("files"))(command)
 
 

@@ -1,4 +1,4 @@
-"""Prints the overview of `clusterctl` without a command: active runs, all commands, and a suggestion."""
+"""Prints the output of `clusterctl` without a command: active runs, all commands, and a suggestion."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class RemoteCommand:
         return {node: end for node in finished if isinstance(end := self._get_result(node), CommandResult)}
 
     def _get_result(self, node: str) -> CommandResult | NodeError:
-        """Wait for a node; return its result, or the error of its connection."""
+        """Wait for a node; return the node's result, or the error of its connection."""
         collector = self._collectors[node]
         try:
             result = self._wait_for_answer(self._running[node])

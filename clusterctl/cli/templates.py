@@ -21,7 +21,7 @@ class Template:
     summary: str
 
     def list_files(self) -> Iterator[Path]:
-        """Yield the files of the template, relative to its folder."""
+        """Yield the paths of the template's files, relative to the template's folder."""
         for path in sorted(self.path.rglob("*")):
             relative = path.relative_to(self.path)
             if path.is_file() and not _NEVER.intersection(relative.parts):

@@ -76,7 +76,7 @@ def load_verdict_with_evidence(
 
 
 def add_file_hints(run: RunDir, verdict: Verdict) -> Verdict:
-    """Return a verdict with hints from the code folder and the cluster file of its run, without connecting to nodes."""
+    """Add hints to a verdict from the code folder and the cluster file of a run, without connecting to nodes."""
     return add_missing_code_hint(run, add_argument_with_blanks_hint(run, verdict))
 
 

@@ -1,1 +1,1 @@
-"""Cluster files: from text to a spec, with all problems at once. The entry point is `clusterctl.config.loader`."""
+"""Converts cluster files to specs, and reports all problems at once. Entry point: `clusterctl.config.loader`."""

@@ -1,4 +1,4 @@
-"""Safety of paths: which files other users could change, and which folders must not be sent to nodes.
+"""Finds files that other users could change, and folders that must not be sent to nodes.
 
 A cluster file names commands that run as the user. Therefore the user or root must own the file, and no other user may
 be able to write it. A home directory contains private files, so it is never sent to nodes.

@@ -165,7 +165,7 @@ def fold_hosts(names: Iterable[str]) -> str:
 
 
 def _fold_last_number(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Fold the last number of each head (the unfolded start of a name), and move the ranges to the tail."""
+    """Fold the last number in the unfolded part of each name; an item is the unfolded part and the folded rest."""
     folded = []
     for (prefix, rest, is_counted), group in itertools.groupby(map(_split_at_number, items), key=lambda part: part[:3]):
         numbers = [number for *_, number in group]

@@ -273,7 +273,7 @@ _HOSTFILE_LINE = re.compile(r"[\w.@:-]+(?:[ \t]+max[_-]slots[ \t]*=[ \t]*\d+)?[ 
 
 
 def _is_hostfile(content: bytes | str) -> bool:
-    """Return whether the first line has a host with slots."""
+    """Return whether the first line of a text names a host with slots, as in a hostfile."""
     text = content[:4096].decode("utf-8", "replace") if isinstance(content, bytes) else content[:4096]
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     first = next((line for line in lines if line), "")

@@ -193,7 +193,7 @@ _PYTHON_MODULE = re.compile(
 _OTHER_TOOLS = re.compile(
     r"(?i)[/_.-](?:cuda|rocm|nccl|rccl|(?:open)?mpi|mpich|hpcx|ucx|nsight|nvidia|libfabric|efa|slurm|gcc|llvm|sbin)"
 )
-"""Folders of PATH that belong to other tools and contain no Python."""
+"""Matches folders of PATH that belong to other tools and contain no Python."""
 
 
 def find_last_environment_activation(shell_text: str) -> EnvironmentActivation | None:

@@ -33,7 +33,7 @@ class _Dumper(yaml.SafeDumper):
 
     @override
     def ignore_aliases(self, data: Any) -> bool:
-        """Write equal values again instead of as aliases."""
+        """Write equal values repeatedly instead of as YAML aliases."""
         return True
 
 

@@ -164,7 +164,7 @@ def fill_key_tables(page: str) -> str:
 
 
 def list_keys() -> Iterator[tuple[str, SectionField]]:
-    """Yield path and field of each key that is not itself a section."""
+    """Yield the path and the field of each key whose value is not a section."""
     yield from ((name, key) for name, key in CLUSTER_FILE.keys.items() if name == "defaults" or name not in MAPPINGS)
     for path, section in ({"hosts[]": HOST} | SECTIONS).items():
         if path != "defaults":

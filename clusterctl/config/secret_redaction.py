@@ -12,11 +12,11 @@ _TRAINING_NAME = re.compile(
     r"(^|_)(PAD|EOS|BOS|UNK|SEP|CLS|MASK|STOP|IMAGE|SPECIAL)_TOKEN|TOKEN_(ID|TYPE)|"
     r"(^|_)(SORT|PRIMARY|FOREIGN|INPUT|TARGET|LABEL|IMAGE|TEXT|DATA|CACHE|DICT|COLUMN)_KEY"
 )
-"""Names that look like secrets but have another meaning in training scripts, such as PAD_TOKEN."""
+"""Matches names that look like secrets but mean something else in training scripts, such as PAD_TOKEN."""
 _TOKEN = re.compile(
     r"(hf_|ghp_|gho_|github_pat_|glpat-|xox[abp]-|sk-|AKIA)[A-Za-z0-9_-]{12,}|eyJ[\w-]{10,}\.[\w.-]{10,}"
 )
-"""Tokens of well-known services, recognised by their prefixes."""
+"""Matches tokens of well-known services by their prefixes."""
 _ASSIGNMENT = re.compile(r"(-*[\w.-]+)=(.+)", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 

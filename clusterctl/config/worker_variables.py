@@ -106,7 +106,7 @@ def find_launcher_of_variable(name: str) -> ForeignLauncher | None:
 
 
 def is_inside_launcher_job(launcher: ForeignLauncher, variable_names: Collection[str]) -> bool:
-    """Return whether a process with these variables is part of a job of the launcher."""
+    """Return whether a process with these variables belongs to a job of a launcher."""
     if launcher.job_variables:
         return any(name in variable_names for name in launcher.job_variables)
     return any(name.startswith(launcher.variable_prefixes) for name in variable_names)

@@ -105,7 +105,7 @@ def _list_attempts(state: RunState, step: int | None) -> list[_Attempt]:
 
 
 def list_attempt_spans(state: RunState) -> list[tuple[int, float | None, float | None, str]]:
-    """Return the number, begin, end and reason of the end of each attempt; times are wall clock times."""
+    """Return number, start, end and reason of the end of each attempt; times are wall clock times."""
     return [
         (each.number, each.began, each.ended, describe_cause(each.cause, each.why, with_message=True))
         for each in _list_attempts(state, None)

@@ -30,7 +30,7 @@ _DEFAULT_HEIGHT = 24
 
 
 class ColorChoice(str, Enum):
-    """The values of `--color`."""
+    """The allowed values of the option `--color`."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -207,7 +207,7 @@ class Terminal:
         return f"\r\x1b[{count - 1}A\x1b[{count}M"
 
     def switch_screen(self, *, alternate: bool) -> None:
-        """Enter the alternate screen of the terminal, or leave it; leaving restores the previous content."""
+        """Enter the alternate screen of the terminal, or leave it; on leaving, the previous content reappears."""
         self._put(_ENTER_SCREEN if alternate else _LEAVE_SCREEN)
 
     def draw_screen(self, lines: Iterable[str]) -> None:

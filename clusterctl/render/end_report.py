@@ -194,7 +194,7 @@ def _find_same_failures(state: RunState, cause: Cause) -> list[int]:
 
 
 def _evidence(cause: Cause, worker: WorkerState | None, terminal: Terminal, context: ReportContext) -> list[str]:
-    """Return the traceback of the worker; without a traceback, its last lines of output."""
+    """Return the traceback of a failed worker; without a traceback, the worker's last lines of output."""
     bar = terminal.style(f"  {terminal.glyphs.bar}", RED) + " "
     if cause.traceback:
         trace = clean_block(cause.traceback.encode("utf-8", "replace"))

@@ -26,7 +26,7 @@ class CommandResult:
 
 
 def make_command_result(result: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> CommandResult:
-    """Return the result of a command from the agent's answer to `exec`, its output and its time limit."""
+    """Build the result of a command from the agent's answer to `exec`, the output and the time limit."""
     error = f"not done within {seconds:g} s" if result.get("timed_out") and seconds is not None else None
     return CommandResult(
         exit_code=result.get("exit_code"), signal=result.get("signal"), stdout=out, stderr=err, error=error

@@ -17,7 +17,7 @@ from clusterctl.plan.launch import STRICT_BASH
 
 _PORT = 29500
 _MAX_JOB_NAME = 52
-"""A pod's name may have 63 characters: the name of the job, an index and five more characters."""
+"""The longest name of a job. A pod's name may have 63 characters: the job's name, an index and five characters."""
 
 
 _EXPORTED_KEYS = {
@@ -127,7 +127,7 @@ def _require_equal_hosts(spec: ClusterSpec) -> tuple[int, int]:
 
 
 def _unequal_hosts_error(key: str, counts: Mapping[str, int | None]) -> RefusedError:
-    """Return the error for hosts with different values of a key."""
+    """Return the error that hosts have different values of a key."""
     most = Counter(counts.values()).most_common(1)[0][0]
     like = next(name for name, count in counts.items() if count == most)
     others = [name for name, count in counts.items() if count != most]
@@ -188,5 +188,5 @@ def _quoted(text: str, place: str = "`job`") -> str:
 
 
 def _literal(text: str) -> str:
-    """Escape `$(`, so that Kubernetes does not expand it."""
+    """Escape `$(` in a text, so that Kubernetes does not expand variables."""
     return text.replace("$(", "$$(")

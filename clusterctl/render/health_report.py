@@ -32,7 +32,7 @@ _ADVERSE = (Status.FAIL, Status.WARN, Status.UNKNOWN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
-    """The findings about one node."""
+    """The health findings about one node."""
 
     node: str
     verdict: Status
@@ -52,7 +52,7 @@ class HealthReport:
 
     @property
     def findings(self) -> list[Finding]:
-        """All findings: those of nodes, then those of the cluster."""
+        """All findings: the findings of nodes, then the findings of the cluster."""
         return [finding for node in self.nodes for finding in node.findings] + list(self.cluster)
 
 

@@ -8,7 +8,7 @@ import unicodedata
 from clusterctl.logs.safe_text import strip_colours
 
 _WORD = re.compile(r"(?:`[^`]*`|[^\s`])+|`|\s+")
-"""Matches a word or a gap. Text between backticks is part of one word."""
+"""Matches a word or the blanks between words. Text between backticks is part of one word."""
 
 _LABEL = re.compile(r"^\s*\S+\s{2,}(?=\S)")
 _QUOTED = re.compile(r"^\s*[│|]( |$)")

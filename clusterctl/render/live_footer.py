@@ -19,7 +19,7 @@ _EVERY = 1.0
 _READ_STEP_EVERY = 3.0
 _PROGRESS_BAR_STAYS = 3.0
 _SPEED_WINDOW = 60.0
-"""Seconds over which the speed is averaged."""
+"""The last seconds over which the speed of a run is averaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def format_footer(
 
 
 def _joined(parts: list[str], keys: list[str], glyphs: Glyphs, width: int | None) -> str:
-    """Return the parts that fit, and the keys; the last parts are omitted first."""
+    """Return the keys and as many other parts as fit; the last parts are omitted first."""
     dot = f" {glyphs.dot} "
     while width is not None and len(parts) > 1 and count_columns(dot.join([*parts, *keys])) > width:
         parts = parts[:-1]

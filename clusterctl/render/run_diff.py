@@ -21,7 +21,7 @@ _ABSENT = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One difference between two runs, and the nodes to which it applies; `None` is a missing value."""
+    """One difference between two runs, and the nodes that differ; `None` means a missing value."""
 
     section: Topic
     what: str
@@ -31,7 +31,7 @@ class Difference:
 
 
 def list_differences(left: RunProperties, right: RunProperties) -> list[Difference]:
-    """Return the differences in the order of sections; equal differences of several nodes are one difference."""
+    """Return the differences in the order of sections; equal differences of several nodes are merged."""
     looked_at = left.has_health and right.has_health
     found: dict[tuple[Topic, str, str, str], tuple[list[str], str | None, str | None]] = {}
     for key in dict.fromkeys([*left.properties, *right.properties]):

@@ -1,4 +1,4 @@
-"""Renders the table of runs of `ps` and `clean`: begin, duration and end of each run."""
+"""Renders the table of runs of `ps` and `clean`: start, duration and end of each run."""
 
 from __future__ import annotations
 

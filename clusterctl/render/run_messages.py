@@ -99,7 +99,7 @@ _REMEDIES = {
 
 
 def health_message(event: HealthChanged) -> str:
-    """Return the line of the log view for the begin or the end of a health problem of a node."""
+    """Return the line of the log view for the start or the end of a health problem of a node."""
     word = {"FAIL": "unhealthy", "WARN": "warn"}.get(event.status, "ok")
     remedy = _REMEDIES.get(event.action)
     return f"{word}: {safe(event.message)}" + (f" ({remedy})" if remedy else "")
@@ -290,7 +290,7 @@ class UnattendedRun:
 
     @property
     def short_text(self) -> str:
-        """The outlook in a few words, for a table."""
+        """A few words, for a table, on what happens to the run."""
         return self._fill_in(self.outlook.value[1])
 
     def _fill_in(self, template: str) -> str:

@@ -78,7 +78,7 @@ class _Part(NamedTuple):
 
 
 def fold_traceback(lines: Sequence[str], folders: Collection[str] = (), *, ellipsis: str = "…") -> list[str]:
-    """Return a shortened traceback, without the rank that some frameworks print before each line.
+    """Return a shortened traceback, without the rank number that some frameworks print before each line.
 
     Of several library frames before the error, only the last frame remains, because this frame raised the error.
     Library frames before a frame of the user's code are omitted.

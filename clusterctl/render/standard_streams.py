@@ -36,7 +36,7 @@ def has_reader(descriptor: int, seconds: float = 0.0) -> bool:
 
 
 class _DiscardingFile(io.FileIO):
-    """A file that discards output once it has no reader."""
+    """A file that discards output after its reader has gone."""
 
     @override
     def write(self, data: Buffer) -> int:

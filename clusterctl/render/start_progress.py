@@ -50,7 +50,7 @@ class PhaseProgress:
         total: The number of all nodes (or workers); 0 if the phase counts nothing.
         detail: A short text about the phase, such as the names of the nodes.
         waiting: Each unfinished node and what it waits for, slowest first.
-        seconds: The time since the begin of the phase.
+        seconds: The seconds since the start of the phase.
         unit: What the phase counts: `node` or `worker`.
     """
 

@@ -15,7 +15,7 @@ from clusterctl.render.table import Cell, make_columns, render_table
 
 _IDLE_PERCENT = 10
 _FEW = 4
-"""The minimum number of nodes with old values that share a line."""
+"""The minimum number of nodes with old values that are named together in one line."""
 HOT_C = 85
 """The minimum temperature in degrees Celsius of a GPU that is shown as hot."""
 STALE_S = 60.0

@@ -10,7 +10,7 @@ from clusterctl.render.console import BOLD, Terminal, fit, pad, safe
 from clusterctl.render.line_wrapping import count_columns, wrap_line
 
 GAP = 2
-"""The number of blanks between columns."""
+"""The number of blanks between two columns."""
 
 _NARROWEST = 6
 

@@ -14,7 +14,7 @@ from clusterctl.render.status_report import RunSnapshot, WorkerActivity
 from clusterctl.run.rules.state import WorkerState
 
 _ODD_PERCENT = 20.0
-"""A node has its own row if its GPU utilisation is below the median by more than this many percentage points."""
+"""The percentage points below the median GPU utilisation, beyond which a node has a row of its own."""
 _BEHIND_S = 30.0
 """The seconds by which the samples of two nodes may be apart. A smaller delay of a rank means nothing."""
 
@@ -154,7 +154,7 @@ def find_finest_level(units: Sequence[TopUnit], room: int) -> FoldLevel:
 
 
 class _Baseline:
-    """The medians over all nodes, for comparison with each node."""
+    """The median values of all nodes, to compare each node with."""
 
     def __init__(self, data: TopData, units: Sequence[TopUnit]) -> None:
         busy = [unit.gpu.util for unit in units if unit.gpu is not None and unit.gpu.util is not None]

@@ -68,14 +68,14 @@ def render_top(
 
 
 def compute_fold_level(data: TopData, order: TableOrder, now: float, terminal: Terminal, height: int) -> FoldLevel:
-    """Return the level of the rows on the screen."""
+    """Return the fold level of the rows on the screen."""
     return _lay_out(data, order, now, terminal, height)[3]
 
 
 def _lay_out(
     data: TopData, order: TableOrder, now: float, terminal: Terminal, height: int
 ) -> tuple[list[str], list[TopUnit], int, FoldLevel]:
-    """Return the lines above the table, its units, the number of rows that have room, and their level."""
+    """Return the lines above the table, the units, the number of rows that have room, and the rows' fold level."""
     head = _head(data, now, terminal, terminal.width or _WIDE)[: max(1, height - 4)]
     units, room = list_top_units(data), max(1, height - len(head) - 3)
     return head, units, room, order.fold_level or find_finest_level(units, room)
@@ -276,7 +276,7 @@ def _memory(pairs: Iterable[tuple[float | None, float | None]]) -> str:
 
 
 def _pace(values: Iterable[float | None]) -> str:
-    """Return the smallest speed."""
+    """Return the lowest speed in steps per second as text."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"
@@ -302,7 +302,7 @@ def _trend(row: Row, glyphs: Glyphs) -> str:
 
 
 def average_trends(trends: Sequence[Sequence[float]]) -> list[float]:
-    """Return the mean of several trends at each moment; it is as long as the longest trend."""
+    """Return the mean of several trends at each moment, with the length of the longest trend."""
     known: list[list[float]] = [[] for _ in range(max(map(len, trends), default=0))]
     for values in trends:
         for back, value in enumerate(reversed(values), start=1):

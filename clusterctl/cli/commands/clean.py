@@ -213,7 +213,7 @@ def _load_spec(run: RunDir) -> ClusterSpec | None:
 def _remove_on_head(
     run: RunDir, state: RunState, obstacles: _ObstaclesToRemoval, console: Console, *, named: bool
 ) -> bool:
-    """Remove a run from the head; return whether it was removed.
+    """Remove a run from the head; return whether the run was removed.
 
     The run stays if a node refused to remove it. A run that the user has not named also stays if its processes may live
     on an unreachable node.
@@ -238,7 +238,7 @@ def _remove_on_head(
 
 
 def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> dict[str, _ObstaclesToRemoval]:
-    """Remove runs from their nodes in parallel; add the bytes to `freed`; return the obstacles of each run."""
+    """Remove runs from their nodes in parallel. Add the freed bytes to `freed`; return the obstacles of each run."""
     spec = _load_spec(group[0][0])
     if spec is None:
         return {run.run: _ObstaclesToRemoval(unreached=list(state.touched_nodes)) for run, state in group}

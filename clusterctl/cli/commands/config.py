@@ -211,7 +211,7 @@ def _render_environment(loaded: LoadedClusterFile, rank: int, console: Console, 
 
 
 def _require_rank(rank: int, entries: Sequence[NodeLayout]) -> int:
-    """Return the rank if it exists.
+    """Return the rank if the job has this rank.
 
     Raises:
         NotFoundError: There is no such rank.

@@ -160,7 +160,7 @@ def _list_controllers() -> list[ControllerFacts]:
 
 
 def _read_controller_facts(run: RunDir) -> ControllerFacts | None:
-    """Return the controller of an attended run; `None` if it is on another machine or has just ended."""
+    """Return facts about the controller of a run; `None` if it is on another machine or has just ended."""
     holder = run.last_controller
     if holder is None or holder.host != socket.gethostname():
         return None

@@ -213,7 +213,7 @@ def _wait_for_end(run: RunDir, console: Console, before: JournalPosition, choice
 def _end_remaining_processes(
     ended: dict[str, RunDir], console: Console, choices: _DownOptions
 ) -> tuple[dict[str, RunState], list[ClusterctlError]]:
-    """Stop the remaining processes of ended runs in parallel; return states by run, and errors."""
+    """Stop the remaining processes of ended runs in parallel; return the new state of each run, and errors."""
     states = {name: load_state(run) for name, run in ended.items()}
     left = {name: run for name, run in ended.items() if states[name].remaining}
     tell = console.err if len(left) == 1 else None

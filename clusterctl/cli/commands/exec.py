@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "python", "python3", "perl", "awk", "find", "grep", "sed")
-"""Programs that interpret signs such as `*` and `;` themselves."""
+"""Programs whose arguments may contain signs such as `*` and `;`, because the programs interpret these signs."""
 _BUILTINS = ("cd", "export", "source", ".", "alias", "ulimit", "module", "umask", "type")
 _EARLY_OUTPUT_AFTER_S = 1.0
 """Seconds without a new answer of a node, after which the answers so far are shown."""

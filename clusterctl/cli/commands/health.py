@@ -157,7 +157,7 @@ def render_checks(checks: Iterable[Check], terminal: Terminal) -> list[str]:
 
 
 def checks_to_json(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    """Return `health --list --json`."""
+    """Return the output of `health --list --json`."""
     attributes = {"doc": "purpose"}
     fields = ("name", "family", "doc", "source", "threshold", "severity", "remedy")
     values = [{field: getattr(check, attributes.get(field, field)) for field in fields} for check in checks]

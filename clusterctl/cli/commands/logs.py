@@ -268,7 +268,7 @@ class _WorkerExits:
         self._exits: list[tuple[str, float, Exited]] = []
 
     def add_if_exit(self, news: StampedNodeEvent) -> None:
-        """Record an event if it is the exit of a worker."""
+        """Record an event if the event is the exit of a worker."""
         node, stamp, event = news
         if isinstance(event, Exited):
             self._exits.append((node, stamp.wall, event))
@@ -308,7 +308,7 @@ def validate_attempt(state: RunState, attempt: int | None) -> int | None:
 
 
 def explain_missing_output(run: RunDir, state: RunState, query: LogQuery) -> str:
-    """Return why there are no lines to show."""
+    """Return a text that says why `logs` has no lines to show."""
     if state.attempt < 0:
         return f"{run.run} has started no worker, so it has no output"
     wrote = sorted({rank for rank, size in _list_output_sizes(run, state) if size})
@@ -321,7 +321,7 @@ def explain_missing_output(run: RunDir, state: RunState, query: LogQuery) -> str
 
 
 def _list_output_sizes(run: RunDir, state: RunState) -> list[tuple[int, int]]:
-    """Return rank and size of each output file, of all attempts."""
+    """Return the rank and the size of each output file of all attempts."""
     found = []
     for attempt, node, ranks in state.placements:
         for rank in ranks:

@@ -139,7 +139,7 @@ class _RunDataReader:
         self._recent: dict[str, sample_files.NodeStats] = {}
 
     def load_data(self) -> TopData:
-        """Return the current data."""
+        """Return the newest values for the screen."""
         self._reader.apply_new_events()
         state = self._reader.state
         nodes = sorted(state.nodes.values(), key=lambda node: node.node_rank)

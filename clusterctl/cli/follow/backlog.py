@@ -50,7 +50,7 @@ class EventBacklog:
         self._events.append((moment, text))
 
     def add_failure_tails(self, lines: Sequence[LogLine]) -> None:
-        """Add the last lines of failed ranks whose output is not shown."""
+        """Add the last output lines of failed ranks whose output is otherwise not shown."""
         self._failure_tails += lines
 
     def merge_with_output(self, lines_to_show: Sequence[LogLine], limit: int) -> Iterator[list[LogLine] | str]:

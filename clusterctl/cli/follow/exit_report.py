@@ -30,7 +30,7 @@ _NOTHING_VISIBLE = VisibleOutput()
 
 
 class FollowEndReason(str, Enum):
-    """Why a command no longer follows a run."""
+    """The reason why a command no longer follows a run."""
 
     ENDED = "ended"
     DETACHED = "detached"

@@ -24,7 +24,7 @@ _MAX_WRITE_DELAY_S = 5.0
 
 
 class RunAttendance(Enum):
-    """Whether a run has a controller, or is over."""
+    """Says whether a run has a controller, has none, or is over."""
 
     ATTENDED = "attended"
     UNATTENDED = "unattended"
@@ -48,7 +48,7 @@ class RunSnapshot:
 
     @property
     def worker_exits(self) -> list[tuple[str, float, Exited]]:
-        """Node, time (wall clock of the head) and event of each worker exit."""
+        """For each exit of a worker: node, time (wall clock of the head) and event."""
         ended = [(node, stamp, event) for node, stamp, event in self.new_node_events if isinstance(event, Exited)]
         return [(node, stamp.wall - self.state.clock_ahead_s(node), event) for node, stamp, event in ended]
 

@@ -176,7 +176,7 @@ class RunScreen:
         return state.attempt >= 0 and self._are_timings_shown and all(w.pid is not None for w in state.workers.values())
 
     def _show_remaining_output(self, wake: int) -> None:
-        """Show the remaining output of an ended run; a signal skips it."""
+        """Show the remaining output of an ended run; a signal skips this output."""
         self._end_reason = FollowEndReason.ENDED
         if not self._options.shows_output or (follower := self._open_follower()) is None:
             return
@@ -261,7 +261,7 @@ class RunScreen:
             self._write(self._folder.feed(follower.poll(), time.monotonic()))
 
     def _open_follower(self) -> LogFollower | None:
-        """Return the follower of the output, or `None` before the first attempt.
+        """Return the reader of new output lines, or `None` before the first attempt.
 
         The first call of this method shows earlier output.
         """
