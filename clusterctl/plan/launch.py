@@ -53,7 +53,8 @@ class NodePlan:
 
     Attributes:
         python: The interpreter that the cluster file names; `None` if the node has to find one.
-        replaced_login_variables: A sentence for each login variable whose value is replaced for the workers.
+        replaced_login_variables: A sentence for each variable of the login whose value clusterctl replaces for the
+            workers.
     """
 
     node: str

@@ -51,7 +51,7 @@ def classify_exit(end: RankExit) -> Fault:
 
 
 def is_end_explained(end: RankExit) -> bool:
-    """Return whether the reason of a rank's end is known. Unrecognised last lines of output are no known reason."""
+    """Return whether the reason of a rank's end is known. Last lines of an unknown form are no reason."""
     return bool(end.oom or (end.signal and end.signal != "SIGBUS") or end.is_recognised)
 
 
@@ -155,7 +155,7 @@ _MORE_GPU_MEMORY = (
 
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
 _PEERS_NOTICE_S = 120.0
-"""Peers notice the end of a rank at their next collective. If a peer ends more seconds later, the reason may differ."""
+"""Seconds within which peers notice the end of a rank. A peer that ends later may have another reason."""
 _BARRIER_MISSED = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
 _TIMEOUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 

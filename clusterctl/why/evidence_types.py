@@ -67,7 +67,7 @@ class RankSnapshot:
         entries: The newest entries of the flight recorder; `None` without a recorder.
         setup: The values with which the rank sets up, or has set up, the default process group.
         sockets: The connections of the rank, as far as they are known.
-        error: Why the snapshot is empty.
+        error: The reason why the snapshot is empty.
     """
 
     source: str
@@ -190,7 +190,7 @@ class Evidence:
 
     Attributes:
         run: The id of the run.
-        has_ended: The run has ended.
+        has_ended: Whether the run has ended.
         reason: The `StopReason` of the newest attempt; `None` while the attempt is not stopped.
         stalled: The stall rule has confirmed that no rank makes progress.
         stall_limit_s: Seconds without progress after which the stall rule confirms a stall.

@@ -288,7 +288,7 @@ def _judge_kernel_waits(hang: HangAnalysis) -> Verdict | None:
         return _judge_ambiguous(hang, cls, found, others)
     if len(found) == len(hang.snapshots) > 1 and not storage:
         return None
-    # A rank that uses its CPU does work, and waited only briefly.
+    # A rank that uses a CPU does work, so its wait was short.
     idle = all((snapshots[rank].cpu or 0.0) < _IDLE_CORES for rank in found) and not hang.unobserved
     return hang.build_verdict(
         cls,
@@ -376,7 +376,8 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
         # A rank that could not be examined may be missing too.
         is_idle = collectives.find_current_operation(hang.snapshots[roots[0]]) is None
         certain = len(roots) == 1 and is_idle and not hang.unobserved
-        # A rank in an operation without a number (such as a wait for a key of the store) may wait for another root.
+        # A rank in an operation without a number (such as a wait for a key of the store) may wait for another of these
+        # ranks.
         roots = [rank for rank in roots if rank not in at_peers] or roots
         cls = classify_missing_ranks(hang, roots)
         certain = certain and (cls is not Fault.GIL_HELD or hang.certainly_holds_interpreter_lock(roots[0]))

@@ -427,7 +427,7 @@ class _Tracebacks:
         return "during" if forms.DURING in before[:1] else ""
 
     def _group(self, start: int, raised: list[_Raised]) -> int:
-        """Parse an exception group: its first member is the error."""
+        """Parse an exception group. The first member of the group counts as the error."""
         at = start + 1
         while at < len(self._own) and re.match(r"\s+[|+]", self._text(at)):
             at += 1
@@ -637,7 +637,7 @@ def _choose(causes: Sequence[_Cause], lines: Sequence[_Line], signal: int | None
     raised = [cause for cause in raised if not re.search(forms.PEER_LOSS, cause.text)] or raised
     if not raised:
         return heavy[0]
-    # A C++ error before the last exception belongs to another process; after the exception it is a consequence.
+    # A C++ error before the last exception belongs to another process. A C++ error after it is a consequence.
     first = heavy[0]
     if signal and not first.is_raised and raised[-1].at < first.at:
         return first

@@ -187,7 +187,7 @@ NAMED = (
 )
 """Matches an exception without a traceback by its name."""
 WARNED = r"\S*?:\d+: \w*Warning: |(?:\S+: )?resource_tracker: There appear to be "
-"""Matches the first line of a warning of Python."""
+"""Matches the first line of a warning that Python prints."""
 GROUP = r"Group: .* \(\d+ sub-exceptions?\)$"
 MEMBER = r"^\s*\+[-+]*-+ (?:\d+|\.\.\.) -+$"
 GROUP_END = r"^\s*\+-{8,}$"
@@ -232,7 +232,7 @@ CONSEQUENCE = _any(
 )
 """Exceptions that report the end of another process."""
 ENDED_BY_SIGNAL = re.compile(r"SignalException: Process |Received \d+ death signal")
-"""Matches messages of torchrun about a signal that it received. The reason of the signal is elsewhere."""
+"""Matches messages of torchrun about a signal that it received. The reason of the signal is in another message."""
 
 # --- other causes
 
@@ -311,7 +311,7 @@ LOGGED = _any(
 )
 """A log line with the level ERROR or higher."""
 SPOKEN = r".{0,80}\b(?:error|Error|ERROR)\b ?(?:#?\d+)?: (?![\d.\s%e-]*$)"
-"""A line with the word "error" and a text after it. A number after it would be the error of a model."""
+"""Matches "error" and a text after it. A number after "error" does not match: it is the error of a model."""
 DETAILS = tuple(
     (announces, f"(?m){detail}")
     for announces, detail in (
@@ -377,7 +377,7 @@ ADVICE = (
 )
 PROGRESS = r"(?i)\W*(?:epoch|step|iter|iteration|batch|train|val|eval|loss)\b.*\d"
 BAR = r"(?!.*\b100%).*(?:\d+%\|.*\||\bit/s\b|\bs/it\b)"
-"""A progress bar below 100 %."""
+"""Matches a progress bar below 100 %."""
 GOODBYE = _any(
     r"(?:\S+: )?resource_tracker: There appear to be ",
     r"\S*?:\d+: \w*Warning\b|\w*Warning: |(?:WARNING|WARN|warning)\b|\[?[IW]\d{3,4} |\[[IW] \S*\.cpp|wandb:(?: |$)",
@@ -399,6 +399,6 @@ ASKED = (
     r"EOFError: EOF when reading a line|\bBdbQuit\b|\bexceptions\.Abort\b|\bAborted[.!]$"
     r"|No such device or address: '/dev/tty'|input device is not a TTY"
 )
-"""Errors of a program that asked for input. It gets none, because a rank has no stdin and no terminal."""
+"""Errors of a program that asked for input. A rank gets no input, because it has no stdin and no terminal."""
 PROMPT = r"(?m)^(?P<prompt>[^\n]*[?:>\])] ?)(?=Traceback \(most recent call last\):|[╭+]|Aborted[.!])"
 """A question without a line end, directly before the error about missing input."""

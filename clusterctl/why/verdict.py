@@ -113,7 +113,8 @@ class Verdict:
 
     Attributes:
         summary: One sentence for people.
-        culprits: The ranks or nodes to blame. There are several if all did the same, or if the evidence is ambiguous.
+        culprits: The ranks or nodes to blame. There are several culprits if all did the same, or if the evidence is
+            ambiguous.
         missing_evidence: Sentences about missing evidence and the reasons.
         next_commands: Commands to run next.
         evidence_folder: The folder with the evidence.

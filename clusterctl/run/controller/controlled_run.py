@@ -143,7 +143,8 @@ class ControlledRun(ThreadOwnedAttributes):
             self.record_note(
                 f"{received.node}: its journal lacks {plural(lacking, 'event')} before number {received.stamp.seq}"
             )
-        # Change the state first: an event that cannot be applied must not be written to the journal.
+        # Change the state before the journal, because an event that cannot be applied must not be written to the
+        # journal.
         state = apply_node_event(self.state, received.node, received.stamp, received.event)
         self.writer.append_node_event(received.node, received.record)
         self.state = state
@@ -199,7 +200,7 @@ class ControlledRun(ThreadOwnedAttributes):
         return open_in_parallel(wanted, one, self.spec.ssh.parallel, ClusterctlError)
 
     def raise_epoch(self, known: int) -> None:
-        """Choose an epoch above `known` and above all earlier epochs of this head. Present sessions use it, too."""
+        """Choose an epoch above `known` and all earlier epochs of this head. Present sessions use this epoch, too."""
         if self.epoch <= known:
             self.epoch = self.writer.raise_epoch(known)
             for session in self.links.sessions.values():
@@ -241,7 +242,7 @@ class ControlledRun(ThreadOwnedAttributes):
     def stop_node(self, node: str, reason: str) -> None:
         """Stop the attempt on a node.
 
-        A second stop may shorten the grace. A node without a session gets the stop later.
+        A second stop may shorten the grace. A node without a session gets the stop request after it reconnects.
         """
         session = self.links.sessions.get(node)
         if session is None:
@@ -275,7 +276,7 @@ class ControlledRun(ThreadOwnedAttributes):
             self.executor.call_soon(self.kill_now)
 
     def kill_now(self) -> None:
-        """Set the grace to 0, also for running stops."""
+        """Set the grace to 0, also for stops that are already running."""
         if self.kill:
             return
         self.kill = True

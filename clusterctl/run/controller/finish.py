@@ -82,7 +82,7 @@ class FinishSequence(ThreadOwnedAttributes):
     # --- results
 
     def _has_results(self, finish: next_action.Finish) -> bool:
-        """Start the fetch of results, if the cluster file names results; return whether the fetch has ended.
+        """Start the fetch of the results that the cluster file names. Return whether no fetch is left.
 
         The nodes are informed of the end only after the fetch, because another run may then use the workdir.
         """
@@ -103,7 +103,7 @@ class FinishSequence(ThreadOwnedAttributes):
         return self._has_results_event
 
     def _give_up_results(self, why: str) -> None:
-        """Stop waiting for results. The exit code of the run does not depend on results."""
+        """Stop the wait for results. The exit code of the run does not depend on results."""
         if self._results_fetch is not None:
             self._take_results(self._results_fetch.build_results_event(why))
         self._has_results_event = True

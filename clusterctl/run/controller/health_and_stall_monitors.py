@@ -1,4 +1,4 @@
-"""Watches the health of the nodes and the progress of the ranks in the samples that the nodes send."""
+"""Reads from the nodes' samples how healthy the nodes are, and whether the ranks make progress."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Links(ThreadOwned):
         return quiet | {node: now - last for node, last in self._broken_at.items()}
 
     def measure_unreachable_s(self) -> dict[str, float]:
-        """Return the seconds since the connection was closed, for each node without a connection.
+        """Return, for each node without a connection, the seconds since its connection was closed.
 
         Silence before the connection was closed does not count, because the node may have received messages of the
         head.
@@ -119,7 +119,7 @@ class Links(ThreadOwned):
         return {node: now - moment for node, moment in self._cut_at.items()}
 
     def redial_all_now(self) -> None:
-        """Dial every node without a connection now, because the user is waiting."""
+        """Dial every node without a connection now, without the pause, because the user is waiting."""
         with self._changed:
             self._hurries += 1
             self._changed.notify_all()

@@ -61,7 +61,7 @@ class Reconnection(ThreadOwnedAttributes):
     Thread: the loop; `_resume` works in a thread for each session.
 
     Attributes:
-        is_superseded: Another controller has adopted the run. This controller must not act any more.
+        is_superseded: Another controller has adopted the run. This controller must then do nothing more.
     """
 
     def __init__(self, run: ControlledRun) -> None:

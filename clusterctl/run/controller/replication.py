@@ -159,7 +159,7 @@ class ReplicaQueue:
 
     @property
     def is_paused(self) -> bool:
-        """Whether bytes are queued."""
+        """Whether received bytes are queued."""
         return bool(self._held)
 
     def store_or_queue(self, received: OutputReceived) -> None:

@@ -330,7 +330,7 @@ _PLACE = ("node", "node_rank", "address")
 def build_attempt_event(
     plan: LaunchPlan, why: str, resume_from: str | None, newest: Checkpoint | None
 ) -> controller_events.AttemptStarted:
-    """Return the event that announces an attempt."""
+    """Return the event that announces an attempt to readers of the controller's journal."""
     return controller_events.AttemptStarted(
         attempt=plan.attempt,
         world_size=plan.world_size or 0,

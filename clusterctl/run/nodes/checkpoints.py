@@ -163,7 +163,7 @@ class CheckpointCopy:
 
     @property
     def route(self) -> str:
-        """Source and target nodes, in words."""
+        """The source nodes and target nodes of the copy, in words."""
         return f"from {fold_hosts(self.sources)} to {fold_hosts(self.needed)}"
 
     def copy_to_nodes(
@@ -609,8 +609,8 @@ class _Snapshot:
 
     Attributes:
         nodes: The nodes of the attempt, in order of node rank.
-        order: These nodes and the dropped nodes with a session. The first of them that writes checkpoints decides which
-            checkpoint is the newest.
+        order: These nodes and the dropped nodes with a session. The first of these nodes that writes checkpoints
+            decides which checkpoint is the newest.
         unreachable: The dropped nodes without a session, and their ranks.
         seen: The checkpoints of each node that belong to this run.
         checkpoints: The checkpoints from which the attempt could resume, newest first.

@@ -48,7 +48,7 @@ class CodeManifest:
 
     @property
     def code_hash(self) -> str:
-        """One hash of all files to sync."""
+        """A single hash over all files to sync."""
         listing = json.dumps(sorted((p, m, s) for p, (_, m, s) in self.files.items()))
         return hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
 

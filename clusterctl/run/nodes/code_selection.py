@@ -35,7 +35,7 @@ class SelectedFile(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Return whether this object is a folder."""
+        """Whether this object is a folder."""
         return stat.S_ISDIR(self.status.st_mode)
 
     @property

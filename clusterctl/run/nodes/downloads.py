@@ -64,7 +64,7 @@ def _steps(wanted: str, part: str) -> tuple[int, ...]:
 
 
 def _passing(wanted: list[str], reached: set[int]) -> set[int]:
-    """Return the reached positions in a pattern, with the position after each `**`, which may match no folder."""
+    """Return the reached positions in a pattern. After a reached `**`, the next position is reached too."""
     resolved = set(reached)
     for at, part in enumerate(wanted):
         if at in resolved and part == _ANY_DEPTH:
@@ -117,12 +117,12 @@ def pull_files(
         session: The session with the node.
         workdir: Folder on the node to which the pattern is relative.
         pattern: A pattern such as `ckpt/**`.
-        target: Folder on the head; created if there are files.
+        target: Folder on the head. The folder is created if there are files.
         options: The options.
 
     Raises:
         RefusedError: The head cannot write the files, or they exceed the limit.
-        NodeError: The node could not send them, or sent a file that does not match; then nothing was written.
+        NodeError: The node could not send the files, or sent a file that does not match. Nothing was written.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def fetch_to_spool(
         OSError: The head cannot write the files.
         RefusedError: The files exceed the limit.
         CancelledError: The user cancelled the run.
-        NodeError: The node could not send them.
+        NodeError: The node could not send the files.
     """
     failed: list[OSError | ClusterctlError] = []
 
@@ -283,7 +283,7 @@ class ResultsFetch:
 
     @property
     def is_stuck(self) -> bool:
-        """Return whether no node has sent data for `_STUCK_AFTER_S`."""
+        """Whether no node has sent data for `_STUCK_AFTER_S`."""
         return time.monotonic() - self._last_bytes_at > _STUCK_AFTER_S
 
     def fetch(self, sessions: Mapping[str, Session], nodes: list[str]) -> controller_events.ResultsFetched:

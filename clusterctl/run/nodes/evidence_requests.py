@@ -22,7 +22,7 @@ class CollectedEvidence:
     """The evidence from all nodes, and the nodes without an answer.
 
     Attributes:
-        ranks: The evidence of each rank. Its entry `node` is the name of the node.
+        ranks: The evidence of each rank. The entry `node` of the evidence is the name of the node.
         errors: For each node without an answer: the reason.
     """
 

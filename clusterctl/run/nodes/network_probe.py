@@ -35,7 +35,7 @@ _EXCHANGE_TIMEOUT_S = 4.0
 """Seconds that one exchange may take. Two lost packets at the start cost three seconds."""
 _MARGIN_S = 4.0
 _PAYLOAD_BYTES = 256 * 1024
-"""Bytes to exchange in each direction. They fill many packets of any size, and the exchange is still fast."""
+"""Bytes to exchange in each direction. So many bytes fill many packets of any size, and are still exchanged fast."""
 
 
 def build_node_facts(host: HostSpec, hello: HelloAnswer) -> rendezvous.NodeFacts:
@@ -177,7 +177,7 @@ def _connect(
 
 
 def probe_rendezvous_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, Any]]:
-    """Try the rendezvous port; return the result of each node, the value of `facts["controller"]["rendezvous"]`.
+    """Try the rendezvous port. Return the result of each node, for `facts["controller"]["rendezvous"]` of the node.
 
     The first connected worker of the cluster file listens at the address that the workers would get, on the port that
     the file names or on any free port. The result is empty with fewer than two connected nodes.
@@ -205,7 +205,7 @@ def probe_rendezvous_port(spec: ClusterSpec, sessions: Mapping[str, Session]) ->
     answers, errors = call_all(
         others, lambda _node, session: _connect(session, address, port, nonce, timeout_s=_PORT_TIMEOUT_S)
     )
-    # This frees the port for its next user.
+    # Stop listening, so that the port is free for its next user.
     with contextlib.suppress(ClusterctlError):
         UNLISTEN.call(sessions[first.name], {"nonce": nonce})
     shared = {"address": address, "port": port}
@@ -246,7 +246,7 @@ def plan_link_probes(workers: Sequence[str], spares: Sequence[str]) -> list[Link
 def probe_links(
     spec: ClusterSpec, sessions: Mapping[str, Session], rendezvous: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Try the links between nodes; return the results by node, the value of `facts["controller"]["ring"]`.
+    """Try the links between nodes. Return the results by node, for `facts["controller"]["ring"]` of the node.
 
     Args:
         spec: The spec of the cluster file.

@@ -248,7 +248,7 @@ def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str |
 
 
 def _find_runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
-    """Return which runs with processes on a node are running, and which are unknown.
+    """Return two lists of runs with processes on a node: live runs, and runs that neither node nor head knows.
 
     A node without processes of runs is not asked. A node may report a run as running although this head has ended it.
     """

@@ -55,7 +55,7 @@ def end_run_on_node(session: Session, run: str, node: str, grace: float) -> list
 
 
 def _unended(node: str, status: StatusAnswer) -> list[RemainingProcess]:
-    """Return the workers of a node that did not end in time. Without reported workers, return an unknown process."""
+    """Return the workers of a node that did not end in time. If the node reports none, return an unknown process."""
     if _is_ended(status):
         return []
     unknown = outcome.build_remaining_process(node, None, outcome.OVERDUE)

@@ -137,7 +137,7 @@ def build_code_upload(manifest: CodeManifest, store: ContentStore) -> Upload:
 def sync_files(
     session: Session, workdir: str, code: Upload, *, run: str | None, on_activity: Callable[[str], None]
 ) -> tuple[int, int, tuple[str, ...]]:
-    """Sync the code to the workdir of a node; return the counts of sent files and bytes, and files edited on the node.
+    """Sync the code to the workdir of a node. Return how many files and bytes were sent, and paths edited on the node.
 
     Args:
         session: The session with the node.
@@ -179,8 +179,8 @@ class SyncPreview:
     """The changes that a sync would make in the workdir of a node.
 
     Attributes:
-        files_to_send: Path and size of each file to send.
-        removal_count: Number of files to remove.
+        files_to_send: Path and size (bytes) of each file that the sync would send.
+        removal_count: Number of files that the sync would remove.
         removed_paths: Paths of the first files to remove.
         active_run: The live run that uses the workdir, or `None`. Such a run makes a sync impossible.
     """

@@ -127,7 +127,7 @@ class LineFile:
                 os.fsync(self._fd)
 
     def close(self) -> None:
-        """Free the reserve and close the file."""
+        """Free the reserved space and close the file."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)

@@ -50,7 +50,7 @@ class FindingHistory:
     def list_new_findings(self, findings: Iterable[Finding]) -> list[Finding] | None:
         """Return the new warnings and unknown results; `None` if none of these nodes was checked before.
 
-        A node that was not checked before has no new findings.
+        Findings of a node that was not checked before do not count as new.
         """
         found = list(findings)
         if self._known is None or not any(finding.node in self._nodes for finding in found):

@@ -16,7 +16,7 @@ from pathlib import Path
 from clusterctl.errors import ClusterctlError, RefusedError
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""Errors of flock(2) on file systems without locks: some network homes, and NFS without its lock service."""
+"""Errors of flock(2) on file systems without locks, such as some network homes and NFS without its lock service."""
 
 _ACQUIRE_TIMEOUT_S = 10.0
 _PAUSE_S = 0.005

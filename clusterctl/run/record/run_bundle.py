@@ -1,4 +1,4 @@
-"""Saves a run as one file for support: its journals and evidence, without code, checkpoints and most of the output."""
+"""Saves the journals and evidence of a run in one file for support. Code, checkpoints and most output are left out."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _format_replacement(number: int) -> bytes:
 
 
 def _mask_value(match: re.Match[bytes]) -> bytes:
-    """Return a matched name with stars in place of its value. The quotes stay, so that JSON stays valid."""
+    """Return a matched name with stars in place of its value. Quotes around the value stay, for valid JSON."""
     value = match[2]
     quote = rb"\"" if value.startswith(rb"\"") else value[:1] if value[:1] in (b'"', b"'") else b""
     return match[1] + quote + b"***" + quote

@@ -49,7 +49,7 @@ MAX_SAMPLES_BYTES = 16 * 1024 * 1024
 
 
 class RunDirWriter(ThreadOwned):
-    """The writer of a run directory. It holds the lock of the run from construction to `close`.
+    """The writer of a run directory. The writer holds the lock of the run from construction to `close`.
 
     Raises:
         RefusedError: Another controller is alive, or the file system has no locks.
@@ -161,7 +161,7 @@ class RunDirWriter(ThreadOwned):
         return epoch
 
     def close(self) -> None:
-        """Release the lock and close all files. A run that has ended gets its summary."""
+        """Release the lock and close all files. If the run has ended, write its summary."""
         for file in (*self._journals.values(), self._events):
             file.close()
         with contextlib.suppress(OSError):

@@ -81,7 +81,7 @@ def save_origin(run: RunDir, spec: ClusterSpec) -> None:
 def list_runs_before_requeue(run: RunDir) -> list[RunDir]:
     """Return the runs that the same Slurm job started with the same file and command before it was requeued.
 
-    The oldest run comes first.
+    The result begins with the oldest run.
     """
     mine = read_origin(run)
     if mine is None or not mine.slurm_job:

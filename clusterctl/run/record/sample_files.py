@@ -207,7 +207,7 @@ def read_curves(run: RunDir, nodes: Mapping[str, float]) -> Curves:
 
 
 def thin_points(points: Iterable[Point], max_count: int = MAX_POINTS) -> list[Point]:
-    """Return at most `max_count` points, evenly chosen, in the order of time. The last point is among them."""
+    """Return at most `max_count` points, evenly chosen, in the order of time. The last point is always returned."""
     return choose_evenly(sorted(points), max_count)
 
 

@@ -31,7 +31,7 @@ LIVE_EVIDENCE_FOLDER = "look"
 def read_evidence(folder: Path) -> dict[str, RankEvidence]:
     """Return the evidence of each rank in a folder. Invalid files are ignored."""
     by_rank: dict[str, RankEvidence] = {}
-    # There may be thousands of files, and texts are faster than `Path` objects.
+    # Use strings, which are faster than `Path` objects, because there may be thousands of files.
     for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
         if name.startswith("rank-") and name.endswith(".json"):
             try:

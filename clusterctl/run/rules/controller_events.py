@@ -74,10 +74,10 @@ class LinkChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockEstimated:
-    """The head's clock is the node's monotonic clock plus `offset`, within `error` seconds.
+    """The head's clock equals the node's monotonic clock plus `offset`. The error is at most `error` seconds.
 
-    The offset holds until the node reboots. `ahead` is by how many seconds the node's wall clock is ahead of the
-    head's.
+    The offset holds until the node reboots. `ahead` is the number of seconds by which the node's wall clock is ahead of
+    the head's.
     """
 
     KIND: ClassVar[str] = "clock"
@@ -135,7 +135,7 @@ class RestartPlanned:
         cause: The first observed failure of the previous attempt, as `cause_to_json` returns it.
         step: The last step of the slowest rank of the previous attempt.
         number: The number of this restart, if only restarts that count against `restart.max_restarts` are numbered.
-        budget: The maximum of `number`.
+        budget: The maximum of `number`, which is `restart.max_restarts`.
     """
 
     KIND: ClassVar[str] = "restarting"
@@ -174,7 +174,7 @@ class HealthChanged:
             identify the problem.
         status: FAIL or WARN; PASS if the problem is over.
         message: A sentence that names the node and the GPU.
-        action: What a person should do (`health.findings.Action`).
+        action: The advice to a person (`health.findings.Action`).
         lasted_s: For how many seconds the problem has lasted.
     """
 
@@ -215,7 +215,7 @@ class ResultsFetched:
     """The files of `results` that were fetched from the nodes at the end.
 
     Attributes:
-        to: The folder on the head, with a folder for each node.
+        to: The folder on the head. It contains a folder for each node.
         files: How many files were fetched.
         bytes: The size of these files in bytes.
         missing: One sentence for each reason why files are missing.
@@ -266,7 +266,7 @@ def decode(line: str | bytes) -> tuple[int, float, ControllerEvent] | None:
     """Return sequence number, time and event of a line; `None` for an event of a newer controller.
 
     Raises:
-        FrameError: The line is torn.
+        FrameError: The line is incomplete or invalid.
     """
     try:
         record = json.loads(line)

@@ -23,7 +23,7 @@ from clusterctl.why.verdict import Confidence, Fault
 
 _ADDRESS = re.compile(r"(?:\[(?P<in>[0-9a-fA-F.:%\w]+)\]|(?P<plain>\d+\.\d+\.\d+\.\d+)):\d+")
 _WARNING = re.compile(r"\[[IW]\d{3,4} ")
-"""Information and warnings of C++ runtimes in the format of glog. They do not explain an exit."""
+"""Information and warnings of C++ runtimes in the format of glog. These lines do not explain an exit."""
 _PREFIX = re.compile(r"^\[?rank\d+\]?:? ?")
 """The prefix of torch before each line of a traceback."""
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call last\):", re.MULTILINE)
@@ -170,8 +170,8 @@ def find_cause_in_output(rank: int, node: str, output: str) -> Cause | None:
 def find_errors_before_stop(stopped: Sequence[Cause], failed: Sequence[tuple[ExitAnalysis, str]]) -> tuple[Cause, ...]:
     """Return the causes of ranks that had printed their error before they were stopped.
 
-    The result is empty if the exit of a failed rank is not secondary. An error that a failed rank printed as well does
-    not count, because that rank caught it.
+    The result is empty if the exit of a failed rank is not secondary. An error does not count if a failed rank printed
+    it as well, because that rank caught the error.
 
     Args:
         stopped: The causes in the output of stopped ranks (`find_cause_in_output`).

@@ -151,7 +151,7 @@ class RunObservations:
         unreachable_s: For each unreachable node: the seconds since the last time that a frame of the controller may
             have arrived there. The number is less than `silent_s` if the node receives frames but its answers are lost.
             Fences count from this moment.
-        stopping_s: Seconds for which each node has been connected since its stop request.
+        stopping_s: For each node: the seconds that it has been connected since its stop request.
         kill_wait_s: Seconds since a person demanded an immediate end, or `None`.
         idle_s: Seconds since an unfinished rank last showed activity.
         cancelled: A person cancelled the run.
@@ -208,7 +208,7 @@ class Restart:
 class Finish:
     """End the run with this exit code.
 
-    `why_no_restart` is for people: why no restart follows although the file allows it.
+    `why_no_restart` tells people why no restart follows although the cluster file allows restarts.
     """
 
     phase: RunPhase
@@ -298,7 +298,7 @@ def _find_end_reason(
 
 
 def _find_lost_node(state: RunState, limits: RunLimits, observations: RunObservations) -> GiveUpNode | None:
-    """Return a node to give up: it has been silent for too long while another node of the run answers."""
+    """Return a node to give up, because it has been silent for too long while another node of the run answers."""
     # If no node answers, the head's own network is down. Then no node is given up, except if a person ends the run.
     if all(name in observations.silent_s for name in state.nodes) and not observations.cancelled:
         return None
@@ -436,7 +436,7 @@ class StopTimers:
         self._kill_at: float | None = None
 
     def reset(self) -> None:
-        """Forget all nodes, for the next attempt."""
+        """Remove the timers of all nodes before the next attempt."""
         self._seconds.clear()
 
     def start(self, node: str) -> None:

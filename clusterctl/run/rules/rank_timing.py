@@ -42,7 +42,7 @@ WaitShares = tuple[float, ...]
 def measure_wait_shares(
     nodes: Iterable[tuple[ActivitySample, Sequence[bytes]]], attempt: int
 ) -> dict[int, WaitShares | None]:
-    """Return the wait shares of each observed rank; `None` for a rank with too few counts.
+    """Return the wait shares of each observed rank; `None` for a rank with too few looks or collectives.
 
     Args:
         nodes: The newest sample of each node, and the last lines of its samples file.

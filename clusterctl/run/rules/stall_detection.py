@@ -183,7 +183,7 @@ class StallJudgement:
     Attributes:
         since_s: Seconds for which the run has been idle.
         limit_s: The number of idle seconds after which the run counts as stalled.
-        reason: What is missing, such as `no progress`; empty without a stall.
+        reason: A text about what is missing, such as `no progress`; empty without a stall.
         has_all_samples: Whether every live rank has a sample. Otherwise there is no judgement.
         stragglers: Ranks without progress while other ranks make progress. They only cause a warning.
         last_progress_s: Seconds since the last progress of a worker; `None` before the first progress.
@@ -304,7 +304,7 @@ def judge_stall(watch: StallWatch, limits: StallSpec, now: float) -> tuple[Stall
 
 
 def find_max_stall_limit_s(watch: StallWatch, limits: StallSpec) -> float:
-    """Return the longest time without progress after the first steps: the user's limit, else the default."""
+    """Return the longest allowed time without progress after the first steps: the user's limit, or else the default."""
     return limits.timeout if limits.timeout is not None else _default_max_limit_s(watch)
 
 
@@ -350,7 +350,8 @@ def _is_other_phase(before: tuple[str, float, float] | None, now: tuple[str, flo
 def _add_progress(watch: StallWatch, moment: float, seen_at: float, now: float, max_unseen_s: float) -> None:
     """Record that the run made progress at this time. The time since the last progress is an interval.
 
-    After the sample at `seen_at`, steps may have happened without a sample. At most `max_unseen_s` of that time counts.
+    Between the sample at `seen_at` and now, steps may have happened without a sample. At most `max_unseen_s` of that
+    time counts.
     """
     last = watch.progress_at
     if last is None:
@@ -366,7 +367,7 @@ def _add_progress(watch: StallWatch, moment: float, seen_at: float, now: float, 
 
 
 def find_busy_limit_s(watch: StallWatch, limits: StallSpec) -> float:
-    """Return the longest time without progress while some ranks wait in a collective and other ranks are active."""
+    """Return the longest allowed time without progress while some ranks wait in a collective and others are active."""
     top = find_max_stall_limit_s(watch, limits)
     return limits.busy_timeout or min(BUSY_FACTOR * top, max(top, _default_max_limit_s(watch)))
 

@@ -64,7 +64,7 @@ def cause_from_json(record: dict[str, Any] | None) -> Cause | None:
 
 
 class RunPhase(str, Enum):
-    """The phase of a run. The last five are final. `UNREADABLE` means that its files cannot be read."""
+    """The phase of a run. The last five phases are final. `UNREADABLE` means that its files cannot be read."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -116,8 +116,9 @@ class WorkerState:
     Attributes:
         start_time: Start of the process in clock ticks since the boot of its node.
         stopped: The controller stopped the rank.
-        tail: The end of the output. After a stop it is set only if the rank had printed a traceback before.
-        swallowed_exception: Exception and line of the traceback at the end of its output, if it ended with 0; else "".
+        tail: The end of the output. After a stop, `tail` is set only if the rank had printed a traceback before.
+        swallowed_exception: Exception and line of the traceback at the end of the output of a rank that ended with 0;
+            else "".
         cause_before_stop: The error that the rank had printed before the controller stopped it.
         began_s: Start of the rank on the monotonic clock of its node.
         lasted_s: How long the first process of the rank ran, once the rank has ended.
@@ -166,16 +167,16 @@ class NodeState:
     """One node in the current attempt.
 
     Attributes:
-        link: connected, unreachable, lost; empty before the first connection.
+        link: The state of the link: connected, unreachable or lost; empty before the first connection.
         swept: The node has ended all processes of the attempt, except those in `remaining`.
-        stop_reason: Why the node stops or stopped its workers, or `None`.
+        stop_reason: The reason why the node stops or stopped its workers, or `None`.
         remaining: Processes that the node could not end.
         group: The ranks that the node's workers have in their process group, and the size of this group.
         leftovers: Processes that still worked after all ranks had ended well; the node ended them.
         past_grace: Processes that did not end within the grace of a stop; the node killed them.
         grace_s: The grace of the last stop.
-        port_conflict: Which other process uses a port of the workers, or `None`.
-        gpu_memory_held: Why GPU memory is not free after the attempt, or `None`.
+        port_conflict: A description of the other process that uses a port of the workers, or `None`.
+        gpu_memory_held: The reason why GPU memory is not free after the attempt, or `None`.
         clock: The offset of the head's clock from the node's monotonic clock, and the error of this offset, in seconds.
         clock_ahead_s: Seconds by which the wall clock of the node is ahead of the head's; 0 if unknown.
         boot: Boot id of the machine when the node was prepared; "" before the node is prepared.
@@ -240,8 +241,8 @@ class StallState:
     """A stall of the run. `phase` is suspected or confirmed; `evidence` is a folder of the run.
 
     Attributes:
-        at: When `since_s` was measured, on the head's wall clock.
-        until: When the stall ended; `None` while it lasts.
+        at: The time (head's wall clock) at which `since_s` was measured.
+        until: The time at which the stall ended; `None` while the stall lasts.
     """
 
     phase: str
@@ -275,7 +276,7 @@ class RunState:
         next_nodes: The nodes of the next attempt in order of node rank, while the run restarts.
         retired: Nodes that took part in earlier attempts only.
         placements: An item for each node of each attempt: the attempt, the node and its ranks.
-        touched_nodes: Nodes that may hold files of the run, of all attempts and of failed starts.
+        touched_nodes: Nodes that may hold files of the run, including nodes of earlier attempts and of failed starts.
         newest_checkpoint: The newest checkpoint and its version when the current attempt began.
         failure_signatures: For each earlier attempt: its failure signature, and the newest checkpoint when it began.
         resume_from: The checkpoint from which the current attempt resumed.
@@ -327,7 +328,7 @@ class RunState:
 
     @property
     def may_run(self) -> bool:
-        """Whether the run has not ended, or processes of it may remain."""
+        """Whether processes of the run may exist: the run has not ended, or processes may have remained."""
         return not self.is_over or bool(self.remaining)
 
     @property
@@ -376,7 +377,7 @@ class RunState:
     def _lost_with_node(self, worker: WorkerState) -> bool:
         """Return whether the exit status of a worker was lost together with its node.
 
-        The lost node is then the cause.
+        If so, the loss of the node is the cause.
         """
         return worker.is_exit_unknown and self.nodes[worker.node].link == "lost"
 

@@ -54,7 +54,7 @@ class StateBuilder:
     A run of thousands of ranks has tens of thousands of events. `apply_node_event` copies a table for each event.
 
     Attributes:
-        state: The state after the applied events. Its tables change with each event until `build`.
+        state: The state after the applied events. Until `build`, each event changes the tables of this state.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -180,7 +180,7 @@ def apply_controller_event(state: RunState, time: float, event: head.ControllerE
             return replace(state, error=event.error, external_cause=cause)
         case head.RunEnded():
             phase = RunPhase(event.state)
-            # A later check of the remaining processes writes a second event. The run ended at the first event.
+            # A later check of the remaining processes writes a second event, but the run ended at the first event.
             ended = state.ended if state.is_over else time
             return replace(state, phase=phase, exit_code=event.exit_code, ended=ended, remaining=tuple(event.remaining))
         case head.HealthChanged():
