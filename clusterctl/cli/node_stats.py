@@ -88,7 +88,7 @@ def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:
     return {n: tuple(range(g)) if isinstance(g, int) else tuple(g) for n, g in gpus.items() if g is not None}
 
 
-# --- a live probe
+# --- measurements on nodes
 
 
 def probe_node_stats(

@@ -268,7 +268,7 @@ def _parse_tree(source: ClusterFileText, report: Problems) -> TreeNode | None:
     return node if _is_cluster_file(node, report) else None
 
 
-# `worker-1 slots=8` (DeepSpeed) and `node1 slots=2 max_slots=4` (Open MPI); both allow `#` comments.
+# This pattern matches `worker-1 slots=8` (DeepSpeed) and `node1 slots=2 max_slots=4` (Open MPI).
 _HOSTFILE_LINE = re.compile(r"[\w.@:-]+(?:[ \t]+max[_-]slots[ \t]*=[ \t]*\d+)?[ \t]+slots[ \t]*=[ \t]*\d+[ \t\w=.-]*")
 
 

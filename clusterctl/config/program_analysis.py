@@ -85,7 +85,7 @@ def _split_line(line: str) -> list[str]:
     try:
         return list(lexer)
     except ValueError:
-        # The quoted text continues in the next line.
+        # The line cannot be split exactly, because a quoted text continues in the next line.
         return line.split()
 
 

@@ -150,7 +150,7 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 def is_ipv6(text: str) -> bool:
     """Return whether `text` is an IPv6 address, with or without a scope (`fe80::1%eth0`)."""
-    # Imported here because most cluster files contain only names and need no ipaddress.
+    # This import is here because most cluster files contain only names and do not need `ipaddress`.
     import ipaddress
 
     address, percent, scope = text.partition("%")

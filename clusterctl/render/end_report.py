@@ -222,7 +222,7 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
             cause = messages.get(worker.rank)
             text = "" if cause is None else safe(cause.message)
             text = "" if text == describe_worker(worker) else text
-            # Messages about lost peers differ in ports and addresses, so these are not compared.
+            # Messages about lost peers differ in ports and addresses, so ports and addresses are not compared.
             key = (describe_worker(worker), _VARYING.sub("#", text))
             groups.setdefault(key, (text, []))[1].append(worker)
     lines = [

@@ -59,7 +59,7 @@ def _rows(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
 def _start_of(node: Mapping[str, Any]) -> tuple[int, bool, str]:
     """Return the number of a node's workers, whether this number is still unknown, and the workers' command."""
     workers = node["workers"]
-    # Without a configured interpreter, the node finds one.
+    # Without a configured Python, the node looks for a Python.
     command = shlex.join("python" if word is None else word for word in workers[0]["argv"])
     return len(workers), workers[0]["local_rank"] is None, command
 

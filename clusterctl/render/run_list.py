@@ -154,7 +154,7 @@ def _why_it_ended(state: RunState, *, short: bool) -> str:
         return f"after {plural(state.attempt, 'restart')}" if state.attempt > 0 else ""
     cause = find_final_cause(state)
     if cause is not None and cause.kind == "start_failed":
-        # The state column already says that nothing was started.
+        # Remove the end of the message, because the state column says that nothing was started.
         return cause.message.removesuffix("; nothing was started")
     if cause is not None:
         return describe_cause_briefly(cause) if short else describe_cause(cause, with_message=True)

@@ -320,7 +320,7 @@ def predict_unattended(
         return UnattendedRun(outlook=UnattendedOutlook.WAITS)
     if stop_after_s is None or fence_s is None:
         return UnattendedRun()
-    # The last sign is in the future if the head's clock was set back.
+    # The controller's last sign is in the future if the head's clock was set back.
     left = stop_after_s - max(0.0, silent_s)
     if left > 0:
         return UnattendedRun(outlook=UnattendedOutlook.WILL_STOP, stop_in_s=left, stop_after_s=stop_after_s)

@@ -151,7 +151,7 @@ def _folded(parts: list[_Part], ellipsis: str) -> Iterator[str]:
         if part.library:
             row.append(part)
             continue
-        # The last frame before the error remains.
+        # The last library frame before an error remains.
         kept = row[-1:] if part.library is None else []
         gone = row[: len(row) - len(kept)]
         if len(gone) == 1:

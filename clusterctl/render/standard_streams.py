@@ -66,7 +66,7 @@ def _open_closed_descriptors() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # `open` takes the lowest free number, which is this one.
+            # `open` takes the lowest free number, which is the number of this descriptor.
             os.open(os.devnull, os.O_RDWR)
 
 

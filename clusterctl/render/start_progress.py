@@ -200,7 +200,8 @@ class StartProgressView:
         terminal, width = self._terminal, self._terminal.width
         lines = [self._paint(progress, format_phase(progress, terminal.glyphs, width=width, spin=spin))]
         if progress.seconds >= 1.0:  # The awaited nodes of a quick phase are not shown.
-            # More lines than the window has would scroll, and scrolled lines cannot be erased.
+            # If there were more lines than the window has, the window would scroll, and scrolled lines cannot be
+            # erased.
             max_nodes = max(terminal.height - 3, SLOWEST) if self._name_all_nodes else SLOWEST
             lines += [
                 terminal.style(line, DIM) for line in list_awaited_nodes(progress, terminal.glyphs, width, max_nodes)

@@ -97,7 +97,7 @@ def command(
         program["stdin"] = given.decode("utf-8", "surrogateescape")
     base_programs = {host.name: build_program_arguments(spec, host.name) for host in hosts} if in_job else {}
     remote = RemoteCommand(program, seconds, parallel or len(hosts), console if stream else None, base_programs)
-    # A waiting line would mix with the lines that `--stream` shows at once.
+    # A line with the awaited nodes would mix with the output lines that `--stream` shows at once.
     tell = None if common.quiet or stream else console.err
     early_output = _EarlyOutput([host.name for host in hosts], remote, console, is_enabled=not (diff or as_json))
 

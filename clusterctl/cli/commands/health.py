@@ -118,7 +118,7 @@ def command(
         return show(_judge_recording(replay, checks, strict=strict))
     spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
     hosts = cluster_selection.select_spec_hosts(spec, nodes)
-    # Checks that compare nodes compare only the chosen nodes.
+    # With `--nodes`, the checks that compare nodes compare only the chosen nodes.
     spec = replace(spec, hosts=hosts)
     pause = parse_interval_option(watch, "--watch")
     _warn_of_local_programs(spec, hosts, console)

@@ -150,7 +150,7 @@ def _render_failure(run: RunDir, state: RunState, terminal: Terminal) -> list[st
     )
     verdict = load_verdict(run, state, live=False)
     if state.phase is RunPhase.CANCELLED and verdict.kind is ProblemKind.NONE and not state.remaining:
-        return []  # the user stopped a run without a problem
+        return []  # the user stopped a run that had no problem
     ended = render_end_report(state, terminal, context) if state.is_over else []
     return [*ended, "", *render_verdict(verdict, terminal)]
 

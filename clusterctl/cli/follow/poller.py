@@ -76,7 +76,7 @@ class RunPoller:
 
     def poll(self) -> RunSnapshot:
         """Read the new events of the run."""
-        # Find out before reading the files: if the controller ends in between, its last writes are still read.
+        # Check the controller before reading the files: if the controller then ends, its last writes are still read.
         attended = self._subscription.read_notifications() or self.run.is_attended
         new_controller_events, new_node_events = self._reader.refresh()
         return RunSnapshot(

@@ -150,9 +150,9 @@ _STEP_SCRIPT = (
     # When the task of a step ends, Slurm kills all processes of the step, also supervisor and workers. So the task
     # waits until no other process is left in the cgroup of the step. The task ignores the SIGTERM of scancel, so that
     # the supervisor can stop the run before Slurm's KillWait is over. The output stream of srun stays open until the
-    # step ends. So a last frame `{"ended":true}` tells the head that the agent has ended. The frame waits a second,
-    # because stderr has its own stream and must arrive first. A subshell writes the frame, because the write fails if
-    # the head has closed the stream.
+    # step ends. Therefore a last frame `{"ended":true}` tells the head that the agent has ended. The frame waits a
+    # second, because stderr has its own stream and must arrive first. A subshell writes the frame, because the write
+    # fails if the head has closed the stream.
     """trap '' TERM; /bin/sh; sleep 1; (printf '\\000\\000\\000\\016\\000{"ended":true}'); """
     "me=$(cat /proc/self/cgroup); others() { for c in /proc/[0-9]*/cgroup; do p=${c%/cgroup}; "
     'if [ "$p" != /proc/$$ ] && [ "$(cat "$c" 2>/dev/null)" = "$me" ] && '
@@ -226,5 +226,6 @@ def _parse_gpus(environ: Mapping[str, str]) -> int | None:
         return None
     if environ.get("SLURM_GPUS_ON_NODE", "").isdecimal():
         return int(environ["SLURM_GPUS_ON_NODE"])
-    # On a node, missing variables about GPUs mean no GPUs. In a shell of `salloc` they are always missing.
+    # On a node, Slurm sets all its variables, so missing variables about GPUs mean no GPUs. A shell of `salloc` has
+    # only few variables of Slurm.
     return 0 if "SLURMD_NODENAME" in environ and not environ.get("SLURM_JOB_GPUS") else None

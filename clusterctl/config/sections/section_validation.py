@@ -208,7 +208,7 @@ def _find_node(root: TreeNode, loc: tuple[int | str, ...]) -> tuple[TreeNode, Tr
     for part in loc:
         below = node.child(part)
         if below is None:
-            # A missing key belongs to the mapping at this point.
+            # The key is missing, so return the mapping that lacks the key.
             return node, node, tuple(inner)
         parent, node = node, below
         inner.append(part)

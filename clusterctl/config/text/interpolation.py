@@ -280,7 +280,7 @@ def _is_literal_key(path: KeyPath) -> bool:
         return False
     if path[:2] == ("hosts", "from"):
         return path[2:3] == ("command",)
-    # A text in the list of hosts is a host name; a text in the mapping of hosts is not.
+    # A text in a list of hosts is a host name, but a text in a mapping of hosts is not.
     return (
         len(path) == 1
         or (len(path) == 2 and isinstance(path[1], int))
