@@ -159,7 +159,7 @@ def _judge_checked_node(check: Check, node: CheckedNode) -> Sequence[Outcome]:
     judge = (
         check.judges_by_vendor.get(gpu_facts.find_gpu_vendor(node), check.node_judge) if check.gpu else check.node_judge
     )
-    return run_judge(judge, node) or [unknown("the facts say nothing about it")]
+    return run_judge(judge, node) or [unknown("the node reported nothing about this")]
 
 
 def _compare(cluster: CheckedCluster) -> Sequence[Outcome]:

@@ -167,7 +167,7 @@ class AttemptSeparators:
     Args:
         terminal: The terminal that shows the lines.
         attempt: The only attempt whose lines are shown; `None` shows all attempts.
-        first: Whether to begin with the separator of the first attempt, even if the first line is of a later attempt.
+        first: Whether to print the separator of the first attempt even if the selected output has no line of it.
     """
 
     def __init__(self, terminal: Terminal, *, attempt: int | None = None, first: bool = True) -> None:

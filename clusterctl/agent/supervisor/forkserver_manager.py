@@ -49,8 +49,8 @@ RANK_NAMES = (
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """This variable makes torch count GPUs through NVML. If a forkserver called the CUDA driver, no fork could use CUDA."""
 _ROOM_BYTES = 16384
-"""Bytes of memory that a forkserver reserves in its environment. A forked rank writes its own variables to this memory,
-so that /proc/PID/environ shows the variables.
+"""Bytes of padding in the environment of a forkserver. A forked rank writes its own variables to this memory, so that
+/proc/PID/environ shows them.
 """
 _PROBE = "import sys; sys.exit(f'{sys.executable} ignores PYTHONPATH')"
 """Python executes this code only if clusterctl's `sitecustomize`, which never returns, has not run."""

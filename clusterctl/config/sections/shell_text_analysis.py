@@ -486,7 +486,7 @@ def _list_expanded_too_early(text: str, commands: Sequence[Sequence[str]]) -> It
 
 
 def _list_inherited_names(text: str, others: Collection[str]) -> tuple[str, ...]:
-    """Return names in capitals that a text reads but cannot set, except `others`."""
+    """Return the variables in capitals that a shell text uses and nowhere sets, without the names in `others`."""
     if _SETS_UNKNOWN_NAMES.search(text):
         return ()
     quoting = classify_quoting(text)

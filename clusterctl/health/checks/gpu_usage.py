@@ -103,7 +103,7 @@ def check_idle_gpus(gpu: gpu_facts.GpuValue) -> Outcome | None:
 def check_leftover_processes(node: CheckedNode) -> Iterator[Outcome]:
     """No process of an earlier run is alive.
 
-    Source: marks of runs in the environment of this user's processes
+    Source: the environment of this user's processes, in which each run sets a variable that identifies the run
     Healthy: no process of a run that has ended
     """
     live, strange = node.controller.get("live_runs"), node.controller.get("strange_runs") or ()
