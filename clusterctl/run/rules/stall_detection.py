@@ -58,6 +58,7 @@ class RankObservation:
     busy_at: float | None = None
     computing_since: float | None = None
     computing_at: float | None = None
+    cpu_bound_since: float | None = None
     phase: tuple[str, float, float] | None = None
     has_framework: bool = False
     backend: str | None = None
@@ -84,13 +85,15 @@ def update_rank_observation(
     status: WorkerStatusSample = activity.get("inside") or {}
     transfers = [moved for moved in (activity.get("read"), activity.get("written")) if moved is not None]
     cpu_s, starved_s = activity.get("cpu_s") or 0.0, activity.get("starved_s") or 0.0
-    busy_at = before.busy_at if before else None
+    busy_at, cpu_bound_since = before.busy_at if before else None, None
     if before is not None:
         # The rank computed, or waited for a CPU.
         seconds, spent = sample["m"] - before.sampled_at, cpu_s - before.cpu_s
         starved = starved_s - before.starved_s
         if spent >= BUSY_CORES * seconds or spent + starved >= RUNNABLE_SHARE * seconds:
             busy_at = now
+        if spent + starved >= RUNNABLE_SHARE * seconds:
+            cpu_bound_since = before.cpu_bound_since or before.seen_at
     progress_at = before.progress_at if before else None
     progress_marker = (status.get("pid"), status.get("beats"), status.get("seq")) if status else None
     age = status.get("progress_age_s")
@@ -121,6 +124,7 @@ def update_rank_observation(
         busy_at=busy_at,
         computing_since=computing_since,
         computing_at=computing_at,
+        cpu_bound_since=cpu_bound_since,
         phase=None if phase is None else (str(phase["name"]), now - phase["age_s"], float(phase["limit_s"])),
         has_framework=bool(status.get("frameworks")),
         backend=status.get("backend"),
@@ -411,7 +415,7 @@ def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tup
     limit = max([limit, *(phase[2] for phase in phases)])
     since = view_time - active_at
     if any(view.is_in_collective for view in live):
-        if any(_is_computing(view) for view in live):
+        if any(_is_cpu_bound(view) for view in live):
             longer = BUSY_FACTOR * max(limit, limits.timeout or 0.0)
             limit = max(limit, min(longer, find_busy_limit_s(watch, limits)))
         # A change of watched files shows that a rank saves a checkpoint and does not only retry.
@@ -419,17 +423,17 @@ def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tup
     else:
         idle_s, patience = view_time - progressed_at, max(top, _default_max_limit_s(watch))
         patience = patience if has_started else float("inf")
-    if idle_s >= max(limit, patience):
+    if since < limit and idle_s >= max(limit, patience):
         since, limit = idle_s, max(limit, patience)
     names = sorted({f"`{phase[0]}`" for phase in phases})
     during = f" in phase {', '.join(names)}" if names else ""
     return max(0.0, since), limit, f"{reason}{during}"
 
 
-def _is_computing(view: RankObservation) -> bool:
-    """Return whether a rank has just computed outside of collectives, in which a waiting rank may use a CPU, too."""
-    moments = [moment for moment in (view.busy_at, view.computing_at) if moment is not None]
-    return not view.is_in_collective and bool(moments) and view.seen_at - max(moments) < FRESH_FOR_S
+def _is_cpu_bound(observation: RankObservation) -> bool:
+    """Return whether a rank outside of collectives has computed for some time. Other ranks may wait for its result."""
+    since = observation.cpu_bound_since
+    return not observation.is_in_collective and since is not None and observation.seen_at - since >= FRESH_FOR_S
 
 
 def _record_suspicion(watch: StallWatch, suspected: bool, view_time: float, limit: float) -> StallWatch:

@@ -117,6 +117,12 @@ def test_a_rank_that_waits_with_others_and_spins_there_gets_no_longer_limit():
     assert watch(ranks, FREEZE + 60, gpus=True).confirmed is not None
 
 
+def test_a_silent_stall_keeps_the_limit_by_which_it_was_suspected():
+    seen = watch(two(**STILL), FREEZE + 120, SHORT)
+    assert seen.suspected <= FREEZE + 15
+    assert seen.last.limit_s == 10.0
+
+
 def test_signs_of_life_before_the_first_step_do_not_hide_ranks_that_wait_longer_than_the_start_may_take():
     ranks = two(seq=lambda t: (1, 0))
     ranks[1] = Rank(output=int, node="b")
