@@ -46,7 +46,7 @@ def run(head: LocalHead) -> str:
         screen.press("d")
 
         assert screen.wait() == 0
-        assert "goes on" in screen.shown
+        assert "continues" in screen.shown
     (found,) = head.json("ps")
     assert (found["state"], found["attended"]) == ("running", True)
     return str(found["run"])
