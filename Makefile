@@ -16,7 +16,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-JOBS ?= 3
+JOBS ?= 4
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 CONTROL_ROUNDS ?= 20
