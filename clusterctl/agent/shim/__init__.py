@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from . import rank_claim
+from . import import_hooks, rank_claim
 from .progress_counters import ProgressCounters
 
 TYPE_CHECKING = False
@@ -43,7 +43,6 @@ def start_shim(status_dir: str, rank: int) -> None:
         ExitRecorder(status_dir, rank, rank_claim.read_start_ticks("self") or 0).start()
         return
     start_time = rank_claim.claim_rank(status_dir, rank)
-    from . import import_hooks
     from .child_failure_recorder import ChildFailureRecorder
     from .exit_and_peer_recorders import ExitRecorder, ExitWatcher, PeerRecorder, record_error_for_torchrun
 
@@ -76,7 +75,6 @@ def _activate(
     # These imports are not at the top, because many Python processes of a worker are not the rank and do not need them.
     import atexit
 
-    from . import import_hooks
     from .exit_and_peer_recorders import SignalRecorder
     from .stack_dumper import StackDumper
     from .status_writer import StatusWriter
