@@ -240,7 +240,8 @@ def test_a_process_that_failed_below_a_python_that_ended_with_0_is_told(
 def test_the_groups_of_workers_are_told(node: Node) -> None:
     script = (
         "import os\nfor rank in (0, 1):\n"
-        "    open(os.environ['CLUSTERCTL_STATUS_DIR'] + f'/rank-{rank}.group.json', 'w').write(f'[{rank}, 2]')\n"
+        "    open(os.environ['CLUSTERCTL_STATUS_DIR'] + f'/rank-{rank}.group.json', 'w').write("
+        'f\'{{"address": null, "world_size": 2, "rank": {rank}, "is_joined": true}}\')\n'
     )
     talk = node.launch([sys.executable, "-c", script])
     talk.wait_for("swept")

@@ -18,7 +18,7 @@ Files in the status directory (a 0700 directory on tmpfs, one per run, node and 
     rank-R.signal.json  the last SIGTERM or SIGINT that the rank has handled; see `agent.shim.exit_and_peer_recorders`
     rank-R.child.json   the first failed child process or future: pid, message; see `shim.child_failure_recorder`
     rank-R.system       exists once the rank has run a script by `os.system`
-    rank-R.group.json   rank and size of the default process group
+    rank-R.group.json   the default process group: address of its store, world_size, rank, is_joined
     rank-R.python       exists once any Python has started in the rank
     wants-python        exists if the command of the workers names a Python
     hides-python        exists if the command replaces PYTHONPATH, so a Python may have no shim

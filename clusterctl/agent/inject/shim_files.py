@@ -190,10 +190,23 @@ def read_process_group_sizes(status_dir: str) -> dict[int, int]:
     """Return the size of the default process group, by rank, for each rank of this node that has joined its group."""
     sizes: dict[int, int] = {}
     for path in glob.glob(os.path.join(glob.escape(status_dir), "rank-*.group.json"))[:_MAX_RANKS]:
-        rank, size = _read_json_file(path, lambda value: (int(value[0]), int(value[1]))) or (0, 0)
-        if 0 <= rank < size < 10**_RANK_DIGITS:
-            sizes[rank] = size
+        setup = _read_json_file(path, lambda value: _parse_setup(value) if value["is_joined"] else None)
+        if setup is not None:
+            sizes[setup["rank"]] = setup["world_size"]
     return sizes
+
+
+def read_group_setup(status_dir: str, rank: int) -> GroupSetup | None:
+    """Return the values with which a rank sets up its default process group; `None` before the setup."""
+    return _read_rank_file(status_dir, rank, "group", _parse_setup)
+
+
+def _parse_setup(value: Any) -> GroupSetup | None:
+    address = None if value["address"] is None else str(value["address"])[:_MAX_NAME_LENGTH]
+    world_size, rank = int(value["world_size"]), int(value["rank"])
+    if not 0 <= rank < world_size < 10**_RANK_DIGITS:
+        return None
+    return {"address": address, "world_size": world_size, "rank": rank}
 
 
 def read_swallowed_failure(status_dir: str, rank: int, leader_pid: int) -> tuple[WorkerError | None, int | None]:
@@ -269,16 +282,6 @@ def read_failed_child(status_dir: str, rank: int, *, has_failed: bool) -> ChildF
 
     child = _read_rank_file(status_dir, rank, "child", parse)
     return child or (_read_rank_file(status_dir, rank, "python", parse) if has_failed else None)
-
-
-def read_group_setup(status_dir: str, rank: int) -> GroupSetup | None:
-    """Return the values with which a rank sets up its default process group; `None` before the setup."""
-
-    def parse(value: Any) -> GroupSetup:
-        address = None if value["address"] is None else str(value["address"])[:_MAX_NAME_LENGTH]
-        return {"address": address, "world_size": int(value["world_size"]), "rank": int(value["rank"])}
-
-    return _read_rank_file(status_dir, rank, "setup", parse)
 
 
 def read_flight_record(status_dir: str, rank: int) -> list[FlightRecorderEntry] | None:

@@ -33,8 +33,8 @@ class CollectiveCounters:
         seq: The last enqueued and the last completed collective of each process group, by group id.
         backend: The backends of the default group, such as `gloo` or `cpu:gloo,cuda:nccl`.
         timeout_s: The time limit of the default group in seconds.
-        setup: The address of the store, the world size and the rank with which this process creates the default group.
-        group_rank: The rank of this process in the default group, and the size of this group.
+        setup: The default group: `address` of its store (`None` if unknown), `world_size`, `rank` of this process, and
+            `is_joined` as soon as the group exists. `None` before this process creates the group.
         looks: The number of readings since the creation of the default group.
         held: The number of these readings in which the newest collective of the default group was running.
     """
@@ -43,7 +43,6 @@ class CollectiveCounters:
         self.seq: dict[str, tuple[int, int]] = {}
         self.backend: str | None = None
         self.timeout_s: float | None = None
-        self.group_rank: tuple[int, int] | None = None
         self.looks = self.held = 0
         self.setup: dict[str, Any] | None = None
         self._group: Any = None
@@ -62,8 +61,8 @@ class CollectiveCounters:
         if group is not self._group:
             self._group = group
             self.backend, self.timeout_s = _read_group_settings(group)
-            self.group_rank = (int(group.rank()), int(group.size()))
-            self.setup = {"address": None, "world_size": self.group_rank[1], "rank": self.group_rank[0]}
+            address = (self.setup or {}).get("address")
+            self.setup = _make_setup(address, int(group.size()), int(group.rank()), is_joined=True)
         seq = _read_sequence_numbers()
         moved = seq != self.seq
         self.seq = seq
@@ -135,8 +134,12 @@ def _read_setup() -> dict[str, Any] | None:
             port = values.get("port", values.get("master_port"))
             if host is None and values.get("init_method") in (None, "env://"):
                 host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-            return {"address": f"{host}:{port}" if host and port else None, "world_size": world_size, "rank": rank}
+            return _make_setup(f"{host}:{port}" if host and port else None, world_size, rank, is_joined=False)
     return None
+
+
+def _make_setup(address: str | None, world_size: int, rank: int, *, is_joined: bool) -> dict[str, Any]:
+    return {"address": address, "world_size": world_size, "rank": rank, "is_joined": is_joined}
 
 
 def _list_torch_calls(variables: Collection[str]) -> Iterator[tuple[Any, dict[str, Any]]]:

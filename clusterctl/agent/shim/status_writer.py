@@ -168,14 +168,12 @@ class StatusWriter:
             from .collective_counters import CollectiveCounters
 
             self._collectives = CollectiveCounters()
-        before, setup_before = self._collectives.group_rank, self._collectives.setup
+        before = self._collectives.setup
         if self._collectives.update():
             self._counters.progress_time = monotonic()
-        if self._collectives.group_rank not in (None, before):
-            replace_file(self._path.replace(".status.", ".group."), encode_json(self._collectives.group_rank))
         setup = self._collectives.setup
-        if setup is not None and setup != setup_before:
-            replace_file(self._path.replace(".status.", ".setup."), encode_json(setup))
+        if setup is not None and setup != before:
+            replace_file(self._path.replace(".status.", ".group."), encode_json(setup))
         entries = self._collectives.read_flight_record()
         if entries is not None:
             record = {"pid": self._pid, "start_time": self._start_time, "time": monotonic(), "entries": entries}

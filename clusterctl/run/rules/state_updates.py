@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from typing_extensions import assert_never
 
@@ -16,7 +17,6 @@ from clusterctl.run.rules.failure_causes import (
     find_cause_in_output,
     find_swallowed_exception,
 )
-from clusterctl.run.rules.fast_dataclass_replace import replace
 from clusterctl.run.rules.state import (
     EarlierAttempt,
     MutableNodes,

@@ -175,6 +175,21 @@ def test_a_helper_that_imports_a_framework_does_not_take_over_from_a_script_that
     assert worker.said()["pid"] == worker.pid
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_of_multiprocessing_does_not_take_over_from_the_script_that_started_it(bench, until, method):
+    script = bench.tmp_path / "main.py"
+    script.write_text(
+        "import multiprocessing, time\n"
+        "def work(): import torch; print('up', flush=True); time.sleep(100)\n"
+        "if __name__ == '__main__':\n"
+        f"    multiprocessing.get_context({method!r}).Process(target=work).start()\n"
+    )
+    worker = bench.start(argv=[sys.executable, str(script)])
+    worker.prints("up")
+    until(lambda: worker.said()["main_time"])
+    assert worker.said()["pid"] == worker.pid
+
+
 def test_a_process_without_a_rank_claims_nothing_and_its_children_do(bench, until):
     # As torchrun: its own process has no RANK, its workers have.
     launcher = (
