@@ -310,30 +310,36 @@ def _judge_setups(hang: HangAnalysis) -> Verdict | None:
         return None
     sizes = {rank: f"world size {setup['world_size']}" for rank, setup in setups.items()}
     stores = {rank: f"the store at {address}" for rank, setup in setups.items() if (address := setup["address"])}
-    values, own = (sizes, f"world size {len(hang.evidence.ranks)}") if len(set(sizes.values())) > 1 else (stores, "")
-    counted = Counter(values.values()).most_common()
-    if len(counted) > 1:
-        most = own if counted[0][1] == counted[1][1] else counted[0][0]
-        odd = [rank for rank, value in values.items() if value != most]
-        others = f", the others with {most}" if len(odd) < len(values) else ""
-        return hang.build_verdict(
-            Fault.MISMATCH,
-            Confidence.LIKELY if others else Confidence.AMBIGUOUS,
-            f"ranks set up the process group with different values: {hang.describe(odd)} with "
-            f"{' and '.join(sorted({values[rank] for rank in odd}))}{others}",
-            odd,
-            lambda rank: f"it uses {values[rank]}",
-        )
+    if len(set(sizes.values())) > 1:
+        return _judge_differing_values(hang, sizes, f"world size {len(hang.evidence.ranks)}")
+    if len(set(stores.values())) > 1:
+        return _judge_differing_values(hang, stores, "")
     counts = Counter(setup["rank"] for setup in setups.values())
-    twice = [rank for rank, setup in setups.items() if counts[setup["rank"]] > 1 and setup["rank"] != rank]
-    if not twice or len(twice) > len(setups) // 2:
+    wrong = [rank for rank, setup in setups.items() if counts[setup["rank"]] > 1 and setup["rank"] != rank]
+    if not wrong or len(wrong) > len(setups) // 2:
         return None
     return hang.build_verdict(
         Fault.MISMATCH,
         Confidence.LIKELY,
-        f"{hang.describe(twice)} set up the process group as rank {setups[twice[0]]['rank']}, as another rank does",
-        twice,
+        f"{hang.describe(wrong)} set up the process group as rank {setups[wrong[0]]['rank']}, as another rank does",
+        wrong,
         lambda rank: f"it joins as rank {setups[rank]['rank']}",
+    )
+
+
+def _judge_differing_values(hang: HangAnalysis, values: Mapping[int, str], planned: str) -> Verdict:
+    """Judge ranks whose value differs from the most frequent one. If two are equally frequent, `planned` is right."""
+    counted = Counter(values.values()).most_common()
+    right = planned if counted[0][1] == counted[1][1] else counted[0][0]
+    wrong = [rank for rank, value in values.items() if value != right]
+    others = f", the others with {right}" if len(wrong) < len(values) else ""
+    return hang.build_verdict(
+        Fault.MISMATCH,
+        Confidence.LIKELY if others else Confidence.AMBIGUOUS,
+        f"ranks set up the process group with different values: {hang.describe(wrong)} with "
+        f"{' and '.join(sorted({values[rank] for rank in wrong}))}{others}",
+        wrong,
+        lambda rank: f"it uses {values[rank]}",
     )
 
 
@@ -345,13 +351,12 @@ def _judge_mismatches(hang: HangAnalysis) -> Verdict | None:
     names = {rank: name for name, ranks in first.ranks_by_operation.items() for rank in ranks}
     begun = ", ".join(f"{format_ranks(ranks)} {name}" for name, ranks in first.ranks_by_operation.items())
     odd = first.contradicted or first.minority_ranks
+    confidence = Confidence.LIKELY if odd else Confidence.AMBIGUOUS
+    if len(odd) == 1 and odd == first.minority_ranks:
+        confidence = Confidence.CERTAIN
     return hang.build_verdict(
         Fault.MISMATCH,
-        Confidence.CERTAIN
-        if len(odd) == 1 and odd == first.minority_ranks
-        else Confidence.LIKELY
-        if odd
-        else Confidence.AMBIGUOUS,
+        confidence,
         f"ranks have begun different collectives as number {first.number}: {begun}",
         odd or names,
         lambda rank: f"began {names[rank]}",

@@ -106,7 +106,7 @@ def update_rank_observation(
         computing_at = now if now - computing_since >= FRESH_FOR_S else computing_at
     phase, sequences = status.get("phase"), (status.get("seq") or {}).values()
     printed_steps, printed_step = activity.get("printed_steps") or (0, None)
-    if before is not None and before.printed_step not in (None, printed_step) and not status.get("beats"):
+    if before is not None and printed_step not in (None, before.printed_step) and not status.get("beats"):
         progress_at = now
     return RankObservation(
         node=node,
@@ -398,36 +398,38 @@ def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tup
     active_at = max(progressed_at, watch.activity_at or progressed_at)
     live = list(watch.live_ranks.values())
     phases = [view.phase for view in live if view.phase is not None]
-    top, reason = find_max_stall_limit_s(watch, limits), "no progress"
-    interval_limit = INTERVAL_FACTOR * max(watch.intervals, default=0.0)
-    if has_started := _has_started(watch):
-        limit = min(max(interval_limit, MIN_LIMIT_S), top)
-    elif (seen := _describe_indirect_start(watch)) is not None:
-        limit, reason = min(max(interval_limit, INDIRECT_LIMIT_S), top), f"{seen}, then none"
-    elif (
-        watch.activity_at is not None and watch.advances == 0 and not any(v.has_framework for v in watch.ranks.values())
-    ):
-        limit, reason = top, "no activity"  # without a framework no steps are visible
-    else:
-        limit = limits.startup_timeout
-        if not watch.advances:
-            reason = "no first step" if watch.activity_at is None else _NO_STEP_REPORTED
+    limit, reason = _choose_limit(watch, limits)
     limit = max([limit, *(phase[2] for phase in phases)])
-    since = view_time - active_at
-    if any(view.is_in_collective for view in live):
-        if any(_is_cpu_bound(view) for view in live):
-            longer = BUSY_FACTOR * max(limit, limits.timeout or 0.0)
-            limit = max(limit, min(longer, find_busy_limit_s(watch, limits)))
-        # A change of watched files shows that a rank saves a checkpoint and does not only retry.
-        idle_s, patience = view_time - max(progressed_at, watch.watched_at or 0.0), find_busy_limit_s(watch, limits)
-    else:
-        idle_s, patience = view_time - progressed_at, max(top, _default_max_limit_s(watch))
-        patience = patience if has_started else float("inf")
-    if since < limit and idle_s >= max(limit, patience):
-        since, limit = idle_s, max(limit, patience)
     names = sorted({f"`{phase[0]}`" for phase in phases})
-    during = f" in phase {', '.join(names)}" if names else ""
-    return max(0.0, since), limit, f"{reason}{during}"
+    reason += f" in phase {', '.join(names)}" if names else ""
+    since, stuck_at, longest = view_time - active_at, progressed_at, float("inf")
+    if any(view.is_in_collective for view in live):
+        longest = find_busy_limit_s(watch, limits)
+        # A change of watched files shows that a rank saves a checkpoint and does not only retry.
+        stuck_at = max(progressed_at, watch.watched_at or progressed_at)
+        if any(_is_cpu_bound(view) for view in live):
+            limit = max(limit, min(BUSY_FACTOR * max(limit, limits.timeout or 0.0), longest))
+    elif _has_started(watch):
+        longest = max(find_max_stall_limit_s(watch, limits), _default_max_limit_s(watch))
+    if since < limit and view_time - stuck_at >= max(limit, longest):
+        since, limit = view_time - stuck_at, max(limit, longest)
+    return max(0.0, since), limit, reason
+
+
+def _choose_limit(watch: StallWatch, limits: StallSpec) -> tuple[float, str]:
+    """Return the limit of the time without progress and activity, and a text about the missing progress."""
+    top = find_max_stall_limit_s(watch, limits)
+    interval_limit = INTERVAL_FACTOR * max(watch.intervals, default=0.0)
+    if _has_started(watch):
+        return min(max(interval_limit, MIN_LIMIT_S), top), "no progress"
+    if (sign := _describe_indirect_start(watch)) is not None:
+        return min(max(interval_limit, INDIRECT_LIMIT_S), top), f"{sign}, then none"
+    has_framework = any(view.has_framework for view in watch.ranks.values())
+    if watch.activity_at is not None and watch.advances == 0 and not has_framework:
+        return top, "no activity"  # without a framework no steps are visible
+    if watch.advances:
+        return limits.startup_timeout, "no progress"
+    return limits.startup_timeout, "no first step" if watch.activity_at is None else _NO_STEP_REPORTED
 
 
 def _is_cpu_bound(observation: RankObservation) -> bool:

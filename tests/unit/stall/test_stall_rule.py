@@ -175,6 +175,12 @@ def test_numbered_lines_of_several_ranks_end_the_start():
     assert seen.last.reason == "40 printed steps, then none"
 
 
+def test_the_first_printed_step_is_progress_and_an_output_without_steps_is_none():
+    ranks = two(printed=lambda t: (1, 7.0) if 50 <= t < 80 else None)
+    assert 20 <= watch(ranks, 72).last.last_progress_s <= 24
+    assert 48 <= watch(ranks, 100).last.last_progress_s <= 52
+
+
 def test_numbered_lines_of_one_rank_among_several_do_not():
     ranks = two()
     ranks[0].printed = printing(0.05, 2.0)
