@@ -51,7 +51,11 @@ def test_steps_and_collectives_of_ddp_are_counted_and_its_stacks_tell_who_waits(
     assert {each["backend"] for each in said} == {"gloo"}
     assert {each["timeout_s"] for each in said} == {1800.0}
     assert [each["degraded"] for each in said] == [{}, {}]
-    assert [worker.said("group") for worker in workers] == [[0, 2], [1, 2]]
+    groups = [worker.said("group") for worker in workers]
+    assert [(group["rank"], group["world_size"], group["is_joined"]) for group in groups] == [
+        (0, 2, True),
+        (1, 2, True),
+    ]
     # Rank 0 has begun one collective more than rank 1 will ever join.
     until(lambda: workers[0].said()["seq"]["0"][0] == workers[1].said()["seq"]["0"][0] + 1)
     found = evidence_collector.collect_evidence(
