@@ -7,23 +7,22 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.config.host_ranges import fold_hosts, group_names_by_value
 from clusterctl.config.spec import ClusterSpec, HostSpec
-from clusterctl.errors import NodeRefusedError, NotFoundError, RefusedError
+from clusterctl.errors import ClusterctlError, NodeRefusedError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes import uploads
+from clusterctl.run.nodes.distribution import send_files
 from clusterctl.run.nodes.downloads import FetchOptions, pull_files
 from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.session.node_session import Session
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
-
-T = TypeVar("T")
 
 FetchedFiles = dict[str, tuple[list[str], int]]
 """For each requested path, the files and their total size in bytes."""
@@ -82,18 +81,13 @@ def copy_to_nodes(transfer: TransferSettings, sources: Sequence[str], hosts: Seq
     with open_all_sessions(transfer.spec, hosts, progress=None if transfer.quiet else transfer.console.err) as sessions:
         counter = _ProgressCounter(transfer, load.size_bytes * len(sessions))
 
-        def transfer_files(node: str, session: Session) -> uploads.UploadResult:
-            with_node = uploads.Destination(transfer.get_base_folder(node), target, inside)
-            return uploads.copy_files(session, with_node, load, counter)
-
-        sent, errors = call_all(
-            sessions, lambda node, session: _name_node_in_refusal(node, lambda: transfer_files(node, session))
-        )
+        places = {node: uploads.Destination(transfer.get_base_folder(node), target, inside) for node in sessions}
+        sent, errors = send_files(sessions, places, load, lambda _node, count: counter(count))
     what = plural(len(load.entries), "file")
     _print_results(
         transfer, {n: f"{s.files} of {what} sent, {format_size(s.bytes)} {{to}} {s.place}" for n, s in sent.items()}
     )
-    raise_first(errors)
+    raise_first({node: _name_node_in_refusal(node, error) for node, error in errors.items()})
 
 
 def copy_from_nodes(transfer: TransferSettings, sources: Sequence[tuple[Sequence[HostSpec], str]], target: str) -> None:
@@ -130,16 +124,14 @@ def copy_from_nodes(transfer: TransferSettings, sources: Sequence[tuple[Sequence
     with open_all_sessions(
         transfer.spec, list(hosts.values()), progress=None if transfer.quiet else transfer.console.err
     ) as sessions:
-        got, errors = call_all(
-            sessions, lambda node, session: _name_node_in_refusal(node, lambda: transfer_files(node, session))
-        )
+        got, errors = call_all(sessions, transfer_files)
     some = {node: found for node, found in got.items() if any(names for names, _ in found.values())}
     if ours and here.is_dir():
         _exclude_from_sync(here, has_files=bool(some))
     _print_results(
         transfer, {node: _format_fetched(found, here / "NODE" if several else here) for node, found in some.items()}
     )
-    raise_first(errors)
+    raise_first({node: _name_node_in_refusal(node, error) for node, error in errors.items()})
     _raise_if_missing(got)
 
 
@@ -202,14 +194,11 @@ def _print_results(transfer: TransferSettings, texts: Mapping[str, str]) -> None
     transfer.console.write_stderr(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in alike.items()))
 
 
-def _name_node_in_refusal(node: str, call: Callable[[], T]) -> T:
-    """Call a function. Move the node's name out of an error's text, so that equal errors of nodes share a line."""
-    try:
-        return call()
-    except RefusedError as error:
-        if not str(error).startswith(f"{node}: "):
-            raise
-        raise NodeRefusedError(node, str(error).removeprefix(f"{node}: "), hint=error.hint) from error
+def _name_node_in_refusal(node: str, error: ClusterctlError) -> ClusterctlError:
+    """Move the node's name out of a refusal's text, so that equal errors of nodes share a line."""
+    if not isinstance(error, RefusedError) or not str(error).startswith(f"{node}: "):
+        return error
+    return NodeRefusedError(node, str(error).removeprefix(f"{node}: "), hint=error.hint)
 
 
 def _raise_if_missing(got: Mapping[str, FetchedFiles]) -> None:
