@@ -82,7 +82,7 @@ def copy_to_nodes(transfer: TransferSettings, sources: Sequence[str], hosts: Seq
         counter = _ProgressCounter(transfer, load.size_bytes * len(sessions))
 
         places = {node: uploads.Destination(transfer.get_base_folder(node), target, inside) for node in sessions}
-        sent, errors = send_files(sessions, places, load, lambda _node, count: counter(count))
+        sent, errors = send_files(transfer.spec, sessions, places, load, lambda _node, count: counter(count))
     what = plural(len(load.entries), "file")
     _print_results(
         transfer, {n: f"{s.files} of {what} sent, {format_size(s.bytes)} {{to}} {s.place}" for n, s in sent.items()}
