@@ -29,8 +29,8 @@ from clusterctl.session.controller_inbox import (
     SessionLost,
     StreamReceived,
 )
-from clusterctl.session.node_requests import StaleEpochError
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import StaleEpochError
 from clusterctl.transport.agent_archive import AgentArchive, pack_files
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record import sample_files, state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunState
-from clusterctl.session.node_requests import PROBE
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import PROBE
 
 _PROBE_DEADLINE_S = 4.0
 _PROBE_MARGIN_S = 10.0

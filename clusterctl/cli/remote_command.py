@@ -18,8 +18,8 @@ from clusterctl.agent.protocol.command_payload_types import ExecAnswer
 from clusterctl.agent.protocol.frames import StreamData
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError, RefusedError
 from clusterctl.render.exec_output import CommandResult, make_command_result, sanitize_output
-from clusterctl.session.node_requests import EXEC
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import EXEC
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console

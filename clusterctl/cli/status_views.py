@@ -21,7 +21,7 @@ from clusterctl.run.record.saved_verdict import read_evidence
 from clusterctl.run.rules import rank_timing, stack_dump_parser
 from clusterctl.run.rules.rank_timing import WAIT_FIELDS
 from clusterctl.run.rules.state import RunPhase, RunState
-from clusterctl.validation.samples import RankFields
+from clusterctl.validation.node_samples import RankFields
 from clusterctl.why import slowness
 from clusterctl.why.slowness import LONG_WAIT_S, find_stragglers
 

@@ -10,7 +10,7 @@ from jinja2 import Environment
 
 from clusterctl.health.checks.xid import CATALOGUE, XidCategory
 from clusterctl.health.findings import VENDORS
-from clusterctl.health.gpu_errors import ERROR_MEANINGS, NVML_NAMES, READINGS
+from clusterctl.health.gpu_library_errors import ERROR_MEANINGS, NVML_NAMES, READINGS
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.settings import EXPECT_KEYS
 

@@ -12,7 +12,7 @@ from clusterctl.formatting import plural
 from clusterctl.render.console import BOLD, Terminal, safe
 from clusterctl.render.line_wrapping import count_columns, wrap_line
 from clusterctl.render.table import GAP, Cell, Column, render_table
-from clusterctl.run.record.run_properties import RunProperties, Topic
+from clusterctl.run.record.diff_properties import RunProperties, Topic
 
 _MOST_ROWS = 24
 """The largest number of rows of a section in the table; `--json` has all rows."""

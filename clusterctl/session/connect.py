@@ -15,14 +15,14 @@ from clusterctl.agent.protocol.command_messages import PROTOCOL_VERSION
 from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefusedError, RefusedError
 from clusterctl.session.controller_inbox import InboxItemQueue
-from clusterctl.session.node_requests import HELLO
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import HELLO
 from clusterctl.transport.agent_archive import AgentArchive, load_agent_archive
 from clusterctl.transport.bootstrap import Preamble, start_agent
+from clusterctl.transport.fallback_to_openssh import FallbackTransport
 from clusterctl.transport.interfaces import Channel, Transport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.openssh_fallback import FallbackTransport
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 E = TypeVar("E", bound=ClusterctlError)

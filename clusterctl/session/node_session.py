@@ -46,7 +46,7 @@ from clusterctl.session.controller_inbox import (
     StreamReceived,
 )
 from clusterctl.session.heartbeat import HEARTBEAT_TIMER, ClockOffsetMeter
-from clusterctl.session.node_requests import REQUESTS, ProtocolError, convert_error_answer
+from clusterctl.session.request_definitions import REQUESTS, ProtocolError, convert_error_answer
 from clusterctl.session.sender import Sender
 from clusterctl.transport.bootstrap import Preamble
 from clusterctl.transport.interfaces import Channel
@@ -192,7 +192,7 @@ class Session:
         return time.monotonic() - self._last_received_s
 
     def call(self, command: Command, arguments: Any = None, *, timeout: float | None = None) -> Any:
-        """Send a request and wait for the answer. `node_requests.Request.call` does the same with types.
+        """Send a request and wait for the answer. `request_definitions.Request.call` does the same with types.
 
         Args:
             command: The command.

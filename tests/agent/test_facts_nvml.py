@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.facts import gpu_reading_base as agent_answers
-from clusterctl.health import gpu_errors
+from clusterctl.health import gpu_library_errors
 from clusterctl.health.findings import Finding, Status
 from clusterctl.health.judge import judge_node, verdict
 from clusterctl.health.settings import HealthSettings, NodeDeclaration
@@ -324,11 +324,11 @@ WORDS = {
 
 def test_every_word_for_an_answer_has_a_meaning_for_the_judges() -> None:
     known = {
-        *gpu_errors.ERROR_MEANINGS,
-        gpu_errors.UNSUPPORTED,
-        gpu_errors.DENIED,
-        gpu_errors.CORRUPTED,
-        gpu_errors.FAILED,
+        *gpu_library_errors.ERROR_MEANINGS,
+        gpu_library_errors.UNSUPPORTED,
+        gpu_library_errors.DENIED,
+        gpu_library_errors.CORRUPTED,
+        gpu_library_errors.FAILED,
     }
     of_nvml = {agent_answers.NVML_ERROR_NAMES.get(code, agent_answers.FAILED) for code in range(1000)}
     assert set(WORDS.values()) | {"failed"} == of_nvml

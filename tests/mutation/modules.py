@@ -82,7 +82,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         f"{_NODE}full_disk.py",
     ),
     **dict.fromkeys(
-        ("agent/supervisor/worker_outputs",),
+        ("agent/supervisor/worker_output_files",),
         (
             f"{_AGENT}/test_outputs.py",
             _AGENT,

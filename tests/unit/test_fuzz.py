@@ -37,10 +37,10 @@ from clusterctl.run.rules.health_observer import HealthObserver
 from clusterctl.run.rules.stall_detection import StallObserver
 from clusterctl.run.rules.state import RunState
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
-from clusterctl.session.node_requests import REQUESTS
+from clusterctl.session.request_definitions import REQUESTS
 from clusterctl.transport.bootstrap import PreambleParser
 from clusterctl.transport.ssh import known_hosts, ssh_options
-from clusterctl.validation import journal_lines, message_validators, samples, session_quota
+from clusterctl.validation import journal_lines, message_validators, node_samples, session_quota
 from clusterctl.validation.derived_validators import derive_object_validator
 from tests.unit.config.conftest import _parse as parse_config
 from tests.unit.config.hostile import PIECES
@@ -235,7 +235,7 @@ SPEC = ClusterSpec(name="r", path="c.yaml", hosts=(HostSpec(name="n", host="h"),
 
 
 def sampled(values: list[Any]) -> None:
-    lines = samples.SampleLineSplitter().split("n", b"".join(line_of(value) + b"\n" for value in values))
+    lines = node_samples.SampleLineSplitter().split("n", b"".join(line_of(value) + b"\n" for value in values))
     stall, health = StallObserver(0, [0], StallSpec(), 0.0), HealthObserver(SPEC)
     stall.add_sample_lines("n", lines, 1.0)
     stall.list_new_warnings(stall.judge(2.0), 2.0)
@@ -244,7 +244,7 @@ def sampled(values: list[Any]) -> None:
     health.add_sample_lines("n", lines, 1.0)
     health.find_silent_nodes(["n"], 1e6)
     health.find_unhealthy_nodes(["n"])
-    for sample in samples.parse_samples(lines, "activity"):
+    for sample in node_samples.parse_samples(lines, "activity"):
         activity_from_sample(sample, 1.0)
 
 
@@ -329,7 +329,7 @@ def raw(body: bytes) -> bytes:
 
 
 def pictured(line: bytes) -> object:
-    return samples.parse_rank_steps(line), samples.parse_host_usage(line)
+    return node_samples.parse_rank_steps(line), node_samples.parse_host_usage(line)
 
 
 READERS: dict[str, Reader] = {
@@ -339,7 +339,7 @@ READERS: dict[str, Reader] = {
     ),
     "the fold of a journal": Reader(st.lists(mutated(EVENTS), max_size=6), folded, (), 11),
     "a line of samples": Reader(
-        mutated(SAMPLES).map(line_of) | st.binary(max_size=200), samples.parse_sample, (FrameError,), 6
+        mutated(SAMPLES).map(line_of) | st.binary(max_size=200), node_samples.parse_sample, (FrameError,), 6
     ),
     "what pictures take": Reader(mutated(SAMPLES).map(line_of) | st.binary(max_size=200), pictured, (), 3),
     "the rules over samples": Reader(st.lists(mutated(SAMPLES), max_size=4), sampled, (), 10),

@@ -24,7 +24,7 @@ from clusterctl.agent.protocol.run_requests import (
     parse_dataclass,
 )
 from clusterctl.agent.supervisor import exit_status, gpu_claims, hidden_failures, waiter, workers
-from clusterctl.agent.supervisor.worker_outputs import WorkerOutputs
+from clusterctl.agent.supervisor.worker_output_files import WorkerOutputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -1,16 +1,11 @@
-"""Finds errors in the output of workers with exit code 0, and finds out whether the shim runs in a worker's Python."""
+"""Finds signs of failure in the output of workers with exit code 0."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _MAX_OUTPUT_BYTES = 1 << 18
-_MAX_SCRIPT_BYTES = 1 << 17
 _MAX_LINE = 300
 
 _FAILURE = r"command not found|not found|No such file or directory|Permission denied|(?:bad|cannot execute)[\w :]*"
@@ -32,15 +27,6 @@ _OPTIONAL = re.compile(
 _LOGIN_SCRIPT = re.compile(r"(?:.*/)?(?:\.?bash\w*|\.profile|\.zsh\w*|profile|\S*\.d/\S+|activate\S*)$")
 _SYSTEM_SHELL = re.compile(r"(?:/\S*/)?(?:da|z|k)?sh$")
 _WORK = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)(?:\s|$)|\S*\.(?:py|sh)(?:\s|$)|\./\S")
-
-_WANTS_PYTHON = re.compile(r"(?:^|[\s;&|(`\"'/])(?:python[\d.]*|torchrun|accelerate|deepspeed)(?=[\s\"']|$)")
-_WITHOUT_SHIM = re.compile(
-    r"\b(?:docker|podman|nerdctl|singularity|apptainer|enroot|kubectl|srun|sbatch|mpirun|mpiexec|ssh|sudo|tmux|screen"
-    r"|systemd-run|chroot|bwrap|nix)\b|\benv -[iu]\b|\bunset\b|\bpython[\d.]* -[A-Za-z]*[IES]|PYTHONPATH=|--cleanenv"
-)
-"""Commands and options that start a Python without clusterctl's shim."""
-_REPLACES_PATH = re.compile(r"\bPYTHONPATH=(?!\S*\$\{?PYTHONPATH\b)")
-_SCRIPT = re.compile(r"[\w./~+@-]+")
 
 _TRAINED_NOTHING = re.compile(
     r".*\b(?:no training (?:batches|data|examples|samples|images)"
@@ -160,33 +146,3 @@ def is_shell_error(line: str) -> bool:
         return False
     # Libraries run optional commands with `os.system`, whose shell is `sh`. The shell of a job is bash.
     return not _SYSTEM_SHELL.match(found["file"]) or bool(_WORK.match(what))
-
-
-def classify_shim_access(argv: Sequence[str], workdir: str) -> str:
-    """Return whether the shim runs in the Python that a command starts, directly or from a shell script.
-
-    Call this function in a child process: the folder may lie on a mount that hangs.
-
-    Args:
-        argv: The command of a worker.
-        workdir: The working directory of the worker.
-
-    Returns:
-        "wants-python" if the command starts a Python with the shim. "hides-python" if the command starts a Python
-        without the shim, for example with another PYTHONPATH. "" if no start of a Python was recognised.
-    """
-    text = " ".join(argv)
-    texts = [text]
-    for word in _SCRIPT.findall(text):
-        path = os.path.join(workdir, os.path.expanduser(word))
-        if (word.endswith(".sh") or "/" in word) and os.path.isfile(path):
-            with open(path, "rb") as file:
-                content = file.read(_MAX_SCRIPT_BYTES)
-            if word.endswith(".sh") or re.match(rb"#!.*sh\b", content):
-                texts.append(content.decode("utf-8", "replace"))
-    script = "\n".join(line for each in texts for line in each.splitlines() if not line.lstrip().startswith("#"))
-    if not _WANTS_PYTHON.search(script):
-        return ""
-    if _WITHOUT_SHIM.search(script):
-        return "hides-python" if _REPLACES_PATH.search(script) else ""
-    return "wants-python"

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Callable, cast
 
 from clusterctl.agent import inject
+from clusterctl.agent.inject import shim_access
 from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.linux.spawn import encode_text
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import command_messages, frames
 from clusterctl.agent.protocol.run_requests import PrepareArguments, StartArguments, WorkerStart, parse_dataclass
-from clusterctl.agent.supervisor import hidden_failures, waiter
+from clusterctl.agent.supervisor import waiter
 from clusterctl.agent.workdir import file_tree, synced_code
 
 if TYPE_CHECKING:
@@ -157,11 +158,11 @@ def prepare_workdir(run: RunDir, prepare: PrepareArguments) -> str:
 
 
 def classify_shim_access_in_child(argv: list[str], workdir: str) -> str:
-    """Call `hidden_failures.classify_shim_access` in a helper process; return "" if it fails or hangs."""
+    """Call `shim_access.classify_shim_access` in a helper process; return "" if it fails or hangs."""
 
     def classify(out: HelperOutput) -> dict[str, Any]:
         out.send_message({"at": workdir})
-        return {"pythons": hidden_failures.classify_shim_access(argv, workdir)}
+        return {"pythons": shim_access.classify_shim_access(argv, workdir)}
 
     if argv[:1] == [spawn.PYTHON_PLACEHOLDER]:
         return ""

@@ -23,8 +23,8 @@ from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record import health_history, rundir, state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunPhase, RunState
-from clusterctl.session.node_requests import CLEAN
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import CLEAN
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console

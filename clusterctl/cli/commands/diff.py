@@ -12,7 +12,7 @@ from clusterctl.cli.run_views import load_view_without_output, warn_of_unreadabl
 from clusterctl.formatting import format_duration
 from clusterctl.render.attempt_table import describe_cause
 from clusterctl.render.run_diff import differences_json, list_differences, render_differences
-from clusterctl.run.record.run_properties import RunProperties, read_run_properties
+from clusterctl.run.record.diff_properties import RunProperties, read_run_properties
 from clusterctl.run.record.state_reader import find_run
 from clusterctl.run.rules.outcome import find_final_cause
 

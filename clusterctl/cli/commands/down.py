@@ -13,7 +13,7 @@ import click
 from clusterctl.agent.protocol.command_payload_types import RunSummary
 from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
-from clusterctl.cli.follow.backlog import JournalPosition, read_journal_position
+from clusterctl.cli.follow.event_backlog import JournalPosition, read_journal_position
 from clusterctl.cli.follow.exit_report import FollowEndReason
 from clusterctl.cli.follow.run_screen import RunScreen, ScreenOptions
 from clusterctl.cli.node_sessions import open_reachable_sessions
@@ -32,8 +32,8 @@ from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.state import RunState
-from clusterctl.session.node_requests import RUNS
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import RUNS
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console, Terminal

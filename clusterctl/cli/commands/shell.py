@@ -23,7 +23,7 @@ from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.plan.launch import build_program_arguments
 from clusterctl.run.nodes.fan_out import raise_first
 from clusterctl.run.record import state_reader
-from clusterctl.session.node_requests import SHELL_SCRIPT
+from clusterctl.session.request_definitions import SHELL_SCRIPT
 from clusterctl.suggestion import find_similar
 from clusterctl.transport.local import build_terminal_argv
 from clusterctl.transport.openssh import OpenSshTransport

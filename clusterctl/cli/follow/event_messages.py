@@ -34,7 +34,7 @@ class EventFormatter:
         self._attempts_with_fork_warning: set[int] = set()
 
     def mark_unreachable_as_reported(self, state: RunState) -> None:
-        """Record that `backlog.list_current_problems` has already reported the unreachable nodes."""
+        """Record that `event_backlog.list_current_problems` has already reported the unreachable nodes."""
         self._unreachable = {node.node for node in state.nodes.values() if node.link == "unreachable"}
 
     def format_controller_event(
@@ -76,7 +76,7 @@ class EventFormatter:
     def format_past_event(
         self, moment: float, event: controller_events.ControllerEvent, state: RunState
     ) -> Sequence[str]:
-        """Return the messages about an old event. Omit problems that `backlog.list_current_problems` reports."""
+        """Return the messages about an old event. Omit problems that `event_backlog.list_current_problems` reports."""
         match event:
             case controller_events.HealthChanged() if event in state.troubles.values():
                 return []

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.follow.backlog import EventBacklog, JournalPosition, list_current_problems
+from clusterctl.cli.follow.event_backlog import EventBacklog, JournalPosition, list_current_problems
 from clusterctl.cli.follow.event_messages import EventFormatter, StragglerMonitor
 from clusterctl.cli.follow.exit_report import FollowEndReason, list_next_commands
 from clusterctl.cli.follow.keyboard import catch_signals, open_keyboard, read_keys
@@ -56,8 +56,8 @@ class ScreenOptions:
         shows_timings: Whether to show, after the start, the time of each step of the start.
         shows_output: Whether to show output of workers.
         verbose: Whether to name every node for which the start waits, and to show the steps of each node.
-        skip_events_until: The position (`backlog.read_journal_position`) up to which events are not shown. With `None`,
-            the events of the first poll are shown with dates, among the output of the same time.
+        skip_events_until: The position (`event_backlog.read_journal_position`) up to which events are not shown. With
+            `None`, the events of the first poll are shown with dates, among the output of the same time.
     """
 
     ranks: frozenset[int] | None = None

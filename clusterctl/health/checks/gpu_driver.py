@@ -6,10 +6,10 @@ import fnmatch
 from collections.abc import Iterator
 
 from clusterctl.formatting import plural
-from clusterctl.health import gpu_errors
 from clusterctl.health.check import CheckedNode, node_check, remedy
 from clusterctl.health.checks import gpu_facts, gpu_presence
 from clusterctl.health.findings import AMD, JUDGED, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
+from clusterctl.health.gpu_library_errors import describe_nvml_error
 
 _SETUP = {4, 9, 12, 17}
 """NVML return codes of a missing or wrong installation, not of broken hardware."""
@@ -39,7 +39,7 @@ def check_driver(node: CheckedNode) -> Iterator[Outcome]:
         say = fail if node.declaration.gpu_count else warn
         action = Action.FIX_CONFIG if code in _SETUP else Action.REBOOT_NODE
         yield say(
-            f"NVML cannot be initialised: {gpu_errors.describe_nvml_error(code)}{_describe_smi_error(node)}",
+            f"NVML cannot be initialised: {describe_nvml_error(code)}{_describe_smi_error(node)}",
             value=code,
             action=action,
         )
@@ -71,7 +71,7 @@ def check_library_version(node: CheckedNode) -> Iterator[Outcome]:
     if code == 18:
         yield fail(f"driver/library version mismatch: kernel module {module or 'unknown'}", value=module)
     elif code is not None:
-        yield unknown(f"NVML could not be used: {gpu_errors.describe_nvml_error(code)}")
+        yield unknown(f"NVML could not be used: {describe_nvml_error(code)}")
     elif not module or not library:
         yield unknown("the version of the kernel module cannot be read")
     elif module != library:
@@ -120,7 +120,7 @@ def check_response_time(node: CheckedNode) -> Iterator[Outcome]:
     elif library.status != "ok" or library.duration_ms is None:
         yield unknown(f"{source} did not answer: {library.reason or library.status}")
     elif library.facts.get("init_error") is not None:
-        yield unknown(f"{source} could not be used: {gpu_errors.describe_nvml_error(library.facts['init_error'])}")
+        yield unknown(f"{source} could not be used: {describe_nvml_error(library.facts['init_error'])}")
     elif library.duration_ms > node.limit("warn") * 1000:
         yield _report_slow_library(node, library.duration_ms, library.facts.get("init_ms"))
     else:

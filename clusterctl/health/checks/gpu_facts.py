@@ -1,7 +1,7 @@
 """Reads the facts of a node's GPUs for checks, judges one value of every GPU, and counts the ranks of a node.
 
 A GPU in the facts is `{"vendor", "index", "v": {field: value}, "err": {field: word}, "codes": {field: n}}`. For each
-missing value, `err` has a word that names the error (`clusterctl.health.gpu_errors`).
+missing value, `err` has a word that names the error (`clusterctl.health.gpu_library_errors`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.health import gpu_errors
 from clusterctl.health.check import Check, CheckedNode, FactGroup, NotJudgedError, parse_docstring
 from clusterctl.health.findings import AMD, NVIDIA, VENDORS, Outcome, fail, ok, skip, skip_without_root, unknown, warn
+from clusterctl.health.gpu_library_errors import DENIED, UNSUPPORTED, describe_missing_value, describe_nvml_error
 
 Device = dict[str, Any]
 
@@ -93,7 +93,7 @@ def find_library_problem(node: CheckedNode) -> Outcome | None:
     if group.status != "ok":
         return unknown(f"{name} did not answer: {group.reason or group.status}")
     if group.facts.get("init_error") is not None:
-        return unknown(f"{name} could not be used: {gpu_errors.describe_nvml_error(group.facts['init_error'])}")
+        return unknown(f"{name} could not be used: {describe_nvml_error(group.facts['init_error'])}")
     if not list_used_gpus(node):
         return unknown(f"{name} shows no GPU")
     return None
@@ -193,9 +193,9 @@ def judge_each_gpu(
                 outcomes.append(outcome)
             continue
         word = device.get("err", {}).get(field)
-        if word != gpu_errors.UNSUPPORTED:
-            closed = word == gpu_errors.DENIED and node.check.without_root is not None
-            blind.setdefault((gpu_errors.describe_missing_value(device, field), closed), []).append(device["index"])
+        if word != UNSUPPORTED:
+            closed = word == DENIED and node.check.without_root is not None
+            blind.setdefault((describe_missing_value(device, field), closed), []).append(device["index"])
     for (why, closed), indices in blind.items():
         say = skip_without_root if closed else unknown
         outcomes.append(say(f"{format_gpu_names(indices)}: {why}", value=indices))

@@ -8,10 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.formatting import plural
-from clusterctl.health import gpu_errors
 from clusterctl.health.check import CheckedNode, node_check, remedy
 from clusterctl.health.checks import amd, gpu_facts
 from clusterctl.health.findings import AMD, JUDGED, Action, Outcome, Status, Symptom, fail, ok, warn
+from clusterctl.health.gpu_library_errors import (
+    CORRUPTED,
+    ERROR_MEANINGS,
+    READINGS,
+    describe_error_code,
+    describe_missing_value,
+    find_worst_error,
+    format_failed_calls,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,19 +148,19 @@ def check_lost_gpus(node: CheckedNode) -> Outcome | list[Outcome]:
 
 
 def _judge_gpu(node: CheckedNode, device: gpu_facts.Device) -> Outcome | None:
-    gravest = gpu_errors.find_worst_error(device.get("err", {}))
+    gravest = find_worst_error(device.get("err", {}))
     if gravest is not None:
         word, calls = gravest
-        action, text = (gpu_errors.ERROR_MEANINGS[word].action, gpu_errors.describe_missing_value(device, calls[0]))
-        looks = "" if gpu_errors.ERROR_MEANINGS[word].is_conclusive else f", {gpu_errors.READINGS} readings in a row"
-        message = f"{gpu_facts.describe_gpu(device)}: {text} ({gpu_errors.format_failed_calls(calls)}){looks}"
+        action, text = (ERROR_MEANINGS[word].action, describe_missing_value(device, calls[0]))
+        looks = "" if ERROR_MEANINGS[word].is_conclusive else f", {READINGS} readings in a row"
+        message = f"{gpu_facts.describe_gpu(device)}: {text} ({format_failed_calls(calls)}){looks}"
         code = (device.get("codes") or {}).get(calls[0])
         hint = amd.get_reset_hint(node, device, action) if device.get("vendor") == AMD else HINTS.get(action)
         return fail(message, gpu=device["index"], value=code, action=action, hint=hint)
     odd = device.get("odd") or {}
     if odd:
-        text = gpu_errors.describe_error_code(device, next(iter(odd.values())))
-        message = f"{gpu_facts.describe_gpu(device)}: {text} ({gpu_errors.format_failed_calls(odd)}), then no error"
+        text = describe_error_code(device, next(iter(odd.values())))
+        message = f"{gpu_facts.describe_gpu(device)}: {text} ({format_failed_calls(odd)}), then no error"
         return warn(message, gpu=device["index"], value=odd, action=Action.NONE, hint=_ONCE_HINT)
     return None
 
@@ -166,7 +174,7 @@ def is_answering(gpu: Mapping[str, Any]) -> bool:
     Args:
         gpu: The GPU in the facts or in a sample.
     """
-    return gpu_errors.find_worst_error(gpu.get("err") or {}) is None
+    return find_worst_error(gpu.get("err") or {}) is None
 
 
 def update_error_streaks(streaks: ErrorStreaks, gpu: Mapping[str, Any]) -> ErrorStreaks:
@@ -177,7 +185,7 @@ def update_error_streaks(streaks: ErrorStreaks, gpu: Mapping[str, Any]) -> Error
         gpu: The GPU in the sample.
     """
     index = int(gpu["gpu"])
-    doubtful = [call for call, word in (gpu.get("err") or {}).items() if word in gpu_errors.ERROR_MEANINGS]
+    doubtful = [call for call, word in (gpu.get("err") or {}).items() if word in ERROR_MEANINGS]
     return {(index, call): streaks.get((index, call), 0) + 1 for call in doubtful}
 
 
@@ -187,15 +195,15 @@ def find_gpu_error_symptom(gpu: Mapping[str, Any], streaks: ErrorStreaks) -> Sym
     certain = {
         call: word
         for call, word in (gpu.get("err") or {}).items()
-        if (meaning := gpu_errors.ERROR_MEANINGS.get(word))
-        and (meaning.is_conclusive or streaks.get((index, call), 0) >= gpu_errors.READINGS)
+        if (meaning := ERROR_MEANINGS.get(word))
+        and (meaning.is_conclusive or streaks.get((index, call), 0) >= READINGS)
     }
-    gravest = gpu_errors.find_worst_error(certain)
+    gravest = find_worst_error(certain)
     if gravest is None:
         return None
     word, calls = gravest
-    words, meaning = gpu_errors.describe_missing_value(gpu, calls[0]), gpu_errors.ERROR_MEANINGS[word]
-    detail = "" if meaning.is_conclusive else gpu_errors.format_failed_calls(calls)
+    words, meaning = describe_missing_value(gpu, calls[0]), ERROR_MEANINGS[word]
+    detail = "" if meaning.is_conclusive else format_failed_calls(calls)
     return Symptom("gpu.lost", Status.FAIL, words, meaning.action, gpu=index, detail=detail)
 
 
@@ -210,7 +218,7 @@ def check_inforom(node: CheckedNode) -> list[Outcome]:
     Source: NVML nvmlDeviceValidateInforom, and `corrupted infoROM` from any other call
     Healthy: valid
     """
-    corrupted = [d for d in gpu_facts.list_used_gpus(node) if gpu_errors.CORRUPTED in d.get("err", {}).values()]
+    corrupted = [d for d in gpu_facts.list_used_gpus(node) if CORRUPTED in d.get("err", {}).values()]
     if corrupted:
         return [fail(f"{gpu_facts.describe_gpu(d)}: corrupted infoROM", gpu=d["index"], value=14) for d in corrupted]
     return gpu_facts.judge_each_gpu(node, "inforom", lambda _: None, "infoROM of {n} GPUs is valid")

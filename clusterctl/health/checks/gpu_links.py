@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from clusterctl.health import gpu_errors
 from clusterctl.health.check import CheckedCluster, CheckedNode, cluster_check, node_check, remedy
 from clusterctl.health.checks import comparison, gpu_facts
 from clusterctl.health.checks.machine_kernel_log import (
@@ -15,6 +14,7 @@ from clusterctl.health.checks.machine_kernel_log import (
     report_unreadable_log,
 )
 from clusterctl.health.findings import JUDGED, Action, Outcome, Status, fail, ok, skip, unknown, warn
+from clusterctl.health.gpu_library_errors import describe_nvml_error
 
 _FAMILY = "PCIe, NVLink, fabric"
 _RESEAT = "Reseat or replace the card or riser; the kernel log may say `limited by`"
@@ -217,7 +217,7 @@ def describe_fabric_problem(info: dict[str, Any]) -> str | None:
     if info["state"] != _COMPLETED:
         return "not registered with the fabric"
     if info["status"] != 0:
-        return f"fabric registration failed: {gpu_errors.describe_nvml_error(info['status'])}"
+        return f"fabric registration failed: {describe_nvml_error(info['status'])}"
     return {_UNHEALTHY: "fabric is unhealthy", _LIMITED: "fabric is of limited capacity"}.get(info["health"])
 
 

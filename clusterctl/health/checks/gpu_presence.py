@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from clusterctl.health import gpu_errors
 from clusterctl.health.check import CheckedNode, node_check, remedy
 from clusterctl.health.checks import gpu_facts
 from clusterctl.health.findings import AMD, JUDGED, Action, Outcome, fail, ok, skip, unknown, warn
+from clusterctl.health.gpu_library_errors import describe_nvml_error
 
 
 class HiddenReason(Enum):
@@ -233,12 +233,10 @@ def check_gpu_count(node: CheckedNode) -> Iterator[Outcome]:
         yield unknown(f"not checked: {group.reason or group.status}")
     elif nvml.get("init_error") is not None:
         visible = len(node.group("smi").facts.get("devices") or [])
-        reason = gpu_errors.describe_nvml_error(nvml["init_error"])
+        reason = describe_nvml_error(nvml["init_error"])
         yield unknown(f"NVML could not be used: {reason}; nvidia-smi shows {visible} GPUs")
     elif nvml.get("count") is None:
-        yield unknown(
-            f"NVML could not count the GPUs: {gpu_errors.describe_nvml_error(nvml.get('count_error') or 999)}"
-        )
+        yield unknown(f"NVML could not count the GPUs: {describe_nvml_error(nvml.get('count_error') or 999)}")
     else:
         yield from judge_gpu_count(node, int(nvml["count"]), _list_hidden(node), _REMEDIES)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.formatting import describe_duration
-from clusterctl.health import gpu_errors
 from clusterctl.health.check import CheckedNode, node_check, remedy
 from clusterctl.health.checks import gpu_facts
 from clusterctl.health.findings import AMD, NVIDIA, Action, Outcome, fail, ok, skip_without_root, warn
+from clusterctl.health.gpu_library_errors import ERROR_MEANINGS, UNSUPPORTED
 
 _WHOLE_SECONDS = 60.0
 """A log counts as complete if it begins at most this number of seconds after the boot."""
@@ -71,7 +71,7 @@ def _list_evidence(node: CheckedNode) -> str | None:
         for field in speaking:
             if gpu_facts.read_value(device, field) is not None:
                 read.add(field)
-            elif device.get("err", {}).get(field) not in (gpu_errors.UNSUPPORTED, *gpu_errors.ERROR_MEANINGS):
+            elif device.get("err", {}).get(field) not in (UNSUPPORTED, *ERROR_MEANINGS):
                 return None
     names = [words for field, words in speaking.items() if field in read] + ["answers"]
     return f"evidence instead: {', '.join(names)} of {len(gpu_facts.list_used_gpus(node))} GPUs"

@@ -19,8 +19,8 @@ from clusterctl.run.nodes.attempt_start import StartFailure
 from clusterctl.run.nodes.fan_out import Progress, call_all
 from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.run.rules import controller_events
-from clusterctl.session.node_requests import STATUS
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import STATUS
 
 _CONNECT_GRACE_S = 20.0
 """Seconds that the adoption waits for nodes that do not answer."""

@@ -37,8 +37,8 @@ from clusterctl.run.rules.state import NodeState, RankIndex
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 from clusterctl.session.connect import open_in_parallel
 from clusterctl.session.controller_inbox import EventReceived, Inbox, InboxItemQueue
-from clusterctl.session.node_requests import FINISH, STOP
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import FINISH, STOP
 from clusterctl.validation.journal_lines import list_event_ranks
 
 Post = Callable[[controller_events.ControllerEvent], None]

@@ -14,8 +14,8 @@ from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.thread_ownership import ThreadOwned
 from clusterctl.run.rules.state import NodeState
-from clusterctl.session.node_requests import FOLLOW
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import FOLLOW
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 15.0
 _AFTER_AUTH_ERROR_S = 60.0

@@ -42,7 +42,7 @@ from clusterctl.session.controller_inbox import (
     OutputReceived,
     SessionLost,
 )
-from clusterctl.validation.samples import SampleLineSplitter
+from clusterctl.validation.node_samples import SampleLineSplitter
 
 _TICK_S = 1.0
 _MAX_ITEMS = 512

@@ -30,8 +30,8 @@ from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.next_action import ProtocolViolationCounter
 from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase
 from clusterctl.session.controller_inbox import ClockMeasured, SessionLost
-from clusterctl.session.node_requests import FOLLOW, STATUS, ProtocolError, StaleEpochError
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import FOLLOW, STATUS, ProtocolError, StaleEpochError
 
 SILENT_AFTER_S = 6.5
 _QUOTED = 300

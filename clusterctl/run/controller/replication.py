@@ -20,8 +20,8 @@ from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.session.controller_inbox import AttemptsReplicated, OutputReceived
-from clusterctl.session.node_requests import REPLICATED
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import REPLICATED
 from clusterctl.validation.message_validators import parse_stream_file_name
 from clusterctl.validation.session_quota import MAX_FILE_BYTES
 

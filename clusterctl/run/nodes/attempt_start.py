@@ -31,8 +31,8 @@ from clusterctl.run.nodes.uploads import build_code_upload, describe_replaced_fi
 from clusterctl.run.record.disk_files import ignore_resource_shortage, write_atomically
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events
-from clusterctl.session.node_requests import PREPARE, START
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import PREPARE, START
 
 _IMPORT_TIMEOUT_S = 150.0
 """Seconds to wait for the imports of a node's forkserver. After 120 s the node starts each worker as a new process."""

@@ -50,8 +50,8 @@ from clusterctl.run.rules.checkpoint_files import (
     find_nodes_with_lost_files,
     resolve_copy_versions,
 )
-from clusterctl.session.node_requests import CHECKPOINTS
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import CHECKPOINTS
 
 CheckpointsByNode = dict[str, dict[str, Version]]
 """For each node: the path of each complete checkpoint, and the version of the newest file in the checkpoint."""

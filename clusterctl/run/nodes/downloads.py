@@ -27,8 +27,8 @@ from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes.fan_out import CancelledError, call_all
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase, RunState
-from clusterctl.session.node_requests import FETCH
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import FETCH
 
 _ANY_DEPTH = "**"
 

@@ -11,8 +11,8 @@ from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import stack_dump_parser
-from clusterctl.session.node_requests import EVIDENCE
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import EVIDENCE
 
 _DEADLINE_S = 4.0
 

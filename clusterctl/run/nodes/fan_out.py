@@ -18,8 +18,8 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodesError
 from clusterctl.formatting import format_size
 from clusterctl.run.rules import controller_events
-from clusterctl.session.node_requests import READ
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import READ
 
 T = TypeVar("T")
 P = TypeVar("P")

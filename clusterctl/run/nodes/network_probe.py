@@ -26,8 +26,8 @@ from clusterctl.plan import rendezvous
 from clusterctl.plan.environment import choose_interface_variables
 from clusterctl.plan.layout import NodeLayout
 from clusterctl.run.nodes.fan_out import call_all, raise_first
-from clusterctl.session.node_requests import CONNECT, LISTEN, ROUTES, UNLISTEN
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import CONNECT, LISTEN, ROUTES, UNLISTEN
 
 _PORT_TIMEOUT_S = 2.0
 """Seconds that a node may take to reach a port. If it takes longer, a firewall must be dropping the packets."""

@@ -29,8 +29,8 @@ from clusterctl.run.record.health_history import FindingHistory, describe_new_fi
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import has_run_ended, list_runs
 from clusterctl.run.rules.controller_events import ControllerEvent, Note
-from clusterctl.session.node_requests import CODE, PROBE, RUNS, ProtocolError
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import CODE, PROBE, RUNS, ProtocolError
 
 AFTER_SYNC = ("version.code",)
 """Checks that `up` makes after the sync."""

@@ -19,8 +19,8 @@ from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.rules import controller_events, outcome
 from clusterctl.run.rules.state import RunPhase, RunState
-from clusterctl.session.node_requests import FINISH, READ, STATUS, STOP
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import FINISH, READ, STATUS, STOP
 
 _AFTER_GRACE_S = 30.0
 """Seconds that a node may take beyond the grace: for SIGKILL, the sweep and the kernel."""

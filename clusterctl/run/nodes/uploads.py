@@ -19,8 +19,8 @@ from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.errors import AgentError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.run.nodes.code_manifest import CodeManifest, ContentStore
-from clusterctl.session.node_requests import COPY, MANIFEST, RECEIVE
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import COPY, MANIFEST, RECEIVE
 
 _SYNC_TIMEOUT_S = 1800.0
 _MIN_BYTES_PER_S = 16 * 1024

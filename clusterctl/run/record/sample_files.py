@@ -15,9 +15,9 @@ from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import LineTail
 from clusterctl.run.rules.even_choice import choose_evenly
 from clusterctl.run.rules.state import RunState
-from clusterctl.validation import samples
+from clusterctl.validation import node_samples
 
-PROGRESS_FIELDS = samples.RankFields(activity=(), status=("step", "progress_age_s"))
+PROGRESS_FIELDS = node_samples.RankFields(activity=(), status=("step", "progress_age_s"))
 _LATEST_BYTES = (16 << 10, 256 << 10)
 """How many bytes at the end of a file are searched for the latest sample: first the smaller, then the larger number."""
 
@@ -39,14 +39,16 @@ def read_sample_lines(run: RunDir, state: RunState, max_bytes: int = 1 << 20) ->
     return {node: read_last_lines(run.node(node) / SAMPLES_FILE, max_bytes) for node in state.nodes}
 
 
-def read_latest_activity(run: RunDir, node: str, fields: samples.RankFields | None = None) -> ActivitySample | None:
+def read_latest_activity(
+    run: RunDir, node: str, fields: node_samples.RankFields | None = None
+) -> ActivitySample | None:
     """Return the latest replicated sample of a node's ranks."""
-    return next(samples.parse_samples(_read_latest_first(run, node), "activity", fields=fields), None)
+    return next(node_samples.parse_samples(_read_latest_first(run, node), "activity", fields=fields), None)
 
 
 def read_latest_health(run: RunDir, node: str) -> HealthSample | None:
     """Return the latest replicated sample of a node's machine and GPUs."""
-    return next(samples.parse_samples(_read_latest_first(run, node), "health"), None)
+    return next(node_samples.parse_samples(_read_latest_first(run, node), "health"), None)
 
 
 def _read_latest_first(run: RunDir, node: str) -> Iterator[bytes]:
@@ -55,7 +57,7 @@ def _read_latest_first(run: RunDir, node: str) -> Iterator[bytes]:
 
 
 def read_latest_activities(
-    run: RunDir, state: RunState, fields: samples.RankFields | None = None
+    run: RunDir, state: RunState, fields: node_samples.RankFields | None = None
 ) -> dict[str, ActivitySample]:
     """Return the latest sample of the ranks of each node that has such samples."""
     found = {node: read_latest_activity(run, node, fields) for node in state.nodes}
@@ -103,12 +105,12 @@ class NodeStats:
         """Read the new samples."""
         is_first = self._tail.skip_to_last_lines(_TAIL_BYTES)
         lines = list(self._tail.read_new_lines())
-        active, measured = [[line for line in lines if samples.may_be_sample(line, kind)] for kind in _KINDS]
+        active, measured = [[line for line in lines if node_samples.may_be_sample(line, kind)] for kind in _KINDS]
         if is_first:
             active, measured = choose_evenly(active, self._max_first), choose_evenly(measured, self._max_first)
-        for activity in samples.parse_samples(active, "activity", "m", "ranks"):
+        for activity in node_samples.parse_samples(active, "activity", "m", "ranks"):
             self._add_activity(activity)
-        for health in samples.parse_samples(measured, "health", "t"):
+        for health in node_samples.parse_samples(measured, "health", "t"):
             self._add_health(health)
 
     def steps_per_s(self, rank: int) -> float | None:
@@ -159,7 +161,7 @@ MANY_NODES = 16
 MAX_POINTS = 200
 _MIN_POINTS = 5
 _CURVE_READ_BYTES = 16 << 10
-_KINDS: tuple[samples.SampleKind, ...] = ("activity", "health")
+_KINDS: tuple[node_samples.SampleKind, ...] = ("activity", "health")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,10 +196,10 @@ def read_curves(run: RunDir, nodes: Mapping[str, float]) -> Curves:
     max_count = min(MAX_POINTS, max(_MIN_POINTS, budget // max(1, len(nodes))))
     for place, (node, ahead) in enumerate(nodes.items()):
         lines = _choose_lines(run.node(node) / SAMPLES_FILE, max_count, place / len(nodes))
-        for moment, reached in filter(None, map(samples.parse_rank_steps, lines["activity"])):
+        for moment, reached in filter(None, map(node_samples.parse_rank_steps, lines["activity"])):
             for rank, step in reached:
                 steps.setdefault(rank, []).append((moment - ahead, step))
-        for moment, measured in filter(None, map(samples.parse_host_usage, lines["health"])):
+        for moment, measured in filter(None, map(node_samples.parse_host_usage, lines["health"])):
             for what, value in measured.items():
                 machines.setdefault(what, {}).setdefault(node, []).append((moment - ahead, value))
     return Curves(
@@ -225,14 +227,15 @@ def _choose_lines(path: Path, max_count: int, phase: float) -> dict[str, list[by
         if size <= max_count * _CURVE_READ_BYTES:
             lines = read_last_lines(path, size)
             return {
-                k: choose_evenly([one for one in lines if samples.may_be_sample(one, k)], max_count) for k in _KINDS
+                k: choose_evenly([one for one in lines if node_samples.may_be_sample(one, k)], max_count)
+                for k in _KINDS
             }
         places = [int((index + phase) * (size - _CURVE_READ_BYTES) / (max_count - 1)) for index in range(max_count - 1)]
         for place in [*places, size - _CURVE_READ_BYTES]:
             file.seek(place)
             lines = file.read(_CURVE_READ_BYTES).split(b"\n")[1:-1]
             for kind in _KINDS:
-                chosen[kind] += [line for line in lines if samples.may_be_sample(line, kind)][-1:]
+                chosen[kind] += [line for line in lines if node_samples.may_be_sample(line, kind)][-1:]
     return chosen
 
 
@@ -253,7 +256,7 @@ def find_memory_before_kill(run: RunDir, state: RunState) -> tuple[float, float]
         return None
     ended = worker.exit_analysis.latest + state.clock_ahead_s(worker.node)
     lines = read_last_lines(run.node(worker.node) / SAMPLES_FILE, _MAX_SAMPLE_BYTES)
-    for health in samples.parse_samples(reversed(lines), "health", "t", "mem"):
+    for health in node_samples.parse_samples(reversed(lines), "health", "t", "mem"):
         used_percent, age = health["mem"], ended - health["t"]
         if used_percent is not None and age >= 0.0:
             return (used_percent, age) if age <= _MAX_MEMORY_AGE_S else None

@@ -19,7 +19,7 @@ from clusterctl.run.record.sample_files import read_sample_lines
 from clusterctl.run.rules import rank_timing
 from clusterctl.run.rules.state import RunPhase, RunState, StallState
 from clusterctl.run.rules.why_input import build_why_evidence
-from clusterctl.validation import message_validators, samples
+from clusterctl.validation import message_validators, node_samples
 from clusterctl.why import slowness
 from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.verdict import ProblemKind, Verdict, format_verdict_lines
@@ -129,7 +129,7 @@ def measure_start_wait_s(lines: Mapping[str, Sequence[bytes]], state: RunState) 
     """Return for how many seconds no rank has made progress since the start; `None` after the first progress."""
     if state.running_since is None or not rank_timing.has_no_progress_yet(lines, state.attempt):
         return None
-    newest = [next(samples.parse_samples(reversed(own), "activity", "t"), None) for own in lines.values()]
+    newest = [next(node_samples.parse_samples(reversed(own), "activity", "t"), None) for own in lines.values()]
     return max(
         (s["t"] - state.clock_ahead_s(node) - state.running_since for node, s in zip(lines, newest, strict=True) if s),
         default=0.0,

@@ -13,7 +13,7 @@ from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.health import monitor
 from clusterctl.health.settings import HealthSettings
 from clusterctl.run.rules import controller_events
-from clusterctl.validation import samples
+from clusterctl.validation import node_samples
 
 
 class HealthObserver:
@@ -61,7 +61,7 @@ class HealthObserver:
     def add_sample_lines(self, node: str, lines: Iterable[bytes], now: float) -> list[controller_events.HealthChanged]:
         """Add lines of a node's samples; return the changes."""
         changes: list[monitor.HealthChange] = []
-        for sample in samples.parse_samples(lines, "health", "m"):
+        for sample in node_samples.parse_samples(lines, "health", "m"):
             watch = self._get_monitor(node)
             # If a node sends its samples again from the start, the first samples are known already.
             if watch.sampled_at is None or sample["m"] > watch.sampled_at:

@@ -16,7 +16,7 @@ from statistics import median
 from clusterctl.agent.protocol.record_types import ActivitySample, RankActivity
 from clusterctl.formatting import format_size
 from clusterctl.run.rules.even_choice import choose_evenly
-from clusterctl.validation import samples
+from clusterctl.validation import node_samples
 from clusterctl.why.evidence_types import IdleRank, RankTimeUse
 from clusterctl.why.slowness import LONG_WAIT_S
 from clusterctl.why.stack_position import describe_wchan
@@ -30,8 +30,8 @@ _MIN_LOOKS, _MIN_COLLECTIVES = 13, 2
 _MOMENT = re.compile(rb'"m":\s*([0-9.]+)')
 _ATTEMPT = re.compile(rb'"attempt":\s*([0-9]+)')
 
-WAIT_FIELDS = samples.RankFields(activity=("alive", "pid"), status=("looks", "held", "seq"))
-_TIMING_FIELDS = samples.RankFields(
+WAIT_FIELDS = node_samples.RankFields(activity=("alive", "pid"), status=("looks", "held", "seq"))
+_TIMING_FIELDS = node_samples.RankFields(
     (*WAIT_FIELDS.activity, "cpu_s", "starved_s", "faults", "wchan"), status=WAIT_FIELDS.status
 )
 
@@ -74,7 +74,7 @@ def have_all_ranks_wait_counts(newest: Iterable[ActivitySample]) -> bool:
 
 def _parse_earlier_samples(lines: Sequence[bytes], last: ActivitySample) -> list[ActivitySample]:
     """Return the first sample of each part of the window, from the attempt of the last sample."""
-    lines = [line for line in lines if samples.may_be_sample(line, "activity")]
+    lines = [line for line in lines if node_samples.may_be_sample(line, "activity")]
 
     def is_in_window(line: bytes) -> bool:
         moment, attempt = _MOMENT.search(line), _ATTEMPT.search(line)
@@ -84,7 +84,7 @@ def _parse_earlier_samples(lines: Sequence[bytes], last: ActivitySample) -> list
 
     window = lines[bisect_left(lines, True, key=is_in_window) :]
     chosen = [window[part * len(window) // PARTS] for part in range(PARTS)] if window else []
-    parsed = samples.parse_samples(chosen, "activity", "m", "ranks", "attempt", fields=WAIT_FIELDS)
+    parsed = node_samples.parse_samples(chosen, "activity", "m", "ranks", "attempt", fields=WAIT_FIELDS)
     return [s for s in parsed if s["attempt"] == last["attempt"] and 0 < last["m"] - s["m"] <= WINDOW_S]
 
 
@@ -185,7 +185,7 @@ def _measure_idle_s(activity: RankActivity) -> float | None:
 
 
 def _parse_newest_first(lines: Sequence[bytes], attempt: int) -> Iterator[ActivitySample]:
-    readable = samples.parse_samples(reversed(lines), "activity", "t", "m", "ranks", "attempt")
+    readable = node_samples.parse_samples(reversed(lines), "activity", "t", "m", "ranks", "attempt")
     return (sample for sample in readable if sample["attempt"] == attempt)
 
 
@@ -213,8 +213,8 @@ def measure_rank_timings(
     """
     timings: dict[int, RankTimeUse] = {}
     for own in lines.values():
-        chosen = choose_evenly([line for line in own if samples.may_be_sample(line, "activity")], max_lines)
-        parsed = samples.parse_samples(chosen, "activity", "m", "ranks", "attempt", fields=_TIMING_FIELDS)
+        chosen = choose_evenly([line for line in own if node_samples.may_be_sample(line, "activity")], max_lines)
+        parsed = node_samples.parse_samples(chosen, "activity", "m", "ranks", "attempt", fields=_TIMING_FIELDS)
         read = [sample for sample in parsed if sample["attempt"] == attempt]
         read = [sample for sample in read if read[-1]["m"] - sample["m"] <= WINDOW_S]
         gpu_clock_mhz = _find_gpu_clock_mhz(own)
@@ -229,7 +229,7 @@ def has_no_progress_yet(lines: Mapping[str, Sequence[bytes]], attempt: int) -> b
     """Return whether every node has a sample of the attempt, and no rank has made any progress."""
     activities: list[RankActivity] = []
     for own in lines.values():
-        parsed = samples.parse_samples(reversed(own), "activity", "ranks", "attempt")
+        parsed = node_samples.parse_samples(reversed(own), "activity", "ranks", "attempt")
         newest = next((sample for sample in parsed if sample["attempt"] == attempt), None)
         if newest is None:
             return False
@@ -268,7 +268,7 @@ def _increase(one: float | None, other: float | None) -> float:
 def _find_gpu_clock_mhz(lines: Sequence[bytes]) -> float | None:
     """Return the usual clock of the slowest busy GPU of a node in MHz; `None` without a busy GPU."""
     clocks: list[float] = []
-    for sample in samples.parse_samples(reversed(lines[-400:]), "health", "gpus"):
+    for sample in node_samples.parse_samples(reversed(lines[-400:]), "health", "gpus"):
         busy = [g["sm_clock"] for g in sample["gpus"] or () if g.get("sm_clock") and (g.get("util") or 0) >= 50]
         clocks += [float(min(c for c in busy if c is not None))] if busy else []
         if len(clocks) >= 5:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.record_types import ActivitySample, RankActivity, WorkerStatusSample
 from clusterctl.formatting import describe_duration
-from clusterctl.validation import samples
+from clusterctl.validation import node_samples
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import StallSpec
@@ -531,7 +531,7 @@ class StallObserver:
             self._watch = add_samples(self._watch, new, attempt=self._attempt)
 
     def _parse_lines(self, lines: Iterable[bytes]) -> Iterator[ActivitySample]:
-        parsed = samples.parse_samples(lines, "activity", "m", "ranks", "attempt")
+        parsed = node_samples.parse_samples(lines, "activity", "m", "ranks", "attempt")
         return (sample for sample in parsed if sample["attempt"] == self._attempt)
 
     def judge(self, now: float) -> StallJudgement:

@@ -13,7 +13,7 @@ from clusterctl.agent.node_state.output_reading import OffsetTable
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol.events import Alarm, Event, OutputDropped, Stamp
 from clusterctl.agent.protocol.run_files import INDEX_RECORD
-from clusterctl.agent.supervisor.worker_outputs import OpenWorkerOutput, WorkerOutputs
+from clusterctl.agent.supervisor.worker_output_files import OpenWorkerOutput, WorkerOutputs
 
 MEGABYTE = 1 << 20
 

@@ -12,7 +12,7 @@ from clusterctl.agent.node_state.journal import JournalState
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.run_files import INDEX_RECORD
-from clusterctl.agent.supervisor.worker_outputs import WorkerOutputs
+from clusterctl.agent.supervisor.worker_output_files import WorkerOutputs
 
 BLOCK = 4096
 TAIL = 64 * 1024

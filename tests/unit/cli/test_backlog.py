@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from clusterctl.cli.follow.backlog import EventBacklog, format_event_with_time
+from clusterctl.cli.follow.event_backlog import EventBacklog, format_event_with_time
 from clusterctl.logs.log_line import LogLine
 
 NOON = datetime(2026, 3, 4, 12, 0, 0).astimezone().timestamp()

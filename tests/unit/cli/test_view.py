@@ -113,7 +113,7 @@ STEPS = """
 import sys
 import time
 from pathlib import Path
-from clusterctl.cli.follow.backlog import JournalPosition
+from clusterctl.cli.follow.event_backlog import JournalPosition
 from clusterctl.cli.follow.run_screen import RunScreen, ScreenOptions
 from clusterctl.render.console import Console
 from clusterctl.run.record.rundir import RunDir

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.render.run_diff import Difference, list_differences, render_differences
-from clusterctl.run.record.run_properties import PropertyKey, PropertyValue, RunProperties, Topic
+from clusterctl.run.record.diff_properties import PropertyKey, PropertyValue, RunProperties, Topic
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Terminal

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.render import charts
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import MANY_NODES, Curves, read_curves, thin_points
-from clusterctl.validation import samples
+from clusterctl.validation import node_samples
 
 GPUS = [
     {"gpu": 0, "util": 90.0, "mem_used": 10, "mem_total": 40, "temp_c": 60.0, "power_w": 300.0},
@@ -125,7 +125,7 @@ def test_steps_are_found_however_a_line_is_written(
 ) -> None:
     line = json.dumps(sampled(**changes), separators=separators).encode()
 
-    assert samples.parse_rank_steps(line) == (12.25, reached)
+    assert node_samples.parse_rank_steps(line) == (12.25, reached)
 
 
 @pytest.mark.parametrize(
@@ -143,4 +143,4 @@ def test_steps_are_found_however_a_line_is_written(
     ids=ascii,
 )
 def test_a_sample_of_a_machine_with_what_is_no_number_is_left_out(values: dict[str, Any]) -> None:
-    assert samples.parse_host_usage(json.dumps({**values, "kind": "health"}).encode()) is None
+    assert node_samples.parse_host_usage(json.dumps({**values, "kind": "health"}).encode()) is None

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.validation.samples import MAX_LINE_BYTES, RankFields, SampleLineSplitter, may_be_sample, parse_samples
+from clusterctl.validation.node_samples import (
+    MAX_LINE_BYTES,
+    RankFields,
+    SampleLineSplitter,
+    may_be_sample,
+    parse_samples,
+)
 
 
 @given(st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=8), st.data())

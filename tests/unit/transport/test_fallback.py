@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AgentError
+from clusterctl.transport.fallback_to_openssh import FallbackTransport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.openssh_fallback import FallbackTransport
 from clusterctl.transport.ssh.underlying_stream import PreDialer
 
 

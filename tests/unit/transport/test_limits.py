@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.agent.protocol.command_messages import Command
-from clusterctl.session.node_requests import REQUESTS
+from clusterctl.session.request_definitions import REQUESTS
 
 
 @pytest.mark.parametrize(
