@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, Role
+from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role
 
 PYTHON_PLACEHOLDER = "{python}"
 """Placeholder for the path of the Python interpreter. The supervisor of the node inserts the path."""
@@ -57,23 +57,6 @@ def assign_ranks(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]
         first_rank += count
         result.append(NodeLayout(host=host, node_rank=node_rank, ranks=ranks, gpus=list_claimed_gpus(host, gpus)))
     return tuple(result)
-
-
-def list_requested_ports(spec: ClusterSpec, layout: NodeLayout) -> tuple[int, ...]:
-    """Return the ports that a node reserves for an attempt; 0 means any free port.
-
-    Node 0 reserves the master port. With JAX, the second port of node 0 is the port of the coordinator. With
-    TensorFlow, each node reserves one port per worker.
-    """
-    job = get_job(spec)
-    ports: list[int] = []
-    if layout.node_rank == 0:
-        ports.append(spec.network.master_port or 0)
-        if job.framework is Framework.JAX:
-            ports.append(0)
-    if job.framework is Framework.TENSORFLOW:
-        ports += [0] * len(layout.ranks)
-    return tuple(ports)
 
 
 def assign_ranks_from_file(spec: ClusterSpec) -> tuple[NodeLayout, ...] | None:

@@ -1,4 +1,4 @@
-"""Plans the addresses at which the workers of a run find each other, from the nodes' addresses and routes. Pure."""
+"""Plans the addresses and ports at which the workers of a run find each other. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clusterctl.config.spec import HostSpec
+from clusterctl.config.spec import ClusterSpec, Framework, HostSpec
 from clusterctl.config.worker_variables import VIRTUAL_INTERFACE_PREFIXES
 from clusterctl.errors import RefusedError
-from clusterctl.plan.layout import NodeLayout
+from clusterctl.plan.layout import NodeLayout, get_job
 
 _LOOPBACK = "127.0.0.1"
 
@@ -152,6 +152,23 @@ def plan_loopback_rendezvous(layouts: Sequence[NodeLayout]) -> Rendezvous:
     return Rendezvous(
         master_addr=_LOOPBACK, addresses=dict.fromkeys(names, _LOOPBACK), interfaces=dict.fromkeys(names, "lo")
     )
+
+
+def list_requested_ports(spec: ClusterSpec, layout: NodeLayout) -> tuple[int, ...]:
+    """Return the ports that a node reserves for an attempt; 0 means any free port.
+
+    Node 0 reserves the master port. With JAX, the second port of node 0 is the port of the coordinator. With
+    TensorFlow, each node reserves one port per worker.
+    """
+    job = get_job(spec)
+    ports: list[int] = []
+    if layout.node_rank == 0:
+        ports.append(spec.network.master_port or 0)
+        if job.framework is Framework.JAX:
+            ports.append(0)
+    if job.framework is Framework.TENSORFLOW:
+        ports += [0] * len(layout.ranks)
+    return tuple(ports)
 
 
 def find_interface(facts: NodeFacts, address: str) -> str:

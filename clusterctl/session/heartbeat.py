@@ -11,6 +11,8 @@ from clusterctl.agent.protocol.command_messages import make_heartbeat
 from clusterctl.agent.protocol.frames import encode_message
 from clusterctl.session.controller_inbox import ClockMeasured
 
+HEARTBEAT_INTERVAL_S = 5.0
+
 
 class ClockOffsetMeter:
     """Measures the clock offset of one node by its answers to heartbeats.

@@ -18,7 +18,6 @@ from typing import Any
 
 from clusterctl.agent.protocol.command_messages import (
     FIRST_AGENT_STREAM,
-    HEARTBEAT_INTERVAL_S,
     Command,
     ErrorKind,
     make_request,
@@ -45,7 +44,7 @@ from clusterctl.session.controller_inbox import (
     SessionLost,
     StreamReceived,
 )
-from clusterctl.session.heartbeat import HEARTBEAT_TIMER, ClockOffsetMeter
+from clusterctl.session.heartbeat import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMER, ClockOffsetMeter
 from clusterctl.session.request_definitions import REQUESTS, ProtocolError, convert_error_answer
 from clusterctl.session.sender import Sender
 from clusterctl.transport.bootstrap import Preamble

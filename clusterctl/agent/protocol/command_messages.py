@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 PROTOCOL_VERSION = 1
-HEARTBEAT_INTERVAL_S = 5.0
-IDLE_TIMEOUT_S = 60.0
 
 
 class Command(str, Enum):

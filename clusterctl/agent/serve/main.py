@@ -8,7 +8,6 @@ import os
 import sys
 
 from clusterctl.agent.linux import spawn, syscalls
-from clusterctl.agent.protocol import command_messages
 from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.serve import node_commands
 from clusterctl.agent.serve.agent_session import AgentSession
@@ -20,9 +19,13 @@ if TYPE_CHECKING:
     from clusterctl.agent.serve.agent_session import Handlers
 
 
+IDLE_TIMEOUT_S = 60.0
+"""The agent ends after this time without a frame. The heartbeats of a live controller arrive more often."""
+
+
 def main(arguments: list[str]) -> NoReturn:
     """Serve one controller on stdin and stdout, then exit; with `--idle SECONDS`, after this time without a frame."""
-    idle = float(arguments[1]) if arguments[:1] == ["--idle"] else command_messages.IDLE_TIMEOUT_S
+    idle = float(arguments[1]) if arguments[:1] == ["--idle"] else IDLE_TIMEOUT_S
     read, write = os.dup(0), os.dup(1)
     spawn.redirect_stdio(stderr=2)
     syscalls.set_process_name("clusterctl-agen")

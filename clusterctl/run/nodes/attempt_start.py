@@ -22,7 +22,7 @@ from clusterctl.formatting import format_size, group_pairs, plural
 from clusterctl.plan import environment, launch, layout
 from clusterctl.plan.launch import LaunchPlan
 from clusterctl.plan.layout import get_workdir
-from clusterctl.plan.rendezvous import NodeFacts
+from clusterctl.plan.rendezvous import NodeFacts, list_requested_ports
 from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.checkpoints import Checkpoint, CheckpointPicker
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, raise_first, select_sessions
@@ -305,7 +305,7 @@ def build_prepare_request(
         attempt=number,
         workdir=get_workdir(spec, host.name),
         name=spec.name,
-        ports=list(layout.list_requested_ports(spec, node_layout)),
+        ports=list(list_requested_ports(spec, node_layout)),
         gpus=list(node_layout.gpus),
         ranks=list(node_layout.ranks),
         reserve=spec.logs.reserve,

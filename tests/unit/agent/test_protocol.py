@@ -15,6 +15,8 @@ from clusterctl.agent.protocol import command_messages, run_files
 from clusterctl.agent.protocol import frames as frames_module
 from clusterctl.agent.protocol.command_messages import Command, ErrorKind
 from clusterctl.agent.protocol.frames import FrameDecoder, FrameError, StreamData
+from clusterctl.agent.serve.main import IDLE_TIMEOUT_S
+from clusterctl.session.heartbeat import HEARTBEAT_INTERVAL_S
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 MIB = 1024 * 1024
@@ -179,8 +181,8 @@ def test_the_kinds_of_errors_are_those_of_the_page() -> None:
 
 def test_the_numbers_are_those_of_the_page() -> None:
     assert f"at most {frames_module.MAX_FRAME_BYTES // MIB} MiB" in section("Frames")
-    assert f"every {command_messages.HEARTBEAT_INTERVAL_S:g} s" in section("Heartbeats")
-    assert f"receives nothing for {command_messages.IDLE_TIMEOUT_S:g} s" in section("Heartbeats")
+    assert f"every {HEARTBEAT_INTERVAL_S:g} s" in section("Heartbeats")
+    assert f"receives nothing for {IDLE_TIMEOUT_S:g} s" in section("Heartbeats")
     assert f"{frames_module.INITIAL_CREDIT_BYTES // 1024} KiB at first" in section("Pushes and streams")
     assert "streams from 2^31" in section("Pushes and streams")
     assert command_messages.FIRST_AGENT_STREAM == 2**31

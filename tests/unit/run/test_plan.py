@@ -46,7 +46,7 @@ def plan_of(spec: ClusterSpec, **answers: rendezvous.NodeFacts) -> planning.Laun
     master = known[spec.worker_hosts[0].name].addresses[0][1]
     routes = {n: rendezvous.Route(source=a.addresses[0][1], interface=a.addresses[0][0]) for n, a in known.items()}
     where = rendezvous.plan_rendezvous(entries, known, master, routes)
-    ports = {e.host.name: [41000 + i for i, _ in enumerate(layout.list_requested_ports(spec, e))] for e in entries}
+    ports = {e.host.name: [41000 + i for i, _ in enumerate(rendezvous.list_requested_ports(spec, e))] for e in entries}
     return planning.plan_launch(spec, IDENTITY, entries, known, where, ports)
 
 

@@ -59,7 +59,7 @@ def spec_of(*hosts: HostSpec, **more: Any) -> ClusterSpec:
 
 def plan_of(spec: ClusterSpec, identity: environment.RunIdentity = RUN, **options: Any) -> planning.LaunchPlan:
     entries = layout.assign_ranks(spec.worker_hosts, {})
-    ports = {e.host.name: [41000 + i for i, _ in enumerate(layout.list_requested_ports(spec, e))] for e in entries}
+    ports = {e.host.name: [41000 + i for i, _ in enumerate(rendezvous.list_requested_ports(spec, e))] for e in entries}
     known = {"answers": ANSWERS, "where": WHERE, "ports": ports, **options}
     return planning.plan_launch(spec, identity, entries, known["answers"], known["where"], known["ports"])
 
@@ -260,7 +260,7 @@ def test_what_a_login_sets_stays_and_what_it_loses_is_named() -> None:
 def test_the_ports_that_a_node_holds(framework: Framework, port: int | None, wanted: list[tuple[int, ...]]) -> None:
     spec = spec_of(job={"framework": framework}, network=NetworkSpec(master_port=port))
 
-    assert [layout.list_requested_ports(spec, entry) for entry in layout.assign_ranks(HOSTS, {})] == wanted
+    assert [rendezvous.list_requested_ports(spec, entry) for entry in layout.assign_ranks(HOSTS, {})] == wanted
 
 
 # --- frameworks
