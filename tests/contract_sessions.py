@@ -151,7 +151,7 @@ class SessionContract:
         event = next_of(inbox, EventReceived)
         assert (event.node, event.run, event.stamp.seq, event.event) == (session.node, "r", 7, Prepared(0, [4]))
         output = next_of(inbox, OutputReceived)
-        assert output == OutputReceived(session.node, "r", "attempt-0/rank-0.log", 10, b"hello")
+        assert output == OutputReceived(session.node, "r", "attempt-0/rank-0.log", (0, 0), 10, b"hello")
 
     def test_credit_is_given_without_an_answer(self, opened: Open) -> None:
         session = opened()

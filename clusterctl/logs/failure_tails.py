@@ -11,8 +11,9 @@ from operator import attrgetter
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.logs.fold import FoldedLine, fold_history
 from clusterctl.logs.log_line import LogLine, LogQuery, Skew
-from clusterctl.logs.merge import filter_lines, open_streams, read_history, read_lines
+from clusterctl.logs.merge import read_history, read_lines
 from clusterctl.logs.output_replicas import OutputFileFinder
+from clusterctl.logs.output_stream import open_streams
 from clusterctl.logs.safe_text import clean_block, strip_colours
 
 TAIL_LINES = 20
@@ -132,7 +133,7 @@ def read_failure_tails(
         first = min(lines[0].time for lines in alike)
         out += [line._replace(time=first) for lines in alike for line in lines]
     wanted = [line for line in sorted(out, key=attrgetter("time")) if query.wants_time(line.time)]
-    return filter_lines(wanted, query)
+    return query.filter_lines(wanted)
 
 
 def _set_time(run_dir: str | os.PathLike[str], lines: FailureLines, skew: Skew | None) -> FailureLines:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from clusterctl.logs.log_line import LogLine, LogQuery, Skew
-from clusterctl.logs.merge import filter_lines, open_streams, read_history
+from clusterctl.logs.merge import read_history
 from clusterctl.logs.output_replicas import OutputFileFinder
-from clusterctl.logs.output_stream import LineBatch, OutputStream
+from clusterctl.logs.output_stream import LineBatch, OutputStream, open_streams
 
 _POLL_BYTES = 1024 * 1024
 """Maximum number of bytes that one poll reads. It is small, because the caller handles signals and keys between
@@ -78,7 +78,7 @@ class LogFollower:
         while self.more:
             yield self._new_lines(now)
         batches = sorted((b for s in self._streams if (b := s.flush(now))), key=attrgetter("time"))
-        yield [line for b in batches for line in filter_lines(b.lines, self._query)]
+        yield [line for b in batches for line in self._query.filter_lines(b.lines)]
 
     # --- private
 
@@ -99,7 +99,7 @@ class LogFollower:
             batches += stream.read(end, now)
         batches += self._close_old(now)
         batches.sort(key=attrgetter("time"))
-        return [line for b in batches if self._query.wants_time(b.time) for line in filter_lines(b.lines, self._query)]
+        return [line for b in batches if self._query.wants_time(b.time) for line in self._query.filter_lines(b.lines)]
 
     def _discover(self) -> None:
         for stream in open_streams(self._files.find_new_files(), self._query, self._skew):
@@ -132,4 +132,4 @@ class LogFollower:
             if now - frame.at >= self._frame_interval:
                 frame.shown, frame.at = text, now
                 lines.append(stream.build_line(now, text, partial=True))
-        return filter_lines(lines, self._query)
+        return self._query.filter_lines(lines)

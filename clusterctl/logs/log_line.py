@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from clusterctl.logs.safe_text import strip_colours
+
 Skew = Callable[[str], float]
 """A function that takes a node and returns how many seconds the clock of the node is ahead of the head's; 0 if
 unknown."""
@@ -68,3 +70,10 @@ class LogQuery:
     def wants_time(self, time: float) -> bool:
         """Return whether the query selects lines of this time."""
         return (self.since is None or time >= self.since) and (self.until is None or time <= self.until)
+
+    def filter_lines(self, lines: list[LogLine]) -> list[LogLine]:
+        """Return the lines that match the pattern."""
+        if self.grep is None:
+            return lines
+        search = self.grep.search
+        return [line for line in lines if search(strip_colours(line.text))]

@@ -11,9 +11,8 @@ from itertools import chain
 from operator import attrgetter
 
 from clusterctl.logs.log_line import LogLine, LogQuery, Skew
-from clusterctl.logs.output_replicas import OutputFile, OutputFileFinder
-from clusterctl.logs.output_stream import LineBatch, OutputStream, find_line_start, find_tail_start
-from clusterctl.logs.safe_text import strip_colours
+from clusterctl.logs.output_replicas import OutputFileFinder
+from clusterctl.logs.output_stream import LineBatch, OutputStream, find_line_start, find_tail_start, open_streams
 
 _WINDOW_GROWTH = 8
 _MIN_LINES_PER_STREAM = 4
@@ -30,15 +29,6 @@ def read_lines(run_dir: str | os.PathLike[str], query: LogQuery, *, skew: Skew |
     """
     streams = open_streams(OutputFileFinder(run_dir).find_new_files(), query, skew)
     return read_history(streams, query, flush=True)
-
-
-def open_streams(files: Sequence[OutputFile], query: LogQuery, skew: Skew | None) -> list[OutputStream]:
-    """Return a stream, at offset 0, for each file that may contain selected lines."""
-    return [
-        OutputStream(file, raw=query.raw, skew=skew)
-        for file in files
-        if query.wants_file(file.node, file.rank, file.attempt)
-    ]
 
 
 def read_history(streams: Sequence[OutputStream], query: LogQuery, *, flush: bool) -> Iterator[LogLine]:
@@ -106,14 +96,6 @@ def _last_lines(
         window = min(tail, window * _WINDOW_GROWTH)
 
 
-def filter_lines(lines: list[LogLine], query: LogQuery) -> list[LogLine]:
-    """Return the lines that match the pattern of the query."""
-    if query.grep is None:
-        return lines
-    search = query.grep.search
-    return [line for line in lines if search(strip_colours(line.text))]
-
-
 def _merged(
     streams: Sequence[OutputStream], starts: Sequence[int], ends: Sequence[int], query: LogQuery, *, flush: bool
 ) -> Iterator[LogLine]:
@@ -123,7 +105,7 @@ def _merged(
         parts.append(_batches(stream, end, flush=flush))
     for batch in heapq.merge(*parts, key=attrgetter("time")) if len(parts) > 1 else (parts[0] if parts else ()):
         if query.wants_time(batch.time):
-            yield from filter_lines(batch.lines, query)
+            yield from query.filter_lines(batch.lines)
 
 
 def _batches(stream: OutputStream, end: int, *, flush: bool) -> Iterator[LineBatch]:

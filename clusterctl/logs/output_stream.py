@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from clusterctl.logs.log_line import LogLine, Skew
+from clusterctl.logs.log_line import LogLine, LogQuery, Skew
 from clusterctl.logs.output_replicas import OutputFile
 from clusterctl.logs.safe_text import LINE_LIMIT, clean_block, clean_text
 from clusterctl.logs.time_index import TimeIndex
@@ -207,6 +207,15 @@ class OutputStream:
     def build_line(self, time: float, text: str, *, partial: bool = False) -> LogLine:
         """Return a line of this worker."""
         return LogLine(time, self.file.node, self.file.rank, self.file.attempt, text, partial)
+
+
+def open_streams(files: Sequence[OutputFile], query: LogQuery, skew: Skew | None) -> list[OutputStream]:
+    """Return a stream, at offset 0, for each file that may contain selected lines."""
+    return [
+        OutputStream(file, raw=query.raw, skew=skew)
+        for file in files
+        if query.wants_file(file.node, file.rank, file.attempt)
+    ]
 
 
 def _raw_text(data: bytes) -> str:

@@ -30,11 +30,15 @@ class EventReceived:
 
 @dataclass(frozen=True, slots=True)
 class OutputReceived:
-    """Bytes of a file of a run, from `offset` on. The receiver grants as much credit once they are on disk."""
+    """Bytes of a file of a run, from `offset` on. The receiver grants as much credit once they are on disk.
+
+    `place` is the attempt and rank of the file; `None` for the file of samples.
+    """
 
     node: str
     run: str
     file: str
+    place: tuple[int, int] | None
     offset: int
     payload: bytes
 

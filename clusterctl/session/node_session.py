@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.agent.protocol.command_messages import (
     FIRST_AGENT_STREAM,
@@ -33,7 +33,6 @@ from clusterctl.agent.protocol.frames import (
     encode_data,
     encode_message,
 )
-from clusterctl.agent.protocol.run_files import parse_attempt
 from clusterctl.errors import AgentError, ConnectError, NodeError, NodeRefusedError
 from clusterctl.session.controller_inbox import (
     AttemptsReplicated,
@@ -66,6 +65,14 @@ def _encode_arguments(arguments: Any) -> dict[str, Any]:
 Listener = Callable[[StreamData], None]
 
 
+class AnnouncedFile(NamedTuple):
+    """A file of a run that the agent sends. `place` is its attempt and rank; `None` for the file of samples."""
+
+    run: str
+    name: str
+    place: tuple[int, int] | None
+
+
 class StreamTable:
     """The streams of one session.
 
@@ -77,7 +84,7 @@ class StreamTable:
         self._numbers = itertools.count(1)
         self._last_allocated = 0
         self._listeners: dict[int, Listener] = {}
-        self._files: dict[int, tuple[str, str]] = {}
+        self._files: dict[int, AnnouncedFile] = {}
 
     def count_open_files(self) -> int:
         """Return the number of announced files that may still grow."""
@@ -102,12 +109,12 @@ class StreamTable:
             raise FrameError(f"data of stream {number}, which no request has named")
         return self._listeners.get(number)
 
-    def record_announced_file(self, number: int, run: str, file: str) -> None:
+    def record_announced_file(self, number: int, file: AnnouncedFile) -> None:
         """Record the file whose content the agent sends on this stream."""
-        self._files[number] = (run, file)
+        self._files[number] = file
 
-    def get_run_and_file(self, number: int) -> tuple[str, str]:
-        """Return the run and the file of a stream that the agent has announced.
+    def get_announced_file(self, number: int) -> AnnouncedFile:
+        """Return the file of a stream that the agent has announced.
 
         Raises:
             FrameError: The agent never announced this stream.
@@ -119,9 +126,9 @@ class StreamTable:
     def forget_ended_files(self, run: str, attempt: int) -> None:
         """Forget the files of a run's attempts below `attempt`, which do not grow any more."""
         self._files = {
-            number: (whose, file)
-            for number, (whose, file) in self._files.items()
-            if whose != run or not -1 < parse_attempt(file) < attempt
+            number: file
+            for number, file in self._files.items()
+            if file.run != run or file.place is None or file.place[0] >= attempt
         }
 
 
@@ -248,9 +255,9 @@ class Session:
     def allocate_streams(self, listener: Callable[[StreamData], None] | None = None, *, count: int = 1) -> int:
         """Allocate `count` consecutive stream numbers for a request and return the first number.
 
-        Args: listener: The function that the reader thread calls with the data of these streams. During the call the
-            session reads
-                nothing else, so the node has to wait. With `None` the data goes into the inbox.
+        Args:
+            listener: The function that the reader thread calls with the data of these streams. During the call the
+                session reads nothing else, so the node has to wait. With `None` the data goes into the inbox.
             count: The number of streams.
         """
         return self._streams.allocate(listener, count)
@@ -338,10 +345,10 @@ class Session:
 
     def _handle_data(self, data: StreamData) -> None:
         if data.stream >= FIRST_AGENT_STREAM:
-            run, file = self._streams.get_run_and_file(data.stream)
+            file = self._streams.get_announced_file(data.stream)
             with self._lock:
                 self._quota.count_output(len(data.payload))
-            self._inbox.put(OutputReceived(self.node, run, file, data.offset, data.payload))
+            self._inbox.put(OutputReceived(self.node, file.run, file.name, file.place, data.offset, data.payload))
             return
         listener = self._streams.get_listener(data.stream)
         if listener is None:
@@ -353,9 +360,9 @@ class Session:
     def _handle_push(self, push: dict[str, Any]) -> None:
         if push["push"] == "stream":
             message_validators.STREAM_PUSH(push)
-            message_validators.parse_stream_file_name(push["file"])
+            place = message_validators.parse_stream_file_name(push["file"])
             self._quota.count_stream(push["stream"], self._streams.count_open_files())
-            self._streams.record_announced_file(push["stream"], push["run"], push["file"])
+            self._streams.record_announced_file(push["stream"], AnnouncedFile(push["run"], push["file"], place))
         elif push["push"] == "event":
             message_validators.EVENT_PUSH(push)
             self._quota.count_event(self._decoder.last_frame_bytes, time.monotonic())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +54,6 @@ def validate_error_answer(command: Command, value: Any) -> dict[str, Any]:
     return {**value, "message": value["message"][:_MAX_MESSAGE_CHARS], "hint": hint and hint[:_MAX_MESSAGE_CHARS]}
 
 
-@functools.lru_cache(maxsize=4096)
 def parse_stream_file_name(file: str) -> tuple[int, int] | None:
     """Return the attempt and rank in the file name of a stream; `None` for the file of samples.
 

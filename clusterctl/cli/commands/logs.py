@@ -28,7 +28,7 @@ from clusterctl.logs.failure_tails import FailureTails, merge_failure_lines, rea
 from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
 from clusterctl.logs.follow import LogFollower
 from clusterctl.logs.log_line import LogLine, LogQuery
-from clusterctl.logs.merge import filter_lines, read_lines
+from clusterctl.logs.merge import read_lines
 from clusterctl.logs.safe_text import clean_block
 from clusterctl.render.attempt_table import AttemptSeparators
 from clusterctl.render.error_messages import error_line, hint_lines
@@ -241,7 +241,7 @@ def _follow_lines(
             log_output.write_new(lines)
         if over:
             log_output.write_new([], last=True)
-        log_output.write_new(filter_lines(failure_tails.select_lines(snapshot.worker_exits), query), last=over)
+        log_output.write_new(query.filter_lines(failure_tails.select_lines(snapshot.worker_exits)), last=over)
         if over:
             log_output.write_last_separators()
         if over or not console.out.has_reader():

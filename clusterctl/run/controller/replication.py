@@ -22,7 +22,6 @@ from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.session.controller_inbox import AttemptsReplicated, OutputReceived
 from clusterctl.session.node_session import Session
 from clusterctl.session.request_definitions import REPLICATED
-from clusterctl.validation.message_validators import parse_stream_file_name
 from clusterctl.validation.session_quota import MAX_FILE_BYTES
 
 _CREDIT_AT_ONCE = INITIAL_CREDIT_BYTES // 8
@@ -68,7 +67,7 @@ class Replication(ThreadOwnedAttributes):
         self._intake.store_or_queue(received)
 
     def _validate_owner(self, received: OutputReceived) -> None:
-        place = parse_stream_file_name(received.file)
+        place = received.place
         ranks = None if place is None else self._run.find_ranks_on(received.node, place[0])
         if received.run != self._run.folder.run or (place is not None and ranks is not None and place[1] not in ranks):
             raise FrameError(

@@ -1,4 +1,4 @@
-"""Writes whole files, journals and replicas on the head, and handles a full disk.
+"""Writes whole files and journals on the head, and handles a full disk.
 
 A journal reserves space beyond its end, so that a controller can still record a full disk and the end of its run. Lines
 wait in memory while the disk has no space for them.
@@ -10,9 +10,8 @@ import contextlib
 import ctypes
 import errno
 import os
-import resource
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 from clusterctl.agent.linux import syscalls
@@ -176,58 +175,3 @@ def remove_torn_line(path: Path) -> None:
                 file.truncate(end + newline + 1)
     except FileNotFoundError:
         return
-
-
-class ReplicaFiles:
-    """Keeps replicas open. If too many are open, closes the least recently used file.
-
-    Args:
-        find_path: A function that returns the path of the replica of a node's file.
-        limit: The most open files. The default is half of the limit of this process, because sockets and journals need
-            the rest.
-    """
-
-    def __init__(self, find_path: Callable[[str, str], Path], limit: int | None = None) -> None:
-        self._find_path = find_path
-        self._limit = max(1, limit or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        self._open: OrderedDict[tuple[str, str], int] = OrderedDict()
-
-    def open_replica(self, node: str, file: str) -> int:
-        """Return a descriptor of a replica, valid until the next call. A missing replica is created.
-
-        Raises:
-            OSError: The replica cannot be opened.
-        """
-        key = node, file
-        if key in self._open:
-            self._open.move_to_end(key)
-            return self._open[key]
-        path = self._find_path(node, file)
-        self._close_oldest(self._limit - 1)
-        try:
-            fd = _open_file(path)
-        except OSError as error:
-            if not is_resource_shortage(error) or not self._open:
-                raise
-            self._close_oldest(len(self._open) // 2)
-            fd = _open_file(path)
-        self._open[key] = fd
-        return fd
-
-    def close_files(self, matches: Callable[[str, str], bool]) -> None:
-        """Close the files whose node and name match."""
-        for key in [key for key in self._open if matches(*key)]:
-            os.close(self._open.pop(key))
-
-    def close(self) -> None:
-        """Close all files."""
-        self._close_oldest(0)
-
-    def _close_oldest(self, count: int) -> None:
-        while len(self._open) > count:
-            os.close(self._open.popitem(last=False)[1])
-
-
-def _open_file(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -17,6 +17,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,9 @@ from clusterctl.errors import RefusedError
 from clusterctl.run.record import lock_files, state_reader
 from clusterctl.run.record.disk_files import (
     LineFile,
-    ReplicaFiles,
     free_file_start,
     ignore_resource_shortage,
+    is_resource_shortage,
     write_atomically,
 )
 from clusterctl.run.record.rundir import RunDir
@@ -67,7 +70,7 @@ class RunDirWriter(ThreadOwned):
         self._events = LineFile(run.events, _EVENTS_RESERVE)
         self._journals: dict[str, LineFile] = {}
         self._waiting: dict[str, LineFile] = {}
-        self._files = ReplicaFiles(self._find_replica_path)
+        self._files = ReplicaFiles(run)
 
     def append(self, event: head.ControllerEvent, now: float) -> None:
         """Write an event of the controller; `now` is the head's clock in seconds.
@@ -172,10 +175,62 @@ class RunDirWriter(ThreadOwned):
         self._files.close()
         os.close(self._lock)
 
-    def _find_replica_path(self, node: str, file: str) -> Path:
+
+class ReplicaFiles:
+    """Keeps replicas open. If too many are open, closes the least recently used file.
+
+    Args:
+        run: The run directory.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        # Sockets and journals need the other half of the descriptors.
+        self._limit = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._open: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def open_replica(self, node: str, file: str) -> int:
+        """Return a descriptor of a replica, valid until the next call. A missing replica is created.
+
+        Raises:
+            RefusedError: The name leads out of the run directory.
+            OSError: The replica cannot be opened.
+        """
+        key = node, file
+        if key in self._open:
+            self._open.move_to_end(key)
+            return self._open[key]
         if ".." in file.split("/") or file.startswith("/"):
             raise RefusedError(f"{node} names a file outside its run directory: {file!r}")
-        return self.run.node(node) / file
+        path = self._run.node(node) / file
+        self._close_oldest(self._limit - 1)
+        try:
+            fd = _open_file(path)
+        except OSError as error:
+            if not is_resource_shortage(error) or not self._open:
+                raise
+            self._close_oldest(len(self._open) // 2)
+            fd = _open_file(path)
+        self._open[key] = fd
+        return fd
+
+    def close_files(self, matches: Callable[[str, str], bool]) -> None:
+        """Close the files whose node and name match."""
+        for key in [key for key in self._open if matches(*key)]:
+            os.close(self._open.pop(key))
+
+    def close(self) -> None:
+        """Close all files."""
+        self._close_oldest(0)
+
+    def _close_oldest(self, count: int) -> None:
+        while len(self._open) > count:
+            os.close(self._open.popitem(last=False)[1])
+
+
+def _open_file(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _read_last_seq(path: Path) -> int:

@@ -79,7 +79,7 @@ def test_output_waits_for_a_descriptor_and_a_person_is_told_why(writer: RunDirWr
     stored: list[OutputReceived] = []
     said: list[str] = []
     intake = ReplicaQueue(writer, lambda item, _size: stored.append(item), lambda text, _level: said.append(text))
-    pieces = [OutputReceived("n1", "r", "attempt-0/rank-0.log", at, b"abc") for at in (0, 3)]
+    pieces = [OutputReceived("n1", "r", "attempt-0/rank-0.log", (0, 0), at, b"abc") for at in (0, 3)]
 
     with descriptors_left(0):
         for piece in pieces:
