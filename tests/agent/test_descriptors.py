@@ -16,7 +16,7 @@ from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.agent.protocol.events import Event, Exited, Prepared, Stamp, Started, Swept, encode_event
 from clusterctl.agent.protocol.run_requests import FollowArguments
-from clusterctl.agent.serve.run_follower import RunFollower
+from clusterctl.agent.serve.follow_sender import RunFollower
 from tests.agent.conftest import Node
 from tests.agent.talk import REPOSITORY
 

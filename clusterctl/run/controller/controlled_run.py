@@ -6,11 +6,10 @@ The executor passes the results of these threads to the loop.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future
 
 from typing_extensions import override
 
@@ -250,12 +249,12 @@ class ControlledRun(ThreadOwnedAttributes):
         self.stopping.start(node)
         request = run_requests.StopArguments(run=self.folder.run, node=node, grace=self.grace, reason=reason)
 
-        def send() -> None:
-            # A slow node has received the request, even if the answer is late. The policy limits the time of a stop.
-            with contextlib.suppress(FutureTimeoutError):
-                STOP.call_async(session, request).result(STOP.timeout_s)
+        def redial_after_error(answer: Future[command_payload_types.EmptyAnswer]) -> None:
+            if answer.exception() is not None:
+                self.executor.call_soon(lambda: self.links.redial(self.hosts[node], session))
 
-        self.executor.run_in_thread(send, on_failed=lambda _: self.links.redial(self.hosts[node], session))
+        # A slow node has received the request, even if the answer is late. The policy limits the time of a stop.
+        STOP.call_async(session, request).add_done_callback(redial_after_error)
 
     def send_finish(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
         """Send the end of the run to nodes; return the errors. Any thread may call this."""

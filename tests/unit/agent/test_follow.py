@@ -12,7 +12,7 @@ from clusterctl.agent.node_state import journal
 from clusterctl.agent.node_state.output_reading import OffsetTable, OutputOffsets
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import events, run_requests
-from clusterctl.agent.serve.run_follower import RunFollower
+from clusterctl.agent.serve.follow_sender import RunFollower
 
 BLOCK = 4096
 

@@ -14,7 +14,7 @@ from clusterctl.agent.linux.event_loop import EventLoop, FolderWatcher
 from clusterctl.agent.node_state import journal
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import events, run_requests
-from clusterctl.agent.serve.run_follower import RunFollower
+from clusterctl.agent.serve.follow_sender import RunFollower
 
 EVENTS = 40_000
 MOST_BYTES = 1 << 20
