@@ -115,6 +115,9 @@ CONNECT = Request(Command.CONNECT, command_payload_types.ConnectArguments, comma
 MANIFEST = Request(Command.MANIFEST, command_payload_types.ManifestArguments, command_payload_types.ManifestAnswer)
 RECEIVE = Request(Command.RECEIVE, command_payload_types.ReceiveArguments, command_payload_types.ReceiveAnswer)
 COPY = Request(Command.COPY, command_payload_types.CopyArguments, command_payload_types.CopyAnswer)
+# The node reads the pieces that an interrupted cast has left.
+CAST = Request(Command.CAST, command_payload_types.CastArguments, command_payload_types.CastAnswer, 1800.0)
+PIECES = Request(Command.PIECES, command_payload_types.PiecesArguments, command_payload_types.EmptyAnswer, 1800.0)
 FETCH = Request(Command.FETCH, command_payload_types.FetchArguments, command_payload_types.FetchAnswer)
 # The node searches a checkpoint folder, which may lie on a slow file server.
 CHECKPOINTS = Request(

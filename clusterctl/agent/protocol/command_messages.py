@@ -34,6 +34,8 @@ class Command(str, Enum):
     MANIFEST = "manifest"
     RECEIVE = "receive"
     COPY = "copy"
+    CAST = "cast"
+    PIECES = "pieces"
     FETCH = "fetch"
     CHECKPOINTS = "checkpoints"
     CODE = "code"

@@ -200,6 +200,25 @@ class ReceiveArguments(TypedDict):
     stream: int
 
 
+class CastArguments(TypedDict):
+    """CAST: start a peer for the files that the MANIFEST or COPY with the stream `manifest` has compared.
+
+    The plan of the cast (`CastPlan`) has `size` bytes and follows in `stream`. After the answer, `stream` carries the
+    messages of `pieces` in both directions, and `stream` + 1 carries the reports of the peer (`PeerReport`).
+    """
+
+    manifest: int
+    stream: int
+    size: int
+
+
+class PiecesArguments(TypedDict):
+    """PIECES: send in `stream` the SHA-256 of each piece of the files that the COPY `manifest` has compared."""
+
+    manifest: int
+    stream: int
+
+
 class FetchArguments(TypedDict):
     """FETCH: send in `stream` the files that match `pattern`; with `links` also the targets of symbolic links.
 
@@ -466,6 +485,13 @@ class CopyAnswer(TypedDict):
     name: wire_types.Path | None
 
 
+class CastAnswer(TypedDict):
+    """The port of the peer (0: it does not listen), or in `busy` the id of another cast that uses the folder."""
+
+    port: wire_types.Port
+    busy: NotRequired[wire_types.Name]
+
+
 class ReceiveAnswer(TypedDict, total=False):
     """The number of bytes that the node has written, and the hash of all synced code after the transfer."""
 
@@ -559,6 +585,22 @@ class ErrorAnswer(TypedDict):
     kind: wire_types.Word
     message: Annotated[str, string(1 << 20)]
     hint: NotRequired[Annotated[str, string(1 << 20)] | None]
+
+
+class PeerReport(TypedDict, total=False):
+    """News of a peer: the neighbours that it uses, cannot reach, or has caught with wrong bytes; bytes of pieces.
+
+    With `installed`, the files are in place. With `error`, the peer has failed. With `ended`, its process is gone.
+    """
+
+    installed: bool
+    ended: bool
+    error: ErrorAnswer
+    reached: Annotated[int, integer(0, 1 << 20)]
+    unreached: Annotated[list[wire_types.FileNumber], MaxItems(1 << 16)]
+    liars: Annotated[list[wire_types.FileNumber], MaxItems(1 << 16)]
+    received: wire_types.Bytes
+    sent: wire_types.Bytes
 
 
 class HeartbeatAnswer(TypedDict):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.cast import piece_store
 from clusterctl.agent.facts import storage_facts
+from clusterctl.agent.linux import helper_process
+from clusterctl.agent.linux.event_loop import FrameChannel
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import command_messages, file_list, frames
 from clusterctl.agent.protocol.command_messages import Command
+from clusterctl.agent.protocol.pieces import CastPlan
 from clusterctl.agent.serve.run_summary import summarize_run
 from clusterctl.agent.workdir import file_tree, synced_code
 
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, Callable
 
+    from clusterctl.agent.cast import peer
     from clusterctl.agent.linux.helper_process import HelperOutput, Task, TaskResult
     from clusterctl.agent.protocol import command_payload_types, file_list
     from clusterctl.agent.protocol.frames import Message
@@ -47,7 +54,8 @@ def list_missing_files(
         )
     need = _list_differing_files(file_tree.FileTree(folder), files)
     _refuse_code_of_live_runs(root, {os.path.join(os.path.realpath(folder), files[number][0]) for number in need})
-    file_tree.refuse_without_space(folder, [(files[number][0], files[number][1]) for number in need])
+    needed = [files[number] for number in need]
+    file_tree.refuse_without_space(folder, [(path, size, digest) for path, size, _, digest in needed])
     return {"need": need, "folder": folder, "name": name}
 
 
@@ -109,6 +117,8 @@ def make_file_handlers(session: AgentSession, runs: RunCommands) -> dict[Command
     return {
         Command.MANIFEST: files.manifest,
         Command.COPY: files.copy,
+        Command.CAST: files.cast,
+        Command.PIECES: files.pieces,
         Command.RECEIVE: files.receive,
         Command.FETCH: files.fetch,
         Command.CHECKPOINTS: files.checkpoints,
@@ -159,10 +169,34 @@ def _describe_sync(
 
 @dataclass(frozen=True)
 class _PendingTransfer:
-    """A transfer that may follow a comparison: `make_receiver` makes its receiver, and `finish` is called last."""
+    """A transfer that may follow a comparison: `make_receiver` makes its receiver, and `finish` is called last.
 
+    Attributes:
+        tree: The target folder.
+        list_files: Returns the compared files: path, size, mode and hash.
+        need: The positions of the files that this node lacks.
+        lock: A descriptor to keep open during the transfer, or `None`.
+    """
+
+    tree: file_tree.FileTree
+    list_files: Callable[[], list[list[Any]]]
+    need: list[int]
     make_receiver: Callable[[], file_tree.FileReceiver]
     finish: Callable[[], None] = lambda: None
+    lock: int | None = None
+
+
+def _describe_transfer(transfer: _PendingTransfer) -> tuple[str, dict[str, str], dict[str, str], peer.Installer | None]:
+    """Return the fields of `peer.Assignment` from `folder` on."""
+    need = set(transfer.need)
+    files = transfer.list_files()
+    present = {
+        digest: transfer.tree.resolve(path)
+        for number, (path, size, _, digest) in enumerate(files)
+        if size and number not in need
+    }
+    install = (lambda take: transfer.make_receiver().take_files(take)) if need else None
+    return transfer.tree.folder, present, {digest: path for path, _, _, digest in files}, install
 
 
 class _FileCommands:
@@ -199,11 +233,16 @@ class _FileCommands:
                 return {**edited, **_list_needed(entries, found.differing_files)}
 
             def plan_transfer(outcome: Message) -> _PendingTransfer:
+                def list_files() -> list[list[Any]]:
+                    return file_list.decode_file_list(data)
+
                 def make_receiver() -> file_tree.FileReceiver:
-                    entries = file_list.decode_file_list(data)
+                    entries = list_files()
                     return place.make_receiver([entries[number] for number in outcome["need"]])
 
-                return _PendingTransfer(make_receiver, lambda: locks.downgrade(place))
+                return _PendingTransfer(
+                    place, list_files, outcome["need"], make_receiver, lambda: locks.downgrade(place), lock.fd
+                )
 
             self._compare_list(request_id, stream, prepare_sync, plan_transfer, lambda: locks.release(place), [lock.fd])
 
@@ -235,9 +274,8 @@ class _FileCommands:
                 self._session.answer_error(request_id, outcome)
                 return
             transfer = plan_transfer(outcome)
-            if outcome["need"]:
-                self._transfers[stream] = transfer
-            else:
+            self._transfers[stream] = transfer
+            if not outcome["need"]:
                 transfer.finish()
             self._session.answer(request_id, outcome)
 
@@ -266,16 +304,20 @@ class _FileCommands:
                 return list_missing_files(arguments, file_list.decode_file_list(data), root)
 
             def plan_transfer(outcome: Message) -> _PendingTransfer:
-                entries = replace_first_path_part(file_list.decode_file_list(data), outcome["name"])
-                files, tree = [entries[number] for number in outcome["need"]], file_tree.FileTree(outcome["folder"])
+                tree = file_tree.FileTree(outcome["folder"])
+
+                def list_files() -> list[list[Any]]:
+                    return replace_first_path_part(file_list.decode_file_list(data), outcome["name"])
 
                 def make_receiver() -> file_tree.FileReceiver:
+                    entries = list_files()
+                    files = [entries[number] for number in outcome["need"]]
                     # Check again, because a run may have started since the comparison.
                     folder = os.path.realpath(tree.folder)
                     _refuse_code_of_live_runs(root, {os.path.join(folder, path) for path, *_ in files})
                     return file_tree.FileReceiver(tree, files)
 
-                return _PendingTransfer(make_receiver)
+                return _PendingTransfer(tree, list_files, outcome["need"], make_receiver)
 
             self._compare_list(request_id, stream, list_missing, plan_transfer)
 
@@ -285,9 +327,7 @@ class _FileCommands:
         self, request_id: int, arguments: command_payload_types.ReceiveArguments, _epoch: int | None
     ) -> command_payload_types.ReceiveAnswer | None:
         stream = int(arguments["stream"])
-        if arguments["manifest"] not in self._transfers:
-            raise command_messages.RequestError(command_messages.ErrorKind.BAD_REQUEST, "these files were not compared")
-        transfer = self._transfers.pop(arguments["manifest"])
+        transfer = self._pop_transfer(arguments["manifest"])
         receiver = transfer.make_receiver()
         if receiver.is_complete:
             transfer.finish()
@@ -309,6 +349,62 @@ class _FileCommands:
 
         self._session.data_handlers[stream], self._receivers[stream] = take, receiver
         return None
+
+    def _pop_transfer(self, manifest: int) -> _PendingTransfer:
+        if manifest not in self._transfers:
+            raise command_messages.RequestError(command_messages.ErrorKind.BAD_REQUEST, "these files were not compared")
+        return self._transfers.pop(manifest)
+
+    def cast(self, request_id: int, arguments: command_payload_types.CastArguments, _epoch: int | None) -> None:
+        """Start a peer for a compared transfer, and relay messages between the peer and the head."""
+        stream, transfer = int(arguments["stream"]), self._pop_transfer(arguments["manifest"])
+        waiting = [request_id]
+
+        def start(plan: bytes) -> None:
+            from clusterctl.agent.cast import peer  # It loads TLS, which few agents need.
+
+            keep = [] if transfer.lock is None else [transfer.lock]
+            fd = peer.fork_peer(peer.Assignment(stream, *_describe_transfer(transfer)), plan, keep)
+            channel = FrameChannel(self._session.loop, fd, fd, forward, end)
+            self._session.data_handlers[stream] = lambda part: channel.send_data(stream, part.offset, part.payload)
+
+        def forward(frame: frames.Frame) -> None:
+            if isinstance(frame, frames.StreamData):
+                self._session.channel.send_data(stream, 0, frame.payload)
+            elif waiting:
+                outcome = helper_process.parse_result([frame])
+                if isinstance(outcome, Exception):
+                    self._session.answer_error(waiting.pop(), outcome)
+                else:
+                    self._session.answer(waiting.pop(), outcome)
+            else:
+                if frame.get("installed"):
+                    transfer.finish()
+                self._session.channel.send_data(stream + 1, 0, json.dumps(frame).encode())
+
+        def end(_why: str) -> None:
+            self._session.data_handlers[stream] = lambda _data: None
+            forward({"ended": True})
+
+        self._collect_stream(request_id, stream, int(arguments["size"]), start)
+
+    def pieces(self, request_id: int, arguments: command_payload_types.PiecesArguments, _epoch: int | None) -> None:
+        """Send the SHA-256 of each piece of compared files that this node has. The files may be cast afterwards."""
+        transfer, stream = self._transfers[arguments["manifest"]], int(arguments["stream"])
+
+        def hash_pieces(out: HelperOutput) -> command_payload_types.NoArguments:
+            files = transfer.list_files()
+            contents = {digest: (path, size) for path, size, _, digest in files if size}
+            store = piece_store.PieceStore(
+                transfer.tree.folder,
+                CastPlan("", [(digest, size) for digest, (_, size) in contents.items()], [], "", "", "", None),
+                {digest: transfer.tree.resolve(path) for digest, (path, _) in contents.items()},
+            )
+            for piece in range(store.map.count):
+                out.send_data(stream, 0, hashlib.sha256(store.read(piece)).digest())
+            return {}
+
+        self._session.run_task(request_id, hash_pieces)
 
     def fetch(self, request_id: int, arguments: command_payload_types.FetchArguments, _epoch: int | None) -> None:
         folder, pattern, stream = _resolve_workdir(arguments), str(arguments["pattern"]), int(arguments["stream"])

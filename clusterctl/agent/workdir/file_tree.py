@@ -66,20 +66,30 @@ def make_workdir(folder: str) -> None:
         ) from error
 
 
-def refuse_without_space(folder: str, files: Iterable[tuple[str, int]]) -> None:
+def get_spool_folder(folder: str) -> str:
+    """Return the path of the folder in which a cast to `folder` collects contents."""
+    return os.path.join(os.path.realpath(folder), f".clusterctl-cast-{os.getuid()}")
+
+
+def refuse_without_space(folder: str, files: Iterable[tuple[str, int, str]]) -> None:
     """Refuse a transfer before any file is sent, if the filesystem of the folder has too little space.
 
     Args:
         folder: The target folder.
-        files: The path and size of each file. The space of a file that will be replaced counts as free.
+        files: The path, size and hash of each file. The space of a file that will be replaced counts as free, and so
+            do the pieces of a file that an interrupted cast has left.
 
     Raises:
         RequestError: The filesystem has too little space.
     """
     needed = largest = 0
-    for path, size in files:
-        largest = max(largest, size)
-        needed += size
+    spool = get_spool_folder(folder)
+    for path, size, digest in files:
+        new_bytes = size
+        with contextlib.suppress(OSError):
+            new_bytes = max(0, size - os.lstat(f"{spool}/{digest}").st_blocks * _BLOCK_BYTES)
+        largest = max(largest, new_bytes)
+        needed += new_bytes
         with contextlib.suppress(OSError):
             needed -= os.lstat(os.path.join(folder, path)).st_size
     free = _read_free_bytes(folder)
@@ -88,6 +98,8 @@ def refuse_without_space(folder: str, files: Iterable[tuple[str, int]]) -> None:
         raise command_messages.make_refused_error(text, _FREE_SPACE_HINT)
 
 
+_BLOCK_BYTES = 512
+"""The unit of `st_blocks`, on every filesystem."""
 _FREE_SPACE_HINT = "free space there, or set `workdir` to a folder on another disk"
 
 
@@ -320,6 +332,31 @@ class FileReceiver:
                 self._finish()
                 self._next()
 
+    def take_files(self, take_content: Callable[[str, str], None]) -> None:
+        """Complete the transfer with contents that this machine has and has checked.
+
+        Args:
+            take_content: A function that makes a new file (second argument) with the content of a hash.
+
+        Raises:
+            RequestError: A file cannot be written or renamed.
+        """
+        while self._open is not None:
+            fd, temporary, place = self._open
+            os.close(fd)
+            os.unlink(temporary)
+            try:
+                take_content(self._files[self._number][3], temporary)
+                fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError as error:
+                self._open = None
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise self._not_written(error) from error
+            self._open = fd, temporary, place
+            self._finish(is_checked=True)
+            self._next()
+
     def _next(self) -> None:
         """Create the next file. If the file is empty, finish it at once."""
         while True:
@@ -349,11 +386,11 @@ class FileReceiver:
         remaining_bytes = self._remaining_bytes + sum(int(size) for _, size, *_ in self._files[self._number + 1 :])
         return make_write_error(self._tree.folder, path, error, remaining_bytes)
 
-    def _finish(self) -> None:
+    def _finish(self, *, is_checked: bool = False) -> None:
         path, size, mode, digest = self._files[self._number]
         if self._open is None:
             return
-        if self._digest.hexdigest() != digest:
+        if not is_checked and self._digest.hexdigest() != digest:
             self.abandon()
             raise command_messages.make_failed_error(f"the content of `{path}` differs from the announced content")
         (fd, temporary, place), self._open = self._open, None

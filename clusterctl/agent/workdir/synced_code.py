@@ -167,7 +167,7 @@ class SyncedWorkdir(FileTree):
         for path in found.files_to_remove:
             self._remove_with_bytecode(path)
         lacking = set(found.differing_files)
-        refuse_without_space(self.folder, [(path, files[path][0]) for path in found.differing_files])
+        refuse_without_space(self.folder, [(path, files[path][0], files[path][2]) for path in found.differing_files])
         self._save({path: entry for path, entry in files.items() if path not in lacking}, found.hashes, run)
         return found
 

@@ -19,6 +19,7 @@ from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import get_workdir
 from clusterctl.render.console import safe
 from clusterctl.run.nodes import code_exclusions, code_manifest
+from clusterctl.run.nodes.distribution import send_code
 from clusterctl.run.nodes.downloads import MAX_BYTES, FetchOptions, pull_files
 from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.run.nodes.uploads import (
@@ -26,7 +27,6 @@ from clusterctl.run.nodes.uploads import (
     build_code_upload,
     describe_replaced_files,
     preview_sync,
-    sync_files,
 )
 from clusterctl.run.record.rundir import find_runs_root
 from clusterctl.session.node_session import Session
@@ -125,11 +125,8 @@ def _push(
             )
             raise_first(errors)
             return
-        sent, errors = call_all(
-            sessions,
-            lambda node, session: sync_files(
-                session, get_workdir(spec, node), files, run=None, on_activity=lambda _what: None
-            ),
+        sent, errors = send_code(
+            spec, sessions, files, run=None, on_warning=lambda text: console.write_stderr(f"warning: {text}")
         )
     if not quiet:
         total_files = plural(len(manifest.files), "file")

@@ -25,9 +25,10 @@ from clusterctl.plan.layout import get_workdir
 from clusterctl.plan.rendezvous import NodeFacts, list_requested_ports
 from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.checkpoints import Checkpoint, CheckpointPicker
+from clusterctl.run.nodes.distribution import send_code
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, raise_first, select_sessions
 from clusterctl.run.nodes.network_probe import build_node_facts, resolve_rendezvous
-from clusterctl.run.nodes.uploads import build_code_upload, describe_replaced_files, sync_files
+from clusterctl.run.nodes.uploads import build_code_upload, describe_replaced_files
 from clusterctl.run.record.disk_files import ignore_resource_shortage, write_atomically
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events
@@ -181,15 +182,15 @@ class AttemptLauncher:
         step = Progress("sync", len(remote), self._post)
         files = build_code_upload(manifest, store)
 
-        def send(node: str, session: Session) -> tuple[int, int, tuple[str, ...]]:
-            workdir = get_workdir(self.spec, node)
-            sent = sync_files(
-                session, workdir, files, run=self._run.run, on_activity=lambda what: step.set_waiting(node, what)
-            )
-            step.finish_node(node)
-            return sent
-
-        sent, errors = call_all(self._sessions_of(remote), send)
+        sent, errors = send_code(
+            self.spec,
+            self._sessions_of(remote),
+            files,
+            run=self._run.run,
+            on_activity=step.set_waiting,
+            on_done=step.finish_node,
+            on_warning=lambda text: self._note(text, "warn"),
+        )
         if errors:
             step.end(failed=True)
             raise_first(errors)

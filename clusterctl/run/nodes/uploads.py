@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import stat
@@ -62,16 +63,25 @@ class Upload:
             RefusedError: A file cannot be read, or has become shorter.
         """
         for number in numbers:
-            path, missing = self.paths[number], self.entries[number][1]
-            try:
-                with path.open("rb") as file:
-                    while missing and (chunk := file.read(min(CHUNK_BYTES, missing))):
-                        missing -= len(chunk)
-                        yield chunk
-            except OSError as error:
-                raise RefusedError(f"cannot read {path}: {error.strerror or error}") from error
-            if missing:
-                raise RefusedError(f"{path} has become shorter while it was copied")
+            yield from self.read_range(number, 0, self.entries[number][1])
+
+    def read_range(self, number: int, offset: int, missing: int) -> Iterator[bytes]:
+        """Yield `missing` bytes of an entry from `offset` on.
+
+        Raises:
+            RefusedError: The file cannot be read, or has become shorter.
+        """
+        path = self.paths[number]
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                while missing and (chunk := file.read(min(CHUNK_BYTES, missing))):
+                    missing -= len(chunk)
+                    yield chunk
+        except OSError as error:
+            raise RefusedError(f"cannot read {path}: {error.strerror or error}") from error
+        if missing:
+            raise RefusedError(f"{path} has become shorter while it was copied")
 
 
 def send_missing_files(
@@ -93,27 +103,46 @@ def send_missing_files(
         RefusedError: The node refuses the files.
         NodeError: The node could not store them, was too slow, or was lost.
     """
+    listed, found = compare_files(session, listing, compare)
+    if found["need"]:
+        send_listed_files(session, listed, read(found["need"]))
+    return found
+
+
+def compare_files(session: Session, listing: bytes, compare: Callable[[int], Future[Answer]]) -> tuple[int, Answer]:
+    """Compare a listing with the files of a node. Return the stream that names the transfer, and the node's answer.
+
+    Raises:
+        RefusedError: The node refuses the files.
+        NodeError: The node could not compare them, or was lost.
+    """
     listed = session.allocate_streams()
     compared = compare(listed)
     session.send_data(listed, 0, listing)
-    found = _wait_for_answer(session.node, compared)
-    if not found["need"]:
-        return found
+    return listed, wait_for_answer(session.node, compared)
+
+
+def send_listed_files(session: Session, listed: int, content: Iterator[bytes]) -> None:
+    """Send a node the content of the files that it needs. `listed` names the transfer (see `compare_files`).
+
+    Raises:
+        RefusedError: The node refuses the files.
+        NodeError: The node could not store them, was too slow, or was lost.
+    """
     stream = session.allocate_streams()
     answer = RECEIVE.call_async(session, {"manifest": listed, "stream": stream})
     offset, deadline = 0, time.monotonic() + _SYNC_TIMEOUT_S
-    for chunk in read(found["need"]):
+    for chunk in content:
         if answer.done():
             break  # the node has failed
         if time.monotonic() > deadline + offset / _MIN_BYTES_PER_S:
             raise AgentError(session.node, f"it has taken {offset} bytes and is too slow")
         session.send_data(stream, offset, chunk)
         offset += len(chunk)
-    _wait_for_answer(session.node, answer)
-    return found
+    wait_for_answer(session.node, answer)
 
 
-def _wait_for_answer(node: str, answer: Future[T]) -> T:
+def wait_for_answer(node: str, answer: Future[T]) -> T:
     """Wait for an answer about files. A node may have to hash many files before it answers.
 
     Raises:
@@ -151,16 +180,25 @@ def sync_files(
         NodeError: The node could not store the files, or was lost.
     """
 
-    def compare(stream: int) -> Future[command_payload_types.ManifestAnswer]:
-        size = len(code.listing)
-        return MANIFEST.call_async(session, {"workdir": workdir, "run": run, "stream": stream, "size": size})
-
     def read(numbers: Sequence[int]) -> Iterator[bytes]:
         on_activity(f"receiving {plural(len(numbers), 'file')}")
         return code.read(numbers)
 
     on_activity("comparing files")
-    found = send_missing_files(session, code.listing, compare, read)
+    compare = functools.partial(compare_code, session, workdir, code, run)
+    return summarize_sync(code, send_missing_files(session, code.listing, compare, read))
+
+
+def compare_code(
+    session: Session, workdir: str, code: Upload, run: str | None, stream: int
+) -> Future[command_payload_types.ManifestAnswer]:
+    """Ask a node to compare the listing of the code, which follows in a stream, with a workdir."""
+    size = len(code.listing)
+    return MANIFEST.call_async(session, {"workdir": workdir, "run": run, "stream": stream, "size": size})
+
+
+def summarize_sync(code: Upload, found: command_payload_types.ManifestAnswer) -> tuple[int, int, tuple[str, ...]]:
+    """Return the result of `sync_files` after a transfer of the files that a node needed."""
     sizes = [code.entries[number][1] for number in found["need"]]
     return len(sizes), sum(sizes), tuple(found.get("edited", ()))
 
@@ -203,7 +241,7 @@ def preview_sync(session: Session, workdir: str, code: Upload) -> SyncPreview:
         session, {"workdir": workdir, "run": None, "stream": stream, "size": size, "look": True}
     )
     session.send_data(stream, 0, code.listing)
-    found = _wait_for_answer(session.node, compared)
+    found = wait_for_answer(session.node, compared)
     needed = tuple((path, size) for path, size, *_ in (code.entries[number] for number in found["need"]))
     return SyncPreview(needed, found.get("going", 0), tuple(found.get("gone", ())), found.get("user"))
 
@@ -292,37 +330,22 @@ class UploadResult:
     place: str
 
 
-def copy_files(session: Session, place: Destination, files: Upload, on_bytes: Callable[[int], None]) -> UploadResult:
-    """Copy files to a node, each atomically. Files that the node already has are not sent.
+def summarize_copy(files: Upload, found: command_payload_types.CopyAnswer) -> UploadResult:
+    """Return the result of a transfer of the files that a node needed."""
+    where = "/".join([found["folder"].rstrip("/"), *filter(None, [found["name"]])])
+    return UploadResult(len(found["need"]), sum(files.entries[number][1] for number in found["need"]), where)
 
-    Args:
-        session: The session with the node.
-        place: The destination.
-        files: The files.
-        on_bytes: A function that receives the number of bytes of each sent piece.
 
-    Raises:
-        RefusedError: The node refuses the files, or they have changed meanwhile.
-        NodeError: The node could not store them, or was lost.
-    """
-
-    def read(numbers: Sequence[int]) -> Iterator[bytes]:
-        for chunk in files.read(numbers):
-            on_bytes(len(chunk))
-            yield chunk
-
-    answer = copy_listed_files(session, place, files.listing, read)
-    where = "/".join([answer["folder"].rstrip("/"), *filter(None, [answer["name"]])])
-    return UploadResult(len(answer["need"]), sum(files.entries[number][1] for number in answer["need"]), where)
+def compare_copy(
+    session: Session, place: Destination, listing: bytes, stream: int
+) -> Future[command_payload_types.CopyAnswer]:
+    """Ask a node to compare a listing, which follows in a stream, with a destination."""
+    where: dict[str, Any] = {"folder": place.folder, "target": place.target, "inside": place.is_folder}
+    return COPY.call_async(session, {**where, "stream": stream, "size": len(listing)})  # type: ignore[typeddict-item]
 
 
 def copy_listed_files(
     session: Session, place: Destination, listing: bytes, read: Callable[[Sequence[int]], Iterator[bytes]]
 ) -> command_payload_types.CopyAnswer:
     """Copy the files of a listing to a node (see `send_missing_files`)."""
-    where: dict[str, Any] = {"folder": place.folder, "target": place.target, "inside": place.is_folder}
-
-    def compare(stream: int) -> Future[command_payload_types.CopyAnswer]:
-        return COPY.call_async(session, {**where, "stream": stream, "size": len(listing)})  # type: ignore[typeddict-item]
-
-    return send_missing_files(session, listing, compare, read)
+    return send_missing_files(session, listing, functools.partial(compare_copy, session, place, listing), read)
