@@ -358,7 +358,11 @@ class _FileCommands:
     def cast(self, request_id: int, arguments: command_payload_types.CastArguments, _epoch: int | None) -> None:
         """Start a peer for a compared transfer, and relay messages between the peer and the head."""
         stream, transfer = int(arguments["stream"]), self._pop_transfer(arguments["manifest"])
-        waiting = [request_id]
+        waiting, sent_bytes = [request_id], {stream: 0, stream + 1: 0}
+
+        def send(number: int, payload: bytes) -> None:
+            self._session.channel.send_data(number, sent_bytes[number], payload)
+            sent_bytes[number] += len(payload)
 
         def start(plan: bytes) -> None:
             from clusterctl.agent.cast import peer  # It loads TLS, which few agents need.
@@ -370,7 +374,7 @@ class _FileCommands:
 
         def forward(frame: frames.Frame) -> None:
             if isinstance(frame, frames.StreamData):
-                self._session.channel.send_data(stream, 0, frame.payload)
+                send(stream, frame.payload)
             elif waiting:
                 outcome = helper_process.parse_result([frame])
                 if isinstance(outcome, Exception):
@@ -380,7 +384,7 @@ class _FileCommands:
             else:
                 if frame.get("installed"):
                     transfer.finish()
-                self._session.channel.send_data(stream + 1, 0, json.dumps(frame).encode())
+                send(stream + 1, json.dumps(frame).encode() + b"\n")
 
         def end(_why: str) -> None:
             self._session.data_handlers[stream] = lambda _data: None
