@@ -290,10 +290,13 @@ def test_who_lacks_the_certificate_gets_nothing(cluster: Cluster, tmp_path: Path
         plain.sendall(pieces.encode_numbers(Kind.WANT, [0]))
         with contextlib.suppress(ConnectionError):
             assert len(plain.recv(1 << 16)) < 100
-    with contextlib.suppress(ssl.SSLError, ConnectionError):
-        with socket.create_connection(("127.0.0.1", node.port), timeout=10) as sock, context.wrap_socket(sock) as tls:
-            tls.sendall(pieces.encode_numbers(Kind.WANT, [0]))
-            assert tls.recv(1 << 16) == b""
+    with (
+        contextlib.suppress(ssl.SSLError, ConnectionError),
+        socket.create_connection(("127.0.0.1", node.port), timeout=10) as sock,
+        context.wrap_socket(sock) as tls,
+    ):
+        tls.sendall(pieces.encode_numbers(Kind.WANT, [0]))
+        assert tls.recv(1 << 16) == b""
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import random
 import select
 import signal
 import socket
+import ssl
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -33,13 +34,6 @@ from clusterctl.agent.protocol import command_messages, frames, pieces
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 from clusterctl.agent.protocol.pieces import CastPlan, Kind
 from clusterctl.agent.workdir.file_tree import make_write_error
-
-try:
-    import ssl
-
-    _HAS_TLS = True
-except ImportError:  # Some Pythons are built without it. The head then sends every piece to this node.
-    _HAS_TLS = False
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -306,7 +300,7 @@ class Peer:
 
     def _listen(self) -> tuple[socket.socket | None, dict[bool, Any]]:
         """Return a listening socket, and the TLS contexts of servers (`True`) and pullers (`False`)."""
-        if not _HAS_TLS or not self._plan.address:
+        if not self._plan.address:
             return None, {}
         family = socket.AF_INET6 if ":" in self._plan.address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)

@@ -365,7 +365,7 @@ class _FileCommands:
             sent_bytes[number] += len(payload)
 
         def start(plan: bytes) -> None:
-            from clusterctl.agent.cast import peer  # It loads TLS, which few agents need.
+            from clusterctl.agent.cast import peer  # It loads TLS, which few agents need and some Pythons lack.
 
             keep = [] if transfer.lock is None else [transfer.lock]
             fd = peer.fork_peer(peer.Assignment(stream, *_describe_transfer(transfer)), plan, keep)
