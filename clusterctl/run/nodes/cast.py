@@ -29,8 +29,8 @@ from clusterctl.errors import AgentError, ClusterctlError, ConnectError, Refused
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.nodes.uploads import Upload, wait_for_answer
 from clusterctl.run.rules.piece_giving import PieceGiving
-from clusterctl.session.node_requests import CAST, convert_error_answer
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import CAST, convert_error_answer
 from clusterctl.validation.derived_validators import derive_object_validator
 
 _MAX_GIVERS = 64
