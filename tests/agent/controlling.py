@@ -126,17 +126,14 @@ class Nodes:
     def close(self) -> None:
         pass
 
-    def for_inbox(self, inbox: InboxItemQueue) -> Callable[[HostSpec, Callable[[str], None]], Session]:
-        def dial(host: HostSpec, progress: Callable[[str], None]) -> Session:
-            count = self._dialed[host.name]
-            self._dialed[host.name] += 1
-            if host.name in self.before:
-                self.before[host.name](count)
-            session = open_session(self, host, inbox, progress=progress)
-            self.opened[host.name].append(session)
-            return session
-
-        return dial
+    def dial(self, host: HostSpec, inbox: InboxItemQueue, progress: Callable[[str], None]) -> Session:
+        count = self._dialed[host.name]
+        self._dialed[host.name] += 1
+        if host.name in self.before:
+            self.before[host.name](count)
+        session = open_session(self, host, inbox, progress=progress)
+        self.opened[host.name].append(session)
+        return session
 
     def asked(self, node: str) -> Counter[str]:
         """Return how often each command was asked of a node over its newest wire."""
@@ -191,12 +188,12 @@ class Run:
 
     def start(self, preflight: Preflight | None = None) -> None:
         """Start the run."""
-        self._controller = Controller(self.dir, self.spec, self.nodes.for_inbox, preflight)
+        self._controller = Controller(self.dir, self.spec, self.nodes.dial, preflight)
         self._work(self._controller.start)
 
     def adopt(self, *, cancel: bool = False) -> None:
         """Have a new controller go on with the run."""
-        self._controller = Controller(self.dir, self.spec, self.nodes.for_inbox)
+        self._controller = Controller(self.dir, self.spec, self.nodes.dial)
         if cancel:
             self._controller.cancel(kill=False)
         self._work(self._controller.adopt)
@@ -284,7 +281,7 @@ def main(path: str, *swallowed: str) -> int:
     for one in swallowed:
         node, _, command = one.partition(":")
         nodes.wires[node]["swallow"] = command
-    return Controller(folder, load_spec(folder.spec.read_text()), nodes.for_inbox).start()
+    return Controller(folder, load_spec(folder.spec.read_text()), nodes.dial).start()
 
 
 if __name__ == "__main__":

@@ -90,31 +90,28 @@ class Played:
         self.agents: dict[str, Agent] = {}
         self.code: int | None = None
         self.seconds = 0.0
-        self.controller = Controller(self.dir, self.spec, self._for_inbox)
+        self.controller = Controller(self.dir, self.spec, self._dial)
         self.thread = threading.Thread(target=self._work, daemon=True)
 
     def _work(self) -> None:
         self.code = self.controller.start()
 
-    def _for_inbox(self, inbox: InboxItemQueue) -> Callable[[HostSpec, Callable[[str], None]], Session]:
-        def dial(host: HostSpec, _: Callable[[str], None]) -> Session:
-            here, there = socket.socketpair()
-            before, lie = self.agents.get(host.name), self.lie if host.name == LIAR else None
-            descriptor = there.detach()
-            agent = before.again(descriptor) if before else Agent(descriptor, lie, int(host.name == HONEST))
-            self.agents[host.name] = agent
-            self.dialed[host.name] += 1
-            threading.Thread(target=agent.serve, daemon=True).start()
-            session = Session(host.name, Pair(here), Preamble("python3", "3.11.2", archive_sent=False), inbox)
-            session.start()
-            try:
-                session.hello = session.call(Command.HELLO, timeout=10.0)
-            except BaseException:
-                session.close()
-                raise
-            return session
-
-        return dial
+    def _dial(self, host: HostSpec, inbox: InboxItemQueue, _: Callable[[str], None]) -> Session:
+        here, there = socket.socketpair()
+        before, lie = self.agents.get(host.name), self.lie if host.name == LIAR else None
+        descriptor = there.detach()
+        agent = before.again(descriptor) if before else Agent(descriptor, lie, int(host.name == HONEST))
+        self.agents[host.name] = agent
+        self.dialed[host.name] += 1
+        threading.Thread(target=agent.serve, daemon=True).start()
+        session = Session(host.name, Pair(here), Preamble("python3", "3.11.2", archive_sent=False), inbox)
+        session.start()
+        try:
+            session.hello = session.call(Command.HELLO, timeout=10.0)
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     @property
     def state(self) -> RunState:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.config.spec import load_spec
 from clusterctl.run.controller.loop import Controller
@@ -17,10 +17,10 @@ from clusterctl.session.connect import open_session
 from clusterctl.transport.local import LocalTransport
 
 if TYPE_CHECKING:
-    import queue
     from collections.abc import Callable
 
     from clusterctl.config.spec import HostSpec
+    from clusterctl.session.controller_inbox import InboxItemQueue
     from clusterctl.session.node_session import Session
     from clusterctl.transport.local import LocalChannel
 
@@ -85,15 +85,15 @@ class _Way:
     def _took(self, size: int) -> None:
         self._came += size
 
-    def for_inbox(self, inbox: queue.SimpleQueue[Any]) -> Callable[[HostSpec, Callable[[str], None]], Session]:
-        return lambda host, progress: open_session(self, host, inbox, progress=progress)
+    def dial(self, host: HostSpec, inbox: InboxItemQueue, progress: Callable[[str], None]) -> Session:
+        return open_session(self, host, inbox, progress=progress)
 
 
 def main(path: str) -> int:
     """Start a run, and see it to its end."""
     run = RunDir(Path(path))
     way = _Way(run.path.with_name(f"{run.run}.{CONNECTIONS}"))
-    return Controller(run, load_spec(run.spec.read_text()), way.for_inbox).start()
+    return Controller(run, load_spec(run.spec.read_text()), way.dial).start()
 
 
 if __name__ == "__main__":

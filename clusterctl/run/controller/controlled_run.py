@@ -41,7 +41,8 @@ from clusterctl.session.request_definitions import FINISH, STOP
 from clusterctl.validation.journal_lines import list_event_ranks
 
 Post = Callable[[controller_events.ControllerEvent], None]
-Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]
+Dial = Callable[[HostSpec, InboxItemQueue, Callable[[str], None]], Session]
+"""Opens a session to a host, which puts received data into the inbox and reports progress to a callback."""
 
 _KILL_TIMEOUT_S = 5.0
 """Seconds that a node may take to finish a run that the user has killed."""
@@ -56,8 +57,7 @@ class ControlledRun(ThreadOwnedAttributes):
     Args:
         folder: The run directory; this object becomes its only writer.
         spec: The spec of the cluster file, with secrets.
-        dial: A function that takes an inbox and returns a dialer. The dialer opens a session to a host, and reports
-            progress to a callback.
+        dial: Opens a session to a host.
 
     Attributes:
         inbox: The queue of the loop.
@@ -71,13 +71,13 @@ class ControlledRun(ThreadOwnedAttributes):
         stopping: The timers of the nodes that got a stop request.
     """
 
-    def __init__(self, folder: RunDir, spec: ClusterSpec, dial: Callable[[InboxItemQueue], Dial]) -> None:
+    def __init__(self, folder: RunDir, spec: ClusterSpec, dial: Dial) -> None:
         self.folder, self.spec = folder, spec
         self.inbox = Inbox()
         self.executor = LoopExecutor(self.inbox.put)
-        self.dial = dial(self.inbox)
+        self._dial = dial
         self.writer = RunDirWriter(folder)
-        self.links = Links(lambda host: self.dial(host, lambda _: None), self.executor)
+        self.links = Links(lambda host: dial(host, self.inbox, lambda _: None), self.executor)
         self.hosts = {h.name: h for h in spec.hosts}
         self.limits = build_run_limits(spec)
         self.state = load_state(folder)
@@ -191,7 +191,7 @@ class ControlledRun(ThreadOwnedAttributes):
 
         def one(host: HostSpec) -> Session:
             shown.set_waiting(host.name, "connecting")
-            session = self.dial(host, lambda what: shown.set_waiting(host.name, what))
+            session = self._dial(host, self.inbox, lambda what: shown.set_waiting(host.name, what))
             shown.finish_node(host.name)
             joined(host.name, session)
             return session

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
@@ -38,7 +38,6 @@ from clusterctl.session.controller_inbox import (
     ClockMeasured,
     ControllerSuperseded,
     EventReceived,
-    InboxItemQueue,
     OutputReceived,
     SessionLost,
 )
@@ -58,8 +57,7 @@ class Controller:
     Args:
         folder: The run directory; this object becomes its only writer.
         spec: The spec of the cluster file, with secrets.
-        dial: A function that takes an inbox and returns a dialer. The dialer opens a session to a host, and reports
-            progress to a callback.
+        dial: Opens a session to a host.
         preflight: The checks before the start; `None` to skip them.
     """
 
@@ -67,7 +65,7 @@ class Controller:
         self,
         folder: RunDir,
         spec: ClusterSpec,
-        dial: Callable[[InboxItemQueue], Dial],
+        dial: Dial,
         preflight: Preflight | None = None,
     ) -> None:
         self._run = run = ControlledRun(folder, spec, dial)

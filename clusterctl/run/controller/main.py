@@ -38,17 +38,14 @@ def choose_switch_interval_s(nodes: int) -> float:
     return max(_MIN_SWITCH_INTERVAL_S, nodes / _MAX_REQUESTS_PER_S)
 
 
-def build_dialer(spec: ClusterSpec) -> Callable[[InboxItemQueue], Dial]:
-    """Return a function that takes an inbox and returns a dialer. The dialer opens a session to a host."""
+def build_dialer(spec: ClusterSpec) -> Dial:
+    """Return the function that opens a session to a host."""
     transports = Transports(spec.ssh)
 
-    def for_inbox(inbox: InboxItemQueue) -> Dial:
-        def dial(host: HostSpec, progress: Callable[[str], None]) -> Session:
-            return open_session(transports.get_transport(host), host, inbox, progress=progress)
+    def dial(host: HostSpec, inbox: InboxItemQueue, progress: Callable[[str], None]) -> Session:
+        return open_session(transports.get_transport(host), host, inbox, progress=progress)
 
-        return dial
-
-    return for_inbox
+    return dial
 
 
 def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> int:

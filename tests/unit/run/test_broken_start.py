@@ -26,7 +26,7 @@ def test_a_bug_in_the_start_ends_the_start_by_its_name_and_leaves_its_traceback(
         name="broken", path="/n", hosts=(HostSpec(name="a", host="a", workdir="/w"),), job=JobSpec(command=("true",))
     )
 
-    code = Controller(run, spec, lambda _inbox: dial).start()
+    code = Controller(run, spec, dial).start()
 
     state, attended = load_state_and_attendance(run)
     assert (code, state.phase.value, state.exit_code, attended) == (1, "failed", 1, False)
