@@ -1,4 +1,4 @@
-"""What is promised of runs, in every world: see the table of worlds in docs/guarantees.md.
+"""What is promised of runs, in every world: see "In every world" in docs/guarantees.md.
 
 Some worlds are enough for every day; `CLUSTERCTL_LONG` (`make worlds`) plays all of them, and lets the healthy run go on
 for longer than a false alarm takes.
