@@ -104,6 +104,7 @@ STORY: Final = [
     Row("clusterctl attach --adopt", how="interrupt"),
     Row("clusterctl why"),
     Row("clusterctl stacks"),
+    Row("clusterctl stacks --speedscope"),
     Row("clusterctl stacks [RUN] [--rank 0-3]", run="clusterctl stacks RUN --rank 0-3"),
     Row("clusterctl wait --timeout 2h", how="background", code=103),
     Row("clusterctl down --stalled"),
@@ -148,6 +149,7 @@ ELSEWHERE: Final = {
     "clusterctl init --from hosts": "tests/e2e/test_init.py",
     "clusterctl diff RUN1 RUN2": "tests/e2e/test_diff.py",
     "clusterctl report RUN -o run.html": "tests/e2e/test_report_page.py",
+    "clusterctl report --trace": "tests/e2e/test_report_page.py",
     "clusterctl export slurm cluster.yaml": "tests/lab/test_slurm.py",
     "clusterctl trust --login": "tests/lab/test_typed_login.py",
     "clusterctl export k8s cluster.yaml": "tests/e2e/test_streams.py",
@@ -243,7 +245,7 @@ _PROGRAMS = (
     r"clusterctl|cctl|make|pip3?|python3?|ssh|scp|cat|tail|kill|git|sudo|mount|apt-get|apt|sh|bash|eval|systemctl"
     r"|nvidia-smi|loginctl|\.?/?\.ci/\w+|\./[^\s`]+"
 )
-_COMMANDS = "up|down|ps|status|logs|attach|wait|health|stacks|diff|report|diagnose|exec|shell|forward|sync|stats|top|config|init|trust|clean"
+_COMMANDS = "up|down|ps|status|logs|attach|wait|health|stacks|profile|diff|report|diagnose|exec|shell|forward|sync|stats|top|config|init|trust|clean"
 _QUOTED = re.compile(rf"`((?:{_PROGRAMS})\s[^`]+|(?:{_COMMANDS}) -[^`]+)`")
 _INDENTED = re.compile(rf"^(?: {{4,}}|\t)((?:{_PROGRAMS})\s[^─═\n]*)$", re.MULTILINE)
 _ROW = re.compile(r"^\| `(clusterctl [^`]+)` \| ([^|]+) \|$", re.MULTILINE)

@@ -64,10 +64,14 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
         ),
         "diff": CommandHelp("Compare two runs", ("clusterctl diff RUN1 RUN2",), "compare"),
         "report": CommandHelp(
-            "Write a report of a run as one HTML page", ("clusterctl report RUN -o run.html",), "html page"
+            "Write a report of a run as one HTML page, or as a trace",
+            ("clusterctl report RUN -o run.html", "clusterctl report --trace"),
+            "html page timeline",
         ),
         "stacks": CommandHelp(
-            "Show the current stacks of all ranks", ("clusterctl stacks",), "trace traceback py-spy pystack"
+            "Show the current stacks of all ranks",
+            ("clusterctl stacks", "clusterctl stacks --speedscope"),
+            "trace traceback py-spy pystack flamegraph",
         ),
         "top": CommandHelp(
             "Show ranks, GPUs and nodes live", ("clusterctl top",), "monitor watch htop nvtop dashboard"

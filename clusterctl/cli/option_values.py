@@ -8,14 +8,18 @@ from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from datetime import time as clock_time
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from clusterctl.config import value_parsers
 from clusterctl.config.value_parsers import InvalidValueError
 from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.formatting import format_size
 from clusterctl.suggestion import suggest_similar_file
+
+if TYPE_CHECKING:
+    from clusterctl.render.console import Console
 
 T = TypeVar("T")
 
@@ -130,6 +134,27 @@ def write_text_file(path: str | Path, text: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise RefusedError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def write_output(console: Console, output: str | None, default: str, text: str, *, quiet: bool) -> None:
+    """Write the result of a command to the file of its option `-o`, and print name and size of the file.
+
+    Args:
+        console: Where to print.
+        output: The value of the option; `-` means stdout.
+        default: The name of the file without the option.
+        text: The result.
+        quiet: Print nothing but the result.
+
+    Raises:
+        RefusedError: The file cannot be written.
+    """
+    if output == "-":
+        console.write_stdout_text(text)
+        return
+    write_text_file(output or default, text)
+    if not quiet:
+        console.write_stderr(f"{output or default}: {format_size(len(text.encode()))}")
 
 
 _RANK_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")

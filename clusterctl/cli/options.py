@@ -90,6 +90,12 @@ def exclude_option(description: str) -> Callable[[F], F]:
     return _set_option("--exclude", description=description, candidate_type="nodes")
 
 
+def output_option(default: str, beginning: str = "Write") -> Callable[[F], F]:
+    """Add the option `-o FILE`; `default` describes the file that is written without the option."""
+    text = f"{beginning} to this file; {default} by default, `-` for stdout."
+    return click.option("-o", "--output", metavar="FILE", help=text)
+
+
 def json_option(command: F) -> F:
     """Add the option `--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterctl.agent.protocol.record_types import RankEvidence
+from clusterctl.agent.protocol.stall_folders import list_stall_folders
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.remote_command import RemoteCommand
 from clusterctl.config.spec import JobSpec, TransportKind, load_spec
@@ -113,6 +114,22 @@ def _unpack(bundle: Path, folder: Path) -> None:
                     target.write_bytes(b"" if content is None else content.read())
     except (tarfile.TarError, EOFError, OSError) as error:
         raise NotFoundError(f"{bundle} is not a bundle: {error}") from error
+
+
+def refuse_unknown_ranks(run: RunDir, state: RunState, ranks: Collection[int] | None) -> None:
+    """Raise an error if the run has no workers, or if a rank is unknown.
+
+    Raises:
+        NotFoundError: The run is over, or it has no such rank.
+    """
+    if state.is_over or not state.workers:
+        folders = list_stall_folders(str(run.path))
+        hint = f"evidence of its last stall: {run.path / folders[-1]}" if folders else None
+        what = "is over" if state.is_over else "has not started"
+        raise NotFoundError(f"{run.run} {what}, so no rank is running", hint=hint)
+    missing = sorted(set(ranks or ()) - set(state.workers))
+    if missing:
+        raise NotFoundError(f"{run.run} has no rank {missing[0]}; its ranks are 0-{max(state.workers)}")
 
 
 def collect_rank_evidence(run: RunDir, state: RunState, ranks: Collection[int] | None = None) -> CollectedEvidence:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,6 +84,21 @@ def test_the_page_of_a_run_holds_nothing_but_itself(page: str) -> None:
 
 def test_a_page_goes_to_stdout_where_that_is_wanted(head: LocalHead, run: str) -> None:
     assert head.run("report", run, "-o", "-").stdout.startswith("<!doctype html>")
+
+
+def test_a_trace_shows_the_attempt_the_ranks_and_their_steps(head: LocalHead, run: str) -> None:
+    done = head.run(*typed("clusterctl report --trace"), run)
+
+    assert done.returncode == 0, done.stderr
+    events = json.loads((head.folder / f"{run}.trace.json").read_text())["traceEvents"]
+    groups = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    tracks = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    slices = {(groups[e["pid"]], tracks[e["pid"], e["tid"]], e["name"]): e for e in events if e["ph"] == "X"}
+    assert {(run, "attempts", "attempt 0"), ("localhost.0", "link", "connected")} <= set(slices)
+    assert slices["localhost.1", "rank 1", "attempt 0"]["args"]["exit_code"] == 1
+    assert slices[run, "attempts", "attempt 0"]["dur"] >= slices["localhost.1", "rank 1", "attempt 0"]["dur"] > 2e6
+    assert {e["name"] for e in events if e["ph"] == "C"} >= {"step of rank 0", "step of rank 1", "cpu"}
+    assert any("ValueError" in e["name"] for e in events if e["ph"] == "i")
 
 
 def test_a_page_that_cannot_be_written_is_refused(head: LocalHead, run: str) -> None:

@@ -14,16 +14,18 @@ from clusterctl.cli import options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.follow.event_messages import EventFormatter
 from clusterctl.cli.follow.exit_report import list_workdirs_of_failed_run
-from clusterctl.cli.option_values import write_text_file
+from clusterctl.cli.option_values import write_output
 from clusterctl.cli.run_views import read_last_output_lines, warn_of_unreadable_lines
 from clusterctl.cli.status_views import build_report_view
 from clusterctl.cli.verdicts import load_verdict
-from clusterctl.formatting import format_size, plural
+from clusterctl.formatting import plural
 from clusterctl.render import run_messages
 from clusterctl.render.charts import TimelineEvent
 from clusterctl.render.console import Terminal
 from clusterctl.render.end_report import ReportContext, render_end_report, render_verdict
 from clusterctl.render.report_page import FindingRow, ReportData, render_report_page
+from clusterctl.render.run_trace import build_run_trace
+from clusterctl.render.trace_events import encode_trace
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_memory_before_kill, read_curves
 from clusterctl.run.record.state_reader import (
@@ -45,15 +47,19 @@ _MAX_LAST_LINES, _MAX_LAST_BYTES, _MAX_RANKS = 30, 16 << 10, 8
 @click.command("report", cls=CliCommand)
 @options.run_argument
 @click.option(
-    "-o", "--output", metavar="FILE", help="Write the page to this file; RUN.html by default, `-` for stdout."
+    "--trace",
+    "is_trace",
+    is_flag=True,
+    help="Write a trace for ui.perfetto.dev: attempts, restarts, stalls, checkpoints, links, ranks, steps and load.",
 )
+@options.output_option("RUN.html, or RUN.trace.json with --trace")
 @click.pass_obj
-def command(common: CommonOptions, reference: str | None, output: str | None) -> int:
+def command(common: CommonOptions, reference: str | None, output: str | None, *, is_trace: bool) -> int:
     """Write a report of a run as one HTML page that needs no network and no scripts.
 
     The report shows the job, a timeline, steps and speed, GPUs and nodes over time, stragglers, findings of the checks,
-    the failure with its cause, and the last lines of output. `report` reads only files on this head and connects to no
-    node.
+    the failure with its cause, and the last lines of output. With `--trace` the report is a trace in the JSON format of
+    Chrome. `report` reads only files on this head and connects to no node.
     """
     console = common.console()
     run = find_run_to_read(reference)
@@ -65,6 +71,10 @@ def command(common: CommonOptions, reference: str | None, output: str | None) ->
     )
     view = build_report_view(run, state, has_controller=attended, step=curves.find_slowest_step(state.running_since))
     state = view.state
+    if is_trace:
+        trace = build_run_trace(state, StateReader(run).refresh(), events, curves, time.time())
+        write_output(console, output, f"{run.run}.trace.json", encode_trace(trace), quiet=common.quiet)
+        return 0
     text = render_report_page(
         ReportData(
             run=view,
@@ -76,13 +86,7 @@ def command(common: CommonOptions, reference: str | None, output: str | None) ->
             last_lines=list(_read_last_lines(run, state)),
         )
     )
-    if output == "-":
-        console.write_stdout_text(text)
-        return 0
-    target = output or f"{run.run}.html"
-    write_text_file(target, text)
-    if not common.quiet:
-        console.write_stderr(f"{target}: {format_size(len(text.encode()))}")
+    write_output(console, output, f"{run.run}.html", text, quiet=common.quiet)
     return 0
 
 
