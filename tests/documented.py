@@ -105,6 +105,7 @@ STORY: Final = [
     Row("clusterctl why"),
     Row("clusterctl stacks"),
     Row("clusterctl stacks --speedscope"),
+    Row("clusterctl profile --rank 3 --for 5s"),
     Row("clusterctl stacks [RUN] [--rank 0-3]", run="clusterctl stacks RUN --rank 0-3"),
     Row("clusterctl wait --timeout 2h", how="background", code=103),
     Row("clusterctl down --stalled"),

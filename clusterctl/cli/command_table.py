@@ -73,6 +73,11 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
             ("clusterctl stacks", "clusterctl stacks --speedscope"),
             "trace traceback py-spy pystack flamegraph",
         ),
+        "profile": CommandHelp(
+            "Record what ranks do now, as a trace for ui.perfetto.dev",
+            ("clusterctl profile --rank 3 --for 5s",),
+            "profiler perfetto tensorboard kineto nsys flamegraph record",
+        ),
         "top": CommandHelp(
             "Show ranks, GPUs and nodes live", ("clusterctl top",), "monitor watch htop nvtop dashboard"
         ),

@@ -138,6 +138,8 @@ STATUS = Request(Command.STATUS, command_payload_types.RunArguments, command_pay
 RUNS = Request(Command.RUNS, command_payload_types.NoArguments, command_payload_types.RunsAnswer, 30.0)
 # The request contains a shorter limit, after which the node sends the evidence that it has collected so far.
 EVIDENCE = Request(Command.EVIDENCE, command_payload_types.EvidenceArguments, EvidenceAnswer, 15.0)
+# The answer follows after the seconds of the request, so the caller gives the limit.
+PROFILE = Request(Command.PROFILE, command_payload_types.ProfileArguments, command_payload_types.ProfileAnswer)
 CLEAN = Request(Command.CLEAN, command_payload_types.RunArguments, command_payload_types.CleanAnswer)
 EXEC = Request(Command.EXEC, command_payload_types.ExecArguments, command_payload_types.ExecAnswer)
 SHELL_SCRIPT = Request(

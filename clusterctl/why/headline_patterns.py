@@ -300,7 +300,10 @@ SAID = _any(
     r"Could not override '|In '[\w/.]+': |Error (?:parsing|merging|locating|in call to|opening) ",  # hydra
 )
 """Error messages that programs write themselves."""
+_PROFILED = r"ERROR: External init callback must run in same thread|USDT:\d"
+"""What torch's profiler prints when `clusterctl profile` starts it, in a thread that has not imported torch."""
 LOGGED = _any(
+    rf"(?!{_PROFILED})"
     r"(?=.{0,90}?\b(?:ERROR|CRITICAL|FATAL)\b)(?:\[[^\]]*\][ :-]*|[\d:.,TZ/+-]+ |\w[\w.]* ?[-|:]+ ?|[|-] ?){0,6}"
     r"\[?(?:ERROR|CRITICAL|FATAL)\b\]?[ \]:|>-]*(?:\[[\w./:, -]*\] ?|[\w./]+:\d+[\]:)]? ?|\([\w./: -]+\) ?)*"
     r"[:|-]* ?(?:[\w.]+ - )?"
@@ -365,6 +368,7 @@ NOISE = _any(
     r"\[\d+\][+-]? +(?:Exit|Done|Killed|Terminated)|(?:\S+: (?:line \d+: )?)? *\d+ (?:Done|Exit \d+) {2,}|\(raylet\)",
     # frameworks, trackers, tools
     r"(?:\S+: )?resource_tracker: There appear to be ",
+    _PROFILED,
     r"wandb: (?!ERROR)|Synced |Run history|Run summary|View run|Find logs at|Syncing |(?:real|user|sys)\s+\d+m",
     r"Set the environment variable HYDRA|Error executing job with overrides|For simplicity, JAX|The stack trace below",
     r"The preceding (?:is|stack)|Call stack:|Message: |Arguments: |Additional information:",

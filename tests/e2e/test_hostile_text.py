@@ -73,6 +73,7 @@ READERS = [
     ("why",),
     ("why", "--json"),
     ("report", "-o", "-"),
+    ("report", "--trace", "-o", "-"),
     ("clean", "--older-than", "0s"),
 ]
 WITHOUT_RUN = ("ps", "clean")

@@ -50,8 +50,9 @@ CASES: dict[str, list[Case]] = {
     ],
     "why": [Case(("why",)), Case(("why", "--json"))],
     "diff": [Case(("diff", "local", "local"))],
-    "report": [Case(("report", "-o", "-"))],
+    "report": [Case(("report", "-o", "-")), Case(("report", "--trace", "-o", "-"))],
     "stacks": [Case(("stacks",))],
+    "profile": [Case(("profile", "--rank", "0", "--for", "1s"), code=4)],
     "stats": [Case(("stats",)), Case(("stats", "--watch", "1h")), Case(("stats", "--watch", "90d"))],
     "top": [Case(("top",))],
     "exec": [

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ChildFailure,
         FlightRecorderEntry,
         GroupSetup,
+        ShimProfileAnswer,
         StackDumpOffer,
         WorkerError,
         WorkerStatus,
@@ -184,6 +185,18 @@ def get_shim_thread_id(offer: StackDumpOffer, status_dir: str, rank: int) -> int
         return int(value["tid"]) if is_same else 0
 
     return _read_rank_file(status_dir, rank, "status", parse) or 0
+
+
+def read_profile_answer(status_dir: str, rank: int, request: str) -> ShimProfileAnswer | None:
+    """Return the shim's answer to a request for a profile; `None` before the answer."""
+
+    def parse(value: Any) -> ShimProfileAnswer | None:
+        if value["request"] != request:
+            return None
+        reason = str(value.get("error") or value.get("end_reason") or "")
+        return {"state": str(value["state"]), "time": float(value["time"]), "reason": reason}
+
+    return _read_rank_file(status_dir, rank, "profiled", parse)
 
 
 def read_process_group_sizes(status_dir: str) -> dict[int, int]:

@@ -50,6 +50,7 @@ class Command(str, Enum):
     STATUS = "status"
     RUNS = "runs"
     EVIDENCE = "evidence"
+    PROFILE = "profile"
     CLEAN = "clean"
     EXEC = "exec"
     CANCEL = "cancel"

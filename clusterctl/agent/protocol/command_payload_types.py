@@ -10,7 +10,7 @@ from typing_extensions import NotRequired, Required, TypedDict
 
 from clusterctl.agent.protocol import wire_types
 from clusterctl.agent.protocol.command_messages import FIRST_AGENT_STREAM, LOGIN_VARIABLES, MAX_LOGIN_VALUE_CHARS
-from clusterctl.agent.protocol.record_types import SurvivingProcesses
+from clusterctl.agent.protocol.record_types import RankProfile, SurvivingProcesses
 from clusterctl.agent.protocol.validators import MaxItems, integer, string
 
 
@@ -282,6 +282,20 @@ class EvidenceArguments(RunArguments):
     name: str
     ranks: list[int] | None
     deadline: float
+
+
+class ProfileArguments(RunArguments):
+    """PROFILE: record what the ranks do for `seconds`."""
+
+    ranks: list[int]
+    seconds: float
+
+
+class ProfileAnswer(TypedDict):
+    """The profile of each rank; `folder` is the folder with the files on the node."""
+
+    folder: wire_types.Path
+    ranks: Annotated[dict[wire_types.Digits, RankProfile], MaxItems(4096)]
 
 
 class FinishArguments(RunArguments):

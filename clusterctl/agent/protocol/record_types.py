@@ -69,6 +69,31 @@ class WorkerStatusSample(_WorkerReport, total=False):
     unseen: bool
 
 
+class ShimProfileAnswer(TypedDict):
+    """The shim's answer to a request for a profile, at `time` (wall clock).
+
+    `state` is `recording`, `saved` or `failed`. `reason` says why the recording failed or ended early.
+    """
+
+    state: str
+    time: float
+    reason: str
+
+
+class RankProfile(TypedDict):
+    """The profile of a rank.
+
+    `method` is `torch` (torch's profiler), `py-spy`, `stacks` (samples of the stacks) or `none`; `why` has the reasons
+    why better methods failed. The recording began at `began` (wall clock). Its file is `rank-R.json`.
+    `main_thread` is the id that pthread gives the main thread, if the rank has a shim.
+    """
+
+    method: wire_types.Word
+    why: Annotated[list[wire_types.LongText], MaxItems(256)]
+    began: float
+    main_thread: wire_types.Count | None
+
+
 class StackDumpOffer(TypedDict):
     """The process whose shim can dump stacks, the signal that requests a dump, and the file that gets the dump."""
 

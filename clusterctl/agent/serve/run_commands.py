@@ -29,10 +29,10 @@ from clusterctl.agent.serve.run_summary import (
     summarize_run,
 )
 from clusterctl.agent.serve.supervisor_link import SupervisorLink
-from clusterctl.agent.watch import evidence_collector
+from clusterctl.agent.watch import evidence_collector, rank_profiler
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.node_state.journal import JournalState
@@ -75,6 +75,7 @@ class RunCommands:
             Command.STATUS: self._report_status,
             Command.RUNS: self._list_runs,
             Command.EVIDENCE: self._collect_evidence,
+            Command.PROFILE: self._profile,
             Command.CLEAN: self._clean,
         }
 
@@ -278,16 +279,7 @@ class RunCommands:
         run = self.find_run(arguments)
         state = self.journal_states.read_state(run)
         wanted_ranks = arguments.get("ranks")
-        workers: list[RankProcess] = [
-            {
-                "rank": worker["rank"],
-                "pid": worker["pid"],
-                "start_time": worker["start_time"],
-                "output": run.rank_file(state.attempt, worker["rank"], "log"),
-            }
-            for worker in list_workers(run, state)
-            if worker["alive"] and (wanted_ranks is None or worker["rank"] in wanted_ranks)
-        ]
+        workers = _list_living_ranks(run, state, wanted_ranks)
         name = re.sub(r"[^A-Za-z0-9._-]", "_", str(arguments.get("name") or "evidence")).lstrip(".") or "evidence"
         folder = os.path.join(run.file_path("evidence"), name)
         seconds = float(arguments.get("deadline") or _EVIDENCE_DEADLINE_S)
@@ -302,6 +294,19 @@ class RunCommands:
 
         self._session.run_task(request_id, collect)
 
+    def _profile(self, request_id: int, arguments: command_payload_types.ProfileArguments, _epoch: int | None) -> None:
+        run = self.find_run(arguments)
+        state = self.journal_states.read_state(run)
+        workers = _list_living_ranks(run, state, arguments["ranks"])
+        folder, seconds = run.file_path("profile"), float(arguments["seconds"])
+
+        def profile(_out: HelperOutput) -> command_payload_types.ProfileAnswer:
+            with rank_profiler.open_profile_folder(folder):
+                profiles = rank_profiler.profile_ranks(workers, run.status_dir(state.attempt), folder, seconds)
+                return {"folder": folder, "ranks": profiles}
+
+        self._session.run_task(request_id, profile)
+
     def _clean(self, request_id: int, arguments: command_payload_types.RunArguments, epoch: int | None) -> None:
         run = self._get_run(arguments)
         if not os.path.isdir(run.path) and (code := workdir_locks.find_removable_workdir(run)) is not None:
@@ -312,6 +317,20 @@ class RunCommands:
         self.check_epoch(run, epoch)
         state = self.journal_states.read_state(run)
         self._session.run_task(request_id, lambda _out: {"bytes": _remove_run(run, state)})
+
+
+def _list_living_ranks(run: RunDir, state: JournalState, ranks: Collection[int] | None) -> list[RankProcess]:
+    """Return the living workers of the newest attempt with these ranks (`None`: with any rank)."""
+    return [
+        {
+            "rank": worker["rank"],
+            "pid": worker["pid"],
+            "start_time": worker["start_time"],
+            "output": run.rank_file(state.attempt, worker["rank"], "log"),
+        }
+        for worker in list_workers(run, state)
+        if worker["alive"] and (ranks is None or worker["rank"] in ranks)
+    ]
 
 
 def _read_output(run: RunDir, attempt: int, rank: int, offset: int, length: int) -> output_reading.OutputPiece:

@@ -10,6 +10,7 @@ from time import monotonic
 
 from .file_writer import encode_json, replace_file
 from .rank_claim import has_claim
+from .torch_profile import TorchProfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class StatusWriter:
         self._wake.acquire()
         self._main_thread_probe: MainThreadProbe | None = None
         self._collectives: CollectiveCounters | None = None
+        self._profile = TorchProfile(status_dir, rank)
 
     def start(self) -> None:
         """Register the signal for stack dumps, and start the thread."""
@@ -63,6 +65,7 @@ class StatusWriter:
         """
         self._forks += 1
         self._run_part("fork", self._stop)
+        self._run_part("profile", lambda: self._profile.end("the process forked"))
 
     def resume(self) -> None:
         """After a fork, start the thread again in the parent."""
@@ -74,6 +77,7 @@ class StatusWriter:
         """At the exit of the process, write the status with the final step."""
         if self._pid == os.getpid():
             self._run_part("exit", self._stop)
+            self._run_part("profile", lambda: self._profile.end("the process ends"))
             if not self._is_rank():
                 return
             self._run_part("collectives", self._check_collectives)
@@ -118,7 +122,7 @@ class StatusWriter:
         try:
             while not self._stop_if_requested():
                 self._tick()
-                self._wake.acquire(True, INTERVAL_S)
+                self._wake.acquire(True, self._profile.limit_wait(INTERVAL_S))
         finally:
             self._done.release()
 
@@ -137,6 +141,7 @@ class StatusWriter:
             self._run_part("stacks", self._dumper.check_registration)
         self._ticks += 1
         self._run_part("status", self._write)
+        self._run_part("profile", self._profile.update)
 
     def _is_rank(self) -> bool:
         """Return whether this process trains, or still has the claim because no script has taken its place."""

@@ -141,7 +141,7 @@ def _collect_rank(
     if root is None or root.start_time != worker["start_time"] or root.is_gone:
         return _make_empty_evidence(worker, "the worker has ended")
     members = list_process_tree(root.pid, processes)
-    subject = _find_rank_process(members, status_dir, worker["rank"])
+    subject = find_rank_process(members, status_dir, worker["rank"])
     began, before = time.monotonic(), _read_ticks(members)
     dump = stack_capture.capture_stacks(subject.pid, status_dir, worker["rank"], deadline)
     # During this pause, the kernel's clock ticks often enough to distinguish a spinning process from a waiting process.
@@ -168,7 +168,7 @@ def _collect_rank(
     }
 
 
-def _find_rank_process(members: list[proc.ProcessStat], status_dir: str, rank: int) -> proc.ProcessStat:
+def find_rank_process(members: list[proc.ProcessStat], status_dir: str, rank: int) -> proc.ProcessStat:
     """Return the process that is the rank: the process with the shim, else the first Python, else the first process."""
     offer = shim_files.read_stack_dump_offer(status_dir, rank)
     with_shim = [process for process in members if offer and process.pid == offer["pid"]]

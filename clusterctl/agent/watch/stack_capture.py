@@ -49,8 +49,22 @@ class StackDump:
     why: tuple[str, ...] = ()
 
 
-class _NoStacksError(Exception):
+class NoStacksError(Exception):
     """A source of stacks has failed. The text of the exception is the reason."""
+
+
+def find_py_spy(pid: int) -> str:
+    """Return the py-spy on PATH, or the py-spy in the folder of the process's interpreter.
+
+    Raises:
+        NoStacksError: The node has no py-spy.
+    """
+    interpreter = read_or_empty(f"/proc/{pid}/cmdline", 4096).partition(b"\0")[0].decode("utf-8", "replace")
+    beside = os.path.join(os.path.dirname(interpreter), "py-spy") if os.path.isabs(interpreter) else ""
+    program = shutil.which("py-spy") or shutil.which(beside)
+    if program is None:
+        raise NoStacksError("not installed on this node")
+    return program
 
 
 def capture_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
@@ -64,11 +78,11 @@ def capture_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> Sta
     """
     try:
         return _dump_by_signal(pid, status_dir, rank, deadline)
-    except (_NoStacksError, OSError) as error:
+    except (NoStacksError, OSError) as error:
         why = f"signal: {getattr(error, 'strerror', None) or error}"
     try:
         return StackDump("py-spy", _dump_by_py_spy(pid, deadline), why=(why,))
-    except (_NoStacksError, OSError) as error:
+    except (NoStacksError, OSError) as error:
         return StackDump("proc", why=(why, f"py-spy: {getattr(error, 'strerror', None) or error}"))
 
 
@@ -100,7 +114,7 @@ def find_signal_obstacle(offer: StackDumpOffer, stacks_path: str) -> str | None:
 def _dump_by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
     offer = read_stack_dump_offer(status_dir, rank)
     if offer is None or offer["pid"] != pid:
-        raise _NoStacksError("the process has not registered it")
+        raise NoStacksError("the process has not registered it")
     path = os.path.join(status_dir, f"rank-{rank}.stacks")
     handle = syscalls.pidfd_open(pid)
     try:
@@ -108,14 +122,14 @@ def _dump_by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> St
         is_same = read_stack_dump_offer(status_dir, rank) == offer
         reason = find_signal_obstacle(offer, path) if is_same else "process is gone"
         if reason is not None:
-            raise _NoStacksError(reason)
+            raise NoStacksError(reason)
         before = os.stat(path).st_size
         _send_signal(handle, offer, get_shim_thread_id(offer, status_dir, rank))
         text = _wait_for_dump(path, before, min(deadline, time.monotonic() + _DUMP_S))
     finally:
         os.close(handle)
     if not text:
-        raise _NoStacksError("no answer")
+        raise NoStacksError("no answer")
     return StackDump("signal", text, main_thread=offer["main_thread"])
 
 
@@ -148,22 +162,17 @@ def _wait_for_dump(path: str, before: int, deadline: float) -> str:
 
 
 def _dump_by_py_spy(pid: int, deadline: float) -> str:
-    """Return the dump of the py-spy on PATH, or of the py-spy in the folder of the process's interpreter."""
-    interpreter = read_or_empty(f"/proc/{pid}/cmdline", 4096).partition(b"\0")[0].decode("utf-8", "replace")
-    beside = os.path.join(os.path.dirname(interpreter), "py-spy") if os.path.isabs(interpreter) else ""
-    program = shutil.which("py-spy") or shutil.which(beside)
-    if program is None:
-        raise _NoStacksError("not installed on this node")
+    program = find_py_spy(pid)
     timeout_s = min(_PY_SPY_S, deadline - time.monotonic())
     if timeout_s <= 0:
-        raise _NoStacksError("no time left")
+        raise NoStacksError("no time left")
     # With `--nonblocking`, py-spy does not stop the process, and does not fail if the process is stopped.
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        raise _NoStacksError("no answer in time") from None
+        raise NoStacksError("no answer in time") from None
     if done.returncode != 0 or not done.stdout:
         complaint = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise _NoStacksError(complaint[-1] if complaint else f"exit code {done.returncode}")
+        raise NoStacksError(complaint[-1] if complaint else f"exit code {done.returncode}")
     return done.stdout[:_MAX_BYTES].decode("utf-8", "replace")
