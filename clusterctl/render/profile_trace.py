@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from clusterctl.agent.protocol.record_types import RankProfile
 from clusterctl.render.trace_events import TraceEvent, build_names
@@ -36,8 +36,17 @@ def convert_profile(profile: RankProfile, text: str, rank: int, name: str, shift
         case "py-spy":
             shift_us = round((profile["began"] + shift_s) * 1e6)
             events = list(_convert_chrome_events(document, main_thread, rank, shift_us))
-        case "stacks":
-            events = list(_convert_samples(document, main_thread, rank, shift_s))
+        case "samples":
+            frames = [StackFrame(str(name), str(file), int(line)) for name, file, line in document["frames"]]
+            seen = [
+                (time, tuple(_build_thread(stack, frames, main_thread) for stack in stacks))
+                for time, stacks in document["samples"]
+            ]
+            events = list(_convert_samples(seen, rank, shift_s))
+        case "signal":
+            events = list(
+                _convert_samples([(t, _parse_dump(s, text, main_thread)) for t, s, text in document], rank, shift_s)
+            )
         case method:
             raise ValueError(f"unknown method {method}")
     return [*build_names(rank, 0, "process", name), *events]
@@ -69,15 +78,20 @@ def _convert_chrome_events(
         yield {**event, **changes, **({"id": f"{rank}.{event['id']}"} if "id" in event else {})}
 
 
+def _build_thread(stack: Sequence[int], frames: Sequence[StackFrame], main_thread: int | None) -> ThreadStack:
+    ident, *numbers = stack
+    return ThreadStack(ident, ident == main_thread, tuple(frames[number] for number in numbers))
+
+
+def _parse_dump(source: str, text: str, main_thread: int | None) -> tuple[ThreadStack, ...]:
+    return parse_py_spy_dump(text) if source == "py-spy" else parse_faulthandler_dump(text, main_thread)
+
+
 def _convert_samples(
-    samples: Sequence[tuple[float, str, str]], main_thread: int | None, rank: int, shift_s: float
+    samples: Sequence[tuple[float, Sequence[ThreadStack]]], rank: int, shift_s: float
 ) -> Iterator[TraceEvent]:
     """Yield a slice for each call, which lasts from its first sample until the first sample without this call."""
-    parse: dict[str, Callable[[str], tuple[ThreadStack, ...]]] = {
-        "signal": lambda text: parse_faulthandler_dump(text, main_thread),
-        "py-spy": parse_py_spy_dump,
-    }
-    seen = [(time + shift_s, parse[source](text)) for time, source, text in samples]
+    seen = [(time + shift_s, threads) for time, threads in samples]
     interval_s = (seen[-1][0] - seen[0][0]) / (len(seen) - 1) if len(seen) > 1 else 0.1
     threads = dict.fromkeys(thread.ident for _, threads in seen for thread in threads)
     for number, ident in enumerate(threads):

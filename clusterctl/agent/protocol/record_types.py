@@ -83,9 +83,9 @@ class ShimProfileAnswer(TypedDict):
 class RankProfile(TypedDict):
     """The profile of a rank.
 
-    `method` is `torch` (torch's profiler), `py-spy`, `stacks` (samples of the stacks) or `none`; `why` has the reasons
-    why better methods failed. The recording began at `began` (wall clock). Its file is `rank-R.json`.
-    `main_thread` is the id that pthread gives the main thread, if the rank has a shim.
+    `method` is `torch` (torch's profiler), `py-spy`, `samples` (of the stacks, by the shim), `signal` (dumps of the
+    stacks) or `none`; `why` has the reasons why better methods failed. The recording began at `began` (wall clock), and
+    its file is `rank-R.json`. `main_thread` is the id of the main thread by pthread, if the rank has a shim.
     """
 
     method: wire_types.Word

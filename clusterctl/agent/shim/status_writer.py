@@ -9,8 +9,8 @@ import time
 from time import monotonic
 
 from .file_writer import encode_json, replace_file
+from .profile_recorder import ProfileRecorder
 from .rank_claim import has_claim
-from .torch_profile import TorchProfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class StatusWriter:
         self._wake.acquire()
         self._main_thread_probe: MainThreadProbe | None = None
         self._collectives: CollectiveCounters | None = None
-        self._profile = TorchProfile(status_dir, rank)
+        self._profile = ProfileRecorder(status_dir, rank)
 
     def start(self) -> None:
         """Register the signal for stack dumps, and start the thread."""
@@ -141,7 +141,7 @@ class StatusWriter:
             self._run_part("stacks", self._dumper.check_registration)
         self._ticks += 1
         self._run_part("status", self._write)
-        self._run_part("profile", self._profile.update)
+        self._run_part("profile", lambda: self._profile.update(lambda seconds: self._wake.acquire(True, seconds)))
 
     def _is_rank(self) -> bool:
         """Return whether this process trains, or still has the claim because no script has taken its place."""

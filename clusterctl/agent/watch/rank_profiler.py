@@ -1,13 +1,15 @@
 """Profiles ranks for some seconds: by torch's profiler in the shim, by py-spy, or by samples of their stacks.
 
-Each rank has a thread and a file `rank-R.json`. If one method fails, the next one follows; all reasons are reported.
-A failure never affects the rank.
+The shim takes samples with the GIL. If C code holds the GIL, samples are dumps by signal. Each rank has a thread and a
+file `rank-R.json`. If one method fails, the next one follows; all reasons are reported. A failure never affects the
+rank.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import math
 import os
@@ -123,12 +125,12 @@ def check_file(path: str) -> None:
 
 
 def _record_by_shim(
-    process: proc.ProcessStat, status_dir: str, rank: int, path: str, seconds: float, why: list[str]
+    method: str, process: proc.ProcessStat, status_dir: str, rank: int, path: str, seconds: float, why: list[str]
 ) -> float:
     status = read_status(status_dir, rank, time.monotonic())
     if status is None or status["pid"] != process.pid:
         raise NoStacksError("the rank has no shim")
-    if "torch" not in (status["frameworks"] or ()):
+    if method == "torch" and "torch" not in (status["frameworks"] or ()):
         raise NoStacksError("the rank has not imported torch")
     if status["age_s"] > _MAX_SHIM_AGE_S:
         raise NoStacksError(f"the rank has run no Python code for {status['age_s']:.0f} s")
@@ -147,7 +149,8 @@ def _record_by_shim(
         return None
 
     try:
-        syscalls.write_atomically(f"{base}.profile", f"{request} {seconds} {path}".encode("utf-8", "surrogateescape"))
+        text = f"{method} {request} {seconds} {path}"
+        syscalls.write_atomically(f"{base}.profile", text.encode("utf-8", "surrogateescape"))
         began = wait(lambda _: True, start_by + _POLL_S)
         if began is None:
             raise NoStacksError(f"the shim has not answered within {_START_LIMIT_S:g} s")
@@ -155,7 +158,7 @@ def _record_by_shim(
         if ended is None or ended["state"] != "saved":
             raise NoStacksError(ended["reason"] if ended else f"no trace within {_SAVE_LIMIT_S:g} s after the end")
         if ended["reason"]:
-            why.append(f"torch: ended early, because {ended['reason']}")
+            why.append(f"{method}: ended early, because {ended['reason']}")
     finally:
         for ending in (".profile", ".profiled.json"):
             with contextlib.suppress(FileNotFoundError):
@@ -190,18 +193,24 @@ def _record_by_py_spy(
     return began
 
 
-def _record_by_samples(
+def _record_by_signal(
     process: proc.ProcessStat, status_dir: str, rank: int, path: str, seconds: float, why: list[str]
 ) -> float:
     end, samples = time.monotonic() + seconds, list[tuple[float, str, str]]()
     dumps = os.path.join(status_dir, f"rank-{rank}.stacks")
     while (now := time.monotonic()) < end:
+        # A dump while other threads run Python code may end the process, because faulthandler reads their frames.
+        status = read_status(status_dir, rank, now)
+        if status is not None and status["age_s"] <= _MAX_SHIM_AGE_S:
+            if not samples:
+                raise NoStacksError("the rank runs Python code, so its threads could not be read safely")
+            break
         began = time.time()
         dump = stack_capture.capture_stacks(process.pid, status_dir, rank, now + _START_LIMIT_S)
         if dump.source == "proc":
             if not samples:
                 raise NoStacksError("; ".join(dump.why))
-            why.append(f"stacks: ended early: {'; '.join(dump.why)}")
+            why.append(f"signal: ended early: {'; '.join(dump.why)}")
             break
         samples.append((began, dump.source, dump.text))
         if dump.source == "signal" and os.stat(dumps).st_size > _MAX_DUMPS_BYTES:
@@ -212,4 +221,9 @@ def _record_by_samples(
     return samples[0][0]
 
 
-_METHODS = {"torch": _record_by_shim, "py-spy": _record_by_py_spy, "stacks": _record_by_samples}
+_METHODS: dict[str, Callable[[proc.ProcessStat, str, int, str, float, list[str]], float]] = {
+    "torch": functools.partial(_record_by_shim, "torch"),
+    "py-spy": _record_by_py_spy,
+    "samples": functools.partial(_record_by_shim, "samples"),
+    "signal": _record_by_signal,
+}

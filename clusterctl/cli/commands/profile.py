@@ -27,7 +27,12 @@ from clusterctl.run.record import state_reader
 
 _MAX_S = 60.0
 _ENDED: RankProfile = {"method": "none", "why": ["the rank does not run any more"], "began": 0.0, "main_thread": None}
-_METHOD_NAMES = {"torch": "torch's profiler", "py-spy": "py-spy", "stacks": "samples of the stacks"}
+_METHOD_NAMES = {
+    "torch": "torch's profiler",
+    "py-spy": "py-spy",
+    "samples": "samples of its stacks",
+    "signal": "dumps of its stacks by signal",
+}
 
 
 @click.command("profile", cls=CliCommand)

@@ -103,7 +103,7 @@ is_recording = lambda: torch.autograd.profiler._is_profiler_enabled
         pytest.param(
             "with profile(activities=[ProfilerActivity.CPU]) as own:\n    print('ready', flush=True)\n    work(4.0)\n",
             1.0,
-            ("py-spy", "stacks"),
+            ("py-spy", "samples"),
             "the program's own profiler is active",
             id="the program records",
         ),
@@ -180,7 +180,7 @@ def test_stacks_are_sampled_without_torch_and_py_spy(bench):
 
     method, why, events = profile(bench, worker)
 
-    assert method == "stacks"
+    assert method == "samples"
     assert "torch: the rank has not imported torch; py-spy: not installed on this node" in why
     assert {"<module>", "known_function"} <= names(events)
     assert sum(e["dur"] for e in events if e["name"] == "<module>") == pytest.approx(1e6, rel=0.5)
@@ -204,7 +204,7 @@ def test_a_rank_that_hangs_in_c_code_with_the_gil_is_sampled_by_signal(bench, un
 
     method, _, events = profile(bench, worker, 0.5)
 
-    assert method == "stacks"
+    assert method == "signal"
     assert "backtracks" in names(events)
 
 
@@ -216,7 +216,12 @@ def test_a_rank_without_shim_and_py_spy_cannot_be_profiled_and_the_reasons_are_g
     method, why, _ = profile(bench, worker)
 
     assert method == "none"
-    for reason in ("torch: the rank has no shim", "py-spy: not installed", "stacks: signal: "):
+    for reason in (
+        "torch: the rank has no shim",
+        "py-spy: not installed",
+        "samples: the rank has no shim",
+        "signal: signal: ",
+    ):
         assert reason in why
     assert worker.process.poll() is None
 

@@ -70,13 +70,16 @@ def dump(*functions: str) -> str:
     return f"Current thread 0x0000000000000008 (most recent call first):\n{frames}"
 
 
-def test_samples_of_stacks_become_calls_that_last_until_the_next_sample() -> None:
-    samples = [
-        (100.0, "signal", dump("f", "main")),
-        (101.0, "signal", dump("f", "main")),
-        (102.0, "signal", dump("main")),
-    ]
-    events = convert("stacks", samples, shift_s=-100.0, main_thread=8)
+DUMPS = [(100.0, "signal", dump("f", "main")), (101.0, "signal", dump("f", "main")), (102.0, "signal", dump("main"))]
+SAMPLES = {
+    "frames": [["f", "w.py", 1], ["main", "w.py", 2], ["main", "w.py", 3]],
+    "samples": [[100.0, [[8, 0, 1]]], [101.0, [[8, 0, 2]]], [102.0, [[8, 1]]]],
+}
+
+
+@pytest.mark.parametrize(("method", "document"), [("signal", DUMPS), ("samples", SAMPLES)])
+def test_samples_of_stacks_become_calls_that_last_until_the_next_sample(method: str, document: object) -> None:
+    events = convert(method, document, shift_s=-100.0, main_thread=8)
 
     assert tracks(events) == {0: "main thread"}
     assert [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"] == [("f", 0.0, 2e6), ("main", 0.0, 3e6)]
@@ -97,7 +100,7 @@ def test_the_calls_give_every_sampled_stack_back(stacks: list[list[StackFrame]])
         assert all(one[1] <= other[1] for one, other in itertools.pairwise(spans)), "the calls nest"
 
 
-@pytest.mark.parametrize("method", ["torch", "py-spy", "stacks", "none"])
+@pytest.mark.parametrize("method", ["torch", "py-spy", "samples", "signal", "none"])
 @given(
     document=st.recursive(
         st.none() | st.integers() | st.text(), lambda one: st.lists(one) | st.dictionaries(st.text(), one), max_leaves=5
