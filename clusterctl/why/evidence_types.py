@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from clusterctl.agent.protocol.record_types import FlightRecorderEntry, GroupSetup, ProcessState, TcpConnection
+from clusterctl.agent.protocol.record_types import (
+    FlightRecorderEntry,
+    GroupSetup,
+    ProcessState,
+    TcpConnection,
+    WorkerStatusSample,
+)
 from clusterctl.why.verdict import Fault, format_ranks
 
 
@@ -67,6 +73,7 @@ class RankSnapshot:
         entries: The newest entries of the flight recorder; `None` without a recorder.
         setup: The values with which the rank sets up, or has set up, the default process group.
         sockets: The connections of the rank, as far as they are known.
+        blindness: Which collectives the shim cannot see with this backend and this torch; "" if it sees all.
         error: The reason why the snapshot is empty.
     """
 
@@ -82,7 +89,13 @@ class RankSnapshot:
     entries: tuple[FlightRecorderEntry, ...] | None = None
     setup: GroupSetup | None = None
     sockets: tuple[TcpConnection, ...] = ()
+    blindness: str = ""
     error: str | None = None
+
+
+def read_blindness(status: WorkerStatusSample | None) -> str:
+    """Return which collectives the shim of a rank cannot see (`RankSnapshot.blindness`)."""
+    return (status.get("degraded") or {}).get("recorder", "") if status else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +111,7 @@ class RankTimeUse:
         disk_faults_per_s: Page faults per second for which the main thread had to read from a disk.
         gpu_clock_mhz: Clock of the slowest GPU of the node.
         other_waits: Reasons of waits outside of collectives, each with its share of all samples.
+        blindness: Which collectives the shim cannot see, as in `RankSnapshot`.
     """
 
     seconds: float
@@ -107,6 +121,7 @@ class RankTimeUse:
     disk_faults_per_s: float = 0.0
     gpu_clock_mhz: float | None = None
     other_waits: Mapping[str, float] = field(default_factory=dict)
+    blindness: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,11 @@ class HangAnalysis:
         missing += [f"rank {rank}: no stack" for rank, snapshot in snapshots.items() if snapshot.frames is None]
         if not any(s.seq or s.entries or s.status_age is not None for s in snapshots.values()):
             missing.append(_NO_SHIM)
+        by_text: dict[str, list[int]] = {}
+        for rank, snapshot in snapshots.items():
+            by_text.setdefault(snapshot.blindness, []).append(rank)
+        missing += [f"{format_ranks(blind)}: {text}" for text, blind in by_text.items() if text]
+        self.is_blind = any(by_text)
         self.missing_evidence = tuple(missing)
 
     def build_verdict(
@@ -289,10 +294,11 @@ def _judge_kernel_waits(hang: HangAnalysis) -> Verdict | None:
     if len(found) == len(hang.snapshots) > 1 and not storage:
         return None
     # A rank that uses a CPU does work, so its wait was short.
-    idle = all((snapshots[rank].cpu or 0.0) < _IDLE_CORES for rank in found) and not hang.unobserved
+    idle = all((snapshots[rank].cpu or 0.0) < _IDLE_CORES for rank in found)
+    is_sure = idle and not hang.unobserved and not hang.is_blind
     return hang.build_verdict(
         cls,
-        Confidence.CERTAIN if set(found) <= uninterruptible & late and idle else Confidence.LIKELY,
+        Confidence.CERTAIN if set(found) <= uninterruptible & late and is_sure else Confidence.LIKELY,
         f"{hang.describe(found)} "
         + ("waits for a file system" if storage else "is in an uninterruptible wait (state D)"),
         found,
@@ -380,7 +386,7 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
     else:
         # A rank that could not be examined may be missing too.
         is_idle = collectives.find_current_operation(hang.snapshots[roots[0]]) is None
-        certain = len(roots) == 1 and is_idle and not hang.unobserved
+        certain = len(roots) == 1 and is_idle and not hang.unobserved and not hang.is_blind
         # A rank in an operation without a number (such as a wait for a key of the store) may wait for another of these
         # ranks.
         roots = [rank for rank in roots if rank not in at_peers] or roots

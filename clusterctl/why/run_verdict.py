@@ -125,7 +125,7 @@ def _judge_early_exits(evidence: Evidence) -> Verdict | None:
     if all(collectives.is_in_default_group(snapshot) for _, snapshot in waiting):
         if len(early) > len(waiting):
             confidence = Confidence.AMBIGUOUS  # If most ranks have ended, the waiting rank may be the wrong one.
-        elif len(waiting) == len(alive) and len(early) < len(waiting):
+        elif len(waiting) == len(alive) and len(early) < len(waiting) and not any(s.blindness for _, s in waiting):
             confidence = Confidence.CERTAIN
     return Verdict(
         kind=ProblemKind.HANG,
@@ -190,7 +190,7 @@ def _describe_refusals(error: RunError) -> Verdict:
 
 
 def _judge_healthy(evidence: Evidence) -> Verdict:
-    timings = slowness.describe_timings(evidence.timings)
+    timings = slowness.describe_timings(evidence.timings) or slowness.describe_unknown_waits(evidence.timings)
     more = f"; {timings}" if timings else ", or may still be at their first step"
     ended = "; ".join(("all ranks ended with 0" if evidence.warnings else "it ended well", *evidence.warnings))
     # Without timings, no rank has reported its state.

@@ -35,6 +35,8 @@ _OUTLIER_RATIO = 0.25
 A smaller difference may be chance, because 3 parts have only 13 samples each.
 """
 _MAX_SHARE = 1 / 3
+_ALWAYS_BEGUN = 0.97
+"""If no rank is outside of collectives for longer, no rank computes, or the CPU runs ahead of the GPU."""
 _SHORT_OF_CPU = 0.2
 _ALL_SHORT_OF_CPU = 0.6
 _FAULTS_PER_S = 20.0
@@ -202,7 +204,7 @@ def _judge_common_shortage(timings: Mapping[int, RankTimeUse]) -> Verdict | None
 def describe_timings(timings: Mapping[int, RankTimeUse]) -> str:
     """Return how the ranks spend their time, as a part of a sentence; "" if unknown."""
     shares = [_mean_wait(timing) for timing in timings.values() if timing.wait_shares]
-    if not shares or len(shares) < len(timings):
+    if not shares or len(shares) < len(timings) or describe_unknown_waits(timings):
         return ""
     waits: dict[str, float] = {}
     for timing in timings.values():
@@ -213,6 +215,18 @@ def describe_timings(timings: Mapping[int, RankTimeUse]) -> str:
     parts = [f"{median(shares):.0%} in collectives"]
     parts += [f"{share:.0%} where {text}" for text, share in waits.items() if share >= 0.1]
     return f"of the last {seconds:.0f} s they spent {', '.join(parts)}, {cores:.1f} cores each"
+
+
+def describe_unknown_waits(timings: Mapping[int, RankTimeUse]) -> str:
+    """Return why the waits of the ranks do not show slow ranks; "" if they do."""
+    if blind := next((one.blindness for one in timings.values() if one.blindness), ""):
+        return f"slow ranks are unknown: {blind}"
+    if not timings or any(one.wait_shares is None or _mean_wait(one) < _ALWAYS_BEGUN for one in timings.values()):
+        return ""
+    return (
+        "slow ranks are unknown, because every rank always has an unfinished collective, as with NCCL if the CPU runs "
+        "ahead of the GPU; with `TORCH_NCCL_ENABLE_TIMING=1` clusterctl counts the waits on the GPU"
+    )
 
 
 def _mean_wait(timing: RankTimeUse) -> float:

@@ -14,6 +14,7 @@ from time import monotonic
 from .child_failure_recorder import is_child_of_python
 from .file_writer import create_file, encode_json, remove_file, replace_file
 from .rank_claim import is_rank_launcher, read_start_ticks
+from .torch_names import C10D, REGISTER_GROUP, RPC, RPC_BACKEND, SET_GROUP, find_name
 
 # TYPE_CHECKING is not imported from `typing`, because the import of `typing` takes longer than all other imports.
 TYPE_CHECKING = False
@@ -282,7 +283,6 @@ def _unwrap(handler: Any) -> Any:
 
 # --- process groups
 
-_C10D, _RPC = "torch.distributed.distributed_c10d", "torch.distributed.rpc"
 _OTHERS = ("distributed", "horovod", "jax", "mindspore", "mpi4py.MPI", "paddle", "ray", "tensorflow", "torch_xla")
 """Modules that connect processes without torch. A Python that has imported one of these modules is never reported as
 alone.
@@ -299,10 +299,12 @@ class PeerRecorder:
     def __init__(self, status_dir: str, rank: int) -> None:
         base = os.path.join(status_dir, f"rank-{rank}")
         self._met, self._alone, self._pid = f"{base}.met", f"{base}.alone", os.getpid()
-        self.hooks: dict[str, Callable[[Any], None]] = {_C10D: self._watch_groups, _RPC: self._watch_rpc}
+        self._is_rank = False
+        self.hooks: dict[str, Callable[[Any], None]] = {C10D: self._watch_groups, RPC: self._watch_rpc}
 
     def start(self) -> None:
-        """Remove `rank-R.alone` of an earlier Python of this rank, which may belong to the prologue."""
+        """Record for the rank: remove `rank-R.alone` of an earlier Python, which may belong to the prologue."""
+        self._is_rank = True
         remove_file(self._alone)
 
     def finish(self, counters: ProgressCounters) -> None:
@@ -313,9 +315,19 @@ class PeerRecorder:
             create_file(self._alone)
 
     def _watch_groups(self, module: Any) -> None:
-        # This private function (seen in torch 1.8 to 2.13) sets every default group. Without this function the shim
-        # cannot see whether the process meets a peer, and assumes that the process does.
-        set_group = getattr(module, "_update_default_pg", None)
+        register_group = find_name(REGISTER_GROUP)
+        if register_group is not None:
+
+            def register_process_group(name: Any, group: Any) -> None:
+                register_group(name, group)
+                if self._is_rank and os.getpid() == self._pid:
+                    from .collective_recorder import watch_group
+
+                    watch_group(name, group)
+
+            module._register_process_group = register_process_group  # noqa: SLF001
+        # Without this function the shim cannot see whether the process meets a peer, and assumes that the process does.
+        set_group = find_name(SET_GROUP)
         if set_group is None:
             create_file(self._met)
             return
@@ -328,7 +340,7 @@ class PeerRecorder:
         module._update_default_pg = update_default_group  # noqa: SLF001
 
     def _watch_rpc(self, module: Any) -> None:
-        begin = getattr(module, "_init_rpc_backend", None)
+        begin = find_name(RPC_BACKEND)
         if begin is None:
             return
 

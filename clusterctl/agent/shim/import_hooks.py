@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from .torch_names import OPTIMIZER, STEP_HOOK, find_name
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,17 +17,16 @@ if TYPE_CHECKING:
 
     from .progress_counters import ProgressCounters
 
-_TORCH = "torch.optim.optimizer"
 # The modules of Keras 3, Keras 2.13 to 2.15 and tf_keras with the class whose methods `fit` calls for every batch.
 _KERAS = ("keras.src.callbacks.callback_list", "keras.src.callbacks", "keras.callbacks", "tf_keras.src.callbacks")
-FRAMEWORK_MODULES = (_TORCH, *_KERAS)
+FRAMEWORK_MODULES = (OPTIMIZER, *_KERAS)
 """A process that imports one of these modules trains, or helps a process that trains."""
 
 
 def make_framework_hooks(counters: ProgressCounters) -> dict[str, Callable[[Any], None]]:
     """Return the hooks that count the steps of torch and Keras, by module name."""
     keras = dict.fromkeys(_KERAS, lambda module: _count_keras_steps(counters, module))
-    return {_TORCH: lambda module: _count_torch_steps(counters, module), **keras}
+    return {OPTIMIZER: lambda _: _count_torch_steps(counters), **keras}
 
 
 def hook_imports(counters: ProgressCounters, hooks: dict[str, Callable[[Any], None]]) -> None:
@@ -78,9 +79,9 @@ def _run_hook(counters: ProgressCounters, hook: Callable[[Any], None], module: A
         counters.degraded["steps"] = f"{module.__name__}: {type(error).__name__}: {error}"
 
 
-def _count_torch_steps(counters: ProgressCounters, module: Any) -> None:
-    # The function exists since torch 2.1. Its hooks run after every `step` of every optimizer.
-    module.register_optimizer_step_post_hook(counters.count_optimizer_step)
+def _count_torch_steps(counters: ProgressCounters) -> None:
+    # Its hooks run after every `step` of every optimizer.
+    find_name(STEP_HOOK)(counters.count_optimizer_step)
     counters.frameworks.append("torch")
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .progress_counters import ProgressCounters
     from .stack_dumper import StackDumper
 
+BLINDNESS = "recorder"
+"""The part of the status (`degraded`) that says which collectives the shim cannot see."""
 INTERVAL_S = 1.0
 STOP_TIMEOUT_S = 0.5
 """The seconds for which a fork or the exit of the process waits for the end of the thread."""
@@ -176,6 +178,9 @@ class StatusWriter:
         before = self._collectives.setup
         if self._collectives.update():
             self._counters.progress_time = monotonic()
+        self._counters.degraded.pop(BLINDNESS, None)
+        if self._collectives.blindness is not None:
+            self._counters.degraded[BLINDNESS] = self._collectives.blindness
         setup = self._collectives.setup
         if setup is not None and setup != before:
             replace_file(self._path.replace(".status.", ".group."), encode_json(setup))

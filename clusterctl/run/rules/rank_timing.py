@@ -17,7 +17,7 @@ from clusterctl.agent.protocol.record_types import ActivitySample, RankActivity
 from clusterctl.formatting import format_size
 from clusterctl.run.rules.even_choice import choose_evenly
 from clusterctl.validation import node_samples
-from clusterctl.why.evidence_types import IdleRank, RankTimeUse
+from clusterctl.why.evidence_types import IdleRank, RankTimeUse, read_blindness
 from clusterctl.why.slowness import LONG_WAIT_S
 from clusterctl.why.stack_position import describe_wchan
 
@@ -32,7 +32,7 @@ _ATTEMPT = re.compile(rb'"attempt":\s*([0-9]+)')
 
 WAIT_FIELDS = node_samples.RankFields(activity=("alive", "pid"), status=("looks", "held", "seq"))
 _TIMING_FIELDS = node_samples.RankFields(
-    (*WAIT_FIELDS.activity, "cpu_s", "starved_s", "faults", "wchan"), status=WAIT_FIELDS.status
+    (*WAIT_FIELDS.activity, "cpu_s", "starved_s", "faults", "wchan"), status=(*WAIT_FIELDS.status, "degraded")
 )
 
 WaitShares = tuple[float, ...]
@@ -258,6 +258,7 @@ def _measure_timing(timed: Sequence[tuple[float, RankActivity]], gpu_clock_mhz: 
         disk_faults_per_s=_increase(first.get("faults"), last.get("faults")) / seconds,
         gpu_clock_mhz=gpu_clock_mhz,
         other_waits={wait: count / len(activities) for wait, count in waits.items()},
+        blindness=read_blindness(last.get("inside")),
     )
 
 

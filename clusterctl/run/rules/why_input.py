@@ -18,6 +18,7 @@ from clusterctl.why.evidence_types import (
     RankSnapshot,
     RunError,
     StartRefusal,
+    read_blindness,
 )
 
 LEFT_WORK_HINT = "keep the work in the foreground, or end the script with `wait PID`"
@@ -166,6 +167,7 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence) -> RankSnapshot:
         entries=_entries(evidence, seq),
         setup=evidence.get("setup"),
         sockets=tuple(evidence.get("sockets") or ()),
+        blindness=read_blindness(inside),
         error=evidence.get("error"),
     )
 

@@ -1,0 +1,185 @@
+"""Records the collectives of process groups whose backend has no flight recorder of torch.
+
+From torch 2.14 on, the public hook of a process group reports each operation, also the operations that DDP begins in
+C++. Before, this module wraps the methods of `ProcessGroup` that the functions of `torch.distributed` call. These
+functions stay as they are. Groups that torch records itself are not wrapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections import deque
+
+from .torch_names import FR_DUMP, GROUP, METHODS, NCCL_DUMP, PRE_HOOK, find_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_RECORDERS = {"ProcessGroupGloo": FR_DUMP, "ProcessGroupNCCL": NCCL_DUMP}
+"""The backends that record their collectives themselves, each with the function that dumps the records."""
+_SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_HOOK_ID = 0x636C7573
+"""The key of the shim's hook in a process group. Other programs count their keys from 0, or from 0x46524543."""
+_POINT_TO_POINT = ("send", "recv")
+_MAX_KEPT, _MAX_TENSORS = 40, 8
+
+
+class _Call:
+    """A begun operation. `work` returns the handle of the operation, or `None` after its end."""
+
+    __slots__ = ("dtypes", "number", "op", "sizes", "work")
+
+    def __init__(self, op: str, number: int, sizes: list[Any], dtypes: list[Any]) -> None:
+        self.op, self.number, self.sizes, self.dtypes = op, number, sizes, dtypes
+        self.work: Callable[[], Any] | None = None
+
+
+class GroupRecord:
+    """The newest operations of a process group.
+
+    Attributes:
+        is_blind: Whether the operations of this group cannot be recorded.
+        knows_ends: Whether the end of each operation is known. Operations on a GPU end later than their calls.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.is_blind, self.knows_ends = name, False, True
+        self._numbers = [0, 0]
+        self._calls: deque[_Call] = deque(maxlen=_MAX_KEPT)
+
+    def begin(self, op: str, tensors: Any) -> _Call:
+        """Record the begin of an operation."""
+        lists = [item if isinstance(item, (list, tuple)) else (item,) for item in tensors[:_MAX_TENSORS]]
+        flat = [tensor for each in lists for tensor in each][:_MAX_TENSORS]
+        is_message = op in _POINT_TO_POINT
+        self._numbers[is_message] += 1
+        call = _Call(op, self._numbers[is_message], [each.shape for each in flat], [each.dtype for each in flat])
+        if flat and not flat[0].is_cpu:
+            self.knows_ends = False
+        self._calls.append(call)
+        return call
+
+    def read_numbers(self) -> tuple[int, int]:
+        """Return the numbers of the last begun and of the last ended collective."""
+        begun = self._numbers[0]
+        last = next((call for call in reversed(tuple(self._calls)) if call.op not in _POINT_TO_POINT), None)
+        return begun, begun if last is None or not self.knows_ends or _has_ended(last) else begun - 1
+
+    def list_entries(self) -> list[dict[str, Any]]:
+        """Return the operations as entries of the flight recorder, oldest first.
+
+        If the ends are unknown, only the newest operation counts as not ended.
+        """
+        calls = tuple(self._calls)
+        return [
+            {
+                "group": self.name,
+                "number": call.number,
+                "op": call.op,
+                "sizes": str([list(size) for size in call.sizes]),
+                "dtypes": ",".join(str(dtype).rpartition(".")[2] for dtype in call.dtypes),
+                "done": _has_ended(call) if self.knows_ends else call is not calls[-1],
+                "p2p": call.op in _POINT_TO_POINT,
+                "peer": None,
+            }
+            for call in calls
+        ]
+
+
+def _has_ended(call: _Call) -> bool:
+    # A function of `torch.distributed` drops the handle after its wait, and a program drops its own handles.
+    return call.work is not None and call.work() is None
+
+
+records: dict[int, GroupRecord] = {}
+"""The records of the groups that torch does not record, by the identity of the group."""
+
+
+def watch_group(name: str, group: Any) -> None:
+    """Record the operations of a new process group, unless torch records them itself."""
+    records.pop(id(group), None)
+    if records_itself(group):
+        return
+    record = records[id(group)] = GroupRecord(str(name))
+    if find_name(PRE_HOOK) is not None:
+        # The handle of an operation belongs to torch. A reference of the shim would keep the memory of its tensors.
+        record.knows_ends = False
+        group.register_pre_hook(_HOOK_ID, lambda args: _begin_by_hook(record, args))
+    elif type(group) is find_name(GROUP):
+        _wrap_methods(type(group))
+    else:
+        record.is_blind = True
+
+
+def records_itself(group: Any) -> bool:
+    """Return whether torch's flight recorder records all operations of a process group."""
+    # Releases without the common recorder read only the second variable, and record nothing without it.
+    variables, default = (_SIZE_VARIABLES, "2000") if find_name(FR_DUMP) is not None else (_SIZE_VARIABLES[1:], "0")
+    size = next((text for name in variables if (text := os.environ.get(name)) is not None), default)
+    backends = list_backends(group)
+    # With TORCH_DISTRIBUTED_DEBUG=DETAIL, a wrapper checks the operations and calls the backend.
+    names = [type(getattr(backend, "wrapped_pg", backend)).__name__ for backend in backends]
+    dumps = [find_name(_RECORDERS[name]) if name in _RECORDERS else None for name in names]
+    return size != "0" and bool(dumps) and None not in dumps
+
+
+def list_backends(group: Any) -> list[Any]:
+    """Return the backend of a process group for each device."""
+    found = []
+    for device in getattr(group, "_device_types", ()):
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError):
+            found.append(group._get_backend(device))  # noqa: SLF001
+    return found
+
+
+def _begin_by_hook(record: GroupRecord, args: Any) -> None:
+    try:
+        name = str(args.name).rpartition(".")[2].lower()
+        record.begin(METHODS.get(name, name), args.input_tensors)
+    except Exception:  # The operation must take place, even if torch has changed the arguments of hooks.
+        record.is_blind = True
+
+
+def _wrap_methods(group_class: Any) -> None:
+    for name, op in METHODS.items():
+        original = getattr(group_class, name, None)
+        if original is not None and not hasattr(original, "__wrapped__"):
+            setattr(group_class, name, _make_counted(original, name, op))
+
+
+def _make_counted(original: Any, name: str, op: str) -> Any:
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        record = records.get(id(self))
+        if record is None:
+            return original(self, *args, **kwargs)
+        call = _begin_by_call(record, op, args)
+        work = None
+        try:
+            work = original(self, *args, **kwargs)
+            return work
+        finally:
+            call.work = _get_nothing if work is None else weakref.ref(work)
+
+    # pybind11 does not call an override of a virtual method from a function of the same name. Without this name, a
+    # subclass of `ProcessGroup` in Python would call itself for ever.
+    counted.__code__ = counted.__code__.replace(co_name=name)
+    counted.__name__, counted.__qualname__, counted.__doc__ = name, f"ProcessGroup.{name}", original.__doc__
+    vars(counted)["__wrapped__"] = original
+    return counted
+
+
+def _begin_by_call(record: GroupRecord, op: str, args: Any) -> _Call:
+    try:
+        # `allgather` and similar methods take the outputs first, and then the inputs.
+        inputs = args[1] if len(args) > 1 and (isinstance(args[1], list) or hasattr(args[1], "shape")) else args[0]
+        return record.begin(op, inputs if isinstance(inputs, list) else [inputs])
+    except Exception:  # The operation must take place, even if torch has changed the arguments of methods.
+        return record.begin(op, [])
+
+
+def _get_nothing() -> None:
+    return None
