@@ -150,9 +150,7 @@ def _launcher_variables(settings: AttemptSettings, layout: NodeLayout, rank: int
 def _default_variables(settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None) -> dict[str, str]:
     env = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        # Before 2.8, torch reads only the second name, and records nothing without it.
         "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "PYTHONUNBUFFERED": "1",
     }
     if facts is not None:
