@@ -190,8 +190,8 @@ def _describe_refusals(error: RunError) -> Verdict:
 
 
 def _judge_healthy(evidence: Evidence) -> Verdict:
-    timings = slowness.describe_timings(evidence.timings) or slowness.describe_unknown_waits(evidence.timings)
-    more = f"; {timings}" if timings else ", or may still be at their first step"
+    timings, unknown = slowness.describe_timings(evidence.timings), slowness.describe_unknown_waits(evidence.timings)
+    more = f"; {timings or unknown}" if timings or unknown else ", or may still be at their first step"
     ended = "; ".join(("all ranks ended with 0" if evidence.warnings else "it ended well", *evidence.warnings))
     # Without timings, no rank has reported its state.
     known = Confidence.CERTAIN if evidence.has_ended or timings else Confidence.LIKELY

@@ -103,7 +103,9 @@ def ask_why(kind: str, python: Path, folder: Path, env: dict[str, str]) -> Answe
     assert started.returncode == 0, started.stderr
     run = json.loads(started.stdout)["run"]
     try:
-        wait_for(lambda: head.json("status", run)["state"] == "stalled", 300.0, f"{kind} to be called stalled", every=1.0)
+        wait_for(
+            lambda: head.json("status", run)["state"] == "stalled", 300.0, f"{kind} to be called stalled", every=1.0
+        )
         return Answer(kind, json.loads(head.run("why", run, "--json").stdout))
     finally:
         head.run("down", "--kill", run, timeout=120.0)

@@ -54,6 +54,14 @@ def start(*, over: bool = False, stalled: bool = False, link: str = "connected")
             judge_run(case(ended(3, tail="No module named 'flash_attn', the slow path is taken\nstep 5"), lost_peer())),
             id="a line of output before it exits",
         ),
+        pytest.param(
+            of(began(entry(12), blindness="the begin alone"), elsewhere(seq=LATE, entries=(entry(11, done=True),))),
+            id="of others only the begin of collectives is seen",
+        ),
+        pytest.param(
+            of(*(began(entry(12), seq=BEGUN, blindness="the begin alone") for _ in range(3)), ended(0)),
+            id="left, and the ends of collectives are unknown",
+        ),
         pytest.param(judge_run(start()), id="one starts still"),
         pytest.param(judge_run(start(stalled=True, link="unreachable")), id="one may have started behind a cut link"),
     ],
@@ -152,3 +160,11 @@ def test_of_a_node_that_its_peers_lost_the_one_rank_that_says_so_too_is_not_name
     )
 
     assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.PEER_LOST, Confidence.AMBIGUOUS, [0, 1])
+
+
+def test_ranks_that_are_blind_are_listed_once_with_their_backend_and_judged_by_their_stacks() -> None:
+    blind = "blind on this backend (mpi, torch 2.14.1): goes by stacks"
+    verdict = of(*(waiting(blindness=blind, status_age=0.5) for _ in range(3)), elsewhere(blindness=blind))
+
+    assert (named(verdict), verdict.confidence) == ([3], Confidence.LIKELY)
+    assert f"ranks 0-3: {blind}" in verdict.missing_evidence

@@ -108,6 +108,27 @@ def test_what_a_run_that_moves_spends_its_time_with_is_said() -> None:
     assert "30% in collectives" in verdict.summary
 
 
+@pytest.mark.parametrize(
+    ("share", "blindness", "words"),
+    [
+        pytest.param(1.0, "", "`TORCH_NCCL_ENABLE_TIMING=1`", id="always in a collective, as ahead of the GPU"),
+        pytest.param(0.3, "the begin alone", "slow ranks are unknown: the begin alone", id="blind"),
+    ],
+)
+def test_where_waits_say_nothing_slow_ranks_are_unknown(share: float, blindness: str, words: str) -> None:
+    verdict = of(*(pace(share, blindness=blindness) for _ in range(4)))
+
+    assert (verdict.kind, verdict.confidence) == (ProblemKind.NONE, Confidence.LIKELY)
+    assert words in verdict.summary
+
+
+def test_the_blindness_of_a_rank_comes_from_its_newest_sample() -> None:
+    seen = {"pid": 7, "looks": 0, "held": 0, "seq": {"0": [1, 1]}, "degraded": {"recorder": "the begin alone"}}
+    lines = [sampled(m, m, m, m, inside=seen) for m in range(0, 121, 10)]
+
+    assert measure_rank_timings({"gpu02": lines}, 0)[3].blindness == "the begin alone"
+
+
 def starting(*frames: tuple[StackFrame, ...], no_progress_s: float = 90.0) -> Verdict:
     looks = [
         RankSnapshot(source="signal", state="S", wchan="poll_schedule_timeout", cpu=0.0, frames=each) for each in frames

@@ -1,0 +1,123 @@
+"""Collectives that torch's flight recorder does not record."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from clusterctl.agent.watch import evidence_collector
+from tests.agent.stalls.test_frameworks import rendezvous
+
+__all__ = ["rendezvous"]
+
+pytestmark = pytest.mark.torch
+
+UNRECORDED = {"TORCH_FR_BUFFER_SIZE": "0"}
+BEGIN = """
+import time, torch, torch.distributed as dist
+from torch.distributed import all_reduce
+from torch._C._distributed_c10d import ProcessGroup
+"""
+ALONE = BEGIN + "dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore())\n"
+HANG = (
+    BEGIN
+    + """
+dist.init_process_group("gloo")
+pair = dist.new_group([0, 1])
+for _ in range(3):
+    all_reduce(torch.ones(3))
+dist.all_gather([torch.ones(2) for _ in range(2)], torch.ones(2), group=pair)
+if dist.get_rank() == 1:
+    time.sleep(1000)
+dist.broadcast(torch.ones(2, 4), 1)
+"""
+)
+
+
+def test_a_hang_is_recorded_in_the_format_of_the_flight_recorder(bench, until, rendezvous):
+    workers = [bench.start(HANG, rank=rank, env={**rendezvous, **UNRECORDED}) for rank in (0, 1)]
+    until(lambda: all((worker.said("recorded") or {}).get("entries") for worker in workers))
+
+    found = evidence_collector.collect_evidence(
+        [worker.facts for worker in workers], str(bench.status_dir), str(bench.tmp_path / "s"), time.monotonic() + 4
+    )["ranks"]
+
+    assert [found[rank]["inside"]["seq"] for rank in "01"] == [{"0": [4, 3], "1": [1, 1]}, {"0": [3, 3], "1": [1, 1]}]
+    gathered = {"group": "1", "number": 1, "op": "all_gather", "sizes": "[[2]]", "dtypes": "float32", "done": True}
+    waits = {"group": "0", "number": 4, "op": "broadcast", "sizes": "[[2, 4]]", "dtypes": "float32", "done": False}
+    assert {"p2p": False, "peer": 1, **waits} in found["0"]["recorded"]
+    assert all({"p2p": False, "peer": None, **gathered} in found[rank]["recorded"] for rank in "01")
+    assert found["0"]["inside"]["degraded"] == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "env", "words"),
+    [
+        pytest.param("print(hasattr(ProcessGroup.allreduce, '__wrapped__'))", {}, "False", id="recorded by torch"),
+        pytest.param("print(hasattr(ProcessGroup.allreduce, '__wrapped__'))", UNRECORDED, "True", id="by the shim"),
+        pytest.param(
+            "import inspect; print(*inspect.signature(all_reduce).parameters)",
+            UNRECORDED,
+            "tensor op group async_op",
+            id="signature",
+        ),
+        pytest.param(
+            "step = torch.compile(lambda t: (all_reduce(t), t * 2)[1], backend='eager')\nprint(step(torch.ones(1)))",
+            UNRECORDED,
+            "tensor([2.])",
+            id="compiled",
+        ),
+        pytest.param(
+            "class Own(ProcessGroup):\n    pass\n"
+            "try:\n    Own(0, 1).allreduce([torch.ones(1)])\n"
+            "except RecursionError: print('endless')\nexcept Exception as error: print('refused')",
+            UNRECORDED,
+            "refused",
+            id="a subclass without the method",
+        ),
+        pytest.param(
+            "dist.barrier(); dist.all_reduce(torch.ones(1), async_op=True).wait(); dist.destroy_process_group()\n"
+            "dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore())\n"
+            "all_reduce(torch.ones(1)); print('again')",
+            UNRECORDED,
+            "again",
+            id="a second default group",
+        ),
+    ],
+)
+def test_the_program_runs_as_without_the_shim(bench, script, env, words):
+    worker = bench.start(ALONE + script + "\nprint('through')", env={**env, "OMP_NUM_THREADS": "1"})
+    worker.prints("through")
+
+    assert re.search(rf"^{re.escape(words)}$", worker.text, re.MULTILINE), worker.text
+
+
+def test_this_torch_has_every_name_that_the_shim_needs(bench):
+    script = "import torch, torch.distributed.rpc\nfrom _clusterctl_shim import torch_names as names\n"
+    worker = bench.start(
+        script + "print([n for n in names.NAMES if n not in names.OPTIONAL and not names.find_name(n)])"
+    )
+    worker.wait()
+
+    assert worker.text.splitlines()[-1] == "[]"
+
+
+def test_a_backend_that_cannot_be_recorded_is_named_as_blind(bench, until):
+    script = (
+        BEGIN
+        + """
+class Own(ProcessGroup):
+    def getBackendName(self):
+        return "own"
+dist.Backend.register_backend("own", lambda store, rank, size, timeout: Own(rank, size), devices=["cpu"])
+dist.init_process_group("own", rank=0, world_size=1, store=dist.HashStore())
+print("joined"); time.sleep(1000)
+"""
+    )
+    worker = bench.start(script)
+    worker.prints("joined")
+
+    said = until(lambda: (worker.said() or {}).get("degraded", {}).get("recorder"))
+    assert re.fullmatch(r"blind on this backend \(own, torch [\d.]+\): goes by stacks", said)
