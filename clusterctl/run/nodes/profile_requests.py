@@ -9,7 +9,7 @@ from clusterctl.agent.protocol.command_payload_types import ProfileAnswer
 from clusterctl.errors import ClusterctlError
 from clusterctl.run.nodes.downloads import FetchOptions, pull_files
 from clusterctl.run.nodes.fan_out import call_all
-from clusterctl.session.node_requests import PROFILE
+from clusterctl.session.request_definitions import PROFILE
 from clusterctl.session.node_session import Session
 
 _SAVE_TIMEOUT_S = 120.0
