@@ -76,7 +76,7 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
         "profile": CommandHelp(
             "Record what ranks do now, as a trace for ui.perfetto.dev",
             ("clusterctl profile --rank 3 --for 5s",),
-            "profiler perfetto tensorboard kineto nsys flamegraph record",
+            "profiler perfetto kineto nsys record",
         ),
         "top": CommandHelp(
             "Show ranks, GPUs and nodes live", ("clusterctl top",), "monitor watch htop nvtop dashboard"
