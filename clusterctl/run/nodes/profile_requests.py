@@ -9,8 +9,8 @@ from clusterctl.agent.protocol.command_payload_types import ProfileAnswer
 from clusterctl.errors import ClusterctlError
 from clusterctl.run.nodes.downloads import FetchOptions, pull_files
 from clusterctl.run.nodes.fan_out import call_all
-from clusterctl.session.request_definitions import PROFILE
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import PROFILE
 
 _SAVE_TIMEOUT_S = 120.0
 """The seconds that a node has for the traces after the recording: torch may need a minute, and py-spy another one."""
