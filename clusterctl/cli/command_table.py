@@ -122,6 +122,15 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
             ),
             "copy scp upload download put fetch",
         ),
+        "cast": CommandHelp(
+            "Copy large files to all nodes at once: the nodes pass them on to one another",
+            (
+                "clusterctl cast data.bin data/",
+                "clusterctl cast NODE:data.bin all:data/",
+                "clusterctl cast data.bin data/ --limit 50MB/s",
+            ),
+            "broadcast distribute torrent yeet bcast sbcast weights",
+        ),
         "sync": CommandHelp(
             "Push code to the nodes, or pull results from them",
             ("clusterctl sync", "clusterctl sync --dry-run", "clusterctl sync --pull 'ckpt/**'"),

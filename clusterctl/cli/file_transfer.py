@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +17,17 @@ from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.errors import ClusterctlError, NodeRefusedError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import get_workdir
+from clusterctl.render.cast_progress import render_cast_progress
 from clusterctl.run.nodes import uploads
-from clusterctl.run.nodes.distribution import send_files
+from clusterctl.run.nodes.distribution import CastSettings, send_files
 from clusterctl.run.nodes.downloads import FetchOptions, pull_files
 from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.session.node_session import Session
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
+
+_DRAW_EVERY_S = 0.2
 
 FetchedFiles = dict[str, tuple[list[str], int]]
 """For each requested path, the files and their total size in bytes."""
@@ -52,10 +57,10 @@ class TransferSettings:
 
 
 class _ProgressCounter:
-    """Shows on a terminal how many bytes have been copied so far, on all nodes together."""
+    """Shows on a terminal how many bytes have been copied so far, from all nodes together."""
 
-    def __init__(self, transfer: TransferSettings, total: int | None) -> None:
-        self._transfer, self._total, self._done, self._shown = transfer, total, 0, 0
+    def __init__(self, transfer: TransferSettings) -> None:
+        self._transfer, self._done, self._shown = transfer, 0, 0
         self._lock = threading.Lock()
 
     def __call__(self, count: int) -> None:
@@ -64,8 +69,35 @@ class _ProgressCounter:
             if self._transfer.quiet or self._done - self._shown < 1 << 20:
                 return
             self._shown = self._done
-            of = "" if self._total is None else f" of at most {format_size(self._total)}"
-            self._transfer.console.err.draw([f"{format_size(self._done)}{of}"])
+            self._transfer.console.err.draw([format_size(self._done)])
+
+
+class UploadProgress:
+    """Shows on a terminal how much each node has got of the files that it lacks. Any thread may call it."""
+
+    def __init__(self, transfer: TransferSettings) -> None:
+        self._transfer = transfer
+        self._lock = threading.Lock()
+        self._total: Mapping[str, int] = {}
+        self._done: Counter[str] = Counter()
+        self._began_at = self._drawn_at = time.monotonic()
+
+    def set_total(self, total: Mapping[str, int]) -> None:
+        """Set the bytes that each node lacks."""
+        with self._lock:
+            self._total, self._began_at = total, time.monotonic()
+
+    def __call__(self, node: str, count: int) -> None:
+        """Count bytes that a node has got."""
+        with self._lock:
+            self._done[node] += count
+            now = time.monotonic()
+            if self._transfer.quiet or now - self._drawn_at < _DRAW_EVERY_S:
+                return
+            self._drawn_at = now
+            terminal = self._transfer.console.err
+            rate = sum(self._done.values()) / (now - self._began_at)
+            terminal.draw(render_cast_progress(self._done, self._total or self._done, rate, terminal.glyphs))
 
 
 def copy_to_nodes(transfer: TransferSettings, sources: Sequence[str], hosts: Sequence[HostSpec], target: str) -> None:
@@ -79,15 +111,23 @@ def copy_to_nodes(transfer: TransferSettings, sources: Sequence[str], hosts: Seq
         transfer.console.write_stderr(f"left out: {path} is neither a file nor a link to a file")
     inside = len(sources) > 1 or target.endswith("/") or target in ("", ".", "~")
     with open_all_sessions(transfer.spec, hosts, progress=None if transfer.quiet else transfer.console.err) as sessions:
-        counter = _ProgressCounter(transfer, load.size_bytes * len(sessions))
-
+        progress = UploadProgress(transfer)
+        progress.set_total(dict.fromkeys(sessions, load.size_bytes))
+        settings = CastSettings(on_plan=progress.set_total, on_warning=lambda text: _warn(transfer, text))
         places = {node: uploads.Destination(transfer.get_base_folder(node), target, inside) for node in sessions}
-        sent, errors = send_files(transfer.spec, sessions, places, load, lambda _node, count: counter(count))
-    what = plural(len(load.entries), "file")
+        sent, errors = send_files(transfer.spec, sessions, places, load, progress, settings)
+    print_upload_results(transfer, sent, load)
+    raise_first({node: _name_node_in_refusal(node, error) for node, error in errors.items()})
+
+
+def print_upload_results(
+    transfer: TransferSettings, sent: Mapping[str, uploads.UploadResult], files: uploads.Upload
+) -> None:
+    """Print what each node has got."""
+    what = plural(len(files.entries), "file")
     _print_results(
         transfer, {n: f"{s.files} of {what} sent, {format_size(s.bytes)} {{to}} {s.place}" for n, s in sent.items()}
     )
-    raise_first({node: _name_node_in_refusal(node, error) for node, error in errors.items()})
 
 
 def copy_from_nodes(transfer: TransferSettings, sources: Sequence[tuple[Sequence[HostSpec], str]], target: str) -> None:
@@ -109,7 +149,7 @@ def copy_from_nodes(transfer: TransferSettings, sources: Sequence[tuple[Sequence
     if here.exists() and not here.is_dir() and (several or len(sources) > 1):
         raise RefusedError(f"{target} is a file, so several files cannot be copied to it")
     ours = several and not here.exists()
-    counter = _ProgressCounter(transfer, None)
+    counter = _ProgressCounter(transfer)
 
     def transfer_files(node: str, session: Session) -> FetchedFiles:
         into = _LocalTarget(here / node, None) if several else None
@@ -183,6 +223,11 @@ def _choose_local_target(target: str, path: str, *, alone: bool) -> _LocalTarget
 def _format_fetched(found: FetchedFiles, here: Path) -> str:
     number = len({name for names, _ in found.values() for name in names})
     return f"{plural(number, 'file')}, {format_size(sum(total for _, total in found.values()))} {{to}} {here}"
+
+
+def _warn(transfer: TransferSettings, text: str) -> None:
+    if not transfer.quiet:
+        transfer.console.write_stderr(f"warning: {text}")
 
 
 def _print_results(transfer: TransferSettings, texts: Mapping[str, str]) -> None:

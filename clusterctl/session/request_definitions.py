@@ -117,7 +117,10 @@ RECEIVE = Request(Command.RECEIVE, command_payload_types.ReceiveArguments, comma
 COPY = Request(Command.COPY, command_payload_types.CopyArguments, command_payload_types.CopyAnswer)
 # The node reads the pieces that an interrupted cast has left.
 CAST = Request(Command.CAST, command_payload_types.CastArguments, command_payload_types.CastAnswer, 1800.0)
-PIECES = Request(Command.PIECES, command_payload_types.PiecesArguments, command_payload_types.EmptyAnswer, 1800.0)
+# The node reads all files twice.
+CONTENTS = Request(
+    Command.CONTENTS, command_payload_types.ContentsArguments, command_payload_types.ContentsAnswer, 24 * 3600.0
+)
 FETCH = Request(Command.FETCH, command_payload_types.FetchArguments, command_payload_types.FetchAnswer)
 # The node searches a checkpoint folder, which may lie on a slow file server.
 CHECKPOINTS = Request(

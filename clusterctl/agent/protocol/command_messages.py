@@ -35,7 +35,7 @@ class Command(str, Enum):
     RECEIVE = "receive"
     COPY = "copy"
     CAST = "cast"
-    PIECES = "pieces"
+    CONTENTS = "contents"
     FETCH = "fetch"
     CHECKPOINTS = "checkpoints"
     CODE = "code"

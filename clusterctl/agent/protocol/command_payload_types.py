@@ -183,7 +183,7 @@ class CopyArguments(TypedDict):
     """COPY: copy the files in the file list of `size` bytes in `stream` to `target`, a path relative to `folder`.
 
     If `target` is a folder, or `inside` asks for a folder, the node writes the files into `target`. Otherwise `target`
-    replaces the first part of each path.
+    replaces the first part of each path. With `look` the node only compares, and makes no folder.
     """
 
     folder: str
@@ -191,6 +191,7 @@ class CopyArguments(TypedDict):
     inside: bool
     stream: int
     size: int
+    look: NotRequired[bool]
 
 
 class ReceiveArguments(TypedDict):
@@ -212,10 +213,11 @@ class CastArguments(TypedDict):
     size: int
 
 
-class PiecesArguments(TypedDict):
-    """PIECES: send in `stream` the SHA-256 of each piece of the files that the COPY `manifest` has compared."""
+class ContentsArguments(TypedDict):
+    """CONTENTS: hash the files that match `pattern`, relative to `workdir`. `stream` brings the answer's data."""
 
-    manifest: int
+    workdir: str
+    pattern: str
     stream: int
 
 
@@ -497,6 +499,12 @@ class CopyAnswer(TypedDict):
     need: Annotated[list[wire_types.FileNumber], MaxItems(1 << 22)]
     folder: wire_types.Path
     name: wire_types.Path | None
+
+
+class ContentsAnswer(TypedDict):
+    """The bytes of the file list in the stream. The SHA-256 of each piece of the contents follows the list."""
+
+    listing: wire_types.Bytes
 
 
 class CastAnswer(TypedDict):

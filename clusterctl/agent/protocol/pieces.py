@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 PIECE_BYTES = 4 << 20
+HASH_BYTES = hashlib.sha256().digest_size
 
 
 class PieceMap:
@@ -91,8 +92,8 @@ class CastPlan:
     def decode(data: bytes) -> CastPlan:
         """Return the plan in the bytes that `encode` has made."""
         fields = json.loads(zlib.decompress(data))
-        hashes, size = bytes.fromhex(fields["piece_hashes"]), hashlib.sha256().digest_size
-        fields["piece_hashes"] = [hashes[at : at + size] for at in range(0, len(hashes), size)]
+        hashes = bytes.fromhex(fields["piece_hashes"])
+        fields["piece_hashes"] = [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
         fields["contents"] = [(str(digest), int(length)) for digest, length in fields["contents"]]
         return CastPlan(**fields)
 

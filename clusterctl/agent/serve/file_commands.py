@@ -39,6 +39,7 @@ def list_missing_files(
     """Return the files of a listing that the target does not have; correct the permission bits of the other files.
 
     Missing parent folders are made. If the target folder does not exist, its name replaces the first part of each path.
+    With `look` in the arguments, nothing is changed.
 
     Raises:
         RequestError: A file exists where a folder must be, the copy would change the code of a live run, or the disk is
@@ -46,13 +47,14 @@ def list_missing_files(
     """
     for path, *_ in entries:
         file_tree.check_relative_path(path)
-    folder, name = _choose_target(arguments)
+    look = bool(arguments.get("look"))
+    folder, name = _choose_target(arguments, make=not look)
     files = replace_first_path_part(entries, name)
     if name is not None and os.path.exists(f"{folder}/{name}") and any("/" in path for path, *_ in files):
         raise command_messages.make_refused_error(
             f"cannot copy a folder to {folder}/{name}, which is a file", "choose another name"
         )
-    need = _list_differing_files(file_tree.FileTree(folder), files)
+    need = _list_differing_files(file_tree.FileTree(folder), files, change_modes=not look)
     _refuse_code_of_live_runs(root, {os.path.join(os.path.realpath(folder), files[number][0]) for number in need})
     needed = [files[number] for number in need]
     file_tree.refuse_without_space(folder, [(path, size, digest) for path, size, _, digest in needed])
@@ -66,15 +68,19 @@ def replace_first_path_part(entries: list[list[Any]], name: str | None) -> list[
     return [["/".join([name, *path.split("/")[1:]]), *rest] for path, *rest in entries]
 
 
-def _choose_target(arguments: command_payload_types.CopyArguments) -> tuple[str, str | None]:
-    """Make the target folder; return it, and the new first part of all paths, or `None` if paths do not change."""
+def _choose_target(arguments: command_payload_types.CopyArguments, *, make: bool) -> tuple[str, str | None]:
+    """Return the target folder, and the new first part of all paths, or `None` if paths do not change.
+
+    With `make`, the folder is made.
+    """
     base, target = os.path.expanduser(str(arguments["folder"])), os.path.expanduser(str(arguments["target"]))
     place = os.path.abspath(os.path.join(base, target))
-    if not os.path.isabs(target):
+    if make and not os.path.isabs(target):
         file_tree.make_workdir(base)
     folder, name = (place, None) if arguments["inside"] or os.path.isdir(place) else os.path.split(place)
     try:
-        os.makedirs(folder, exist_ok=True)
+        if make:
+            os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise command_messages.make_refused_error(
             f"cannot make the folder {folder}: {error.strerror or error}"
@@ -82,13 +88,13 @@ def _choose_target(arguments: command_payload_types.CopyArguments) -> tuple[str,
     return folder, name
 
 
-def _list_differing_files(tree: file_tree.FileTree, files: list[list[Any]]) -> list[int]:
+def _list_differing_files(tree: file_tree.FileTree, files: list[list[Any]], *, change_modes: bool) -> list[int]:
     need = []
     for number, (path, size, mode, digest) in enumerate(files):
         entry = tree.read_fingerprint(path, {}, {}, expected_size=size)
         if entry is None or not file_tree.has_same_content(entry, (size, mode & 0o777, digest)):
             need.append(number)
-        elif entry[1] != mode & 0o777:
+        elif change_modes and entry[1] != mode & 0o777:
             tree.chmod(path, mode)
     return need
 
@@ -118,7 +124,7 @@ def make_file_handlers(session: AgentSession, runs: RunCommands) -> dict[Command
         Command.MANIFEST: files.manifest,
         Command.COPY: files.copy,
         Command.CAST: files.cast,
-        Command.PIECES: files.pieces,
+        Command.CONTENTS: files.contents,
         Command.RECEIVE: files.receive,
         Command.FETCH: files.fetch,
         Command.CHECKPOINTS: files.checkpoints,
@@ -130,7 +136,8 @@ def _resolve_workdir(
     arguments: command_payload_types.FetchArguments
     | command_payload_types.ManifestArguments
     | command_payload_types.CheckpointsArguments
-    | command_payload_types.CodeArguments,
+    | command_payload_types.CodeArguments
+    | command_payload_types.ContentsArguments,
 ) -> str:
     return os.path.abspath(os.path.expanduser(str(arguments["workdir"])))
 
@@ -392,23 +399,36 @@ class _FileCommands:
 
         self._collect_stream(request_id, stream, int(arguments["size"]), start)
 
-    def pieces(self, request_id: int, arguments: command_payload_types.PiecesArguments, _epoch: int | None) -> None:
-        """Send the SHA-256 of each piece of compared files that this node has. The files may be cast afterwards."""
-        transfer, stream = self._transfers[arguments["manifest"]], int(arguments["stream"])
+    def contents(self, request_id: int, arguments: command_payload_types.ContentsArguments, _epoch: int | None) -> None:
+        """Send a list of files with their hashes, then the SHA-256 of each piece of their contents."""
+        folder, pattern = _resolve_workdir(arguments), str(arguments["pattern"])
+        stream = int(arguments["stream"])
 
-        def hash_pieces(out: HelperOutput) -> command_payload_types.NoArguments:
-            files = transfer.list_files()
-            contents = {digest: (path, size) for path, size, _, digest in files if size}
+        def hash_files(out: HelperOutput) -> command_payload_types.ContentsAnswer:
+            files: list[tuple[str, int, int, str]] = []
+            contents: dict[str, tuple[str, int]] = {}
+            tree = file_tree.FileTree("/")
+            for name, path in file_tree.find_matching_files(folder, pattern, links=True):
+                out.send_message({"at": path})
+                entry = tree.read_fingerprint(os.path.realpath(path)[1:], {}, {})
+                if entry is not None:
+                    files.append((name, *entry))
+                    contents.setdefault(entry[2], (os.path.realpath(path), entry[0]))
+            plan = [(digest, size) for digest, (_, size) in contents.items() if size]
             store = piece_store.PieceStore(
-                transfer.tree.folder,
-                CastPlan("", [(digest, size) for digest, (_, size) in contents.items()], [], "", "", "", None),
-                {digest: transfer.tree.resolve(path) for digest, (path, _) in contents.items()},
+                folder,
+                CastPlan("", plan, [], "", "", "", None),
+                {digest: path for digest, (path, _) in contents.items()},
             )
-            for piece in range(store.map.count):
-                out.send_data(stream, 0, hashlib.sha256(store.read(piece)).digest())
-            return {}
+            hashes = (hashlib.sha256(store.read(piece)).digest() for piece in range(store.map.count))
+            listing, offset = file_list.encode_file_list(files), 0
+            for data in (listing, *hashes):
+                for start in range(0, len(data), frames.CHUNK_BYTES):
+                    out.send_data(stream, offset + start, data[start : start + frames.CHUNK_BYTES])
+                offset += len(data)
+            return {"listing": len(listing)}
 
-        self._session.run_task(request_id, hash_pieces)
+        self._session.run_task(request_id, hash_files)
 
     def fetch(self, request_id: int, arguments: command_payload_types.FetchArguments, _epoch: int | None) -> None:
         folder, pattern, stream = _resolve_workdir(arguments), str(arguments["pattern"]), int(arguments["stream"])

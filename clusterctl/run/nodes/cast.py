@@ -189,6 +189,8 @@ class Cast:
         self._giving = PieceGiving({node: files.list_pieces(needs[node]) for node in sessions}, time.monotonic())
         self._errors: dict[str, ClusterctlError] = {}
         self._progress_at = time.monotonic()
+        self._busy: set[str] = set()
+        """The nodes to which a giver is sending a piece. Two givers would mix their messages."""
         self._is_over = False
 
     def start(self) -> tuple[dict[str, ClusterctlError], list[str], list[str]]:
@@ -256,8 +258,13 @@ class Cast:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._busy, _END_S)
+            reached = {
+                name: node.session
+                for name, node in self._nodes.items()
+                if node.has_started and not node.is_gone and name not in self._busy
+            }
         message = pieces.encode_message(Kind.END)
-        reached = {name: node.session for name, node in self._nodes.items() if node.has_started and not node.is_gone}
         call_all(reached, lambda node, session: session.send_data(self._nodes[node].stream, 0, message))
         with self._changed:
             self._changed.wait_for(
@@ -334,12 +341,13 @@ class Cast:
     def _give(self) -> None:
         while True:
             with self._changed:
-                gift = None if self._is_over else self._giving.choose_gift(time.monotonic())
+                gift = None if self._is_over else self._giving.choose_gift(time.monotonic(), self._busy)
                 if gift is None:
                     if self._is_over:
                         return
                     self._changed.wait(_POLL_S)
                     continue
+                self._busy.add(gift[0])
                 wait_s = self._send_limit.spend(self._files.map.get_length(gift[1]), time.monotonic())
                 self._changed.wait_for(lambda: self._is_over, wait_s)
             name, piece = gift
@@ -356,6 +364,10 @@ class Cast:
             else:
                 with self._changed:
                     self.sent_bytes += len(data)
+            finally:
+                with self._changed:
+                    self._busy.discard(name)
+                    self._changed.notify_all()
 
     def list_warnings(self) -> list[str]:
         """Return what the user should know about the nodes and their network, one sentence each."""

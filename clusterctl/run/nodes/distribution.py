@@ -5,6 +5,7 @@ If little is missing, the head sends it to each node (a star). Otherwise the nod
 
 from __future__ import annotations
 
+import posixpath
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,15 +14,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
+from clusterctl.agent.protocol import file_list
+from clusterctl.agent.protocol.command_messages import RequestError
+from clusterctl.agent.protocol.frames import FrameError, StreamData
+from clusterctl.agent.protocol.pieces import HASH_BYTES
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec
-from clusterctl.errors import ClusterctlError, RefusedError
+from clusterctl.errors import AgentError, ClusterctlError, NotFoundError, RefusedError
 from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes import uploads
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.nodes.network_probe import guess_addresses
 from clusterctl.run.nodes.uploads import Answer, Destination, Upload, UploadResult
 from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import CONTENTS
 
 T = TypeVar("T")
 Errors = dict[str, ClusterctlError]
@@ -30,6 +36,9 @@ CAST_FROM_BYTES = 32 << 20
 """From this many missing bytes on, starting the peers costs less time than it saves."""
 _BUSY_S = (1.0, 3.0)
 """Seconds between two looks whether another cast to the same folder has ended."""
+
+
+_MAX_LISTING_BYTES = 256 << 20
 
 
 def _ignore(*_arguments: object) -> None: ...
@@ -41,15 +50,14 @@ class CastSettings:
 
     Attributes:
         limit: The bytes per second that each machine may send, and receive, in a cast, or `None`.
-        piece_hashes: If a node has the files and this machine does not, the function that gets the SHA-256 of their
-            pieces from that node. The argument has the stream of each node's comparison.
+        piece_hashes: If a node has the files and this machine does not, the SHA-256 of their pieces.
         on_plan: A function that receives the bytes that each node lacks.
         on_warning: A function that receives a sentence for the user.
         on_end: A function that receives the bytes of a cast that this machine has sent.
     """
 
     limit: int | None = None
-    piece_hashes: Callable[[Mapping[str, int]], list[bytes]] | None = None
+    piece_hashes: list[bytes] | None = None
     on_plan: Callable[[Mapping[str, int]], None] = _ignore
     on_warning: Callable[[str], None] = _ignore
     on_end: Callable[[int], None] = _ignore
@@ -83,6 +91,33 @@ def send_files(
         settings or CastSettings(),
     )
     return transfer.run(sessions)
+
+
+def list_node_files(session: Session, folder: str, pattern: str) -> tuple[Upload, list[bytes]]:
+    """Return the files that match a pattern in a folder of a node, and the SHA-256 of the pieces of their contents.
+
+    Raises:
+        NotFoundError: No file matches.
+        NodeError: The node could not read the files, or was lost.
+    """
+    data = bytearray()
+
+    def take(part: StreamData) -> None:
+        data.extend(part.payload)
+        if len(data) > _MAX_LISTING_BYTES:
+            raise FrameError(f"a list of files with over {_MAX_LISTING_BYTES >> 20} MiB")
+
+    stream = session.allocate_streams(take)
+    answer = CONTENTS.call(session, {"workdir": folder, "pattern": pattern, "stream": stream})
+    try:
+        entries = file_list.decode_file_list(bytes(data[: answer["listing"]]))
+    except RequestError as error:
+        raise AgentError(session.node, str(error)) from error
+    if not entries:
+        raise NotFoundError(f"{session.node}: no file is at `{posixpath.join(folder, pattern)}`")
+    hashes = bytes(data[answer["listing"] :])
+    files = Upload([(path, size, mode, digest) for path, size, mode, digest in entries], [])
+    return files, [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
 
 
 def send_code(
@@ -213,7 +248,7 @@ class _Transfer(Generic[T, Answer]):
         if self.settings.piece_hashes is None:
             files.hash_pieces()
         else:
-            files.piece_hashes = self.settings.piece_hashes(listed)
+            files.piece_hashes = self.settings.piece_hashes
         cast = Cast(
             sessions,
             listed,

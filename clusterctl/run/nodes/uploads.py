@@ -337,10 +337,10 @@ def summarize_copy(files: Upload, found: command_payload_types.CopyAnswer) -> Up
 
 
 def compare_copy(
-    session: Session, place: Destination, listing: bytes, stream: int
+    session: Session, place: Destination, listing: bytes, stream: int, *, look: bool = False
 ) -> Future[command_payload_types.CopyAnswer]:
-    """Ask a node to compare a listing, which follows in a stream, with a destination."""
-    where: dict[str, Any] = {"folder": place.folder, "target": place.target, "inside": place.is_folder}
+    """Ask a node to compare a listing, which follows in a stream, with a destination; with `look`, change nothing."""
+    where: dict[str, Any] = {"folder": place.folder, "target": place.target, "inside": place.is_folder, "look": look}
     return COPY.call_async(session, {**where, "stream": stream, "size": len(listing)})  # type: ignore[typeddict-item]
 
 

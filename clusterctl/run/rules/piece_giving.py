@@ -70,10 +70,19 @@ class PieceGiving:
         wanted = set().union(*self.missing.values())
         self._scarce = dict.fromkeys(sorted((self._scarce.keys() | (lost - safe)) & wanted))
 
-    def choose_gift(self, now: float) -> tuple[str, int] | None:
-        """Choose a node and the piece to give it, and record that it is under way. `None`: give nothing now."""
+    def choose_gift(self, now: float, busy: Set[str] = frozenset()) -> tuple[str, int] | None:
+        """Choose a node and the piece to give it, and record that it is under way. `None`: give nothing now.
+
+        Args:
+            now: The present time in seconds.
+            busy: The nodes to which the head is sending a piece.
+        """
         free = sorted(
-            (node for node, pieces in self._under_way.items() if len(pieces) < _WINDOW and self.missing[node]),
+            (
+                node
+                for node, pieces in self._under_way.items()
+                if len(pieces) < _WINDOW and self.missing[node] and node not in busy
+            ),
             key=lambda node: len(self._under_way[node]),
         )
         if not free:

@@ -153,6 +153,13 @@ def test_the_head_gives_each_piece_to_one_node_and_spreads_them() -> None:
     assert not giving.fed
 
 
+def test_a_node_gets_one_piece_at_a_time() -> None:
+    giving = PieceGiving({"a": {0, 1}, "b": {0, 1}}, 0.0)
+
+    assert giving.choose_gift(0.0, {"a"}) == ("b", 0)
+    assert giving.choose_gift(0.0, {"a", "b"}) is None
+
+
 def test_what_only_a_lost_node_had_is_given_again() -> None:
     giving = PieceGiving({"a": {0, 1}, "b": {0, 1}}, 0.0)
     give_all(giving, 0.0)
