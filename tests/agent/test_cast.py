@@ -10,8 +10,7 @@ import random
 import socket
 import ssl
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from clusterctl.agent.protocol.file_list import encode_file_list
 from clusterctl.agent.protocol.pieces import PIECE_BYTES, CastPlan, Kind, MessageDecoder
 from clusterctl.run.nodes.cast import make_certificate
 from tests.agent.talk import Refused, Talk
+from tests.lab.waiting import wait_for
 
 CONTENT = random.Random(7).randbytes(3 * PIECE_BYTES + 1000)
 SMALL = b"small"
@@ -158,14 +158,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         talk.kill()
 
 
-def eventually(reached: Callable[[], Any], seconds: float = 30.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := reached()):
-        assert time.monotonic() < deadline, "not reached"
-        time.sleep(0.02)
-    return found
-
-
 class Neighbour:
     """The test as a neighbour of a peer: a TLS connection that asks, or a listener that answers."""
 
@@ -232,7 +224,7 @@ def test_the_peers_finish_when_the_head_dies(cluster: Cluster) -> None:
         node.talk.kill()
 
     for node in nodes:
-        eventually(lambda node=node: node.files == FILES)
+        wait_for(lambda node=node: node.files == FILES)
 
 
 def test_an_interrupted_cast_goes_on_with_the_pieces_that_are_there(cluster: Cluster) -> None:
