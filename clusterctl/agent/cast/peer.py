@@ -53,7 +53,9 @@ _RETRY_S = 30.0
 """After this time, a peer tries again to reach a neighbour that it could not reach."""
 _MAX_CONNECTIONS = 128
 _CHUNK_BYTES = 1 << 16
-_LARGE_READ_BYTES = 1 << 18
+_HEAD_READ_BYTES = 1 << 17
+_RECORD_BYTES = 1 << 14
+"""The largest record of TLS. A read returns one record, and a larger buffer would cost more than the record."""
 
 
 @frozen_dataclass(frozen=True)
@@ -136,7 +138,7 @@ class _HeadLink:
     def read(self) -> bytes:
         """Return received bytes of messages; clear `is_open` if the head is gone."""
         try:
-            data = self._sock.recv(_LARGE_READ_BYTES)
+            data = self._sock.recv(_HEAD_READ_BYTES)
         except OSError:
             data = b""
         self.is_open = bool(data)
@@ -371,8 +373,9 @@ class Peer:
                 news = self._order[known:]
             known += len(news)
             answer += pieces.encode_numbers(Kind.HAVE, news)
-            for start in range(0, len(answer), _CHUNK_BYTES):  # The timeout holds for each chunk.
-                tls.sendall(answer[start : start + _CHUNK_BYTES])
+            with memoryview(answer) as view:
+                for start in range(0, len(view), _CHUNK_BYTES):  # The timeout holds for each chunk.
+                    tls.sendall(view[start : start + _CHUNK_BYTES])
 
     def _start_pullers(self) -> None:
         with self._changed:
@@ -459,5 +462,5 @@ def _make_context(plan: CastPlan, *, is_server: bool) -> Any:
 
 
 def _read_messages(tls: Any, decoder: pieces.MessageDecoder) -> Iterator[Message]:
-    while data := tls.recv(_LARGE_READ_BYTES):
+    while data := tls.recv(_RECORD_BYTES):
         yield from decoder.feed(data)

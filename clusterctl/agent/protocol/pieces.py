@@ -167,21 +167,19 @@ class MessageDecoder:
             end = _HEADER.size + length
             if len(self._buffer) < end:
                 return
+            kind = Kind(number)
+            # Only a piece is long, so a piece alone is copied once.
+            numbers_end = _HEADER.size + _NUMBER_BYTES if kind is Kind.PIECE else end
+            listed = b"" if kind is Kind.PEERS else bytes(self._buffer[_HEADER.size : numbers_end])
             with memoryview(self._buffer) as view:
-                body = bytes(view[_HEADER.size : end])
+                data = bytes(view[_HEADER.size + len(listed) : end])
             del self._buffer[:end]
-            yield self._parse(Kind(number), body)
-
-    def _parse(self, kind: Kind, body: bytes) -> tuple[Kind, list[int], bytes]:
-        if kind is Kind.PEERS:
-            return kind, [], body
-        listed = _NUMBER_BYTES if kind is Kind.PIECE else len(body)
-        if listed % _NUMBER_BYTES:
-            raise FrameError(f"{listed} bytes are no numbers of pieces")
-        numbers = list(struct.unpack(f">{listed // _NUMBER_BYTES}I", body[:listed]))
-        if any(number >= self._count for number in numbers):
-            raise FrameError(f"a piece beyond the {self._count} pieces of the cast")
-        return kind, numbers, body[listed:]
+            if len(listed) % _NUMBER_BYTES:
+                raise FrameError(f"{len(listed)} bytes are no numbers of pieces")
+            numbers = list(struct.unpack(f">{len(listed) // _NUMBER_BYTES}I", listed))
+            if any(number >= self._count for number in numbers):
+                raise FrameError(f"a piece beyond the {self._count} pieces of the cast")
+            yield kind, numbers, data
 
 
 class RateLimit:
