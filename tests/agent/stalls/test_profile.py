@@ -188,6 +188,28 @@ def test_stacks_are_sampled_without_torch_and_py_spy(bench):
 
 
 @pytest.mark.usefixtures("without_path")
+def test_samples_do_no_harm_to_threads_that_free_their_frames_all_the_time(bench):
+    """A few dumps by signal, which read frames without the GIL, end such a process."""
+    worker = bench.start(
+        "import sys, threading\n"
+        "sys.setrecursionlimit(5000)\n"
+        "def deep(n): return 0 if n == 0 else 1 + deep(n - 1)\n"
+        "def spin():\n    while True: deep(1500)\n"
+        "for _ in range(3): threading.Thread(target=spin, daemon=True).start()\n"
+        "print('up')\nspin()\n",
+        python=os.path.realpath(sys.executable),
+    )
+    worker.prints("up")
+    worker.armed()
+
+    method, _, events = profile(bench, worker, 3.0)
+
+    assert method == "samples"
+    assert {"spin", "deep"} <= names(events)
+    assert worker.process.poll() is None, worker.text
+
+
+@pytest.mark.usefixtures("without_path")
 def test_a_rank_that_hangs_in_c_code_with_the_gil_is_sampled_by_signal(bench, until):
     worker = bench.start(
         "import re, time\n"
