@@ -142,6 +142,7 @@ ELSEWHERE: Final = {
     "clusterctl shell --rank 3": "tests/e2e/test_shell.py",
     "clusterctl port-forward 6006": "tests/e2e/test_port_forward.py",
     "clusterctl port-forward 8080:80 --node NODE": "tests/lab/test_cli.py",
+    "clusterctl cast https://HOST/weights.bin data/": "tests/e2e/test_cast.py",
     "clusterctl cast data.bin data/": "tests/e2e/test_cast.py",
     "clusterctl cast NODE:data.bin all:data/": "tests/e2e/test_cast.py",
     "clusterctl cast data.bin data/ --limit 50MB/s": "tests/e2e/test_cast.py",

@@ -172,7 +172,8 @@ def serve(folder: Path, name: str, data: bytes) -> Iterator[str]:
 def test_a_url_is_fetched_once(head: LocalHead, tmp_path: Path, origin: list[str]) -> None:
     with serve(tmp_path, "weights.bin", CONTENT) as url:
         trusting = LocalHead(head.folder, {**head.env, "SSL_CERT_FILE": str(tmp_path / "own.pem")})
-        done = trusting.run("cast", url, "data/", *origin)
+        words = typed("clusterctl cast https://HOST/weights.bin data/", **{"https://HOST/weights.bin": url})
+        done = trusting.run(*words, *origin)
 
     assert done.returncode == 0, done.stderr
     assert [path.read_bytes() == CONTENT for path in places(head, "data/weights.bin")] == [True] * 3
