@@ -4,6 +4,7 @@
       ConfigError        3         .problems: (path, line, column, text)...; nothing was started
       NodeError          4         .node; ConnectError, HostKeyError, AuthError, AgentError; NodeRefusedError 6
       UnhealthyError     5         .findings; nothing was started
+      EnvironmentFailed  5         NodeEnvironmentError (a NodeError); nothing was started
       RefusedError       6
       TeardownError      7         .remaining
       NotFoundError      102
@@ -124,6 +125,12 @@ class NodeRefusedError(NodeError):
     exit_code = ExitCode.REFUSED
 
 
+class NodeEnvironmentError(NodeError):
+    """The environment of the workers cannot be made on a node; nothing was started."""
+
+    exit_code = ExitCode.UNHEALTHY
+
+
 class NodesError(ClusterctlError):
     """Several nodes failed; `errors` contains a `NodeError` for each of them."""
 
@@ -144,6 +151,12 @@ class UnhealthyError(ClusterctlError):
     def __init__(self, message: str, findings: Sequence[Any], *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.findings = tuple(findings)
+
+
+class EnvironmentFailed(ClusterctlError):  # noqa: N818 - `EnvironmentError` is a name of Python
+    """The environment of the workers cannot be made; nothing was started."""
+
+    exit_code = ExitCode.UNHEALTHY
 
 
 class RefusedError(ClusterctlError):

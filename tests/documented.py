@@ -182,6 +182,8 @@ MENTIONED: Final = {
     "git submodule update --init": "what fills an empty submodule",
     "bash -c": "what runs a command that is text",
     "bash -eo pipefail": "what runs a command that is text, and a prologue",
+    "pip install": "what somebody did on each node before",
+    "pip install 'clusterctl[uv]'": "how uv gets to the head",
     "python -m": "how `module` is meant",
     "python -I": "a process that is not watched from inside",
     "python -I -S -X utf8 … serve": "how the agent is started",

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+
+_MODULES = {
+    "sampler": "facts.machine_sampler",
+    "gpu-memory-wait": "facts.gpu_memory_wait",
+    "environment": "environment.maker",
+}
+"""The modules whose function `main` runs a command, by command."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,19 +25,15 @@ def main(argv: list[str] | None = None) -> int:
 
         facts.main(sys.stdin, sys.stdout)
         return 0
-    if command == "sampler":
-        from clusterctl.agent.facts import machine_sampler
-
-        return machine_sampler.main(arguments)
-    if command == "gpu-memory-wait":
-        from clusterctl.agent.facts import gpu_memory_wait
-
-        return gpu_memory_wait.main(arguments)
+    if command in _MODULES:
+        return int(importlib.import_module(f"clusterctl.agent.{_MODULES[command]}").main(arguments))
     if command == "wait":
         from clusterctl.agent.supervisor import waiter
 
         waiter.main(arguments)
-    sys.stderr.write("usage: serve | facts | sampler SECONDS | gpu-memory-wait GPUS SECONDS RUN | wait NUMBERS\n")
+    sys.stderr.write(
+        "usage: serve | facts | environment | sampler SECONDS | gpu-memory-wait GPUS SECONDS RUN | wait NUMBERS\n"
+    )
     return 2
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -174,6 +175,13 @@ def _check_interpreter(value: object) -> object:
     return value
 
 
+def _check_python_version(value: object) -> object:
+    """Raise an error if the value is not a minor version of Python 3."""
+    if not isinstance(value, str) or not re.fullmatch(r"3\.\d{1,2}", value):
+        raise InvalidValueError(f"{describe_value(value)} is not a version such as `3.11`")
+    return value
+
+
 def build_transport_type(enum: type[Enum]) -> FieldType:
     """Return the type of a transport: a word of `enum`, or a mapping whose `command` is a list of words."""
     by_word = {word.value: word for word in enum}
@@ -289,6 +297,15 @@ RestartCauses = Annotated[
 StopSignal = Annotated[str, FieldType(choices=("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"))]
 Severities = dict[str, Annotated[str, FieldType(choices=("fail", "warn", "ignore"))]]
 Interpreter = Annotated[str, FieldType(before_check=_check_interpreter)]
+PythonVersion = Annotated[
+    str,
+    FieldType(
+        syntax="version",
+        before_check=_check_python_version,
+        schema={"anyOf": [_TEXT_SCHEMA, {"type": "number"}]},
+        scalars_as_text=True,
+    ),
+]
 SshWord = Annotated[str, FieldType(before_check=value_parsers.check_ssh_argument)]
 SshUser = Annotated[str, FieldType(before_check=value_parsers.check_user_name)]
 SshHops = Annotated[str, FieldType(syntax="hosts separated by commas", before_check=value_parsers.check_proxy_jump)]

@@ -30,6 +30,7 @@ from clusterctl.config.field_types import (
     Port,
     PortOrAuto,
     PositiveDuration,
+    PythonVersion,
     RestartCauses,
     RestartCount,
     ResultsFetchCondition,
@@ -180,6 +181,31 @@ class SyncSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSpec:
+    """The Python environment of the workers, which clusterctl makes once on each node: from `uv`, or from `venv`.
+
+    `uv` and `venv` are absolute paths in the spec.
+
+    Attributes:
+        uv: Folder with `uv.lock` or `requirements.txt`, or a requirements file.
+        extras: Optional dependencies of the project in `uv.lock` to install, too.
+        venv: A virtual environment of the head to copy to the nodes.
+        python: Version of Python.
+        fetch: Who downloads packages: `head` for all nodes, each `node`, or `auto`: nodes if all of them can.
+        max_size: Largest size of all environments and packages on a node; the oldest unused ones are removed.
+    """
+
+    uv: Annotated[str | None, KeyDocs(".", "requirements.txt")] = None
+    extras: Annotated[Texts, KeyDocs(["cu126"])] = ()
+    venv: Annotated[str | None, KeyDocs(".venv")] = None
+    python: Annotated[
+        PythonVersion | None, KeyDocs("3.11", unset_text="the version in `.python-version`, or the head's")
+    ] = None
+    fetch: Annotated[Literal["head", "node", "auto"], KeyDocs("node")] = "head"
+    max_size: Annotated[Size, KeyDocs("100GiB")] = 50 * 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
     """The job's checkpoints.
 
@@ -204,6 +230,8 @@ class JobSpec:
         module: Python module to run as with `python -m`.
         command: Text for bash that ends at the first failing command, or a list: program and arguments.
         args: Arguments of the program; `up` appends its arguments after `--`.
+        setup: Text for bash that runs once on each node before all workers; it runs again if the text changes.
+        setup_limit: Time limit of `setup`.
         prologue: Text for bash that runs before each worker; if one of its commands fails, the worker fails.
         framework: Framework whose environment variables the workers get.
         start_method: `spawn` starts a Python for each worker; `fork` and `auto` fork a node's workers from one process.
@@ -220,6 +248,8 @@ class JobSpec:
     module: Annotated[str | None, KeyDocs("llm.train")] = None
     command: Annotated[Command, KeyDocs("./run.sh", ["./train", "--fast"])] = None
     args: Annotated[Args, KeyDocs(["--epochs", 3])] = ()
+    setup: Annotated[str | None, KeyDocs("make -C csrc")] = None
+    setup_limit: Annotated[PositiveDuration, KeyDocs("1h")] = 1800.0
     prologue: Annotated[str | None, KeyDocs("module load cuda")] = None
     framework: Annotated[Framework, KeyDocs("torch")] = Framework.AUTO
     start_method: Annotated[StartMethod, KeyDocs("fork")] = StartMethod.SPAWN
@@ -378,6 +408,7 @@ class ClusterSpec:
         ssh: How clusterctl opens SSH connections.
         network: The network between workers.
         sync: Code to copy to the nodes, or `none`.
+        environment: The Python environment that clusterctl makes on each node.
         env: Environment variables of all workers.
         secrets: Environment variables whose values clusterctl never shows or stores.
         job: The program of the workers.
@@ -402,6 +433,9 @@ class ClusterSpec:
         SyncSpec | None,
         FieldType(none_word="none"),
         KeyDocs({"exclude": ["data/"]}, "none", unset_text="folder of the cluster file"),
+    ] = None
+    environment: Annotated[
+        EnvironmentSpec | None, KeyDocs({"uv": "."}, unset_text="the nodes have their own Python")
     ] = None
     env: Annotated[Env, KeyDocs({"HF_HOME": "/scratch/hf"})] = field(default_factory=dict)
     secrets: Annotated[dict[str, str], KeyDocs({"HF_TOKEN": {"env": "HF_TOKEN"}, "KEY": {"file": "~/.key"}})] = field(

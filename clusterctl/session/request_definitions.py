@@ -128,6 +128,10 @@ CHECKPOINTS = Request(
 )
 # The node reads every source file of a workdir, which may lie on a slow file server.
 CODE = Request(Command.CODE, command_payload_types.CodeArguments, command_payload_types.CodeAnswer, 30.0)
+# The node may remove old environments, and may try to reach a package index.
+ENVIRONMENT = Request(
+    Command.ENVIRONMENT, command_payload_types.EnvironmentArguments, command_payload_types.EnvironmentAnswer, 300.0
+)
 # The node reserves disk space for all ranks. The node also claims GPUs, which an earlier run may still be releasing.
 PREPARE = Request(Command.PREPARE, run_requests.PrepareArguments, command_payload_types.PrepareAnswer, 60.0)
 # The node starts a waiter and a worker for each rank.

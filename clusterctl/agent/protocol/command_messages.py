@@ -39,6 +39,7 @@ class Command(str, Enum):
     FETCH = "fetch"
     CHECKPOINTS = "checkpoints"
     CODE = "code"
+    ENVIRONMENT = "environment"
     PREPARE = "prepare"
     START = "start"
     STOP = "stop"

@@ -71,6 +71,7 @@ class HelloAnswer(TypedDict, total=False):
     cores: Annotated[int, integer(1, 1 << 20)]
     memory: wire_types.Bytes
     machine: wire_types.Word
+    libc: wire_types.Word
     kernel: wire_types.Word
     gpus: GpuCount | None
     addresses: Annotated[list[NetworkAddress], MaxItems(4096)]
@@ -255,6 +256,19 @@ class CodeArguments(TypedDict):
     workdir: str
 
 
+class EnvironmentArguments(TypedDict):
+    """ENVIRONMENT: look in the `folder` of environments for the entries `names`, and for a Python of version `python`.
+
+    With `url`, also try to fetch this URL. With `max_size`, first remove other entries beyond this size in bytes.
+    """
+
+    folder: str
+    names: list[str]
+    python: NotRequired[str]
+    url: NotRequired[str]
+    max_size: NotRequired[int]
+
+
 class ReadArguments(RunArguments):
     """READ: read `length` bytes of a file of the run, from `offset` on."""
 
@@ -310,7 +324,8 @@ class FinishArguments(RunArguments):
 class ProgramArguments(TypedDict):
     """A program: `argv`, or `command` for a shell. Bytes of `stdin` that are not UTF-8 are escaped as surrogates.
 
-    With `python_hint`, the folder of the job's Python comes first on PATH (see `PrepareArguments`).
+    With `python_hint`, the folder of the job's Python comes first on PATH (see `PrepareArguments`). With
+    `agent_command`, the program is this command of the agent (see `clusterctl/agent/__main__.py`).
     """
 
     argv: NotRequired[list[str]]
@@ -321,6 +336,7 @@ class ProgramArguments(TypedDict):
     python: NotRequired[str | None]
     python_hint: NotRequired[str]
     stdin: NotRequired[str]
+    agent_command: NotRequired[str]
 
 
 class ExecArguments(ProgramArguments):
@@ -512,6 +528,21 @@ class CastAnswer(TypedDict):
 
     port: wire_types.Port
     busy: NotRequired[wire_types.Name]
+
+
+class EnvironmentAnswer(TypedDict):
+    """The complete entries among the requested ones, and the path of a Python of the requested version, or `None`.
+
+    Nodes with the same `id` share the folder. `free`, `size` and `removed` are in bytes.
+    """
+
+    id: wire_types.ShortText
+    made: Annotated[list[wire_types.Name], MaxItems(64)]
+    python: wire_types.Path | None
+    reachable: bool
+    free: wire_types.Bytes
+    size: wire_types.Bytes
+    removed: wire_types.Bytes
 
 
 class ReceiveAnswer(TypedDict, total=False):

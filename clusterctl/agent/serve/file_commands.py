@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.cast import piece_store
+from clusterctl.agent.environment import store
 from clusterctl.agent.facts import storage_facts
-from clusterctl.agent.linux import helper_process
+from clusterctl.agent.linux import helper_process, syscalls
 from clusterctl.agent.linux.event_loop import FrameChannel
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import command_messages, file_list, frames
@@ -129,6 +130,7 @@ def make_file_handlers(session: AgentSession, runs: RunCommands) -> dict[Command
         Command.FETCH: files.fetch,
         Command.CHECKPOINTS: files.checkpoints,
         Command.CODE: files.code,
+        Command.ENVIRONMENT: files.environment,
     }
 
 
@@ -152,6 +154,11 @@ def _find_live_run(folder: str, root: str, run: str | None) -> str | None:
         if other_run["live"] and other_run["workdir"] and os.path.realpath(other_run["workdir"]) == folder:
             return other.run
     return None
+
+
+def _read_python(run: run_dir.RunDir) -> str:
+    """Return the Python that the request of a run names, or ""."""
+    return str((syscalls.read_json(run.prepare_file) or {}).get("python") or "")
 
 
 def _list_needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> command_payload_types.ManifestAnswer:
@@ -329,6 +336,17 @@ class _FileCommands:
             self._compare_list(request_id, stream, list_missing, plan_transfer)
 
         self._collect_stream(request_id, stream, int(arguments["size"]), compare)
+
+    def environment(
+        self, request_id: int, arguments: command_payload_types.EnvironmentArguments, _epoch: int | None
+    ) -> None:
+        root = self._session.state_root
+
+        def describe(_out: HelperOutput) -> command_payload_types.EnvironmentAnswer:
+            live = (run for run in run_dir.list_run_dirs(root) if summarize_run(run)["live"])
+            return store.describe_store(arguments, (_read_python(run) for run in live))
+
+        self._session.run_task(request_id, describe)
 
     def receive(
         self, request_id: int, arguments: command_payload_types.ReceiveArguments, _epoch: int | None

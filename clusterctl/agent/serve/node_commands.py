@@ -48,6 +48,8 @@ class _NodeCommands:
         """Run a program and send its output; answer with its exit status."""
         stream = int(arguments["stream"])
         argv = [str(word) for word in arguments.get("argv") or ()]
+        if arguments.get("agent_command"):
+            argv = helper_process.build_agent_command(str(arguments["agent_command"]))
         if not argv:
             shell = spawn.find_program(b"bash", dict(os.environb)) or b"/bin/sh"
             argv = [os.fsdecode(shell), "-c", str(arguments["command"])]
@@ -133,6 +135,14 @@ def make_python_path_setup(arguments: command_payload_types.ProgramArguments) ->
 _LOOK_UP_TIMEOUT_S = 3.0
 
 
+def _read_libc() -> str:
+    """Return the C library of this process and its version, such as "glibc 2.36"; "musl" if it has no version."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or "musl"
+    except (OSError, ValueError):
+        return "musl"
+
+
 def make_hello_answer(root: str) -> command_payload_types.HelloAnswer:
     """Return the answer of `hello`: facts about the machine and this user."""
     user, home, shell = read_account()
@@ -159,6 +169,7 @@ def make_hello_answer(root: str) -> command_payload_types.HelloAnswer:
         "cores": cores if limit is None else max(1, min(cores, int(limit))),
         "memory": proc.read_meminfo().get("MemTotal", 0),
         "machine": os.uname().machine,
+        "libc": _read_libc(),
         "kernel": os.uname().release,
         "gpus": gpu_devices.count_gpus(),
         "addresses": addresses.list_addresses(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -103,6 +104,20 @@ def warn_of_unused_activation(root: TreeNode, hosts: Sequence[DeclaredHost], job
         mark = own.mark if own is not None else root.find_mark("defaults", "python")
         text = f"{where}.python: the job runs with `{python}`, not with the Python of `{found.command}` in the prologue"
         report.warn(mark, text, f"remove `{where}.python` to run the Python that the prologue puts first on PATH")
+
+
+_INSTALLERS = re.compile(
+    r"(?<![\w./-])(pip[\d.]*|uv|conda|mamba|micromamba|apt|apt-get)\s(?:[^\n;&|]*\s)?(?:install|sync|create|update|add)\b"
+)
+
+
+def warn_of_installing_prologue(root: TreeNode, job: JobSpec, report: Problems) -> None:
+    """Warn if the prologue installs software, because it runs once for each worker, all at the same time."""
+    found = _INSTALLERS.search(job.prologue or "")
+    if found is not None:
+        text = f"job.prologue: `{found[1]}` installs for each worker, so the workers of a node install at the same time"
+        hint = "`environment` installs Python packages once on each node; `job.setup` runs any text once on each node"
+        report.warn(root.find_mark("job", "prologue"), text, hint)
 
 
 def check_identity_files(root: TreeNode, hosts: Sequence[DeclaredHost], context: BuildContext) -> None:

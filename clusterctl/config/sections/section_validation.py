@@ -113,7 +113,8 @@ def normalize_section(node: TreeNode, section: Section) -> TreeNode:
             entries[key] = child
         elif child.value is not None:
             below = normalize_section(child, field.type) if isinstance(field.type, Section) else child
-            entries[key] = keep_scalars_as_text(child) if field.field_type.scalars_as_text else below
+            keep = _keep_scalar_as_text if field.type is str else keep_scalars_as_text
+            entries[key] = keep(child) if field.field_type.scalars_as_text else below
     return node.replace_entries(entries)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from clusterctl.config.sections.section_validation import find_similar_key, sugg
 from clusterctl.config.spec import (
     ClusterSpec,
     ControllerLossSpec,
+    EnvironmentSpec,
     HealthSpec,
     JobSpec,
     ResultsSpec,
@@ -59,9 +60,11 @@ def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
         job = job_checks.check_job_program(root, job, sync, hosts, environ.env, context)
         cross_checks.check_sync_source(root, sync, hosts, context)
         cross_checks.warn_of_unused_activation(root, hosts, job, report)
+        cross_checks.warn_of_installing_prologue(root, job, report)
         declared = {*environ.env, *environ.secrets, *(name for host in hosts for name in host.spec.env)}
         scripts = job_checks.read_shell_scripts(job, sync, context)
         job_checks.warn_of_shell_mistakes(root, job, scripts, declared, hosts, context)
+    environment = _build_environment(root, sections.get("environment"), hosts, job, context)
     loss_node = root.child("on_controller_loss")
     loss = None if loss_node is None else _validate_section_or_word("on_controller_loss", loss_node, report)
     results = _build_results(root, context)
@@ -79,6 +82,7 @@ def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
         hosts=tuple(replace(host.spec, workdir=workdir) for host, workdir in zip(hosts, workdirs, strict=True)),
         job=job,
         sync=sync,
+        environment=environment,
         env=environ.env,
         secrets=environ.secrets,
         on_controller_loss=None if loss is None else ControllerLossSpec(**loss),
@@ -140,7 +144,9 @@ def _validate_section_or_word(name: str, node: TreeNode, report: Problems) -> di
 
 def _build_mapping_sections(sections: Mapping[str, Mapping[str, Any]], context: BuildContext) -> dict[str, Any]:
     parts = {
-        name: MAPPINGS[name].spec(**values) for name, values in sections.items() if name not in ("defaults", "job")
+        name: MAPPINGS[name].spec(**values)
+        for name, values in sections.items()
+        if name not in ("defaults", "job", "environment")
     }
     ssh, restart = parts["ssh"], parts["restart"]
     parts["ssh"] = replace(ssh, known_hosts=tuple(map(context.resolve, ssh.known_hosts)))
@@ -176,6 +182,46 @@ def _build_sync(root: TreeNode, context: BuildContext) -> SyncSpec | None:
         context.report.add(place.mark, f"sync.source: no such folder: `{source}`")
         return None
     return SyncSpec(**{**values, "source": source})
+
+
+_REQUIREMENT_FILES = ("uv.lock", "requirements.txt")
+
+
+def _build_environment(
+    root: TreeNode,
+    values: Mapping[str, Any] | None,
+    hosts: Sequence[DeclaredHost],
+    job: JobSpec | None,
+    context: BuildContext,
+) -> EnvironmentSpec | None:
+    report, files = context.report, context.files
+    chosen = [host.entry.node.child("python") or root.find("defaults", "python") for host in hosts if host.spec.python]
+    if root.child("environment") is None or values is None:
+        found = [name for name in _REQUIREMENT_FILES if files.is_file(context.resolve(name))]
+        remote = any(host.spec.transport is not TransportKind.LOCAL for host in hosts)
+        if found and remote and job is not None and not job.prologue and not chosen:
+            text = f"this folder has a `{found[0]}`, but the workers run with the Python that each node has"
+            report.warn(root.mark, text, "`environment: {uv: .}` installs its packages on every node before the start")
+        return None
+    place = root.find_mark("environment")
+    sources = [key for key in ("uv", "venv") if values.get(key)]
+    if len(sources) != 1:
+        text = "`uv` and `venv` exclude each other" if sources else "one of `uv`, `venv` is missing"
+        report.add(place, f"environment: {text}", "write `environment: {uv: .}` for the folder with `uv.lock`")
+        return None
+    if chosen:
+        mark = place if chosen[0] is None else chosen[0].mark
+        report.add(mark, "python: this key and `environment` exclude each other", "remove one of them")
+    path = context.resolve(values[sources[0]])
+    mark = root.find_mark("environment", sources[0])
+    if sources == ["venv"] and not files.is_file(f"{path}/pyvenv.cfg"):
+        report.add(mark, f"environment.venv: `{path}` is not a virtual environment: it has no `pyvenv.cfg`")
+    if sources == ["uv"] and not any(
+        files.is_file(name) for name in (path, *(f"{path}/{n}" for n in _REQUIREMENT_FILES))
+    ):
+        hint = "`uv lock` writes `uv.lock` for a project; a requirements file can be named itself"
+        report.add(mark, f"environment.uv: `{path}` has neither `uv.lock` nor `requirements.txt`", hint)
+    return EnvironmentSpec(**{**values, sources[0]: path})
 
 
 def _build_results(root: TreeNode, context: BuildContext) -> ResultsSpec | None:

@@ -15,6 +15,8 @@ from clusterctl.plan import layout
 from clusterctl.plan.layout import demote_to_spares
 from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.controller.reconnection import Reconnection
+from clusterctl.run.environments.environment_start import EnvironmentMaker
+from clusterctl.run.environments.setup_start import run_setup
 from clusterctl.run.nodes.attempt_start import StartFailure
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, raise_first, select_sessions
 from clusterctl.run.nodes.network_probe import build_node_facts
@@ -47,6 +49,7 @@ class StartSequence(ThreadOwnedAttributes):
 
     def __init__(self, run: ControlledRun, reconnection: Reconnection, preflight: Preflight | None) -> None:
         self._run, self._reconnection, self._preflight = run, reconnection, preflight
+        self._environments = EnvironmentMaker(run.folder, run.post_event)
         self._is_failing = self._has_dropped_sessions = False
 
     @property
@@ -108,15 +111,25 @@ class StartSequence(ThreadOwnedAttributes):
         run = self._run
         sessions = self._connect(run.spec.hosts)
         unfit = self._reject_unsafe_nodes(sessions)
+        self.make_environments(sessions)
         if self._preflight is not None:
             unfit |= self._preflight(sessions, run.post_event)
             self._demote_missing([h.name for h in run.spec.worker_hosts if h.name in unfit])
         run.executor.call_on_loop(lambda: run.excluded_spares.update(unfit))
         hosts = run.spec.worker_hosts
         run.launcher.sync_code(hosts, first=True)
+        used = select_sessions(run.links.sessions, [h.name for h in hosts])
         if self._preflight is not None:
-            self._preflight.check_code(select_sessions(run.links.sessions, [h.name for h in hosts]))
+            self._preflight.check_code(used)
+        run_setup(run.folder, run.spec, used, run.post_event)
         run.launcher.start_attempt(0, hosts, run.subscriptions.subscribe_all)
+
+    def make_environments(self, sessions: Mapping[str, Session]) -> None:
+        """Make the environment of the workers on nodes that lack it."""
+        run = self._run
+        spec = self._environments.make(run.spec, sessions)
+        if spec != run.spec:
+            run.executor.call_on_loop(lambda: self._use_spec(spec))
 
     def _connect(self, hosts: Sequence[HostSpec]) -> dict[str, Session]:
         """Open the sessions with all hosts at once; return the sessions. The session of a spare may be missing.
@@ -336,7 +349,10 @@ class RestartSequence(ThreadOwnedAttributes):
         former = {n.node: n.ranks for n in state.nodes.values() if n.node not in state.next_nodes}
 
         def begin() -> None:
+            used = select_sessions(run.links.sessions, state.next_nodes)
+            self._start.make_environments(used)
             run.launcher.sync_code(hosts, first=False)
+            run_setup(run.folder, run.spec, used, run.post_event)
             run.launcher.start_attempt(number, hosts, run.subscriptions.subscribe_all, why, former)
 
         self._start.run_in_launch_thread(begin)

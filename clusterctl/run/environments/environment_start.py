@@ -1,0 +1,214 @@
+"""Makes the environment of the workers on all nodes of a run, once for each node or shared home."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clusterctl.agent.protocol.command_payload_types import EnvironmentAnswer
+from clusterctl.config.spec import ClusterSpec, EnvironmentSpec
+from clusterctl.errors import ClusterctlError, NodeEnvironmentError
+from clusterctl.formatting import format_size, plural
+from clusterctl.run.environments.locked_packages import Platform, list_requirements, select_files
+from clusterctl.run.environments.node_entries import (
+    build_python_request,
+    build_venv_request,
+    call_until_failure,
+    make_entry,
+)
+from clusterctl.run.environments.package_store import fetch_files
+from clusterctl.run.environments.python_archive import pack_python
+from clusterctl.run.environments.recipe import Recipe, choose_python, find_uv_for_nodes, load_recipe
+from clusterctl.run.nodes.distribution import send_files
+from clusterctl.run.nodes.fan_out import Progress, call_all, raise_first
+from clusterctl.run.nodes.uploads import Destination, Upload, build_file_upload
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.rules.controller_events import ControllerEvent
+from clusterctl.session.node_session import Session
+from clusterctl.session.request_definitions import ENVIRONMENT
+
+_MAX_PACKAGE_BYTES = 1 << 42
+_UNPACKED_FACTOR = 4
+"""An installed package takes about this many times the size of its wheel, which is stored beside it."""
+
+
+def get_environments_folder(session: Session) -> str:
+    """Return the folder of environments on a node."""
+    return f"{session.hello.get('home') or '/tmp'}/.local/share/clusterctl/environments"
+
+
+def get_platform(session: Session, python: str) -> Platform:
+    """Return the platform of a node, with a version of Python."""
+    return Platform(session.hello.get("machine", "x86_64"), session.hello.get("libc", "glibc 2.17"), python)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnvironment:
+    """The environment of one node.
+
+    Attributes:
+        folder: The folder of environments on the node.
+        recipe: The packages.
+    """
+
+    folder: str
+    recipe: Recipe
+
+    @property
+    def python(self) -> str:
+        """Path of the environment's Python on the node."""
+        return f"{self.folder}/{self.recipe.key}/bin/python"
+
+
+def plan_environments(settings: EnvironmentSpec, sessions: Mapping[str, Session]) -> dict[str, NodeEnvironment]:
+    """Return the environment of each node. No node is asked.
+
+    Raises:
+        EnvironmentFailed: The packages cannot be locked for a platform.
+    """
+    python = choose_python(settings)
+    platforms = {node: get_platform(session, python) for node, session in sessions.items()}
+    recipes = {platform: load_recipe(settings, platform) for platform in dict.fromkeys(platforms.values())}
+    return {
+        node: NodeEnvironment(get_environments_folder(session), recipes[platforms[node]])
+        for node, session in sessions.items()
+    }
+
+
+def use_environments(spec: ClusterSpec, planned: Mapping[str, NodeEnvironment]) -> ClusterSpec:
+    """Return a spec whose hosts name the Python of their environment. Hosts without a session get that of another."""
+    fallback = next(iter(planned.values()), None)
+    known = {host.name: planned.get(host.name) or (fallback if host.python is None else None) for host in spec.hosts}
+    hosts = [replace(host, python=found.python) if (found := known[host.name]) else host for host in spec.hosts]
+    return replace(spec, hosts=tuple(hosts))
+
+
+class EnvironmentMaker:
+    """Makes environments on nodes, and keeps the output of each node in the run directory.
+
+    Thread: the launch thread.
+    """
+
+    def __init__(self, run: RunDir, post: Callable[[ControllerEvent], None]) -> None:
+        self._run, self._post = run, post
+
+    def make(self, spec: ClusterSpec, sessions: Mapping[str, Session]) -> ClusterSpec:
+        """Make the environment on each node that lacks it; return a spec whose hosts use the environments.
+
+        Raises:
+            EnvironmentFailed: The packages cannot be locked, fetched or built on the head.
+            NodeError, NodesError: A node failed.
+        """
+        if spec.environment is None:
+            return spec
+        step = Progress("environment", len(sessions), self._post)
+        try:
+            planned = plan_environments(spec.environment, sessions)
+            detail = self._make_missing(spec, planned, sessions, step)
+        except ClusterctlError:
+            step.end(failed=True)
+            raise
+        step.end(detail)
+        return use_environments(spec, planned)
+
+    def _make_missing(
+        self, spec: ClusterSpec, planned: Mapping[str, NodeEnvironment], sessions: Mapping[str, Session], step: Progress
+    ) -> str:
+        """Make the missing environments; return a description of what was done."""
+
+        def look(node: str, session: Session) -> EnvironmentAnswer:
+            mine = planned[node]
+            return ENVIRONMENT.call(
+                session,
+                {"folder": mine.folder, "names": [mine.recipe.key], "python": mine.recipe.platform.python},
+            )
+
+        found, errors = call_all(dict(sessions), look)
+        raise_first(errors)
+        lacking = {node: session for node, session in sessions.items() if not found[node]["made"]}
+        for node in sessions.keys() - lacking.keys():
+            step.finish_node(node)
+        keys = sorted({mine.recipe.key for mine in planned.values()})
+        if not lacking:
+            return f"{', '.join(keys)}, as before"
+        makers: dict[tuple[str, str], str] = {}
+        for node in lacking:
+            makers.setdefault((found[node]["id"], planned[node].recipe.key), node)
+        for recipe in dict.fromkeys(planned[node].recipe for node in makers.values()):
+            nodes = [node for node in makers.values() if planned[node].recipe == recipe]
+            self._make_recipe(spec, recipe, {node: sessions[node] for node in nodes}, planned, found, step)
+        for node in lacking:
+            step.finish_node(node)
+        return f"{', '.join(keys)}, made on {plural(len(makers), 'node')}"
+
+    def _make_recipe(
+        self,
+        spec: ClusterSpec,
+        recipe: Recipe,
+        sessions: Mapping[str, Session],
+        planned: Mapping[str, NodeEnvironment],
+        found: Mapping[str, EnvironmentAnswer],
+        step: Progress,
+    ) -> None:
+        for node in sessions:
+            step.set_waiting(node, "waiting for the head's downloads")
+        files = select_files(recipe.parse_lock(), recipe.platform)
+        wheels = fetch_files(files, recipe.platform, recipe.folder, lambda name: _set_detail(step, name))
+        lacks_python = [node for node in sessions if found[node]["python"] is None]
+        archive = pack_python(recipe.platform) if lacks_python else None
+        paths = [Path(find_uv_for_nodes(recipe.platform)), *wheels.values()]
+        upload = build_file_upload(list(map(str, paths)), _MAX_PACKAGE_BYTES)
+        with_python = build_file_upload([*map(str, paths), str(archive)], _MAX_PACKAGE_BYTES) if archive else upload
+        for node in sessions:
+            _refuse_without_space(node, planned[node].folder, upload, found[node]["free"])
+        groups = [(lacks_python, with_python), ([node for node in sessions if node not in lacks_python], upload)]
+        for nodes, files_to_send in groups:
+            self._send(spec, {node: sessions[node] for node in nodes}, planned, files_to_send, step)
+        lines = list(list_requirements([(file, upload.entries[1 + n][3], None) for n, file in enumerate(files)]))
+
+        def build(node: str, session: Session, failed: threading.Event) -> None:
+            step.set_waiting(node, "installing packages")
+            folder = planned[node].folder
+            uses = [path.name for path in paths]
+            python = found[node]["python"]
+            if python is None:
+                assert archive is not None
+                name = archive.name.removesuffix(".tar.gz")
+                make_entry(self._run, node, session, build_python_request(folder, name, archive.name), failed)
+                python, uses = f"{folder}/{name}/bin/python{recipe.platform.python}", [*uses, name, archive.name]
+            make_entry(self._run, node, session, build_venv_request(folder, recipe.key, python, lines, uses), failed)
+
+        call_until_failure(sessions, build)
+
+    def _send(
+        self,
+        spec: ClusterSpec,
+        sessions: Mapping[str, Session],
+        planned: Mapping[str, NodeEnvironment],
+        files: Upload,
+        step: Progress,
+    ) -> None:
+        places = {node: Destination(planned[node].folder, "packages", is_folder=True) for node in sessions}
+        for node in sessions:
+            step.set_waiting(node, "receiving packages")
+        _, errors = send_files(
+            spec,
+            sessions,
+            places,
+            files,
+            lambda _node, count: step.add_bytes("packages", count, files.size_bytes * len(sessions)),
+        )
+        raise_first(errors)
+
+
+def _set_detail(step: Progress, name: str) -> None:
+    step.detail = f"downloading {name}"
+
+
+def _refuse_without_space(node: str, folder: str, files: Upload, free: int) -> None:
+    needed = files.size_bytes * _UNPACKED_FACTOR
+    if needed > free:
+        text = f"{folder} has {format_size(free)} free, and the environment needs about {format_size(needed)}"
+        raise NodeEnvironmentError(node, text, hint="`clusterctl clean --environments` removes unused environments")

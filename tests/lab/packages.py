@@ -1,0 +1,113 @@
+"""Small packages, locked by the real uv, and a Python that uv can download: all from files, as a lab has no internet."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PURE: Final = "py3-none-any"
+
+
+def find_uv() -> str | None:
+    """Return the path of uv, or None."""
+    beside = Path(sys.executable).with_name("uv")
+    return str(beside) if beside.exists() else shutil.which("uv")
+
+
+def write_wheel(folder: Path, name: str, version: str, code: str, tags: str = PURE) -> Path:
+    """Write a wheel with one module of the package's name."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": code,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: lab\nRoot-Is-Purelib: true\nTag: {tags}\n",
+    }
+    record = "".join(f"{path},sha256={_digest(text)},{len(text)}\n" for path, text in files.items())
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel = folder / f"{name}-{version}-{tags}.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        for path, text in {**files, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
+            packed.writestr(path, text)
+    _list_in_index(folder, name)
+    return wheel
+
+
+def _list_in_index(folder: Path, name: str) -> None:
+    """Write a page of a package index, as PyPI has it: links with hashes."""
+    page = folder / "simple" / name / "index.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    links = [
+        f'<a href="{wheel.as_uri()}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}">{wheel.name}</a><br>\n'
+        for wheel in folder.glob(f"{name}-*.whl")
+    ]
+    page.write_text(f"<!DOCTYPE html><html><body>\n{''.join(links)}</body></html>\n")
+
+
+def _digest(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+def lock(folder: Path, wheels: Path, wanted: Mapping[str, str], env: Mapping[str, str]) -> None:
+    """Write `pyproject.toml`, and `uv.lock` with uv."""
+    needs = ", ".join(f'"{name}=={version}"' for name, version in wanted.items())
+    (folder / "pyproject.toml").write_text(
+        f'[project]\nname = "lab"\nversion = "0"\nrequires-python = ">=3.9"\ndependencies = [{needs}]\n'
+        f'[[tool.uv.index]]\nname = "lab"\nurl = "{wheels.as_uri()}/simple"\ndefault = true\n'
+    )
+    uv = find_uv()
+    assert uv is not None
+    command = [uv, "lock", "--python", sys.executable]
+    subprocess.run(command, cwd=folder, env=dict(env), check=True, capture_output=True)
+
+
+def pack_python(folder: Path) -> dict[str, str]:
+    """Pack the Python of the tests as uv's releases are packed; return the variables that let uv download it."""
+    source, version = Path(sys.base_prefix), sys.version_info
+    archive = folder / "python.tar.gz"
+    old = f"{source}/lib\0".encode()
+    new = b"$ORIGIN/../lib".ljust(len(old), b"\0")
+    with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
+        for top, folders, names in os.walk(source):
+            folders[:] = [name for name in folders if name not in ("__pycache__", "test", "site-packages", "share")]
+            for name in names:
+                path = Path(top, name)
+                entry = packed.gettarinfo(path, f"python/{path.relative_to(source)}")
+                if not entry.isreg():
+                    packed.addfile(entry)
+                elif not name.endswith(".a"):
+                    # The library's own place is written into the program, in a Python that is not made to be moved.
+                    data = path.read_bytes()
+                    packed.addfile(entry, io.BytesIO(data.replace(old, new) if data[:4] == b"\x7fELF" else data))
+    key = f"cpython-{version.major}.{version.minor}.{version.micro}-linux-x86_64-gnu"
+    told = {
+        "name": "cpython",
+        "arch": {"family": "x86_64", "variant": None},
+        "os": "linux",
+        "libc": "gnu",
+        "major": version.major,
+        "minor": version.minor,
+        "patch": version.micro,
+        "prerelease": "",
+        "variant": None,
+        "url": archive.as_uri(),
+        "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
+        "build": "20260101",
+    }
+    (folder / "downloads.json").write_text(json.dumps({key: told}))
+    return {
+        "UV_PYTHON_DOWNLOADS_JSON_URL": str(folder / "downloads.json"),
+        "UV_PYTHON_INSTALL_DIR": str(folder / "installed"),
+    }
