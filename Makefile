@@ -77,9 +77,10 @@ lab-tests: $(VENV)/.dev $(VENV)/.system  ## Only the tests on lab nodes
 lab: $(VENV)/.dev $(VENV)/.system  ## Start lab nodes for a person, until Ctrl-C
 	$(BIN)/python -m tests.lab $(LAB_ARGS)
 
-# The releases of torch come first: once a lab has started, there is no way to a package index.
+# Two processes: once a lab has started in a process, there is no way to a package index.
 heavy: $(VENV)/.dev $(VENV)/.system  ## Only the tests with other frameworks (2 GB), and with each release of torch (6 GB at a time; TORCH_VERSIONS="2.8.0 2.14.1")
-	CLUSTERCTL_HEAVY=$(HEAVY) $(BIN)/python -m pytest tests/heavy/test_torch_versions.py tests/heavy $(PYTEST_ARGS)
+	CLUSTERCTL_HEAVY=$(HEAVY) $(BIN)/python -m pytest tests/heavy --ignore tests/heavy/test_torch_versions.py $(PYTEST_ARGS)
+	CLUSTERCTL_HEAVY=$(HEAVY) $(BIN)/python -m pytest tests/heavy/test_torch_versions.py -rP $(PYTEST_ARGS)
 
 health-repeat: $(VENV)/.dev $(VENV)/.system  ## Look at healthy lab nodes 50 times (HEALTH_ROUNDS), as root and as an ordinary user: no false alarm
 	HEALTH_ROUNDS=$${HEALTH_ROUNDS:-50} $(BIN)/python -m pytest tests/lab/test_health.py -k healthy --timeout 1800 $(PYTEST_ARGS)
