@@ -341,6 +341,27 @@ def test_wrong_bytes_of_a_neighbour_are_dropped_and_it_is_named(cluster: Cluster
     assert node.files == FILES
 
 
+def test_a_spool_that_another_user_can_write_to_is_not_used(cluster: Cluster, tmp_path: Path) -> None:
+    spool = tmp_path / f"a/target/.clusterctl-cast-{os.getuid()}"
+    spool.mkdir(parents=True)
+    spool.chmod(0o777)
+
+    with pytest.raises(Refused, match="another user can write to it"):
+        cluster.add("a")
+
+
+def test_a_file_in_place_that_changes_is_not_copied(cluster: Cluster, tmp_path: Path) -> None:
+    present = tmp_path / "a/target/folder/same"
+    present.parent.mkdir(parents=True)
+    present.write_bytes(SMALL)
+    node = cluster.add("a")
+    present.write_bytes(b"SMALL")
+    node.give(*range(len(PIECES)))
+
+    assert "cannot be written" in node.until_report("error")["error"]["message"]
+    assert "folder/small" not in node.files
+
+
 # --- disks
 
 

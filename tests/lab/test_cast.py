@@ -184,3 +184,25 @@ def test_a_home_that_the_nodes_share_gets_the_file_once(nodes: NodeFactory, head
     assert json.loads(done.stdout)["head_sent_bytes"] == SIZE
     assert made[0].path("data/data.bin").read_bytes() == CONTENT
     assert not any(made[0].path("data").glob(".*"))
+
+
+def test_a_sync_of_large_code_is_a_cast_and_links_and_copies_arrive(nodes: NodeFactory, head: Head) -> None:
+    made = nodes(3)
+    begin(head, made)
+    (head.folder / "same.bin").write_bytes(CONTENT)
+    (head.folder / "link.bin").symlink_to("data.bin")
+    (head.folder / "logs").mkdir()
+
+    first = head.run("sync")
+    (head.folder / "same.bin").unlink()
+    (head.folder / "new.bin").write_bytes(CONTENT[::-1])
+    second = head.run("sync")
+
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert "n[1-3]: 1 of" in second.stderr
+    for node in made:
+        work = node.path(head.workdir())
+        assert {path.name for path in work.iterdir()} == {"data.bin", "new.bin", "link.bin", "logs", "cluster.yaml"}
+        assert os.readlink(work / "link.bin") == "data.bin"
+        assert (work / "data.bin").read_bytes() == CONTENT
+        assert (work / "new.bin").read_bytes() == CONTENT[::-1]

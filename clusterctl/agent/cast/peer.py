@@ -1,7 +1,8 @@
 """The peer: a process of a node during a cast, which gets the pieces that the node lacks and serves those that it has.
 
 A peer is a fork of the agent, but outlives the connection to the head: if the head dies, the peers go on among
-themselves. A peer ends when the head says so, or after `_IDLE_S` in which it has neither got nor served a piece.
+themselves. A peer ends when the head says so; without the head, after `_IDLE_S` in which it neither got nor served a
+piece.
 
 Threads:
     main: reads the messages of the head, starts pullers, installs the files, and ends the process.
@@ -203,7 +204,7 @@ class Peer:
             self._start(self._accept, self._listener)
         decoder = pieces.MessageDecoder(self._map.count, {Kind.PEERS, Kind.PIECE, Kind.END})
         try:
-            while not self._is_ended and time.monotonic() - self._active_at < _IDLE_S:
+            while not self._is_ended and (self._link.is_open or time.monotonic() - self._active_at < _IDLE_S):
                 self._install_if_complete()
                 self._start_pullers()
                 links = [self._link.descriptor] if self._link.is_open else []

@@ -7,14 +7,15 @@ needs no other state, and a torn or changed file does no harm. Only the owner of
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
-import shutil
+import stat
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.pieces import PieceMap
+from clusterctl.agent.protocol.pieces import PIECE_BYTES, PieceMap
 from clusterctl.agent.workdir.file_tree import get_spool_folder
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class PieceStore:
         while True:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._spool, 0o700)
+            info = os.lstat(self._spool)
+            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+                # Whoever can rename files in the spool can change what is put in place.
+                raise PermissionError(errno.EACCES, "another user can write to it", self._spool)
             path = f"{self._spool}/lock"
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -84,23 +89,15 @@ class PieceStore:
         return lock
 
     def _is_complete(self, piece: int) -> bool:
-        numbers = [number for number, _, _ in self.map.list_parts(piece) if self._needed[number]]
+        needed = [(number, offset) for number, offset, _ in self.map.list_parts(piece) if self._needed[number]]
         try:
-            return not numbers or (self._has_data(piece) and self.is_correct(piece, self.read(piece)))
+            for number, offset in needed:
+                with open(self._find_path(number), "rb") as file:
+                    if os.lseek(file.fileno(), offset, os.SEEK_DATA) != offset:
+                        return False  # A hole: do not read and hash its zeros.
+            return not needed or self.is_correct(piece, self.read(piece))
         except OSError:
             return False
-
-    def _has_data(self, piece: int) -> bool:
-        """Return whether the parts of a piece in the spool begin with data instead of a hole."""
-        for number, offset, _ in self.map.list_parts(piece):
-            if self._needed[number]:
-                fd = os.open(self._find_path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
-                    if os.lseek(fd, offset, os.SEEK_DATA) != offset:
-                        return False
-                finally:
-                    os.close(fd)
-        return True
 
     def _find_path(self, number: int) -> str:
         digest, _ = self._plan.contents[number]
@@ -116,20 +113,8 @@ class PieceStore:
         Raises:
             OSError: A file cannot be read, or has become shorter.
         """
-        parts = []
-        for number, offset, length in self.map.list_parts(piece):
-            path = self._find_path(number)
-            if os.path.islink(path):
-                parts.append(os.fsencode(os.readlink(path))[offset : offset + length])
-            else:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
-                    parts.append(os.pread(fd, length, offset))
-                finally:
-                    os.close(fd)
-            if len(parts[-1]) != length:
-                raise OSError(0, "has become shorter", path)
-        return b"".join(parts)
+        parts = self.map.list_parts(piece)
+        return b"".join(_read_part(self._find_path(number), offset, length) for number, offset, length in parts)
 
     def write(self, piece: int, data: bytes) -> None:
         """Write a correct piece to the spool.
@@ -154,22 +139,26 @@ class PieceStore:
     def take_content(self, digest: str, target: str) -> None:
         """Make the new file `target` with a complete content.
 
-        The file shares the disk space of the spool. A second file of the same content is a copy.
+        The file shares the disk space of the spool. A second file of the same content is a copy, and is checked again.
 
         Raises:
-            OSError: The file cannot be made.
+            OSError: The file cannot be made, or the copied file has changed.
         """
         path = self._present.get(digest) or f"{self._spool}/{digest}"
-        if os.path.islink(path):
-            with open(target, "xb") as file:
-                file.write(os.fsencode(os.readlink(path)))
-            return
         if digest not in self._present and digest not in self._taken:
             with contextlib.suppress(OSError):  # Some filesystems have no links.
                 os.link(path, target, follow_symlinks=False)
                 self._taken.add(digest)
                 return
-        shutil.copyfile(path, target, follow_symlinks=False)
+        number = next(number for number, content in enumerate(self._plan.contents) if content[0] == digest)
+        size, hasher = self._plan.contents[number][1], hashlib.sha256()
+        with open(target, "xb") as file:
+            for offset in range(0, size, PIECE_BYTES):
+                part = _read_part(path, offset, min(PIECE_BYTES, size - offset))
+                hasher.update(part)
+                file.write(part)
+        if hasher.hexdigest() != digest:
+            raise OSError(0, "has changed during the cast", path)
 
     def close(self, *, remove: bool) -> None:
         """Release the spool. With `remove`, first remove the contents of this cast from the spool."""
@@ -185,3 +174,18 @@ class PieceStore:
                 os.rmdir(self._spool)
         os.close(self._lock)
         self._lock = None
+
+
+def _read_part(path: str, offset: int, length: int) -> bytes:
+    """Return bytes of a file, or of the target of a link."""
+    if os.path.islink(path):
+        data = os.fsencode(os.readlink(path))[offset : offset + length]
+    else:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            data = os.pread(fd, length, offset)
+        finally:
+            os.close(fd)
+    if len(data) != length:
+        raise OSError(0, "has become shorter", path)
+    return data

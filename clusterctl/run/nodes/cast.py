@@ -26,6 +26,7 @@ from clusterctl.agent.protocol.pieces import CastPlan, Kind, PieceMap
 from clusterctl.agent.protocol.validators import ValidationError
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import AgentError, ClusterctlError, ConnectError, RefusedError
+from clusterctl.formatting import format_duration
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.nodes.uploads import Upload, wait_for_answer
 from clusterctl.run.rules.piece_giving import PieceGiving
@@ -36,6 +37,8 @@ from clusterctl.validation.derived_validators import derive_object_validator
 _MAX_GIVERS = 64
 _POLL_S = 0.5
 _END_S = 10.0
+_SILENCE_S = 1800.0
+"""A node without a message of its peer for so long is given up. To put many files in place may take minutes."""
 _STUCK_S = 120.0
 """If the head has no files and no node gets a piece for so long, the cast fails."""
 _REPORT = derive_object_validator(PeerReport)
@@ -143,6 +146,7 @@ class _Node:
     has_started: bool = False
     has_listed: bool = False
     """Whether the peer has listed the pieces that it had at its start."""
+    last_message_at: float = field(default_factory=time.monotonic)
     is_installed: bool = False
     is_gone: bool = False
     report: PeerReport = field(default_factory=PeerReport)
@@ -282,6 +286,8 @@ class Cast:
             elif node.is_gone:
                 hint = "repeat the command: it continues with the pieces that the node has"
                 self._fail(name, AgentError(name, "the peer was ended before its files were complete", hint=hint))
+            elif time.monotonic() - node.last_message_at > _SILENCE_S:
+                self._fail(name, AgentError(name, f"its peer has made no progress for {format_duration(_SILENCE_S)}"))
             elif node.needs_files:
                 waiting.append(name)
         if not self._can_give and (self._is_unreachable() or time.monotonic() - self._progress_at > _STUCK_S):
@@ -307,6 +313,7 @@ class Cast:
 
     def _receive(self, name: str, decoder: pieces.MessageDecoder, data: StreamData) -> None:
         node = self._nodes[name]
+        node.last_message_at = time.monotonic()
         if data.stream == node.stream:
             for _, numbers, _ in decoder.feed(data.payload):
                 self._add_pieces(name, numbers)
