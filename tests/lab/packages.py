@@ -11,9 +11,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import zipfile
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +54,7 @@ def _list_in_index(folder: Path, name: str) -> None:
     page = folder / "simple" / name / "index.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     links = [
-        f'<a href="{wheel.as_uri()}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}">{wheel.name}</a><br>\n'
+        f'<a href="../../{wheel.name}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}">{wheel.name}</a><br>\n'
         for wheel in folder.glob(f"{name}-*.whl")
     ]
     page.write_text(f"<!DOCTYPE html><html><body>\n{''.join(links)}</body></html>\n")
@@ -60,17 +64,55 @@ def _digest(text: str) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
 
 
-def lock(folder: Path, wheels: Path, wanted: Mapping[str, str], env: Mapping[str, str]) -> None:
-    """Write `pyproject.toml`, and `uv.lock` with uv."""
+def lock(folder: Path, index: str, wanted: Mapping[str, str], env: Mapping[str, str]) -> None:
+    """Write `pyproject.toml`, and `uv.lock` with uv from an index, which is a URL."""
     needs = ", ".join(f'"{name}=={version}"' for name, version in wanted.items())
     (folder / "pyproject.toml").write_text(
         f'[project]\nname = "lab"\nversion = "0"\nrequires-python = ">=3.9"\ndependencies = [{needs}]\n'
-        f'[[tool.uv.index]]\nname = "lab"\nurl = "{wheels.as_uri()}/simple"\ndefault = true\n'
+        f'[[tool.uv.index]]\nname = "lab"\nurl = "{index}"\ndefault = true\n'
     )
     uv = find_uv()
     assert uv is not None
     command = [uv, "lock", "--python", sys.executable]
     subprocess.run(command, cwd=folder, env=dict(env), check=True, capture_output=True)
+
+
+class Index:
+    """A package index over HTTP on the head, which nodes reach; it asks for the key `user:key` if `is_private`."""
+
+    def __init__(self, wheels: Path, address: str, *, is_private: bool = False) -> None:
+        wanted = "Basic " + base64.b64encode(b"user:key").decode()
+
+        class Handler(SimpleHTTPRequestHandler):
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(*arguments, directory=str(wheels))
+
+            @override
+            def do_GET(self) -> None:
+                if is_private and self.headers.get("Authorization") != wanted:
+                    self.send_response(401)
+                    self.send_header("WWW-Authenticate", "Basic")
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                seen.append((self.client_address[0], self.path))
+                super().do_GET()
+
+            @override
+            def log_message(self, *_: Any) -> None: ...
+
+        self.seen: list[tuple[str, str]] = []
+        seen = self.seen
+        self._server = ThreadingHTTPServer((address, 0), Handler)
+        self.url = f"http://{address}:{self._server.server_address[1]}/simple"
+
+    def __enter__(self) -> Index:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
 
 def pack_python(folder: Path) -> dict[str, str]:

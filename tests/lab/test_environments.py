@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.lab.head_cli import Head
-from tests.lab.packages import find_uv, lock, pack_python, write_wheel
+from tests.lab.packages import Index, find_uv, lock, pack_python, write_wheel
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.lab.conftest import NodeFactory
+    from tests.lab.lab import Lab
     from tests.lab.node import Node
 
 OTHER_PYTHON = "/root/.pyenv/versions/3.9.18/bin/python3"
@@ -33,13 +35,14 @@ class Project(Head):
     def wheels(self) -> Path:
         return self.folder.parent / "wheels"
 
-    def lock(self, **wanted: str) -> None:
-        lock(self.folder, self.wheels, wanted, self.env)
+    def lock(self, index: str | None = None, **wanted: str) -> None:
+        lock(self.folder, index or f"{self.wheels.as_uri()}/simple", wanted, self.env)
 
     def declare(self, made: list[Node], **more: Any) -> None:
         job = more.pop("job", {})
         job = job if "command" in job else {"script": "show.py", **job}
-        self.write({node.name: 1 for node in made}, job, environment={"uv": ".", "python": HERE, **more})
+        environment = more if "venv" in more else {"uv": ".", "python": HERE, **more}
+        self.write({node.name: 1 for node in made}, job, environment=environment)
 
 
 @pytest.fixture
@@ -104,6 +107,96 @@ def test_nodes_with_another_python_or_none_that_fits_get_one(
     done = Project(project.folder, {**project.env, **pack_python(tmp_path)}).run("up", "--all-ranks", timeout=120)
     assert done.returncode == 0, done.stderr
     assert re.search(rf"│ hello {HERE} /root/", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("fetch", "is_cut", "by_nodes"),
+    [
+        pytest.param("node", False, True, id="nodes that are told to"),
+        pytest.param("auto", False, True, id="nodes that can"),
+        pytest.param("auto", True, False, id="one node that cannot"),
+        pytest.param("head", False, False, id="the head by default"),
+    ],
+)
+def test_packages_are_downloaded_by(
+    fetch: str, is_cut: bool, by_nodes: bool, nodes: NodeFactory, project: Project, lab: Lab
+) -> None:
+    made = nodes(2)
+    with Index(project.wheels, lab.head_address) as index:
+        project.lock(index.url, greeting="1.0")
+        project.declare(made, fetch=fetch)
+        if is_cut:
+            made[1].run(["nft", "add", "table", "ip", "cut"])
+            made[1].run(["nft", "add chain ip cut out { type filter hook output priority 0; }"])
+            port = index.url.split(":")[2].split("/")[0]
+            made[1].run(["nft", f"add rule ip cut out tcp dport {port} drop"], check=True)
+        index.seen.clear()
+        done = project.run("up")
+    assert done.returncode == 0, done.stderr
+    assert {node.address in {who for who, _ in index.seen} for node in made} == {by_nodes}
+
+
+def test_the_key_of_a_private_index_is_used_on_the_head_and_never_sent(
+    nodes: NodeFactory, project: Project, lab: Lab
+) -> None:
+    (node,) = nodes(1)
+    with Index(project.wheels, lab.head_address, is_private=True) as index:
+        known = Project(
+            project.folder, {**project.env, "UV_INDEX_LAB_USERNAME": "user", "UV_INDEX_LAB_PASSWORD": "key"}
+        )
+        known.lock(index.url, greeting="1.0")
+        project.declare([node])
+        refused = project.run("up")
+        assert refused.returncode == 5, refused.stderr
+        assert "UV_INDEX_NAME_USERNAME" in refused.stderr
+        done = known.run("up")
+    assert done.returncode == 0, done.stderr
+    assert node.run(["grep", "-rl", "UV_INDEX_LAB", "/root", "/run", "/var/tmp", "/dev/shm"]).stdout == ""
+
+
+def test_a_virtual_environment_of_the_head_is_copied_with_scripts_that_work(
+    nodes: NodeFactory, project: Project
+) -> None:
+    made = nodes(2)
+    venv, uv = project.folder.parent / "mine", find_uv()
+    assert uv is not None
+    for command in (
+        ["venv", "--python", sys.executable, str(venv)],
+        [
+            "pip",
+            "install",
+            "--python",
+            f"{venv}/bin/python",
+            "--no-index",
+            "--find-links",
+            str(project.wheels),
+            "greeting==2.0",
+        ],
+    ):
+        subprocess.run([uv, *command], env=dict(project.env), check=True, capture_output=True)
+    script = venv / "bin" / "greet"
+    script.write_text(f"#!{venv}/bin/python\nimport greeting, sys\nprint(greeting.TEXT, sys.prefix)\n")
+    script.chmod(0o755)
+    project.declare(made, venv=str(venv), job={"command": "greet"})
+    for _ in range(2):
+        done = project.run("up", "--all-ranks")
+        assert done.returncode == 0, done.stderr
+        assert re.search(rf"│ welcome /root/{STORE}/py\w+", done.stdout), done.stdout
+    assert "as before" in done.stderr
+
+
+def test_a_copy_that_was_built_for_another_platform_is_refused_with_the_package(
+    nodes: NodeFactory, project: Project
+) -> None:
+    (node,) = nodes(1)
+    venv = project.folder.parent / "mine"
+    info = venv / f"lib/python{HERE}/site-packages/native-1.0.dist-info"
+    info.mkdir(parents=True)
+    (venv / "pyvenv.cfg").write_text(f"home = /usr/bin\nversion = {HERE}.1\n")
+    (info / "WHEEL").write_text("Wheel-Version: 1.0\nTag: cp39-cp39-win_amd64\n")
+    project.declare([node], venv=str(venv))
+    done = project.run("up")
+    assert (done.returncode, "native 1.0 in" in done.stderr, "cp39-cp39-win_amd64" in done.stderr) == (5, True, True)
 
 
 def test_a_home_that_nodes_share_gets_one_environment(nodes: NodeFactory, project: Project) -> None:

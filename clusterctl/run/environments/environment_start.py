@@ -5,22 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from clusterctl.agent.protocol.command_payload_types import EnvironmentAnswer
 from clusterctl.config.spec import ClusterSpec, EnvironmentSpec
 from clusterctl.errors import ClusterctlError, NodeEnvironmentError
 from clusterctl.formatting import format_size, plural
-from clusterctl.run.environments.locked_packages import Platform, list_requirements, select_files
+from clusterctl.run.environments.locked_packages import Platform
 from clusterctl.run.environments.node_entries import (
     build_python_request,
     build_venv_request,
     call_until_failure,
     make_entry,
 )
-from clusterctl.run.environments.package_store import fetch_files
 from clusterctl.run.environments.python_archive import pack_python
-from clusterctl.run.environments.recipe import Recipe, choose_python, find_uv_for_nodes, load_recipe
+from clusterctl.run.environments.recipe import Recipe
+from clusterctl.run.environments.uv_recipe import choose_python, load_uv_recipe
+from clusterctl.run.environments.venv_recipe import load_venv_recipe, read_venv_python
 from clusterctl.run.nodes.distribution import send_files
 from clusterctl.run.nodes.fan_out import Progress, call_all, raise_first
 from clusterctl.run.nodes.uploads import Destination, Upload, build_file_upload
@@ -68,13 +68,17 @@ def plan_environments(settings: EnvironmentSpec, sessions: Mapping[str, Session]
     Raises:
         EnvironmentFailed: The packages cannot be locked for a platform.
     """
-    python = choose_python(settings)
+    python = choose_python(settings) if settings.venv is None else read_venv_python(settings.venv)
     platforms = {node: get_platform(session, python) for node, session in sessions.items()}
-    recipes = {platform: load_recipe(settings, platform) for platform in dict.fromkeys(platforms.values())}
+    recipes = {platform: _load_recipe(settings, platform) for platform in dict.fromkeys(platforms.values())}
     return {
         node: NodeEnvironment(get_environments_folder(session), recipes[platforms[node]])
         for node, session in sessions.items()
     }
+
+
+def _load_recipe(settings: EnvironmentSpec, platform: Platform) -> Recipe:
+    return load_uv_recipe(settings, platform) if settings.venv is None else load_venv_recipe(settings.venv, platform)
 
 
 def use_environments(spec: ClusterSpec, planned: Mapping[str, NodeEnvironment]) -> ClusterSpec:
@@ -154,33 +158,49 @@ class EnvironmentMaker:
     ) -> None:
         for node in sessions:
             step.set_waiting(node, "waiting for the head's downloads")
-        files = select_files(recipe.parse_lock(), recipe.platform)
-        wheels = fetch_files(files, recipe.platform, recipe.folder, lambda name: _set_detail(step, name))
+        by_nodes = spec.environment is not None and self._can_nodes_fetch(spec.environment, recipe, sessions, planned)
+        parts = recipe.gather_parts(lambda what: _set_detail(step, what), by_nodes=by_nodes)
         lacks_python = [node for node in sessions if found[node]["python"] is None]
         archive = pack_python(recipe.platform) if lacks_python else None
-        paths = [Path(find_uv_for_nodes(recipe.platform)), *wheels.values()]
-        upload = build_file_upload(list(map(str, paths)), _MAX_PACKAGE_BYTES)
-        with_python = build_file_upload([*map(str, paths), str(archive)], _MAX_PACKAGE_BYTES) if archive else upload
+        upload = build_file_upload(list(map(str, parts.paths)), _MAX_PACKAGE_BYTES)
+        with_python = build_file_upload([str(path) for path in (*parts.paths, archive) if path], _MAX_PACKAGE_BYTES)
         for node in sessions:
             _refuse_without_space(node, planned[node].folder, upload, found[node]["free"])
         groups = [(lacks_python, with_python), ([node for node in sessions if node not in lacks_python], upload)]
         for nodes, files_to_send in groups:
             self._send(spec, {node: sessions[node] for node in nodes}, planned, files_to_send, step)
-        lines = list(list_requirements([(file, upload.entries[1 + n][3], None) for n, file in enumerate(files)]))
+        sent = [path.name for path in parts.paths]
 
         def build(node: str, session: Session, failed: threading.Event) -> None:
             step.set_waiting(node, "installing packages")
-            folder = planned[node].folder
-            uses = [path.name for path in paths]
-            python = found[node]["python"]
+            folder, python, uses = planned[node].folder, found[node]["python"], sent
             if python is None:
                 assert archive is not None
                 name = archive.name.removesuffix(".tar.gz")
                 make_entry(self._run, node, session, build_python_request(folder, name, archive.name), failed)
-                python, uses = f"{folder}/{name}/bin/python{recipe.platform.python}", [*uses, name, archive.name]
-            make_entry(self._run, node, session, build_venv_request(folder, recipe.key, python, lines, uses), failed)
+                python, uses = f"{folder}/{name}/bin/python{recipe.platform.python}", [*sent, name, archive.name]
+            steps = parts.steps(folder, recipe.key, python)
+            make_entry(self._run, node, session, build_venv_request(folder, recipe.key, steps, uses), failed)
 
         call_until_failure(sessions, build)
+
+    def _can_nodes_fetch(
+        self,
+        settings: EnvironmentSpec,
+        recipe: Recipe,
+        sessions: Mapping[str, Session],
+        planned: Mapping[str, NodeEnvironment],
+    ) -> bool:
+        """Return whether the nodes download packages themselves."""
+        url = recipe.find_url() if settings.fetch == "auto" else None
+        if url is None:
+            return settings.fetch == "node"
+
+        def look(node: str, session: Session) -> bool:
+            return ENVIRONMENT.call(session, {"folder": planned[node].folder, "names": [], "url": url})["reachable"]
+
+        answers, _ = call_all(dict(sessions), look)
+        return len(answers) == len(sessions) and all(answers.values())
 
     def _send(
         self,
@@ -203,8 +223,8 @@ class EnvironmentMaker:
         raise_first(errors)
 
 
-def _set_detail(step: Progress, name: str) -> None:
-    step.detail = f"downloading {name}"
+def _set_detail(step: Progress, what: str) -> None:
+    step.detail = what
 
 
 def _refuse_without_space(node: str, folder: str, files: Upload, free: int) -> None:

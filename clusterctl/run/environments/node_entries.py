@@ -102,25 +102,16 @@ def build_python_request(folder: str, name: str, archive: str) -> dict[str, Any]
 
 
 def build_venv_request(
-    folder: str, name: str, python: str, requirements: Sequence[str], uses: Sequence[str]
+    folder: str, name: str, steps: Sequence[Mapping[str, Any]], uses: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the request that makes a virtual environment on a node from the packages there.
+    """Return the request that makes a virtual environment on a node by these steps.
 
     Args:
         folder: The folder of environments.
         name: The name of the environment.
-        python: Path of the base Python.
-        requirements: Lines of a requirements file.
+        steps: The steps.
         uses: The names of packages and entries that the environment needs.
     """
-    uv, place = f"{folder}/packages/uv", f"{folder}/{name}"
-    offline = ["--offline", "--no-config", "--no-progress"]
-    install = [uv, "pip", "install", *offline, "--python", f"{place}/bin/python", "--no-deps", "--require-hashes"]
-    install += ["--no-index", "--find-links", f"{folder}/packages", "--requirement", "-"]
-    steps: list[dict[str, Any]] = [
-        {"argv": [uv, "venv", *offline, "--no-python-downloads", "--python", python, place]},
-        {"argv": install, "stdin": "\n".join(requirements)},
-    ]
     return _build_request(folder, name, steps, "bin/python", uses)
 
 
