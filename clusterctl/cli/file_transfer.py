@@ -113,7 +113,7 @@ def copy_to_nodes(transfer: TransferSettings, sources: Sequence[str], hosts: Seq
     with open_all_sessions(transfer.spec, hosts, progress=None if transfer.quiet else transfer.console.err) as sessions:
         progress = UploadProgress(transfer)
         progress.set_total(dict.fromkeys(sessions, load.size_bytes))
-        settings = CastSettings(on_plan=progress.set_total, on_warning=lambda text: _warn(transfer, text))
+        settings = CastSettings(on_plan=progress.set_total, on_warning=lambda text: write_warning(transfer, text))
         places = {node: uploads.Destination(transfer.get_base_folder(node), target, inside) for node in sessions}
         sent, errors = send_files(transfer.spec, sessions, places, load, progress, settings)
     print_upload_results(transfer, sent, load)
@@ -225,7 +225,8 @@ def _format_fetched(found: FetchedFiles, here: Path) -> str:
     return f"{plural(number, 'file')}, {format_size(sum(total for _, total in found.values()))} {{to}} {here}"
 
 
-def _warn(transfer: TransferSettings, text: str) -> None:
+def write_warning(transfer: TransferSettings, text: str) -> None:
+    """Print a warning, unless only errors are wanted."""
     if not transfer.quiet:
         transfer.console.write_stderr(f"warning: {text}")
 

@@ -92,6 +92,15 @@ def test_a_file_of_one_node_reaches_the_others_past_this_machine(head: LocalHead
     assert first.stat().st_mode & 0o777 == 0o750
 
 
+def test_what_is_small_goes_to_each_node_at_once(head: LocalHead) -> None:
+    (head.folder / "small").write_bytes(b"x" * 1000)
+
+    done = json.loads(head.run("cast", "small", "data/", "--json").stdout)
+
+    assert done["head_sent_bytes"] == 3000
+    assert [path.read_bytes() for path in places(head, "data/small")] == [b"x" * 1000] * 3
+
+
 def test_a_limit_holds(head: LocalHead) -> None:
     began = time.monotonic()
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clusterctl.agent.protocol.command_payload_types import ExecArguments
 from clusterctl.cli import cluster_selection, file_transfer, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.file_transfer import RemotePath, parse_cp_path, resolve_node_folder, split_file_pattern
@@ -46,7 +47,8 @@ _FETCH_TIMEOUT_S = 24 * 3600.0
 _MAX_ERROR_BYTES = 300
 _DOWNLOAD = """
 import os, shutil, sys, urllib.request
-url, path = sys.argv[1], os.path.expanduser(sys.argv[2])
+url, path = sys.stdin.read().split(None, 1)
+path = os.path.expanduser(path)
 os.makedirs(os.path.dirname(path), exist_ok=True)
 try:
     with urllib.request.urlopen(url) as answer, open(path + ".part", "wb") as file:
@@ -55,7 +57,7 @@ try:
 except OSError as error:
     sys.exit(str(error))
 """
-"""Runs on the node of `--on`, in any Python 3."""
+"""Runs on the node of `--on`. The URL is no argument, because other users see arguments, and a URL may be secret."""
 
 
 @click.command("cast", cls=CliCommand, reads_file=True)
@@ -155,7 +157,7 @@ def _parse_source(spec: ClusterSpec, source: str, target: str, origin: str | Non
             return _Source(path=source)
         return _Source(path=parsed.path, host=_select_one(spec, parsed.nodes, "SRC"))
     name = posixpath.basename(urllib.parse.unquote(urllib.parse.urlsplit(source).path))
-    if not name:
+    if not name or " " in source:
         raise click.UsageError(f"{source} names no file")
     if origin is None:
         return _Source(path=name, url=source)
@@ -198,6 +200,11 @@ def _prepare_job(
     return _Job(spec=spec, sessions=sessions, places=places, files=files, settings=CastSettings(piece_hashes=hashes))
 
 
+def _hide_query(url: str) -> str:
+    """Return a URL without the part that may contain a signature."""
+    return url.partition("?")[0]
+
+
 def _fetch_to_head(stack: ExitStack, url: str, name: str) -> str:
     """Fetch a file to a temporary folder, which `stack` removes; return its path."""
     root = find_runs_root().parent
@@ -207,18 +214,23 @@ def _fetch_to_head(stack: ExitStack, url: str, name: str) -> str:
         with urllib.request.urlopen(url) as answer, path.open("wb") as file:
             shutil.copyfileobj(answer, file, _FETCH_CHUNK_BYTES)
     except OSError as error:
-        raise RefusedError(f"cannot fetch {url}: {error}", hint="`--on NODE` lets a node fetch it") from error
+        raise RefusedError(
+            f"cannot fetch {_hide_query(url)}: {error}", hint="`--on NODE` lets a node fetch it"
+        ) from error
     return str(path)
 
 
 def _fetch_to_node(session: Session, url: str, path: str) -> None:
     errors = bytearray()
     stream = session.allocate_streams(lambda data: errors.extend(data.payload[-_MAX_ERROR_BYTES:]), count=2)
-    argv = [session.preamble.python, "-c", _DOWNLOAD, url, path]
-    answer = EXEC.call(session, {"argv": argv, "stream": stream}, timeout=_FETCH_TIMEOUT_S)
+    argv = [session.preamble.python, "-c", _DOWNLOAD]
+    question: ExecArguments = {"argv": argv, "stdin": f"{url}\n{path}", "stream": stream}
+    answer = EXEC.call(session, question, timeout=_FETCH_TIMEOUT_S)
     if answer["exit_code"] != 0:
         why = errors[-_MAX_ERROR_BYTES:].decode("utf-8", "replace").strip()
-        raise RefusedError(f"{session.node}: cannot fetch {url}: {why}", hint="without `--on`, this machine fetches it")
+        raise RefusedError(
+            f"{session.node}: cannot fetch {_hide_query(url)}: {why}", hint="without `--on`, this machine fetches it"
+        )
 
 
 def _show_missing(job: _Job, console: Console, *, as_json: bool) -> None:
@@ -240,9 +252,14 @@ def _show_missing(job: _Job, console: Console, *, as_json: bool) -> None:
 def _cast(job: _Job, transfer: file_transfer.TransferSettings, *, as_json: bool) -> None:
     began, console = time.monotonic(), transfer.console
     warnings: list[str] = []
-    given_bytes: list[int] = []
+    head_sent_bytes: list[int] = []
     progress = file_transfer.UploadProgress(transfer)
-    settings = replace(job.settings, on_plan=progress.set_total, on_warning=warnings.append, on_end=given_bytes.append)
+
+    def warn(text: str) -> None:
+        warnings.append(text)
+        file_transfer.write_warning(transfer, text)
+
+    settings = replace(job.settings, on_plan=progress.set_total, on_warning=warn, on_sent=head_sent_bytes.append)
     sent, errors = distribution.send_files(job.spec, job.sessions, job.places, job.files, progress, settings)
     seconds = time.monotonic() - began
     if as_json:
@@ -252,11 +269,10 @@ def _cast(job: _Job, transfer: file_transfer.TransferSettings, *, as_json: bool)
                 "errors": {node: str(error) for node, error in errors.items()},
                 "warnings": warnings,
                 "seconds": round(seconds, 3),
-                "head_sent_bytes": sum(given_bytes),
+                "head_sent_bytes": sum(head_sent_bytes),
             }
         )
     else:
-        console.write_stderr(*(f"warning: {warning}" for warning in warnings))
         file_transfer.print_upload_results(transfer, sent, job.files)
         total = sum(result.bytes for result in sent.values())
         if total and not transfer.quiet:

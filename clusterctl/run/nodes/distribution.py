@@ -53,14 +53,14 @@ class CastSettings:
         piece_hashes: If a node has the files and this machine does not, the SHA-256 of their pieces.
         on_plan: A function that receives the bytes that each node lacks.
         on_warning: A function that receives a sentence for the user.
-        on_end: A function that receives the bytes of a cast that this machine has sent.
+        on_sent: A function that receives numbers of bytes that this machine has sent.
     """
 
     limit: int | None = None
     piece_hashes: list[bytes] | None = None
     on_plan: Callable[[Mapping[str, int]], None] = _ignore
     on_warning: Callable[[str], None] = _ignore
-    on_end: Callable[[int], None] = _ignore
+    on_sent: Callable[[int], None] = _ignore
 
 
 def send_files(
@@ -223,6 +223,7 @@ class _Transfer(Generic[T, Answer]):
     def _read(self, node: str, numbers: Sequence[int]) -> Iterator[bytes]:
         for chunk in self.files.read(numbers):
             self.on_bytes(node, len(chunk))
+            self.settings.on_sent(len(chunk))
             yield chunk
 
     def _send(self, node: str, session: Session) -> T:
@@ -268,7 +269,7 @@ class _Transfer(Generic[T, Answer]):
             cast.end()
             return {}, busy
         failed = cast.run()
-        self.settings.on_end(cast.sent_bytes)
+        self.settings.on_sent(cast.sent_bytes)
         alone = [node for node, error in refused.items() if has_files and not isinstance(error, RefusedError)]
         if alone:
             why = f"{fold_hosts(alone)} cannot take part in the cast ({refused[alone[0]]})"
