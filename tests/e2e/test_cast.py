@@ -145,15 +145,15 @@ def test_a_file_that_changes_while_it_is_cast_is_refused_and_never_put_in_place(
 
 
 @contextlib.contextmanager
-def serve(folder: Path, name: str, data: bytes) -> Iterator[str]:
-    """An HTTPS server with one file; `folder/own.pem` is its certificate."""
+def serve(folder: Path, name: str, data: bytes, lost: int = 0) -> Iterator[str]:
+    """An HTTPS server with one file, whose last `lost` bytes never arrive; `folder/own.pem` is its certificate."""
     requests: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            requests.append(self.path)
+            requests.append(self.path.partition("?")[0])
             self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Content-Length", str(len(data) + lost))
             self.end_headers()
             self.wfile.write(data)
 
@@ -186,6 +186,18 @@ def test_a_url_is_fetched_once(head: LocalHead, tmp_path: Path, origin: list[str
 
     assert done.returncode == 0, done.stderr
     assert [path.read_bytes() == CONTENT for path in places(head, "data/weights.bin")] == [True] * 3
+
+
+@pytest.mark.parametrize("origin", [[], ["--on", "localhost.1"]], ids=["this machine", "a node"])
+def test_half_a_download_is_not_used(head: LocalHead, tmp_path: Path, origin: list[str]) -> None:
+    with serve(tmp_path, "weights.bin", b"x" * 1000, lost=7) as url:
+        trusting = LocalHead(head.folder, {**head.env, "SSL_CERT_FILE": str(tmp_path / "own.pem")})
+        done = trusting.run("cast", f"{url}?signature=secret", "data/", *origin)
+
+    assert done.returncode == 6
+    assert "weights.bin: the answer ended 7 bytes before its end" in done.stderr
+    assert "secret" not in done.stderr
+    assert [path for name in NODES for path in (head.folder.parent / name).rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize(

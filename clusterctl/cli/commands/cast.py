@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import posixpath
-import shutil
+import subprocess
+import sys
 import tempfile
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -42,22 +41,28 @@ if TYPE_CHECKING:
 _ALL_NODES = "all"
 _NO_LIMIT = 1 << 60
 _URL_START = "https://"
-_FETCH_CHUNK_BYTES = 1 << 20
 _FETCH_TIMEOUT_S = 24 * 3600.0
 _MAX_ERROR_BYTES = 300
 _DOWNLOAD = """
 import os, shutil, sys, urllib.request
 url, path = sys.stdin.read().split(None, 1)
 path = os.path.expanduser(path)
-os.makedirs(os.path.dirname(path), exist_ok=True)
+part = path + ".part"
 try:
-    with urllib.request.urlopen(url) as answer, open(path + ".part", "wb") as file:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with urllib.request.urlopen(url) as answer, open(part, "wb") as file:
         shutil.copyfileobj(answer, file, 1 << 20)
-    os.replace(path + ".part", path)
-except OSError as error:
+        if answer.length:
+            raise OSError("the answer ended %d bytes before its end" % answer.length)
+    os.replace(part, path)
+except Exception as error:
+    if os.path.exists(part):
+        os.unlink(part)
     sys.exit(str(error))
 """
-"""Runs on the node of `--on`. The URL is no argument, because other users see arguments, and a URL may be secret."""
+"""Runs on this machine, or on the node of `--on`. The URL is no argument: other users see arguments, and a URL may be
+secret.
+"""
 
 
 @click.command("cast", cls=CliCommand, reads_file=True)
@@ -209,15 +214,13 @@ def _fetch_to_head(stack: ExitStack, url: str, name: str) -> str:
     """Fetch a file to a temporary folder, which `stack` removes; return its path."""
     root = find_runs_root().parent
     root.mkdir(parents=True, exist_ok=True)
-    path = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=root, prefix="fetched-"))) / name
-    try:
-        with urllib.request.urlopen(url) as answer, path.open("wb") as file:
-            shutil.copyfileobj(answer, file, _FETCH_CHUNK_BYTES)
-    except OSError as error:
-        raise RefusedError(
-            f"cannot fetch {_hide_query(url)}: {error}", hint="`--on NODE` lets a node fetch it"
-        ) from error
-    return str(path)
+    path = posixpath.join(stack.enter_context(tempfile.TemporaryDirectory(dir=root, prefix="fetched-")), name)
+    argv = [sys.executable, "-c", _DOWNLOAD]
+    done = subprocess.run(argv, input=f"{url}\n{path}", stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        text = f"cannot fetch {_hide_query(url)}: {done.stderr.strip()}"
+        raise RefusedError(text, hint="`--on NODE` lets a node fetch it")
+    return path
 
 
 def _fetch_to_node(session: Session, url: str, path: str) -> None:
