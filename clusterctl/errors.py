@@ -119,6 +119,10 @@ class AgentError(NodeError):
     """A node has no usable Python, speaks another protocol version, or sends an invalid answer."""
 
 
+class NoPythonError(AgentError):
+    """A node has no Python that can run the agent."""
+
+
 class NodeRefusedError(NodeError):
     """A node can be reached but refuses a request, for example because it has no usable folder."""
 

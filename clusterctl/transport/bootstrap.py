@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from clusterctl.errors import AgentError
+from clusterctl.errors import AgentError, NoPythonError
 from clusterctl.transport.agent_archive import AgentArchive
 from clusterctl.transport.interfaces import Channel, Progress, ignore_progress
 from clusterctl.validation.message_validators import PREAMBLE
@@ -178,7 +178,7 @@ def _error_from_refusal(node: str, word: str, text: str, channel: Channel, parse
     tried = [part for part in text.split("|") if part and "status 77" not in part and "status 78" not in part]
     reasons = "; ".join([*parser.rejected, *tried])
     hint = f"install Python {MINIMUM_PYTHON} or later there, or set `python:` in the cluster file"
-    return AgentError(node, f"no usable Python: {reasons}" if reasons else "no Python found", hint=hint)
+    return NoPythonError(node, f"no usable Python: {reasons}" if reasons else "no Python found", hint=hint)
 
 
 def _error_from_failure(node: str, text: str, channel: Channel, parser: PreambleParser) -> AgentError:
@@ -198,7 +198,11 @@ _CANDIDATES = (
     "/usr/local/bin/python3",
 )
 
+OWN_PYTHON = "~/.local/share/clusterctl/python/bin/python3"
+"""The Python that clusterctl has sent to a node without a Python."""
+
 _CANDIDATES_OF_CONDA = (
+    OWN_PYTHON,
     *(f"~/{name}/bin/python3" for name in ("miniforge3", "mambaforge", "miniconda3", "anaconda3", "venv", ".venv")),
     *(f"{root}/bin/python3" for root in ("/opt/conda", "/opt/miniforge3", "/opt/miniconda3", "/opt/anaconda3")),
     "python",

@@ -109,6 +109,41 @@ def test_nodes_with_another_python_or_none_that_fits_get_one(
     assert re.search(rf"│ hello {HERE} /root/", done.stdout)
 
 
+def test_a_node_without_any_python_gets_one_and_every_command_then_finds_it(
+    nodes: NodeFactory, project: Project, tmp_path: Path
+) -> None:
+    made = nodes(2, python=None)
+    project.declare(made)
+    known = Project(project.folder, {**project.env, **pack_python(tmp_path)})
+    for _ in range(2):
+        done = known.run("up", "--all-ranks", timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert re.search(rf"│ hello {HERE} /root/", done.stdout)
+    assert "as before" in done.stderr
+    told = known.run("exec", "--", "hostname")
+    assert told.returncode == 0, told.stderr
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        pytest.param({"programs": {"tar": "#!/bin/false\n"}}, "cannot unpack one", id="a tar that does not work"),
+        pytest.param(
+            {"programs": {"getconf": "#!/bin/sh\necho glibc 2.12\n"}}, "`glibc 2.12` fits no Python", id="libc"
+        ),
+    ],
+)
+def test_a_node_that_can_take_no_python_is_named_with_the_reason(
+    spec: dict[str, Any], words: str, nodes: NodeFactory, project: Project, tmp_path: Path
+) -> None:
+    (node,) = nodes(1, python=None, **spec)
+    project.declare([node])
+    done = Project(project.folder, {**project.env, **pack_python(tmp_path)}).run("up", timeout=120)
+    assert done.returncode == 4, done.stderr
+    assert "error: n1: it has no Python, and" in done.stderr
+    assert words in done.stderr
+
+
 @pytest.mark.parametrize(
     ("fetch", "is_cut", "by_nodes"),
     [

@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 from clusterctl.agent.linux.logind_and_nccl_files import read_logind_settings
 from clusterctl.config.spec import ClusterSpec, HostSpec, load_spec
+from clusterctl.errors import NoPythonError
 from clusterctl.run.controller import detached_process
 from clusterctl.run.controller.controlled_run import Dial
 from clusterctl.run.controller.loop import Controller
+from clusterctl.run.environments.bare_node import send_python
 from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record import run_origin, saved_verdict
 from clusterctl.run.record.rundir import RunDir
@@ -39,11 +41,18 @@ def choose_switch_interval_s(nodes: int) -> float:
 
 
 def build_dialer(spec: ClusterSpec) -> Dial:
-    """Return the function that opens a session to a host."""
+    """Return the function that opens a session to a host. A host without a Python gets one with its environment."""
     transports = Transports(spec.ssh)
 
     def dial(host: HostSpec, inbox: InboxItemQueue, progress: Callable[[str], None]) -> Session:
-        return open_session(transports.get_transport(host), host, inbox, progress=progress)
+        transport = transports.get_transport(host)
+        try:
+            return open_session(transport, host, inbox, progress=progress)
+        except NoPythonError:
+            if spec.environment is None:
+                raise
+        send_python(transport, host, spec.environment, progress)
+        return open_session(transport, host, inbox, progress=progress)
 
     return dial
 

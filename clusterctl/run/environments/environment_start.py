@@ -62,13 +62,22 @@ class NodeEnvironment:
         return f"{self.folder}/{self.recipe.key}/bin/python"
 
 
+def choose_environment_python(settings: EnvironmentSpec) -> str:
+    """Return the minor version of Python of an environment.
+
+    Raises:
+        EnvironmentFailed: The virtual environment to copy cannot be read.
+    """
+    return choose_python(settings) if settings.venv is None else read_venv_python(settings.venv)
+
+
 def plan_environments(settings: EnvironmentSpec, sessions: Mapping[str, Session]) -> dict[str, NodeEnvironment]:
     """Return the environment of each node. No node is asked.
 
     Raises:
         EnvironmentFailed: The packages cannot be locked for a platform.
     """
-    python = choose_python(settings) if settings.venv is None else read_venv_python(settings.venv)
+    python = choose_environment_python(settings)
     platforms = {node: get_platform(session, python) for node, session in sessions.items()}
     recipes = {platform: _load_recipe(settings, platform) for platform in dict.fromkeys(platforms.values())}
     return {
