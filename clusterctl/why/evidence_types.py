@@ -65,7 +65,7 @@ class RankSnapshot:
     """The state of a rank at one moment.
 
     Attributes:
-        source: How the stacks were read: signal, py-spy, or proc (no stacks).
+        source: How the stacks were read: shim, signal, py-spy, or proc (no stacks).
         frames: Calls of the main thread, most recent first; `None` if unknown.
         cpu: CPU cores that the rank uses.
         status_age: Seconds since the shim's thread last wrote a status; `None` without a shim.

@@ -379,12 +379,16 @@ class TcpConnection(TypedDict):
     awaited: bool
 
 
+FAULTHANDLER_SOURCES = ("shim", "signal")
+"""The sources of stacks (`RankEvidence.source`) whose dumps have the format of faulthandler."""
+
+
 class RankEvidence(ProcessState):
     """The evidence of one rank.
 
-    `source` is the source of the stacks (`signal`, `py-spy`, `proc`). `why` has the reasons why better sources could
-    not be used. `stacks` is the raw dump, and `tail` the last lines of output. `error` explains missing evidence. The
-    head adds `node`.
+    `source` is the source of the stacks (`shim`, `signal`, `py-spy`, `proc`). `why` has the reasons why better sources
+    could not be used. `stacks` is the raw dump, and `tail` the last lines of output. `error` explains missing evidence.
+    The head adds `node`.
     """
 
     rank: wire_types.Rank

@@ -8,6 +8,8 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.protocol.record_types import FAULTHANDLER_SOURCES
+
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.record_types import ProcessState, RankEvidence
 
@@ -40,7 +42,7 @@ def _format_text(evidence: RankEvidence) -> str:
         "last output:",
         *(f"  {line}" for line in evidence["tail"]),
     ]
-    if evidence["source"] == "signal":
+    if evidence["source"] in FAULTHANDLER_SOURCES:
         lines += ["", "stacks:", evidence["stacks"].rstrip("\n")]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,9 @@
-"""Lets the supervisor dump the stacks of all threads by a signal, even while C code holds the GIL.
+"""Dumps the stacks of all threads if the supervisor requests it, by a file or by a signal.
+
+The shim's thread answers the file `rank-R.dump` once a second, while it holds the GIL. If C code holds the GIL, this
+thread cannot run, and the supervisor sends a signal instead. A dump by signal reads the frames of the other threads
+without the GIL. A thread that runs Python code may free these frames at the same time, which ends the process with
+SIGSEGV (seen with Python 3.11 to 3.13). So the supervisor sends the signal only if the shim's thread is silent.
 
 A signal without a handler kills the process, and a closed descriptor number may now belong to a user's file. Therefore
 the ready file names process, signal and descriptor exactly, and the shim removes this file if the program has taken the
@@ -24,11 +29,12 @@ _HIGH_DESCRIPTOR = 700
 
 
 class StackDumper:
-    """Registers a signal. When this process gets the signal, the stacks of all threads are dumped into a file."""
+    """Dumps the stacks of all threads into a file, when asked by a request file or by a signal."""
 
     def __init__(self, status_dir: str, rank: int, start_time: int) -> None:
         self._stacks = os.path.join(status_dir, f"rank-{rank}.stacks")
         self._ready = os.path.join(status_dir, f"rank-{rank}.ready.json")
+        self._request = os.path.join(status_dir, f"rank-{rank}.dump")
         self._start_time = start_time
         self._number: int | None = None
         self._fd = -1
@@ -60,6 +66,12 @@ class StackDumper:
             "main_thread": _thread.get_ident(),
         }
         replace_file(self._ready, encode_json(facts))
+
+    def dump_if_requested(self) -> None:
+        """Dump the stacks if the supervisor has written the request file. The caller holds the GIL."""
+        if os.path.exists(self._request) and self._has_descriptor():
+            remove_file(self._request)
+            faulthandler.dump_traceback(file=self._fd, all_threads=True)
 
     def check_registration(self) -> None:
         """Remove the ready file if the program has replaced the signal handler or closed the descriptor.

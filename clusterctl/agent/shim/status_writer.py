@@ -136,6 +136,7 @@ class StatusWriter:
     def _tick(self) -> None:
         if not self._is_rank():
             return
+        self._run_part("dump", self._dumper.dump_if_requested)
         # Parts that import modules begin after a second, so these parts do not slow down the start of the script.
         if self._ticks > 0:
             self._run_part("main_thread", self._check_main_thread)

@@ -1,4 +1,8 @@
-"""Captures the Python stacks of a process by the signal that its shim has registered, otherwise by py-spy.
+"""Captures the Python stacks of a process by its shim, otherwise by py-spy.
+
+The shim's thread dumps the stacks while it holds the GIL. If this thread is silent, because C code holds the GIL, the
+agent sends the signal that the shim has registered. While other threads run Python code, the signal could end the
+process (see `shim/stack_dumper.py`).
 
 The signal is sent only if the process catches this signal, the ready file names exactly this process, and the
 descriptor still belongs to the stacks file. Otherwise the signal could kill a process or write into a user's file. The
@@ -8,6 +12,7 @@ torch's store would report as an error.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -17,7 +22,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.inject.shim_files import get_shim_thread_id, read_stack_dump_offer
+from clusterctl.agent.inject.shim_files import get_shim_thread_id, read_stack_dump_offer, read_status
 from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.syscalls import read_or_empty
 
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 _POLL_S = 0.02
 _DUMP_SETTLED_S = 0.06
 _DUMP_S = 1.0
+_SHIM_S = 2.5
+"""The shim's thread runs once a second. If it has not run for this many seconds, it cannot run."""
 _PY_SPY_S = 2.0
 _MAX_BYTES = 4 << 20
 _TGKILL = {"x86_64": 234, "aarch64": 131}
@@ -37,9 +44,9 @@ class StackDump:
     """The stacks of a process.
 
     Attributes:
-        source: `signal` (text of faulthandler), `py-spy` (JSON of py-spy) or `proc` (no stacks).
+        source: `shim` or `signal` (text of faulthandler), `py-spy` (JSON of py-spy) or `proc` (no stacks).
         text: The raw dump.
-        main_thread: The id of the main thread in a `signal` dump.
+        main_thread: The id of the main thread in a dump of faulthandler.
         why: The reasons why better sources have failed, in order.
     """
 
@@ -77,7 +84,7 @@ def capture_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> Sta
         deadline: The `time.monotonic()` until which this function waits.
     """
     try:
-        return _dump_by_signal(pid, status_dir, rank, deadline)
+        return _dump_by_faulthandler(pid, status_dir, rank, deadline)
     except (NoStacksError, OSError) as error:
         why = f"signal: {getattr(error, 'strerror', None) or error}"
     try:
@@ -111,7 +118,7 @@ def find_signal_obstacle(offer: StackDumpOffer, stacks_path: str) -> str | None:
     return None
 
 
-def _dump_by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
+def _dump_by_faulthandler(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
     offer = read_stack_dump_offer(status_dir, rank)
     if offer is None or offer["pid"] != pid:
         raise NoStacksError("the process has not registered it")
@@ -123,14 +130,32 @@ def _dump_by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> St
         reason = find_signal_obstacle(offer, path) if is_same else "process is gone"
         if reason is not None:
             raise NoStacksError(reason)
-        before = os.stat(path).st_size
-        _send_signal(handle, offer, get_shim_thread_id(offer, status_dir, rank))
-        text = _wait_for_dump(path, before, min(deadline, time.monotonic() + _DUMP_S))
+        before, source = os.stat(path).st_size, "shim"
+        text = _request_dump(status_dir, rank, path, before, deadline)
+        if not text:
+            source = "signal"
+            _send_signal(handle, offer, get_shim_thread_id(offer, status_dir, rank))
+            text = _wait_for_dump(path, before, min(deadline, time.monotonic() + _DUMP_S))
     finally:
         os.close(handle)
     if not text:
         raise NoStacksError("no answer")
-    return StackDump("signal", text, main_thread=offer["main_thread"])
+    return StackDump(source, text, main_thread=offer["main_thread"])
+
+
+def _request_dump(status_dir: str, rank: int, path: str, before: int, deadline: float) -> str:
+    """Let the shim's thread dump the stacks, and return the dump; empty if this thread is silent."""
+    now = time.monotonic()
+    status = read_status(status_dir, rank, now)
+    if status is None or status["age_s"] > _SHIM_S:
+        return ""
+    request = os.path.join(status_dir, f"rank-{rank}.dump")
+    try:
+        syscalls.write_atomically(request, b"")
+        return _wait_for_dump(path, before, min(deadline - _DUMP_S, now + _SHIM_S))
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(request)
 
 
 def _send_signal(handle: int, offer: StackDumpOffer, tid: int) -> None:

@@ -38,9 +38,9 @@ def command(
 ) -> int:
     """Show the current stacks of all ranks; equal stacks are shown once.
 
-    The ranks keep running. Each worker with `job.inject` writes its stacks when it gets a signal. The stacks of other
-    workers are read by py-spy, if the node has py-spy. Without `job.inject` and py-spy, `stacks` shows only the data in
-    /proc. `stacks` needs no controller.
+    The ranks keep running. Each worker with `job.inject` writes its own stacks, within about a second. The stacks of
+    other workers are read by py-spy, if the node has py-spy. Without `job.inject` and py-spy, `stacks` shows only the
+    data in /proc. `stacks` needs no controller.
     """
     options.refuse_combination(("--json", as_json), ("--speedscope", speedscope))
     if output is not None and not speedscope:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from clusterctl.agent.protocol.record_types import RankEvidence
+from clusterctl.agent.protocol.record_types import FAULTHANDLER_SOURCES, RankEvidence
 from clusterctl.formatting import fold_ranks
 from clusterctl.why.evidence_types import StackFrame
 
@@ -28,7 +28,7 @@ class ThreadStack:
     """The stack of one thread, most recent call first.
 
     Attributes:
-        ident: Identity of the thread. Dumps by signal have the identity of pthread, dumps by py-spy the kernel's.
+        ident: Identity of the thread. Dumps of faulthandler have the identity of pthread, dumps by py-spy the kernel's.
         is_main: Whether the thread is the main thread.
         holds_gil: Whether the thread holds the GIL; `None` if the dump does not show this.
     """
@@ -117,7 +117,7 @@ def parse_rank_stacks(ranks: Mapping[str, RankEvidence]) -> tuple[RankStack, ...
         evidence = ranks[rank]
         source, text = str(evidence.get("source", "proc")), str(evidence.get("stacks", ""))
         threads: tuple[ThreadStack, ...] = ()
-        if source == "signal":
+        if source in FAULTHANDLER_SOURCES:
             threads = parse_faulthandler_dump(text, evidence.get("main_thread"))
         elif source == "py-spy":
             threads = parse_py_spy_dump(text)
@@ -136,9 +136,11 @@ def fold_stacks(stacks: Iterable[RankStack]) -> list[dict[str, Any]]:
     groups: dict[object, list[RankStack]] = {}
     for stack in sorted(stacks, key=lambda each: each.rank):
         special = stack.state if stack.state and stack.state in _SPECIAL_STATES else None
+        # Equal stacks of the two sources of faulthandler are one group.
+        source = FAULTHANDLER_SOURCES if stack.source in FAULTHANDLER_SOURCES else stack.source
         # Without frames, only wait channel and state distinguish ranks.
         place: object = (stack.wchan, stack.state) if stack.main_thread_frames is None else stack.main_thread_frames
-        groups.setdefault((stack.source, special, place), []).append(stack)
+        groups.setdefault((source, special, place), []).append(stack)
     return [_format_entry(members) for members in groups.values()]
 
 

@@ -37,13 +37,13 @@ def test_the_evidence_of_a_rank_says_where_it_is_and_is_kept_as_plain_files(benc
     worker.armed()
     found = collect(bench, worker)
     rank = found["ranks"]["0"]
-    assert (rank["source"], rank["state"], rank["pid"]) == ("signal", "S", worker.pid)
+    assert (rank["source"], rank["state"], rank["pid"]) == ("shim", "S", worker.pid)
     assert functions(found, 0) == ["waits", "<module>"]
     assert rank["tail"] == ["up"]
     folder = bench.tmp_path / "stall-1"
     assert json.loads((folder / "rank-0.json").read_text()) == rank
     assert "in waits" in (folder / "rank-0.stacks").read_text()
-    assert "stacks by: signal" in (folder / "rank-0.txt").read_text()
+    assert "stacks by: shim" in (folder / "rank-0.txt").read_text()
 
 
 def test_eight_ranks_take_under_two_seconds_and_under_four_with_one_stopped(bench):
@@ -84,10 +84,11 @@ def test_a_rank_in_c_code_that_holds_the_gil_shows_its_stack_and_that_it_compute
     assert (found["0"]["state"], found["1"]["state"]) == ("R", "S")
 
 
-def test_a_look_interrupts_no_call_of_the_user(bench, python):
+def test_a_look_interrupts_no_call_of_the_user(bench, python, until):
     worker = bench.start(
-        "import ctypes, os\n"
-        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "import ctypes, time\n"
+        "libc = ctypes.PyDLL(None, use_errno=True)\n"  # holds the GIL, so only a signal reaches the rank
+        "time.sleep(1.5)\n"
         "print('up')\n"
         "while True:\n"  # poll(2) is never restarted after a signal
         "    if libc.poll(None, 0, 100000) < 0: print('interrupted', ctypes.get_errno())\n",
@@ -95,9 +96,31 @@ def test_a_look_interrupts_no_call_of_the_user(bench, python):
     )
     worker.prints("up")
     worker.armed()
+    until(lambda: collect(bench, worker)["ranks"]["0"]["source"] == "signal")
     for _ in range(3):
         assert collect(bench, worker)["ranks"]["0"]["source"] == "signal"
     assert worker.text == "up\n"
+
+
+def test_looks_never_end_a_rank_whose_threads_recurse(bench, python):
+    """Dumps by signal ended it with SIGSEGV after two or three looks with Python 3.11: they read frames without the GIL."""
+    worker = bench.start(
+        "import threading\n"
+        "def descend(n): return 0 if n == 0 else 1 + descend(n - 1)\n"
+        "def spin():\n"
+        "    while True:\n"
+        "        for n in range(0, 900, 37):\n"
+        "            descend(n)\n"
+        "for _ in range(3): threading.Thread(target=spin, daemon=True).start()\n"
+        "print('up')\n"
+        "spin()\n",
+        python=python,
+    )
+    worker.prints("up")
+    worker.armed()
+    for _ in range(8):
+        assert functions(collect(bench, worker), 0)
+    assert worker.process.poll() is None
 
 
 def test_a_process_that_has_not_armed_the_signal_is_never_sent_it(bench):
@@ -267,7 +290,7 @@ def test_an_unprivileged_user_gets_the_same(bench, injected):
     assert os.waitpid(child, 0)[1] == 0
     assert worker.process.poll() is None
     rank = found["ranks"]["0"]
-    assert rank["source"] in (["signal"] if injected else ["py-spy", "proc"])
+    assert rank["source"] in (["shim"] if injected else ["py-spy", "proc"])
     assert functions(found, 0) == ([] if rank["source"] == "proc" else ["waits", "<module>"])
 
 
