@@ -137,6 +137,8 @@ ELSEWHERE: Final = {
     "clusterctl up --min-nodes N": "tests/e2e/test_taking_part.py",
     "clusterctl exec -w NODES -- hostname": "tests/lab/test_cli.py",
     "clusterctl exec --in-job -- python -c 'import torch'": "tests/e2e/test_exec_input.py",
+    "clusterctl exec --env -- python -V": "tests/lab/test_environments.py",
+    "clusterctl clean --environments --yes": "tests/lab/test_environments.py",
     "clusterctl shell NODE": "tests/e2e/test_shell.py",
     "clusterctl shell NODE -- htop": "tests/e2e/test_shell.py",
     "clusterctl shell --rank 3": "tests/e2e/test_shell.py",

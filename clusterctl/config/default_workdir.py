@@ -1,4 +1,4 @@
-"""The default workdir on nodes. Two checkouts of the same cluster file get different folders."""
+"""The default workdir and the environment on nodes. Two checkouts of the same cluster file get different ones."""
 
 from __future__ import annotations
 
@@ -16,6 +16,15 @@ def build_default_workdir(cluster_name: str, cluster_folder: str) -> str:
         cluster_folder: Absolute path of the cluster file's folder. The hash of this path distinguishes checkouts.
     """
     return f"{_WORKDIR_ROOT}/{cluster_name}-{zlib.crc32(os.fsencode(cluster_folder)):08x}"
+
+
+_ENVIRONMENTS_ROOT = "~/.local/share/clusterctl/environments"
+
+
+def build_environment_python(*settings: str | None) -> str:
+    """Return the path on a node of the Python that the last `up` with these settings has made, through a link."""
+    digest = zlib.crc32("\0".join(part or "" for part in settings).encode("utf-8", "surrogateescape"))
+    return f"{_ENVIRONMENTS_ROOT}/.current/{digest:08x}/bin/python"
 
 
 def rename_default_workdir(workdir: str | None, old: str, new: str) -> str | None:

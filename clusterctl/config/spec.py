@@ -232,6 +232,7 @@ class JobSpec:
         args: Arguments of the program; `up` appends its arguments after `--`.
         setup: Text for bash that runs once on each node before all workers; it runs again if the text changes.
         setup_limit: Time limit of `setup`.
+        cache: Whether compiled code is kept on each node between runs, for each environment; `node` keeps it.
         prologue: Text for bash that runs before each worker; if one of its commands fails, the worker fails.
         framework: Framework whose environment variables the workers get.
         start_method: `spawn` starts a Python for each worker; `fork` and `auto` fork a node's workers from one process.
@@ -250,6 +251,9 @@ class JobSpec:
     args: Annotated[Args, KeyDocs(["--epochs", 3])] = ()
     setup: Annotated[str | None, KeyDocs("make -C csrc")] = None
     setup_limit: Annotated[PositiveDuration, KeyDocs("1h")] = 1800.0
+    cache: Annotated[
+        Literal["node", "none"] | None, KeyDocs("node", "none", unset_text="`node` with `environment`")
+    ] = None
     prologue: Annotated[str | None, KeyDocs("module load cuda")] = None
     framework: Annotated[Framework, KeyDocs("torch")] = Framework.AUTO
     start_method: Annotated[StartMethod, KeyDocs("fork")] = StartMethod.SPAWN

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.agent.protocol.command_messages import NETWORK_INTERFACE_VARIABLES
+from clusterctl.agent.protocol.command_messages import CACHE_VARIABLES, NETWORK_INTERFACE_VARIABLES
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec
 from clusterctl.config.worker_variables import select_interfaces
 from clusterctl.plan.layout import NodeLayout, get_job
@@ -83,6 +83,7 @@ def list_environment_sources(
     """
     return [
         ("default", _default_variables(settings, layout, facts)),
+        ("job.cache", _cache_variables(settings, layout, facts)),
         ("network.interface", settings.interfaces.get(layout.host.name, {})),
         ("gpus", _gpu_variables(layout, facts)),
         ("job.framework", _framework_variables(settings, layout, facts, rank, local_rank)),
@@ -156,6 +157,23 @@ def _default_variables(settings: AttemptSettings, layout: NodeLayout, facts: Nod
     if facts is not None:
         env["OMP_NUM_THREADS"] = str(max(1, facts.cores // max(1, len(layout.ranks))))
     return {name: value for name, value in env.items() if facts is None or name not in facts.login_env}
+
+
+def _cache_variables(settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None) -> dict[str, str]:
+    """Return the variables that keep compiled code on a local disk of the node, apart for each environment and GPU.
+
+    TorchInductor keeps its code below /tmp by default, for all versions of torch. The other folders are in the home,
+    which may be on a file server.
+    """
+    job = get_job(settings.spec)
+    wanted = job.cache or ("node" if settings.spec.environment is not None else "none")
+    if wanted == "none" or facts is None or not facts.state_root:
+        return {}
+    parts = (layout.host.python or "").split("/")
+    environment = parts[-3] if len(parts) > 3 else "default"
+    folder = f"{facts.state_root}/caches/{environment}-{facts.vendor or 'cpu'}"
+    env = {name: f"{folder}/{name.lower().removesuffix('_path').removesuffix('_dir')}" for name in CACHE_VARIABLES}
+    return {name: value for name, value in env.items() if name not in facts.login_env}
 
 
 def _gpu_variables(layout: NodeLayout, facts: NodeFacts | None) -> dict[str, str]:

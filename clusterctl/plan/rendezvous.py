@@ -36,6 +36,7 @@ class NodeFacts:
         netns_id: Boot id and network namespace. Two nodes with equal values share one loopback interface.
         has_rdma: Whether the node has RDMA devices.
         login_env: The environment variables that the login on the node sets for the ranks.
+        state_root: The folder of clusterctl on a local filesystem of the node; empty if unknown.
     """
 
     node: str
@@ -47,6 +48,7 @@ class NodeFacts:
     netns_id: tuple[str, str] = ("", "")
     has_rdma: bool = False
     login_env: Mapping[str, str] = field(default_factory=dict)
+    state_root: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

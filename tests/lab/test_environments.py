@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.documented import typed
 from tests.lab.head_cli import Head
 from tests.lab.packages import Index, find_uv, lock, pack_python, write_wheel
 from tests.lab.waiting import wait_for
@@ -241,6 +242,38 @@ def test_a_home_that_nodes_share_gets_one_environment(nodes: NodeFactory, projec
     assert done.returncode == 0, done.stderr
     assert "made on 1 node" in done.stderr
     assert len(made_in(made[0])) == 1
+
+
+def test_other_commands_use_the_environment_of_the_last_start_and_clean_removes_it(
+    nodes: NodeFactory, project: Project
+) -> None:
+    (node,) = nodes(1)
+    project.declare([node], job={"setup": "true"})
+    early = project.run("health", "-v")
+    assert "the environment of this cluster file is not made on this node" in early.stdout + early.stderr
+    assert project.run("up").returncode == 0
+    shown = project.run("exec", "--env", "--", "python", "show.py")
+    assert re.search(rf"hello {HERE} /root/{STORE}", shown.stdout), shown.stderr
+    assert f"Python {HERE}" in project.run(*typed("clusterctl exec --env -- python -V")).stdout
+    assert project.run("health").returncode == 0
+    kept = project.run("clean", "--older-than", "0s", "--yes")
+    assert kept.returncode == 0, kept.stderr
+    assert made_in(node)
+    assert project.run("up").returncode == 0
+    project.run(*typed("clusterctl clean --environments --yes"), "--older-than", "0s")
+    assert (made_in(node), listed(node, "packages")) == ([], [])
+
+
+def test_compiled_code_is_kept_for_the_environment_on_a_local_disk(nodes: NodeFactory, project: Project) -> None:
+    (node,) = nodes(1, env={"TRITON_CACHE_DIR": "/scratch/triton"})
+    job = {"command": "echo $TRITON_CACHE_DIR $TORCHINDUCTOR_CACHE_DIR"}
+    project.declare([node], job=job)
+    done = project.run("up")
+    assert re.search(
+        r"│ /scratch/triton /root/\.local/state/clusterctl/caches/py\w+-cpu/torchinductor_cache", done.stdout
+    )
+    project.declare([node], job={**job, "cache": "none"})
+    assert "caches" not in project.run("up").stdout
 
 
 def test_two_runs_that_need_the_same_environment_make_it_once(nodes: NodeFactory, project: Project) -> None:

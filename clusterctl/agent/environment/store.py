@@ -4,6 +4,7 @@ id             a random text: nodes that read the same id share the folder, as w
 packages/      wheels, Pythons and tools that the head has sent
 cache/         the cache of uv, which environments share by hard links
 .locks/NAME    locked while an entry is made
+.current/LINK  leads to the environment that the last `up` of a cluster file has made
 NAME/          an entry: a virtual environment, a Python, or the record of a setup
 NAME/.made     written last; an entry without this file is torn, and is made again
 """
@@ -32,22 +33,26 @@ _USUAL_FOLDERS = ("/usr/bin", "/usr/local/bin")
 _REACH_TIMEOUT_S = 5.0
 
 
-def describe_store(arguments: EnvironmentArguments, used: Iterable[str]) -> EnvironmentAnswer:
+def describe_store(arguments: EnvironmentArguments, used: Iterable[str], caches: str) -> EnvironmentAnswer:
     """Return what a node has for an environment; remove entries beyond `max_size` (bytes) first.
 
     Args:
         arguments: The request.
         used: Pythons of live runs. Their entries are never removed.
+        caches: The folder with the compiled code of each environment, which is removed with its environment.
     """
     folder = arguments["folder"]
     make_folder(folder)
     removed = 0
     if arguments.get("max_size") is not None:
         removed = _trim(folder, int(arguments["max_size"]), [*used, *(f"{folder}/{n}/" for n in arguments["names"])])
+        removed += _remove_caches(folder, caches)
     made = [name for name in arguments["names"] if is_made(f"{folder}/{name}")]
     for name in made:
         with contextlib.suppress(OSError):
             os.utime(f"{folder}/{name}/{MARKER}")
+    if made and "link" in arguments:
+        _link(folder, arguments["link"], made[0])
     url = arguments.get("url")
     disk = os.statvfs(folder)
     return {
@@ -83,6 +88,18 @@ def _read_id(folder: str) -> str:
             os.link(own, path)
         os.unlink(own)
     return syscalls.read_or_empty(path).decode("ascii", "replace")
+
+
+def _link(folder: str, link: str, name: str) -> None:
+    """Let a link lead to an entry. `exec --in-job`, `shell` and `health` use the link."""
+    path, target = f"{folder}/.current/{link}", f"../{name}"
+    with contextlib.suppress(OSError):
+        if os.readlink(path) == target:
+            return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    part = f"{path}.{os.urandom(6).hex()}"
+    os.symlink(target, part)
+    os.replace(part, path)
 
 
 def is_made(place: str) -> bool:
@@ -131,17 +148,28 @@ def measure(place: str) -> int:
 
 
 def _measure_entries(folder: str) -> dict[str, int]:
-    """Return the size in bytes of each complete entry, and of the packages."""
-    names = [name for name in sorted(os.listdir(folder)) if os.path.exists(f"{folder}/{name}/{MARKER}")]
-    sizes = {name: int((syscalls.read_json(f"{folder}/{name}/{MARKER}") or {}).get("bytes", 0)) for name in names}
-    return {**sizes, "packages": measure(f"{folder}/packages")}
+    """Return the size in bytes of each entry, also of torn ones, and of the packages."""
+    names = [name for name in _list_names(folder) if os.path.isdir(f"{folder}/{name}") and not name.startswith(".")]
+    markers = {name: syscalls.read_json(f"{folder}/{name}/{MARKER}") for name in names if name != "cache"}
+    return {
+        name: measure(f"{folder}/{name}") if marker is None else int(marker.get("bytes", 0))
+        for name, marker in markers.items()
+    }
+
+
+def _read_last_use(place: str) -> float:
+    """Return the time of the last use of an entry; 0 for a torn one."""
+    try:
+        return os.stat(f"{place}/{MARKER}").st_mtime
+    except OSError:
+        return 0.0
 
 
 def _trim(folder: str, max_bytes: int, used: Sequence[str]) -> int:
     """Remove the entries that were not used for longest, until at most `max_bytes` remain; return the removed bytes."""
     sizes = _measure_entries(folder)
     before = total = sum(sizes.values())
-    order = sorted(sizes.keys() - {"packages"}, key=lambda name: os.stat(f"{folder}/{name}/{MARKER}").st_mtime)
+    order = sorted(sizes.keys() - {"packages"}, key=lambda name: _read_last_use(f"{folder}/{name}"))
     removable = [name for name in order if not any(path.startswith(f"{folder}/{name}/") for path in used)]
     while total > max_bytes and removable:
         name = removable.pop(0)
@@ -158,6 +186,14 @@ def _trim(folder: str, max_bytes: int, used: Sequence[str]) -> int:
                 os.unlink(f"{folder}/packages/{package}")
         total = sum(_measure_entries(folder).values())
     return max(0, before - total)
+
+
+def _remove_caches(folder: str, caches: str) -> int:
+    gone = [name for name in _list_names(caches) if not is_made(f"{folder}/{name.partition('-')[0]}")]
+    removed = sum(measure(f"{caches}/{name}") for name in gone)
+    for name in gone:
+        remove(f"{caches}/{name}")
+    return removed
 
 
 def _list_needed(folder: str) -> set[str]:

@@ -259,11 +259,13 @@ class CodeArguments(TypedDict):
 class EnvironmentArguments(TypedDict):
     """ENVIRONMENT: look in the `folder` of environments for the entries `names`, and for a Python of version `python`.
 
-    With `url`, also try to fetch this URL. With `max_size`, first remove other entries beyond this size in bytes.
+    With `link`, let this name lead to the first entry. With `url`, also connect to its host. With `max_size`, first
+    remove other entries beyond this size in bytes.
     """
 
     folder: str
     names: list[str]
+    link: NotRequired[str]
     python: NotRequired[str]
     url: NotRequired[str]
     max_size: NotRequired[int]

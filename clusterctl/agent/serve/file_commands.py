@@ -344,7 +344,7 @@ class _FileCommands:
 
         def describe(_out: HelperOutput) -> command_payload_types.EnvironmentAnswer:
             live = (run for run in run_dir.list_run_dirs(root) if summarize_run(run)["live"])
-            return store.describe_store(arguments, (_read_python(run) for run in live))
+            return store.describe_store(arguments, (_read_python(run) for run in live), f"{root}/caches")
 
         self._session.run_task(request_id, describe)
 

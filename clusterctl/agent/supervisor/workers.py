@@ -83,6 +83,10 @@ def resolve_python(workdir: str, python: str | None, python_hint: str | None) ->
         path = _find_executable(name, workdir) if name else None
         if path is not None:
             return path
+    if python and "/environments/.current/" in python:
+        raise command_messages.make_refused_error(
+            "the environment of this cluster file is not made on this node", "`clusterctl up` makes it"
+        )
     if python and os.path.isdir(os.path.join(workdir, os.path.expanduser(python))):
         hint = f"name the interpreter in it: `{python}/bin/python`"
         raise command_messages.make_refused_error(f"`{python}` on this node is a folder, not an interpreter", hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from dataclasses import dataclass, field, replace
@@ -18,13 +19,14 @@ from clusterctl.config.spec import ClusterSpec, HostSpec, load_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.render.run_list import render_ps, sort_runs
+from clusterctl.run.environments.environment_start import get_environments_folder
 from clusterctl.run.nodes import code_manifest
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record import health_history, rundir, state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.session.node_session import Session
-from clusterctl.session.request_definitions import CLEAN
+from clusterctl.session.request_definitions import CLEAN, ENVIRONMENT
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
@@ -45,11 +47,18 @@ _DEFAULT_SOURCE = click.core.ParameterSource.DEFAULT
     help="Remove only runs that ended at least this long ago; 0s by default with --keep.",
 )
 @click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the newest N ended runs.")
+@click.option("--environments", is_flag=True, help="Also remove environments on these nodes that no live run uses.")
 @click.option("--yes", "-y", is_flag=True, help="Remove the runs; without this option, only list them.")
 @click.pass_obj
 @click.pass_context
 def command(
-    context: click.Context, common: CommonOptions, references: tuple[str, ...], older_than: str, keep: int, yes: bool
+    context: click.Context,
+    common: CommonOptions,
+    references: tuple[str, ...],
+    older_than: str,
+    keep: int,
+    environments: bool,
+    yes: bool,
 ) -> int:
     """Remove old runs: their logs and evidence on this head and on the nodes, and code that no run needs.
 
@@ -73,7 +82,9 @@ def command(
             "`clean` removes named runs regardless of their age: leave out `--older-than` and `--keep`"
         )
     chosen = _find_named_runs(references) if references else _choose_old_runs(before, keep)
-    removed_runs, total, freed = _remove_or_list_runs(chosen, console, remove=yes, named=bool(references))
+    removed_runs, total, freed = _remove_or_list_runs(
+        chosen, console, remove=yes, named=bool(references), environments=environments
+    )
     failed = len(removed_runs) < len(chosen)
     files, count = _remove_or_count_content(removed_runs, remove=yes)
     total += count
@@ -113,7 +124,7 @@ def _explain_nothing_removed(older_than: str, keep: int) -> str:
 
 
 def _remove_or_list_runs(
-    chosen: list[tuple[RunDir, RunState]], console: Console, *, remove: bool, named: bool
+    chosen: list[tuple[RunDir, RunState]], console: Console, *, remove: bool, named: bool, environments: bool
 ) -> tuple[set[str], int, dict[str, int]]:
     """Remove runs and print a table row for each removed run. If `remove` is false, only print the table.
 
@@ -133,7 +144,7 @@ def _remove_or_list_runs(
         _group_by_connection([ended[run] for run in lines_by_run]) if remove else [[ended[run] for run in lines_by_run]]
     )
     for group in groups:
-        obstacles = _remove_on_nodes(group, freed, console) if remove else {}
+        obstacles = _remove_on_nodes(group, freed, console, environments=environments) if remove else {}
         for run, state in group:
             warn_of_unreadable_lines(state, console)
             if remove and not _remove_on_head(run, state, obstacles[run.run], console, named=named):
@@ -237,8 +248,13 @@ def _remove_on_head(
     return True
 
 
-def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> dict[str, _ObstaclesToRemoval]:
-    """Remove runs from their nodes in parallel. Add the freed bytes to `freed`; return the obstacles of each run."""
+def _remove_on_nodes(
+    group: _Group, freed: dict[str, int], console: Console, *, environments: bool
+) -> dict[str, _ObstaclesToRemoval]:
+    """Remove runs, and environments beyond the limit, from their nodes in parallel.
+
+    Add the freed bytes to `freed`; return the obstacles of each run.
+    """
     spec = _load_spec(group[0][0])
     if spec is None:
         return {run.run: _ObstaclesToRemoval(unreached=list(state.touched_nodes)) for run, state in group}
@@ -251,8 +267,9 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> 
     }
     obstacles = {run.run: _ObstaclesToRemoval() for run, _ in group}
     concerned = [host for host in spec.hosts if on[host.name]]
+    max_bytes = 0 if environments else spec.environment.max_size if spec.environment else None
     with open_reachable_sessions(spec, concerned, is_started_run=True, progress=console.err) as (sessions, unreached):
-        answers, _ = call_all(sessions, lambda node, session: _remove_from_node(node, session, on[node]))
+        answers, _ = call_all(sessions, lambda node, session: _remove_from_node(node, session, on[node], max_bytes))
     for node, (count, _) in answers.items():
         if count:
             freed[node] = freed.get(node, 0) + count
@@ -268,8 +285,13 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> 
     return obstacles
 
 
-def _remove_from_node(node: str, session: Session, runs: list[str]) -> tuple[int, dict[str, ClusterctlError]]:
-    """Remove runs from one node; return bytes and errors by run. A run that the node does not have is no error."""
+def _remove_from_node(
+    node: str, session: Session, runs: list[str], max_bytes: int | None
+) -> tuple[int, dict[str, ClusterctlError]]:
+    """Remove runs from one node; return bytes and errors by run. A run that the node does not have is no error.
+
+    If `max_bytes` is given, also remove the environments that were not used for longest, until the others take less.
+    """
     count, errors = 0, dict[str, ClusterctlError]()
     # Remove the oldest runs first, because a node removes the code with the last run that used the work folder.
     for run in reversed(runs):
@@ -279,4 +301,8 @@ def _remove_from_node(node: str, session: Session, runs: list[str]) -> tuple[int
             continue
         except ClusterctlError as error:
             errors[run] = error
+    if max_bytes is not None:
+        with contextlib.suppress(ClusterctlError):
+            folder = get_environments_folder(session)
+            count += ENVIRONMENT.call(session, {"folder": folder, "names": [], "max_size": max_bytes})["removed"]
     return count, errors

@@ -52,7 +52,13 @@ _EARLY_OUTPUT_AFTER_S = 1.0
     "--parallel", type=click.IntRange(1), metavar="N", help="Run on at most N nodes at once; on all by default."
 )
 @click.option("--shell", is_flag=True, help="Run the words with `bash -c`.")
-@click.option("--in-job", is_flag=True, help="Run in the code folder, with the environment and prologue of the job.")
+@click.option(
+    "--in-job",
+    "--env",
+    "in_job",
+    is_flag=True,
+    help="Run in the code folder, with the environment and prologue of the job.",
+)
 @click.option("--diff", is_flag=True, help="Show how outputs differ from the most common one.")
 @click.option("--stream", is_flag=True, help="Show each line at once, with its node.")
 @options.json_option

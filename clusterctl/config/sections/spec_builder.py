@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl.config.default_workdir import build_default_workdir
+from clusterctl.config.default_workdir import build_default_workdir, build_environment_python
 from clusterctl.config.sections import cross_checks, environment_section, host_section, job_checks
 from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.host_section import DeclaredHost
@@ -76,10 +76,14 @@ def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
     workdirs = [
         host.spec.workdir or (local if host.spec.transport is TransportKind.LOCAL else remote) for host in hosts
     ]
+    pythons = [host.spec.python if environment is None else _build_python(environment) for host in hosts]
     spec = ClusterSpec(
         name=name,
         path=context.path,
-        hosts=tuple(replace(host.spec, workdir=workdir) for host, workdir in zip(hosts, workdirs, strict=True)),
+        hosts=tuple(
+            replace(host.spec, workdir=workdir, python=python)
+            for host, workdir, python in zip(hosts, workdirs, pythons, strict=True)
+        ),
         job=job,
         sync=sync,
         environment=environment,
@@ -195,11 +199,11 @@ def _build_environment(
     context: BuildContext,
 ) -> EnvironmentSpec | None:
     report, files = context.report, context.files
-    chosen = [host.entry.node.child("python") or root.find("defaults", "python") for host in hosts if host.spec.python]
+    named = [host for host in hosts if host.spec.python]
     if root.child("environment") is None or values is None:
         found = [name for name in _REQUIREMENT_FILES if files.is_file(context.resolve(name))]
         remote = any(host.spec.transport is not TransportKind.LOCAL for host in hosts)
-        if found and remote and job is not None and not job.prologue and not chosen:
+        if found and remote and job is not None and not job.prologue and not named:
             text = f"this folder has a `{found[0]}`, but the workers run with the Python that each node has"
             report.warn(root.mark, text, "`environment: {uv: .}` installs its packages on every node before the start")
         return None
@@ -209,9 +213,6 @@ def _build_environment(
         text = "`uv` and `venv` exclude each other" if sources else "one of `uv`, `venv` is missing"
         report.add(place, f"environment: {text}", "write `environment: {uv: .}` for the folder with `uv.lock`")
         return None
-    if chosen:
-        mark = place if chosen[0] is None else chosen[0].mark
-        report.add(mark, "python: this key and `environment` exclude each other", "remove one of them")
     path = context.resolve(values[sources[0]])
     mark = root.find_mark("environment", sources[0])
     if sources == ["venv"] and not files.is_file(f"{path}/pyvenv.cfg"):
@@ -221,7 +222,18 @@ def _build_environment(
     ):
         hint = "`uv lock` writes `uv.lock` for a project; a requirements file can be named itself"
         report.add(mark, f"environment.uv: `{path}` has neither `uv.lock` nor `requirements.txt`", hint)
-    return EnvironmentSpec(**{**values, sources[0]: path})
+    environment = EnvironmentSpec(**{**values, sources[0]: path})
+    # The resolved file names the Python that the environment will have.
+    for host in [host for host in named if host.spec.python != _build_python(environment)][:1]:
+        own = host.entry.node.child("python") or root.find("defaults", "python")
+        text = "python: this key and `environment` exclude each other"
+        report.add(place if own is None else own.mark, text, "remove one of them")
+    return environment
+
+
+def _build_python(environment: EnvironmentSpec) -> str:
+    source = environment.uv or environment.venv
+    return build_environment_python(source, environment.python, *environment.extras)
 
 
 def _build_results(root: TreeNode, context: BuildContext) -> ResultsSpec | None:

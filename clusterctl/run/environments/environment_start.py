@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from clusterctl.agent.protocol.command_payload_types import EnvironmentAnswer
+from clusterctl.agent.protocol.command_payload_types import EnvironmentAnswer, EnvironmentArguments
+from clusterctl.config.default_workdir import build_environment_python
 from clusterctl.config.spec import ClusterSpec, EnvironmentSpec
 from clusterctl.errors import ClusterctlError, NodeEnvironmentError
 from clusterctl.formatting import format_size, plural
@@ -91,10 +92,8 @@ def _load_recipe(settings: EnvironmentSpec, platform: Platform) -> Recipe:
 
 
 def use_environments(spec: ClusterSpec, planned: Mapping[str, NodeEnvironment]) -> ClusterSpec:
-    """Return a spec whose hosts name the Python of their environment. Hosts without a session get that of another."""
-    fallback = next(iter(planned.values()), None)
-    known = {host.name: planned.get(host.name) or (fallback if host.python is None else None) for host in spec.hosts}
-    hosts = [replace(host, python=found.python) if (found := known[host.name]) else host for host in spec.hosts]
+    """Return a spec whose hosts name the Python of their environment."""
+    hosts = [replace(host, python=found.python) if (found := planned.get(host.name)) else host for host in spec.hosts]
     return replace(spec, hosts=tuple(hosts))
 
 
@@ -130,13 +129,18 @@ class EnvironmentMaker:
         self, spec: ClusterSpec, planned: Mapping[str, NodeEnvironment], sessions: Mapping[str, Session], step: Progress
     ) -> str:
         """Make the missing environments; return a description of what was done."""
+        assert spec.environment is not None
+        settings, question = spec.environment, dict[str, EnvironmentArguments]()
+        python = build_environment_python(settings.uv or settings.venv, settings.python, *settings.extras)
+        for node, mine in planned.items():
+            names, version = [mine.recipe.key], mine.recipe.platform.python
+            question[node] = {"folder": mine.folder, "names": names, "python": version, "link": python.split("/")[-3]}
 
         def look(node: str, session: Session) -> EnvironmentAnswer:
-            mine = planned[node]
-            return ENVIRONMENT.call(
-                session,
-                {"folder": mine.folder, "names": [mine.recipe.key], "python": mine.recipe.platform.python},
-            )
+            return ENVIRONMENT.call(session, question[node])
+
+        def trim(node: str, session: Session) -> EnvironmentAnswer:
+            return ENVIRONMENT.call(session, {**question[node], "max_size": settings.max_size})
 
         found, errors = call_all(dict(sessions), look)
         raise_first(errors)
@@ -152,6 +156,11 @@ class EnvironmentMaker:
         for recipe in dict.fromkeys(planned[node].recipe for node in makers.values()):
             nodes = [node for node in makers.values() if planned[node].recipe == recipe]
             self._make_recipe(spec, recipe, {node: sessions[node] for node in nodes}, planned, found, step)
+        trimmed, errors = call_all(lacking, trim)
+        raise_first(errors)
+        torn = [node for node, answer in trimmed.items() if not answer["made"]]
+        if torn:
+            raise NodeEnvironmentError(torn[0], "the environment that another node of its home made is not there")
         for node in lacking:
             step.finish_node(node)
         return f"{', '.join(keys)}, made on {plural(len(makers), 'node')}"

@@ -53,6 +53,7 @@ def build_node_facts(host: HostSpec, hello: HelloAnswer) -> rendezvous.NodeFacts
         netns_id=(hello.get("boot_id", ""), hello.get("net_ns", "")),
         has_rdma=bool(hello.get("rdma")),
         login_env=hello.get("login") or {},
+        state_root=hello.get("state_root") or "",
     )
 
 
