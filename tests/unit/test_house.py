@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,6 +88,15 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_the_agent_needs_nothing_but_the_standard_library() -> None:
+    """Types of messages need packages of the head, and no node has these."""
+    agent = [name for name in MODULES if name.startswith(("clusterctl.agent.serve.", "clusterctl.agent.cast."))]
+    script = f"import sys; sys.path.insert(0, {str(ROOT.parent)!r}); import {', '.join(agent)}"
+
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_circle_would_be_found() -> None:

@@ -379,10 +379,6 @@ class TcpConnection(TypedDict):
     awaited: bool
 
 
-FAULTHANDLER_SOURCES = ("shim", "signal")
-"""The sources of stacks (`RankEvidence.source`) whose dumps have the format of faulthandler."""
-
-
 class RankEvidence(ProcessState):
     """The evidence of one rank.
 

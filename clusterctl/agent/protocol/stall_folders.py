@@ -8,11 +8,11 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.record_types import FAULTHANDLER_SOURCES
-
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.record_types import ProcessState, RankEvidence
 
+FAULTHANDLER_SOURCES = ("shim", "signal")
+"""The sources of stacks (`RankEvidence.source`) whose dumps have the format of faulthandler."""
 _STALL = re.compile(r"stall-([1-9]\d*)")
 
 

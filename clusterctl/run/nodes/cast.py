@@ -1,7 +1,8 @@
 """The head's part of a cast: it starts a peer on each node, gives each piece once, and waits until all nodes are whole.
 
 Threads: the caller of `Cast.run` waits and notices lost nodes; a few givers send pieces; the reader threads of the
-sessions receive messages of peers. `_changed` guards the state. No thread holds it while it uses the disk or network.
+sessions receive messages of peers. One lock guards the state, and no thread holds it while it uses the disk or network.
+The caller waits for `_changed`. The givers wait for `_may_give`, because most messages of peers concern neither.
 """
 
 from __future__ import annotations
@@ -186,7 +187,8 @@ class Cast:
         self._listed, self._addresses, self._files, self._on_bytes = listed, addresses, files, on_bytes
         self._limit, self._can_give = limit, can_give
         self._send_limit = pieces.RateLimit(limit)
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed, self._may_give = threading.Condition(lock), threading.Condition(lock)
         self._nodes = {
             node: _Node(session, number, bool(needs[node])) for number, (node, session) in enumerate(sessions.items())
         }
@@ -261,7 +263,7 @@ class Cast:
         """End the peers, and wait until their processes are gone."""
         with self._changed:
             self._is_over = True
-            self._changed.notify_all()
+            self._may_give.notify_all()
             self._changed.wait_for(lambda: not self._busy, _END_S)
             reached = {
                 name: node.session
@@ -307,7 +309,7 @@ class Cast:
         if node.needs_files and not node.is_installed:
             self._errors.setdefault(name, error)
         self._giving.remove_node(name)
-        self._changed.notify_all()
+        self._may_give.notify_all()
 
     # --- messages of peers, on the reader threads of the sessions
 
@@ -330,6 +332,7 @@ class Cast:
             if "reached" in report:
                 is_isolated = not report["reached"] and bool(report.get("unreached"))
                 self._giving.set_isolated(name, is_isolated=is_isolated)
+                self._may_give.notify_all()
             if "error" in report:
                 self._fail(name, convert_error_answer(name, dict(report["error"])))
             self._changed.notify_all()
@@ -338,8 +341,9 @@ class Cast:
         with self._changed:
             self._progress_at = time.monotonic()
             is_first, self._nodes[name].has_listed = not self._nodes[name].has_listed, True
+            if self._giving.is_under_way(name, numbers):
+                self._may_give.notify()
             new = self._giving.add_pieces(name, numbers, self._progress_at)
-            self._changed.notify_all()
         if not is_first:
             self._on_bytes(name, sum(map(self._files.map.get_length, new)))
 
@@ -347,16 +351,16 @@ class Cast:
 
     def _give(self) -> None:
         while True:
-            with self._changed:
+            with self._may_give:
                 gift = None if self._is_over else self._giving.choose_gift(time.monotonic(), self._busy)
                 if gift is None:
                     if self._is_over:
                         return
-                    self._changed.wait(_POLL_S)
+                    self._may_give.wait(_POLL_S)
                     continue
                 self._busy.add(gift[0])
                 wait_s = self._send_limit.spend(self._files.map.get_length(gift[1]), time.monotonic())
-                self._changed.wait_for(lambda: self._is_over, wait_s)
+                self._may_give.wait_for(lambda: self._is_over, wait_s)
             name, piece = gift
             try:
                 data = self._files.read_piece(piece)
@@ -375,6 +379,7 @@ class Cast:
                 with self._changed:
                     self._busy.discard(name)
                     self._changed.notify_all()
+                    self._may_give.notify()
 
     def list_warnings(self) -> list[str]:
         """Return what the user should know about the nodes and their network, one sentence each."""

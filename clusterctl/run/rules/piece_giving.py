@@ -37,6 +37,10 @@ class PieceGiving:
         self._scarce = dict.fromkeys(sorted(set().union(*self.missing.values())))
         """The pieces that no living node has and that are not under way."""
 
+    def is_under_way(self, node: str, pieces: Iterable[int]) -> bool:
+        """Return whether one of these pieces is under way from the head to a node."""
+        return not self._under_way.get(node, set()).isdisjoint(pieces)
+
     def add_pieces(self, node: str, pieces: Iterable[int], now: float) -> set[int]:
         """Record that a node has these pieces; return those that it lacked."""
         if node not in self.missing:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from clusterctl.agent.protocol.record_types import FAULTHANDLER_SOURCES, RankEvidence
+from clusterctl.agent.protocol.record_types import RankEvidence
+from clusterctl.agent.protocol.stall_folders import FAULTHANDLER_SOURCES
 from clusterctl.formatting import fold_ranks
 from clusterctl.why.evidence_types import StackFrame
 
