@@ -12,8 +12,8 @@ from pathlib import Path
 
 from clusterctl.agent.protocol.record_types import RankEvidence
 from clusterctl.agent.protocol.stall_folders import list_stall_folders
+from clusterctl.cli.node_command_runs import RemoteCommand
 from clusterctl.cli.node_sessions import open_reachable_sessions
-from clusterctl.cli.remote_command import RemoteCommand
 from clusterctl.config.spec import JobSpec, TransportKind, load_spec
 from clusterctl.errors import ClusterctlError, NotFoundError
 from clusterctl.render.start_progress import WaitingLine
@@ -24,7 +24,7 @@ from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunState
 from clusterctl.suggestion import suggest_similar_file
-from clusterctl.why.headline import parse_missing_command
+from clusterctl.why.failure_headline import parse_missing_command
 from clusterctl.why.verdict import Confidence, Fault, Verdict
 
 _MAX_MEMBER_BYTES = 64 << 20

@@ -12,8 +12,8 @@ from clusterctl.agent.protocol.events import Exited
 from clusterctl.logs.fold import FoldedLine, fold_history
 from clusterctl.logs.log_line import LogLine, LogQuery, Skew
 from clusterctl.logs.merge import read_history, read_lines
-from clusterctl.logs.output_replicas import OutputFileFinder
 from clusterctl.logs.output_stream import open_streams
+from clusterctl.logs.replica_finder import OutputFileFinder
 from clusterctl.logs.safe_text import clean_block, strip_colours
 
 TAIL_LINES = 20

@@ -10,8 +10,8 @@ from operator import attrgetter
 
 from clusterctl.logs.log_line import LogLine, LogQuery, Skew
 from clusterctl.logs.merge import read_history
-from clusterctl.logs.output_replicas import OutputFileFinder
 from clusterctl.logs.output_stream import LineBatch, OutputStream, open_streams
+from clusterctl.logs.replica_finder import OutputFileFinder
 
 _POLL_BYTES = 1024 * 1024
 """Maximum number of bytes that one poll reads. It is small, because the caller handles signals and keys between

@@ -11,8 +11,8 @@ from itertools import chain
 from operator import attrgetter
 
 from clusterctl.logs.log_line import LogLine, LogQuery, Skew
-from clusterctl.logs.output_replicas import OutputFileFinder
 from clusterctl.logs.output_stream import LineBatch, OutputStream, find_line_start, find_tail_start, open_streams
+from clusterctl.logs.replica_finder import OutputFileFinder
 
 _WINDOW_GROWTH = 8
 _MIN_LINES_PER_STREAM = 4

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from clusterctl.logs.log_line import LogLine, LogQuery, Skew
-from clusterctl.logs.output_replicas import OutputFile
+from clusterctl.logs.replica_finder import OutputFile
 from clusterctl.logs.safe_text import LINE_LIMIT, clean_block, clean_text
 from clusterctl.logs.time_index import TimeIndex
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from clusterctl.config.worker_variables import RESERVED_NAMES, find_clusterctl_equivalent, find_launcher_of_variable
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import headline_patterns
-from clusterctl.why.headline import find_last_words
+from clusterctl.why.failure_headline import find_last_words
 from clusterctl.why.stack_position import (
     Activity,
     StackPosition,

@@ -8,8 +8,8 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import collectives, crash, hang, slowness
 from clusterctl.why.evidence_types import Evidence, Rank, RunError
+from clusterctl.why.failure_headline import SENT_FROM_OUTSIDE
 from clusterctl.why.hang import format_waiting
-from clusterctl.why.headline import SENT_FROM_OUTSIDE
 from clusterctl.why.stack_position import UNKNOWN_POSITION, is_waiting_for_peers, locate_rank, name_culprits
 from clusterctl.why.verdict import MAX_NAMED, Confidence, Culprit, Fault, ProblemKind, Verdict, Waiting, format_ranks
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role, TransportKind, dump_spec, load_spec
 from clusterctl.run.controller.loop import Controller
-from clusterctl.run.nodes.run_cleanup import end_run_on_node
+from clusterctl.run.nodes.run_end_on_nodes import end_run_on_node
 from clusterctl.run.record import rundir
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.cli.remote_command import MAX_INPUT_BYTES
+from clusterctl.cli.node_command_runs import MAX_INPUT_BYTES
 from tests.documented import typed
 
 if TYPE_CHECKING:

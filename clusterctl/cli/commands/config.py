@@ -12,9 +12,9 @@ import click
 from clusterctl.agent.protocol.command_payload_types import ProgramArguments
 from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
+from clusterctl.cli.node_command_runs import RemoteCommand
 from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.cli.option_values import write_text_file
-from clusterctl.cli.remote_command import RemoteCommand
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.loader import LoadedClusterFile
 from clusterctl.config.resolved_file import build_resolved_document, render_yaml

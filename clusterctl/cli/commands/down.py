@@ -26,7 +26,7 @@ from clusterctl.render.remaining_processes import render_remaining_processes
 from clusterctl.run.controller import control_socket, detached_process
 from clusterctl.run.controller.main import adopt_run
 from clusterctl.run.nodes.fan_out import call_all
-from clusterctl.run.nodes.run_cleanup import end_run_on_node, end_run_without_controller
+from clusterctl.run.nodes.run_end_on_nodes import end_run_on_node, end_run_without_controller
 from clusterctl.run.record import state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state

@@ -13,9 +13,9 @@ import click
 from clusterctl.agent.protocol.command_payload_types import ProgramArguments
 from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CommonOptions, PassthroughCommand
+from clusterctl.cli.node_command_runs import OutputClosedError, RemoteCommand, read_piped_input
 from clusterctl.cli.node_sessions import build_ad_hoc_spec, open_reachable_sessions
 from clusterctl.cli.option_values import parse_duration_option
-from clusterctl.cli.remote_command import OutputClosedError, RemoteCommand, read_piped_input
 from clusterctl.config.spec import ClusterSpec
 from clusterctl.errors import ExitCode, NodeError, NodesError
 from clusterctl.plan.launch import build_program_arguments

@@ -14,7 +14,7 @@ from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, RunFailed
 from clusterctl.run.controller.attempts import CLEANUP_UNCONFIRMED, StartSequence
 from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.controller.reconnection import Reconnection
-from clusterctl.run.nodes import attempt_start, run_cleanup
+from clusterctl.run.nodes import attempt_start, run_end_on_nodes
 from clusterctl.run.nodes.attempt_start import StartFailure
 from clusterctl.run.nodes.fan_out import Progress, call_all
 from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
@@ -85,7 +85,7 @@ class RunAdoption(ThreadOwnedAttributes):
         # Even a node that does not know the run stores the new epoch, so that the node refuses late requests for the
         # run.
         run.post_event(controller_events.TouchedNodes(nodes=list(opened)))
-        left, _ = call_all(opened, lambda n, s: run_cleanup.end_run_on_node(s, run.folder.run, n, run.grace))
+        left, _ = call_all(opened, lambda n, s: run_end_on_nodes.end_run_on_node(s, run.folder.run, n, run.grace))
         unheard = [host.name for host in run.spec.hosts if host.name not in left]
         if unheard:
             run.post_note(CLEANUP_UNCONFIRMED.format(fold_hosts(unheard)))

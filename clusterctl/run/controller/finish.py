@@ -10,7 +10,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.controller.replication import Replication
-from clusterctl.run.nodes import downloads, run_cleanup
+from clusterctl.run.nodes import downloads, run_end_on_nodes
 from clusterctl.run.nodes.fan_out import call_all, raise_first, read_file_pieces
 from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.run.rules import controller_events, next_action
@@ -210,4 +210,4 @@ class FinishSequence(ThreadOwnedAttributes):
         refused = {n: sessions[n] for n, error in errors.items() if isinstance(error, RefusedError)}
         late = {n: s for n, s in refused.items() if (node := run.find_node(n)) is not None and node.swept}
         if not run.kill:
-            call_all(late, lambda n, s: run_cleanup.end_run_on_node(s, run.folder.run, n, run.grace))
+            call_all(late, lambda n, s: run_end_on_nodes.end_run_on_node(s, run.folder.run, n, run.grace))

@@ -23,7 +23,7 @@ from clusterctl.errors import (
 )
 from clusterctl.run.controller import replication
 from clusterctl.run.controller.controlled_run import ControlledRun
-from clusterctl.run.nodes import run_cleanup
+from clusterctl.run.nodes import run_end_on_nodes
 from clusterctl.run.record.head_clock import read_head_time
 from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.run.rules import controller_events
@@ -200,7 +200,7 @@ class Reconnection(ThreadOwnedAttributes):
             FOLLOW.call(session, follow)
         except NotFoundError:
             # The node has lost the files of the run, but workers may still run. End these workers.
-            remaining = run_cleanup.end_run_on_node(session, run.folder.run, name, run.grace)
+            remaining = run_end_on_nodes.end_run_on_node(session, run.folder.run, name, run.grace)
             return _Resumption(has_files=False, remaining=remaining)
         pending = any(state.workers[r].phase is WorkerPhase.PENDING for r in node.ranks if r in state.workers)
         status = STATUS.call(session, {"run": run.folder.run, "node": name}) if pending else None

@@ -42,7 +42,7 @@ from clusterctl.run.record import run_origin
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events
-from clusterctl.run.rules.checkpoint_files import (
+from clusterctl.run.rules.missing_checkpoint_files import (
     CopiedFile,
     Version,
     find_conflicting_paths,

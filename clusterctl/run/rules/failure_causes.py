@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.record_types import LeftoverProcess, WorkerError
 from clusterctl.formatting import describe_duration, signal_name
-from clusterctl.why import headline
+from clusterctl.why import failure_headline
 from clusterctl.why.crash import find_user_position
 from clusterctl.why.headline_patterns import PEER_LOSS, WORKER_DEATH
 from clusterctl.why.verdict import Confidence, Fault
@@ -48,7 +48,7 @@ class Cause:
             (Python failed inside a shell that ended with 0), stopped (the rank printed its error before the controller
             stopped it), left_work (the rank ended, and its work continued in the background), node_lost, start_failed;
             or the rule that ended the run: stalled, time_limit, unhealthy, port_taken.
-        message: One line, the headline of the worker's error or output (see `why.headline`).
+        message: One line, the headline of the worker's error or output (see `why.failure_headline`).
         traceback: The worker's own traceback, if there is one.
         cls: The class of the failure in `why`; `None` if the cause is no exit of a worker.
         is_recognised: `why` knows the message as a fatal error. Otherwise the message is the last line of the output.
@@ -125,7 +125,7 @@ def sort_causes(analyses: Sequence[ExitAnalysis]) -> tuple[Cause, ...]:
     """
     first, *rest = sorted(analyses, key=lambda v: (v.cause.secondary, v.latest, v.cause.rank))
     rivals = any(v.cause.secondary == first.cause.secondary and v.may_precede(first) for v in rest)
-    message = headline.find_last_words(first.output) or first.cause.message
+    message = failure_headline.find_last_words(first.output) or first.cause.message
     return (replace(first.cause, message=message, certain=not rivals), *(v.cause for v in rest))
 
 
@@ -151,7 +151,7 @@ def find_early_exit(
         return None
     lost = f"{len(failed)} ranks" if len(failed) > 1 else f"rank {failed[0].cause.rank}"
     message = f"{lost} lost {'their' if len(failed) > 1 else 'its'} connection to it"
-    if last := headline.find_last_words(candidates[0].output):
+    if last := failure_headline.find_last_words(candidates[0].output):
         message = f"{last} ({message})"
     return replace(candidates[0].cause, message=message, traceback=None, certain=not first.may_precede(candidates[0]))
 
@@ -206,13 +206,13 @@ def _ends_with_traceback(output: str) -> bool:
         rest = [line for line in lines[last + 1 :] if line.strip() and not (prefix and line.startswith(prefix))]
         if all(map(_WARNING.match, rest)):
             return True
-    heading = headline.find_headline(output, exit_code=1)
+    heading = failure_headline.find_headline(output, exit_code=1)
     return heading.is_recognised and heading.traceback is not None
 
 
 def find_swallowed_exception(output: str) -> str:
     """Return exception and code line of the traceback at the end of an output; "" without a traceback."""
-    told = headline.find_final_traceback(output) if output else None
+    told = failure_headline.find_final_traceback(output) if output else None
     if told is None:
         return ""
     where = find_user_position(told.traceback).where
@@ -224,46 +224,46 @@ def is_peer_loss(text: str) -> bool:
     return bool(re.search(PEER_LOSS, text))
 
 
-def _find_headline(exited: Exited) -> headline.Headline:
+def _find_headline(exited: Exited) -> failure_headline.Headline:
     """Return the headline of a worker's failure, from its error file or else from its output."""
     record = exited.error or {}
     code, number = exited.exit_code, exited.signal
     if not record.get("message"):
-        return headline.find_headline(exited.tail, exit_code=code, signal=number)
+        return failure_headline.find_headline(exited.tail, exit_code=code, signal=number)
     if exited.tail and reports_another_failure(record):
-        heading = headline.find_headline(exited.tail, exit_code=code or 1)
+        heading = failure_headline.find_headline(exited.tail, exit_code=code or 1)
         is_of_worker = re.match(WORKER_DEATH, str(record["message"])) is not None
         is_known = heading.is_recognised or (is_of_worker and heading.traceback is not None)
         if is_known and not (_OF_A_LAUNCHER.search(heading.text) or re.match(WORKER_DEATH, heading.text)):
             return heading
     bare = _BARE_EXIT.match(str(record["message"]))
-    if bare is not None and headline.find_last_words(exited.tail):
+    if bare is not None and failure_headline.find_last_words(exited.tail):
         # The program has printed its error and then called `exit` with a number.
-        heading = headline.find_headline(exited.tail, exit_code=code or 1)
+        heading = failure_headline.find_headline(exited.tail, exit_code=code or 1)
         text = f"{record['message']}; last words: {heading.text}" if bare["inside"] else heading.text
         return heading if heading.cls is not Fault.UNKNOWN else replace(heading, text=text, cls=Fault.EXCEPTION)
-    traced = headline.find_headline(str(record.get("traceback") or ""))
-    heading = traced if traced.traceback else headline.find_headline(str(record["message"]))
-    heading = headline.add_detail_from_output(heading, exited.tail)
+    traced = failure_headline.find_headline(str(record.get("traceback") or ""))
+    heading = traced if traced.traceback else failure_headline.find_headline(str(record["message"]))
+    heading = failure_headline.add_detail_from_output(heading, exited.tail)
     if heading.cls is Fault.UNKNOWN:
         # `torch.distributed.elastic` records only exceptions.
         return replace(heading, cls=Fault.EXCEPTION, confidence=Confidence.CERTAIN)
     return heading
 
 
-def _find_child_failure(exited: Exited, heading: headline.Headline) -> headline.Headline:
+def _find_child_failure(exited: Exited, heading: failure_headline.Headline) -> failure_headline.Headline:
     """Return the headline of the first failed child process if the worker's own headline gives no reason."""
     child = exited.failed_child
     is_victim = heading.cls in (Fault.UNKNOWN, Fault.KILLED) and not heading.is_recognised
     if child is None or child["message"].startswith("SIGTERM") or exited.signal is not None or not is_victim:
         return heading
-    found = headline.find_headline(child["message"])
+    found = failure_headline.find_headline(child["message"])
     text = f"{found.text or child['message']} (in its child process {child['pid']}, which failed first)"
     cls = Fault.EXCEPTION if found.cls is Fault.UNKNOWN else found.cls
     return replace(found, text=text, cls=cls, confidence=Confidence.LIKELY)
 
 
-def _find_reason_text(exited: Exited, heading: headline.Headline) -> str:
+def _find_reason_text(exited: Exited, heading: failure_headline.Headline) -> str:
     """Return the text with the reason: the recognised message, or the last lines."""
     if exited.error and exited.error.get("message") and not _BARE_EXIT.match(str(exited.error["message"])):
         return str(exited.error["message"])
@@ -271,7 +271,7 @@ def _find_reason_text(exited: Exited, heading: headline.Headline) -> str:
     return "\n".join([heading.words, *lines])
 
 
-def _build_cause(node: str, exited: Exited, heading: headline.Headline) -> Cause:
+def _build_cause(node: str, exited: Exited, heading: failure_headline.Headline) -> Cause:
     name = None if exited.signal is None else signal_name(exited.signal)
     kind = "exit"
     if exited.oom:
@@ -299,7 +299,7 @@ def _build_cause(node: str, exited: Exited, heading: headline.Headline) -> Cause
     )
 
 
-def _build_message(exited: Exited, heading: headline.Headline) -> str:
+def _build_message(exited: Exited, heading: failure_headline.Headline) -> str:
     if exited.oom and not (exited.error and exited.error.get("message")):
         doubt = "probably " if exited.oom == "probably" else ""
         return f"{doubt}killed by the kernel for lack of memory ({exited.oom})"
@@ -309,13 +309,13 @@ def _build_message(exited: Exited, heading: headline.Headline) -> str:
     return heading.text + (f" ({', '.join(unset)} not set on this node)" if unset else "")
 
 
-def _find_traceback(exited: Exited, heading: headline.Headline) -> str | None:
+def _find_traceback(exited: Exited, heading: failure_headline.Headline) -> str | None:
     """Return the traceback from the worker's error file or output."""
     if exited.error and heading.traceback and reports_another_failure(exited.error):
         return heading.traceback
     if exited.error and exited.error.get("traceback"):
         return str(exited.error["traceback"])
-    return headline.find_headline(exited.tail).traceback if exited.error else heading.traceback
+    return failure_headline.find_headline(exited.tail).traceback if exited.error else heading.traceback
 
 
 # --- leftover processes

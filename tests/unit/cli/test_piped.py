@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusterctl.cli.remote_command import MAX_INPUT_BYTES, read_piped_input
+from clusterctl.cli.node_command_runs import MAX_INPUT_BYTES, read_piped_input
 from clusterctl.errors import RefusedError
 
 

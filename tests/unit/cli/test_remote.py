@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from clusterctl.cli.remote_command import RemoteCommand
+from clusterctl.cli.node_command_runs import RemoteCommand
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.run.rules.checkpoint_files import (
+from clusterctl.run.rules.missing_checkpoint_files import (
     CopiedFile,
     Version,
     find_conflicting_paths,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusterctl.errors import ConnectError
-from clusterctl.run.nodes import run_cleanup
-from clusterctl.run.nodes.run_cleanup import find_highest_epoch
+from clusterctl.run.nodes.run_end_on_nodes import find_highest_epoch
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.next_action import MAX_VIOLATIONS, VIOLATION_WINDOW_S, ProtocolViolationCounter
 
@@ -52,5 +51,5 @@ def test_the_same_words_of_a_node_are_told_once_and_new_ones_not_for_ever() -> N
 def test_of_a_node_that_does_not_end_and_names_no_worker_nobody_says_that_nothing_is_left() -> None:
     status = {"state": "started", "workers": [], "remaining": []}
 
-    assert [entry["why"] for entry in run_cleanup._unended("gpu01", status)] == [outcome.OVERDUE]
-    assert run_cleanup._unended("gpu01", {**status, "state": "swept"}) == []
+    assert [entry["why"] for entry in run_end_on_nodes._unended("gpu01", status)] == [outcome.OVERDUE]
+    assert run_end_on_nodes._unended("gpu01", {**status, "state": "swept"}) == []

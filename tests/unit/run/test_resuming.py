@@ -13,7 +13,7 @@ from clusterctl.run.nodes.checkpoints import (
     exclude_earlier_checkpoints,
     list_checkpoints_newest_first,
 )
-from clusterctl.run.rules.checkpoint_files import CopiedFile, Version
+from clusterctl.run.rules.missing_checkpoint_files import CopiedFile, Version
 
 OLD, NEW, NEWER = (1.0, 10), (5.0, 10), (6.0, 10)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry
 from clusterctl.why.evidence_types import Evidence, Node, Rank, RankExit, RankSnapshot, StackFrame
-from clusterctl.why.headline import find_headline
+from clusterctl.why.failure_headline import find_headline
 
 USER = "/root/.local/share/clusterctl/work/demo/train.py"
 TORCH = "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"

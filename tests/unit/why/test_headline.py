@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.why.headline import find_final_traceback, find_headline, parse_missing_command
+from clusterctl.why.failure_headline import find_final_traceback, find_headline, parse_missing_command
 
 TABLE = Path(__file__).with_name("last_words.txt")
 
