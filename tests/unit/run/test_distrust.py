@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusterctl.errors import ConnectError
+from clusterctl.run.nodes import run_end_on_nodes
 from clusterctl.run.nodes.run_end_on_nodes import find_highest_epoch
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.next_action import MAX_VIOLATIONS, VIOLATION_WINDOW_S, ProtocolViolationCounter
