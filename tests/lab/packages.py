@@ -45,17 +45,17 @@ def write_wheel(folder: Path, name: str, version: str, code: str, tags: str = PU
     with zipfile.ZipFile(wheel, "w") as packed:
         for path, text in {**files, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
             packed.writestr(path, text)
-    _list_in_index(folder, name)
+    list_in_index(folder, name, f"{name}-*.whl")
     return wheel
 
 
-def _list_in_index(folder: Path, name: str) -> None:
+def list_in_index(folder: Path, name: str, pattern: str) -> None:
     """Write a page of a package index, as PyPI has it: links with hashes."""
     page = folder / "simple" / name / "index.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     links = [
         f'<a href="../../{wheel.name}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}">{wheel.name}</a><br>\n'
-        for wheel in folder.glob(f"{name}-*.whl")
+        for wheel in folder.glob(pattern)
     ]
     page.write_text(f"<!DOCTYPE html><html><body>\n{''.join(links)}</body></html>\n")
 
@@ -64,11 +64,11 @@ def _digest(text: str) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
 
 
-def lock(folder: Path, index: str, wanted: Mapping[str, str], env: Mapping[str, str]) -> None:
+def lock(folder: Path, index: str, wanted: Mapping[str, str], env: Mapping[str, str], python: str = "3.9") -> None:
     """Write `pyproject.toml`, and `uv.lock` with uv from an index, which is a URL."""
     needs = ", ".join(f'"{name}=={version}"' for name, version in wanted.items())
     (folder / "pyproject.toml").write_text(
-        f'[project]\nname = "lab"\nversion = "0"\nrequires-python = ">=3.9"\ndependencies = [{needs}]\n'
+        f'[project]\nname = "lab"\nversion = "0"\nrequires-python = ">={python}"\ndependencies = [{needs}]\n'
         f'[[tool.uv.index]]\nname = "lab"\nurl = "{index}"\ndefault = true\n'
     )
     uv = find_uv()

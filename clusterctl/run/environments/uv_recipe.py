@@ -17,7 +17,8 @@ from typing import Any
 
 from clusterctl.config.spec import EnvironmentSpec
 from clusterctl.errors import EnvironmentFailed
-from clusterctl.run.environments.locked_packages import PackageFile, Platform, list_requirements, select_files
+from clusterctl.run.environments import locked_packages
+from clusterctl.run.environments.locked_packages import PackageFile, Platform, list_requirements
 from clusterctl.run.environments.package_store import fetch_files
 from clusterctl.run.environments.recipe import Parts, compute_key, find_uv_for_nodes, get_cache_folder, run_uv
 from clusterctl.run.record.disk_files import write_atomically
@@ -49,16 +50,17 @@ class UvRecipe:
         platform = self.platform
         return compute_key(self.lock, platform.python, platform.machine, platform.libc.partition(" ")[0])
 
-    def _select_files(self) -> list[PackageFile]:
-        return select_files(tomllib.loads(self.lock), self.platform)
+    def select_files(self) -> list[PackageFile]:
+        """Return the file of each package (see `locked_packages.select_files`)."""
+        return locked_packages.select_files(tomllib.loads(self.lock), self.platform)
 
     def find_url(self) -> str | None:
         """See `Recipe`."""
-        return next((file.url for file in self._select_files() if _is_remote(file)), None)
+        return next((file.url for file in self.select_files() if _is_remote(file)), None)
 
     def gather_parts(self, report: Callable[[str], None], *, by_nodes: bool) -> Parts:
         """See `Recipe`."""
-        files = self._select_files()
+        files = self.select_files()
         own = [file for file in files if not (by_nodes and _is_remote(file))]
         wheels = fetch_files(own, self.platform, self.folder, lambda name: report(f"downloading {name}"))
         listed: list[tuple[PackageFile, str, str | None]] = []
