@@ -19,7 +19,7 @@ from clusterctl.config.spec import ClusterSpec, HostSpec, load_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.render.run_list import render_ps, sort_runs
-from clusterctl.run.environments.environment_start import get_environments_folder
+from clusterctl.run.environments.node_entries import get_environments_folder
 from clusterctl.run.nodes import code_manifest
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record import health_history, rundir, state_reader

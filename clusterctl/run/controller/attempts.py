@@ -15,7 +15,6 @@ from clusterctl.plan import layout
 from clusterctl.plan.layout import demote_to_spares
 from clusterctl.run.controller.controlled_run import ControlledRun
 from clusterctl.run.controller.reconnection import Reconnection
-from clusterctl.run.environments.environment_start import EnvironmentMaker
 from clusterctl.run.environments.setup_start import run_setup
 from clusterctl.run.nodes.attempt_start import StartFailure
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, raise_first, select_sessions
@@ -49,7 +48,6 @@ class StartSequence(ThreadOwnedAttributes):
 
     def __init__(self, run: ControlledRun, reconnection: Reconnection, preflight: Preflight | None) -> None:
         self._run, self._reconnection, self._preflight = run, reconnection, preflight
-        self._environments = EnvironmentMaker(run.folder, run.post_event)
         self._is_failing = self._has_dropped_sessions = False
 
     @property
@@ -127,7 +125,12 @@ class StartSequence(ThreadOwnedAttributes):
     def make_environments(self, sessions: Mapping[str, Session]) -> None:
         """Make the environment of the workers on nodes that lack it."""
         run = self._run
-        spec = self._environments.make(run.spec, sessions)
+        if run.spec.environment is None:
+            return
+        # This module loads what reads locks and downloads packages, which most starts do not need.
+        from clusterctl.run.environments.environment_start import EnvironmentMaker
+
+        spec = EnvironmentMaker(run.folder, run.post_event).make(run.spec, run.spec.environment, sessions)
         if spec != run.spec:
             run.executor.call_on_loop(lambda: self._use_spec(spec))
 

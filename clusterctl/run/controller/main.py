@@ -14,7 +14,6 @@ from clusterctl.errors import NoPythonError
 from clusterctl.run.controller import detached_process
 from clusterctl.run.controller.controlled_run import Dial
 from clusterctl.run.controller.loop import Controller
-from clusterctl.run.environments.bare_node import send_python
 from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record import run_origin, saved_verdict
 from clusterctl.run.record.rundir import RunDir
@@ -51,6 +50,8 @@ def build_dialer(spec: ClusterSpec) -> Dial:
         except NoPythonError:
             if spec.environment is None:
                 raise
+        from clusterctl.run.environments.bare_node import send_python  # It loads what downloads packages.
+
         send_python(transport, host, spec.environment, progress)
         return open_session(transport, host, inbox, progress=progress)
 

@@ -16,6 +16,7 @@ from clusterctl.run.environments.node_entries import (
     build_python_request,
     build_venv_request,
     call_until_failure,
+    get_environments_folder,
     make_entry,
 )
 from clusterctl.run.environments.python_archive import pack_python
@@ -33,11 +34,6 @@ from clusterctl.session.request_definitions import ENVIRONMENT
 _MAX_PACKAGE_BYTES = 1 << 42
 _UNPACKED_FACTOR = 4
 """An installed package takes about this many times the size of its wheel, which is stored beside it."""
-
-
-def get_environments_folder(session: Session) -> str:
-    """Return the folder of environments on a node."""
-    return f"{session.hello.get('home') or '/tmp'}/.local/share/clusterctl/environments"
 
 
 def get_platform(session: Session, python: str) -> Platform:
@@ -106,19 +102,17 @@ class EnvironmentMaker:
     def __init__(self, run: RunDir, post: Callable[[ControllerEvent], None]) -> None:
         self._run, self._post = run, post
 
-    def make(self, spec: ClusterSpec, sessions: Mapping[str, Session]) -> ClusterSpec:
+    def make(self, spec: ClusterSpec, settings: EnvironmentSpec, sessions: Mapping[str, Session]) -> ClusterSpec:
         """Make the environment on each node that lacks it; return a spec whose hosts use the environments.
 
         Raises:
             EnvironmentFailed: The packages cannot be locked, fetched or built on the head.
             NodeError, NodesError: A node failed.
         """
-        if spec.environment is None:
-            return spec
         step = Progress("environment", len(sessions), self._post)
         try:
-            planned = plan_environments(spec.environment, sessions)
-            detail = self._make_missing(spec, planned, sessions, step)
+            planned = plan_environments(settings, sessions)
+            detail = self._make_missing(spec, settings, planned, sessions, step)
         except ClusterctlError:
             step.end(failed=True)
             raise
@@ -126,11 +120,15 @@ class EnvironmentMaker:
         return use_environments(spec, planned)
 
     def _make_missing(
-        self, spec: ClusterSpec, planned: Mapping[str, NodeEnvironment], sessions: Mapping[str, Session], step: Progress
+        self,
+        spec: ClusterSpec,
+        settings: EnvironmentSpec,
+        planned: Mapping[str, NodeEnvironment],
+        sessions: Mapping[str, Session],
+        step: Progress,
     ) -> str:
         """Make the missing environments; return a description of what was done."""
-        assert spec.environment is not None
-        settings, question = spec.environment, dict[str, EnvironmentArguments]()
+        question = dict[str, EnvironmentArguments]()
         python = build_environment_python(settings.uv or settings.venv, settings.python, *settings.extras)
         for node, mine in planned.items():
             names, version = [mine.recipe.key], mine.recipe.platform.python
@@ -155,7 +153,7 @@ class EnvironmentMaker:
             makers.setdefault((found[node]["id"], planned[node].recipe.key), node)
         for recipe in dict.fromkeys(planned[node].recipe for node in makers.values()):
             nodes = [node for node in makers.values() if planned[node].recipe == recipe]
-            self._make_recipe(spec, recipe, {node: sessions[node] for node in nodes}, planned, found, step)
+            self._make_recipe(spec, settings, recipe, {node: sessions[node] for node in nodes}, planned, found, step)
         trimmed, errors = call_all(lacking, trim)
         raise_first(errors)
         torn = [node for node, answer in trimmed.items() if not answer["made"]]
@@ -168,6 +166,7 @@ class EnvironmentMaker:
     def _make_recipe(
         self,
         spec: ClusterSpec,
+        settings: EnvironmentSpec,
         recipe: Recipe,
         sessions: Mapping[str, Session],
         planned: Mapping[str, NodeEnvironment],
@@ -176,7 +175,7 @@ class EnvironmentMaker:
     ) -> None:
         for node in sessions:
             step.set_waiting(node, "waiting for the head's downloads")
-        by_nodes = spec.environment is not None and self._can_nodes_fetch(spec.environment, recipe, sessions, planned)
+        by_nodes = self._can_nodes_fetch(settings, recipe, sessions, planned)
         parts = recipe.gather_parts(lambda what: _set_detail(step, what), by_nodes=by_nodes)
         lacks_python = [node for node in sessions if found[node]["python"] is None]
         archive = pack_python(recipe.platform) if lacks_python else None

@@ -23,6 +23,11 @@ _CHECK_S = 0.5
 _QUOTED_LINES = 4
 
 
+def get_environments_folder(session: Session) -> str:
+    """Return the folder of environments on a node."""
+    return f"{session.hello.get('home') or '/tmp'}/.local/share/clusterctl/environments"
+
+
 def call_until_failure(
     sessions: Mapping[str, Session], call: Callable[[str, Session, threading.Event], T]
 ) -> dict[str, T]:

@@ -10,8 +10,12 @@ from collections.abc import Callable, Mapping
 from clusterctl.config.spec import ClusterSpec
 from clusterctl.errors import ClusterctlError
 from clusterctl.plan.layout import get_workdir
-from clusterctl.run.environments.environment_start import get_environments_folder
-from clusterctl.run.environments.node_entries import build_setup_request, call_until_failure, make_entry
+from clusterctl.run.environments.node_entries import (
+    build_setup_request,
+    call_until_failure,
+    get_environments_folder,
+    make_entry,
+)
 from clusterctl.run.nodes.fan_out import Progress
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.controller_events import ControllerEvent
