@@ -148,7 +148,7 @@ def test_the_nodes_finish_when_the_head_is_killed_and_the_next_cast_sends_nothin
 def test_a_second_cast_waits_for_the_first(nodes: NodeFactory, head: Head) -> None:
     made = nodes(2)
     begin(head, made)
-    first = start(head, *SLOW)
+    first = start(head, "--limit", "2MB/s")
     wait_for(lambda: spooled_bytes(made) > 0)
 
     second = start(head)
