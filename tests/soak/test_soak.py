@@ -58,10 +58,10 @@ def test_what_guards_a_run_uses_little_of_a_processor(played: node.Played) -> No
 
 def test_a_node_holds_no_more_descriptors_after_many_restarts_and_little_more_of_all_else(tmp_path: Path) -> None:
     found = restarts.on_node(tmp_path, 8, 15)
-    for one in found.values():
-        assert one.descriptors <= 3
-        assert one.memory_kb <= 8 * one.ranks
-        assert one.bytes_each <= one.ranks * 24 * KIB
+    for process, one in found.items():
+        assert one.descriptors <= 3, process
+        assert one.memory_kb <= 8 * one.ranks, process
+        assert one.bytes_each <= one.ranks * 24 * KIB, process
 
 
 @pytest.mark.parametrize("ranks", [8, 128])

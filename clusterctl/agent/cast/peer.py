@@ -229,10 +229,10 @@ class Peer:
     def _handle_head(self, message: Message) -> None:
         kind, numbers, data = message
         if kind is Kind.PEERS:
-            told = json.loads(data)
+            introduction = json.loads(data)
             with self._changed:
-                self._own = int(told["own"])
-                self._peers = [peer and (str(peer[0]), int(peer[1])) for peer in told["peers"]]
+                self._own = int(introduction["own"])
+                self._peers = [peer and (str(peer[0]), int(peer[1])) for peer in introduction["peers"]]
         elif kind is Kind.PIECE:
             with self._changed:
                 # Pieces of the head use up the limit too. The pullers wait for it.

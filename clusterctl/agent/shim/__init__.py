@@ -7,6 +7,7 @@ each part of the shim that does not work with this Python or this torch.
 
 from __future__ import annotations
 
+import atexit
 import os
 
 from . import import_hooks, rank_claim
@@ -73,7 +74,6 @@ def _activate(
     """Start the parts of the shim that run only in the process that is the rank."""
     global active_shim  # noqa: PLW0603  (a process has one shim)
     # These imports are not at the top, because many Python processes of a worker are not the rank and do not need them.
-    import atexit
 
     from .exit_and_peer_recorders import SignalRecorder
     from .stack_dumper import StackDumper

@@ -6,8 +6,10 @@ The parent process records the exit code or signal of such a child, unless the p
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import time
 
 from .file_writer import create_file
 
@@ -64,7 +66,6 @@ class ChildFailureRecorder:
         if os.path.exists(self._system):
             watch_exit(lambda _end, message, _trace: self._write_failure(os.getpid(), message) if message else None)
             return
-        import atexit
 
         pid = os.getpid()
         atexit.register(lambda: self._write_error(getattr(sys, "last_value", None)) if os.getpid() == pid else None)
@@ -199,7 +200,6 @@ class _FutureError:
         self._was_read = False
 
     def attach(self, future_class: Any) -> None:
-        import atexit
 
         future_class._exception = self  # noqa: SLF001
         atexit.register(self._finish)
@@ -247,8 +247,6 @@ def _find_unfinished_file(pid: int) -> str | None:
     A process that has written little, such as a worker of a data loader, is skipped, because it has inherited its open
     files. Files in append mode are skipped, because such files are logs.
     """
-    import time
-
     try:
         with open(f"/proc/{pid}/io", encoding="ascii") as file:
             if int(file.read().partition("\nwrite_bytes: ")[2].split()[0]) < _LARGE_BYTES:

@@ -9,6 +9,7 @@ import _signal  # type: ignore[import-not-found]  # `signal` would import `enum`
 import atexit
 import os
 import sys
+import time
 from time import monotonic
 
 from .child_failure_recorder import is_child_of_python
@@ -184,7 +185,6 @@ def record_error_for_torchrun() -> None:
     def write(end: str, message: str, trace: str) -> None:
         if end != _FAILED or os.path.exists(path):
             return
-        import time
 
         # torchrun reports the earliest error and compares whole seconds. A rank that lost a connection failed later
         # than its peer, so the recorded time of this rank is one second later.

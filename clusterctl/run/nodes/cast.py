@@ -244,8 +244,8 @@ class Cast:
         ]
 
         def introduce(node: str, session: Session) -> None:
-            told = json.dumps({"own": self._nodes[node].number, "peers": peers}).encode()
-            session.send_data(self._nodes[node].stream, 0, pieces.encode_message(Kind.PEERS, told))
+            introduction = json.dumps({"own": self._nodes[node].number, "peers": peers}).encode()
+            session.send_data(self._nodes[node].stream, 0, pieces.encode_message(Kind.PEERS, introduction))
 
         call_all({name: node.session for name, node in self._nodes.items() if node.has_started}, introduce)
         givers = [threading.Thread(target=self._give, daemon=True) for _ in range(min(_MAX_GIVERS, len(self._nodes)))]
