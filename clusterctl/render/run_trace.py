@@ -36,6 +36,7 @@ def build_run_trace(
         _add_controller_event(trace, state.run, time, event)
     for label in sorted(timeline, key=lambda one: one.time):
         trace.add_instant(state.run, "messages", label.label, label.time)
+    causes = {cause.rank: cause.message for cause in state.causes if cause.message}
     for node, stamp, node_event in events[1]:
         time = stamp.wall - state.clock_ahead_s(node)
         match node_event:
@@ -46,6 +47,8 @@ def build_run_trace(
             case node_events.Exited():
                 code, signal = node_event.exit_code, node_event.signal
                 trace.change_slice(node, f"rank {node_event.rank}", time, exit_code=code, signal=signal)
+                if node_event.attempt == state.attempt and (message := causes.get(node_event.rank)):
+                    trace.add_instant(node, f"rank {node_event.rank}", message, time)
             case _:
                 pass
     trace.end_slices(end)

@@ -255,7 +255,7 @@ def test_a_python_that_was_built_for_an_old_libc_probes_executes_and_takes_stack
     talk.ask(Command.START, **node.where, attempt=0, workers=[worker])
     talk.until(lambda: talk.files.get("attempt-0/rank-0.log") == b"up\n")
     evidence = talk.ask(Command.EVIDENCE, **node.where, name="one", ranks=[0], deadline=5)["ranks"]["0"]
-    assert (evidence["source"], evidence["why"]) == ("signal", [])
+    assert (evidence["source"], evidence["why"]) == ("shim", [])
 
 
 # --- files

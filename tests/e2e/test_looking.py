@@ -86,6 +86,7 @@ READS_A_FILE: dict[str, tuple[str, ...]] = {
     "shell": (),
     "port-forward": ("8080",),
     "cp": ("box:/etc/hostname", "."),
+    "cast": ("/etc/hostname", "box:copies/"),
     "sync": (),
     "config": (),
     "export": ("slurm",),

@@ -62,6 +62,7 @@ CASES: dict[str, list[Case]] = {
     "shell": [Case(("shell",), code=6)],
     "port-forward": [Case(("port-forward", "0:nowhere"), code=2)],
     "cp": [Case(("cp", "localhost:cluster.yaml", "copied.yaml")), Case(("cp", "x"), code=2)],
+    "cast": [Case(("cast", "cluster.yaml", "copies/")), Case(("cast", "x"), code=2)],
     "sync": [Case(("sync",))],
     "config": [Case(("config",)), Case(("config", "--env", "0")), Case(("config", "--schema"))],
     "init": [Case(("init", "--help")), Case(("init", "--list"))],
