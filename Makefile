@@ -16,7 +16,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-JOBS ?= 4
+JOBS ?= 5
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 CONTROL_ROUNDS ?= 20
@@ -89,7 +89,8 @@ mutants: $(VENV)/.mutation $(VENV)/.system  ## Break the deciding modules 200 ti
 	$(BIN)/python -m tests.mutation --count $(MUTANTS) --seed $(MUTANTS_SEED) $(MUTANTS_ARGS)
 
 killer: $(VENV)/.dev $(VENV)/.system  ## Kill a random process of a run at a random moment, 200 times (KILLER_RUNS, KILLER_SEED, KILLER_WORLDS, KILLER_START); cut a link for a minute
-	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_faults.py -k minute $(PYTEST_ARGS)
+	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_faults.py tests/lab/test_cast.py tests/lab/test_environments.py \
+	  -k 'minute or head_is_killed or second_cast or dies_while' $(PYTEST_ARGS)
 	$(BIN)/python -m tests.lab.killer
 
 why: $(VENV)/.dev $(VENV)/.system  ## Let runs go wrong in every way that we know, and see what `clusterctl why` says of each (WHY_ARGS)

@@ -128,6 +128,7 @@ def test_a_clock_that_is_a_day_off_does_not_matter(nodes: NodeFactory, head: Hea
     assert all(is_whole(node) for node in made)
 
 
+@pytest.mark.skipif("CLUSTERCTL_LONG" not in os.environ, reason="`make killer`")
 def test_the_nodes_finish_when_the_head_is_killed_and_the_next_cast_sends_nothing_twice(
     nodes: NodeFactory, head: Head
 ) -> None:
@@ -145,6 +146,7 @@ def test_the_nodes_finish_when_the_head_is_killed_and_the_next_cast_sends_nothin
     assert [is_whole(node) and has_nothing_left(node) for node in made] == [True] * 3
 
 
+@pytest.mark.skipif("CLUSTERCTL_LONG" not in os.environ, reason="`make killer`")
 def test_a_second_cast_waits_for_the_first(nodes: NodeFactory, head: Head) -> None:
     made = nodes(2)
     begin(head, made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -360,6 +361,7 @@ def test_a_failure_on_a_node_names_it_and_keeps_the_output(nodes: NodeFactory, p
         assert "cache" in file.read()
 
 
+@pytest.mark.skipif("CLUSTERCTL_LONG" not in os.environ, reason="`make killer`")
 def test_a_node_that_dies_while_its_environment_is_made_ends_the_start_and_the_next_one_is_whole(
     nodes: NodeFactory, project: Project
 ) -> None:
