@@ -237,7 +237,7 @@ EXEC: Final = a_list(an_object(node=TEXT, exit_code=or_null(INTEGER), stdout=TEX
 STACKS: Final = a_list(
     an_object(
         ranks=RANKS,
-        source=one_of("signal", "py-spy", "proc"),
+        source=one_of("shim", "signal", "py-spy", "proc"),
         state=or_null(TEXT),
         wchan=or_null(TEXT),
         frames=or_null(a_list(an_object(function=TEXT, file=TEXT, line=or_null(COUNT)))),
