@@ -162,7 +162,7 @@ The set-up is also over after several ranks have printed as many steps as the th
 INDIRECT_LIMIT_S = 120.0
 """The shortest limit in seconds if steps are visible only as collectives or printed numbers: set-up may continue."""
 BUSY_FACTOR = 3.0
-"""While a rank computes, or is active while others wait in a collective, the limit is longer by this factor."""
+"""While some ranks wait in a collective and other ranks are active, the limit is longer by this factor."""
 CONFIRM_MIN_S, CONFIRM_MAX_S, CONFIRM_SHARE = 15.0, 60.0, 0.2
 SAME_ADVANCE_S = 1.0
 """Ranks report one step at slightly different times. All progress within this many seconds is one advance."""
@@ -407,11 +407,10 @@ def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tup
         longest = find_busy_limit_s(watch, limits)
         # A change of watched files shows that a rank saves a checkpoint and does not only retry.
         stuck_at = max(progressed_at, watch.watched_at or progressed_at)
+        if any(_is_cpu_bound(view) for view in live):
+            limit = max(limit, min(BUSY_FACTOR * max(limit, limits.timeout or 0.0), longest))
     elif _has_started(watch):
         longest = max(find_max_stall_limit_s(watch, limits), _default_max_limit_s(watch))
-    # If every rank computes, this is activity, or all ranks spin in a collective that the samples do not show.
-    if longest < float("inf") and any(map(_is_cpu_bound, live)) and not all(map(_is_cpu_bound, live)):
-        limit = max(limit, min(BUSY_FACTOR * max(limit, limits.timeout or 0.0), longest))
     if since < limit and view_time - stuck_at >= max(limit, longest):
         since, limit = view_time - stuck_at, max(limit, longest)
     return max(0.0, since), limit, reason

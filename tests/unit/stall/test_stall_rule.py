@@ -46,16 +46,7 @@ def test_a_freeze_soon_after_the_first_steps_is_noticed_as_fast():
 def test_one_rank_spinning_does_not_hide_that_the_others_wait():
     ranks = two(step=steps(0.5, FREEZE))
     ranks[0].cpu, ranks[1].cpu = busy(), busy(FREEZE)
-    seen = watch(ranks, FREEZE + 130)
-    assert FREEZE + 85 <= seen.suspected <= FREEZE + 95
-    assert seen.confirmed is not None
-
-
-def test_a_rank_that_evaluates_while_others_poll_a_file_has_three_times_the_limit():
-    evaluation_s = 75.0
-    ranks = two(step=lambda t: steps(0.5, FREEZE)(t) + max(0, int((t - FREEZE - evaluation_s) / 0.5)))
-    ranks[0].cpu = busy(FREEZE + evaluation_s)
-    assert watch(ranks, FREEZE + 300).suspected is None
+    assert watch(ranks, FREEZE + 60).confirmed is not None
 
 
 def test_a_rank_that_could_run_and_gets_no_processor_is_not_one_that_waits():
