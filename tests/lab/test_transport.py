@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.agent.protocol.command_messages import Command
 from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
-from clusterctl.errors import AgentError, AuthError, ConnectError, HostKeyError, NodeError
+from clusterctl.errors import AgentError, AuthError, ConnectError, HostKeyError, NodeError, NoPythonError
 from clusterctl.session.connect import Transports, open_session, open_sessions
 from clusterctl.session.controller_inbox import InboxItem, SessionLost
 from clusterctl.session.node_session import Session
@@ -278,7 +278,7 @@ def test_all_failures_are_told_at_once_and_the_rest_join(nodes: NodeFactory) -> 
     transports.close()
     assert list(sessions) == [good.name]
     assert {node: type(error) for node, error in errors.items()} == {
-        worse.name: AgentError,
+        worse.name: NoPythonError,
         bad.name: LoginRefusedError,
     }
     assert (good.name, "joined") in told
