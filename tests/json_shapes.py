@@ -191,6 +191,19 @@ STATUS: Final = an_object(
             ),
         )
     ),
+    goodput=or_null(
+        an_object(
+            ratio=or_null({"type": "number", "minimum": 0, "maximum": 1}),
+            **dict.fromkeys(
+                ("wall_s", "productive_s", "start_s", "restart_s", "stalled_s", "lost_s", "stopping_s"), SECONDS
+            ),
+            is_upper_bound=FLAG,
+            has_steps=FLAG,
+            restarts=COUNT,
+            stalls=COUNT,
+            lost_steps=or_null(COUNT),
+        )
+    ),
     origin=or_null(
         an_object(
             user=TEXT,

@@ -19,6 +19,7 @@ from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import PROGRESS_FIELDS
 from clusterctl.run.record.saved_verdict import read_evidence
 from clusterctl.run.rules import rank_timing, stack_dump_parser
+from clusterctl.run.rules.goodput import measure_goodput
 from clusterctl.run.rules.rank_timing import WAIT_FIELDS
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.validation.node_samples import RankFields
@@ -59,6 +60,7 @@ def build_run_view(
         verdict=read_stall_verdict(run, state),
         origin=run_origin.read_origin(run),
         stall_positions=where,
+        goodput=None if state.attempt < 0 else measure_goodput(state, time.time()),
         unattended_run=predict_unattended_run(run, state, has_controller=has_controller),
     )
 
@@ -103,6 +105,7 @@ def build_report_view(run: RunDir, state: RunState, *, has_controller: bool, ste
         has_controller=has_controller,
         activity={0: WorkerActivity(step=step)},
         origin=run_origin.read_origin(run),
+        goodput=None if state.attempt < 0 else measure_goodput(state, time.time()),
     )
 
 

@@ -21,6 +21,8 @@ from clusterctl.logs.safe_text import clean_text, strip_colours
 from clusterctl.render import charts
 from clusterctl.render.attempt_table import describe_cause, list_attempt_spans
 from clusterctl.render.charts import Bar, Chart, TimeAxis, TimelineEvent, make_chart
+from clusterctl.render.console import UNICODE
+from clusterctl.render.goodput_text import describe_goodput
 from clusterctl.render.log_output import format_local_time
 from clusterctl.render.run_messages import format_step
 from clusterctl.render.status_report import RunSnapshot, describe_commit
@@ -147,6 +149,7 @@ def _facts(view: RunSnapshot, ended: float) -> list[tuple[str, str]]:
         ("exit code", "" if state.exit_code is None else str(state.exit_code)),
         ("size", f"{plural(len(state.workers), 'rank')} on {plural(len(state.nodes), 'node')}"),
         ("nodes", fold_hosts(state.nodes)),
+        ("goodput", "".join(describe_goodput(view.goodput, UNICODE)).removeprefix("goodput ")),
         ("step", "" if view.step is None else format_step(view.step, state.attempt)),
     ]
     if origin is not None:

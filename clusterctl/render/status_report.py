@@ -19,6 +19,7 @@ from clusterctl.formatting import (
 )
 from clusterctl.render.attempt_table import attempts_json, describe_next_attempt, render_attempts
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, Terminal, safe
+from clusterctl.render.goodput_text import describe_goodput, goodput_json
 from clusterctl.render.log_output import format_local_time, format_rfc3339
 from clusterctl.render.remaining_processes import render_remaining_processes
 from clusterctl.render.run_messages import (
@@ -33,6 +34,7 @@ from clusterctl.render.run_messages import (
     stall_line,
 )
 from clusterctl.render.table import Cell, make_columns, render_table
+from clusterctl.run.rules.goodput import Goodput
 from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
 from clusterctl.run.rules.state import RunPhase, RunState, WorkerState
 
@@ -80,6 +82,7 @@ class RunSnapshot:
         stall_positions: The positions of the ranks of a stalled run, in a few lines.
         start_durations: The duration of each step of the start; only commands that show the durations read them.
         unattended_run: What happens to the run while no controller is alive.
+        goodput: The goodput of the run so far; `None` before its first attempt.
         slow_ranks: Ranks for which the other ranks wait repeatedly, each with the likely reason ("" if unknown).
     """
 
@@ -90,6 +93,7 @@ class RunSnapshot:
     origin: Origin | None = None
     stall_positions: Sequence[str] = ()
     start_durations: StartTimes | None = None
+    goodput: Goodput | None = None
     slow_ranks: Mapping[int, str] = field(default_factory=dict)
     unattended_run: UnattendedRun = field(default_factory=UnattendedRun)
 
@@ -127,7 +131,8 @@ def render_status(snapshot: RunSnapshot, now: float, terminal: Terminal, *, all_
     If there are many workers, workers in the same state share a row; with `all_rows` each worker has a row.
     """
     headline, *wrong = render_run_summary(snapshot, now, terminal)
-    lines = [headline, *render_origin(snapshot.state, snapshot.origin, now, terminal), *wrong]
+    goodput = [f"  {line}" for line in describe_goodput(snapshot.goodput, terminal.glyphs)]
+    lines = [headline, *render_origin(snapshot.state, snapshot.origin, now, terminal), *goodput, *wrong]
     if attempts := render_attempts(snapshot.state, snapshot.step, now, terminal):
         lines += ["", *attempts]
     if snapshot.state.nodes:
@@ -313,6 +318,7 @@ def status_json(snapshot: RunSnapshot) -> dict[str, Any]:
         else {"to": results.to, "files": results.files, "bytes": results.bytes, "lacking": list(results.missing)},
         "origin": origin_json(snapshot.origin),
         "start": timings_json(snapshot.start_durations),
+        "goodput": goodput_json(snapshot.goodput),
         "attempts": attempts_json(state, snapshot.step),
         "nodes": [
             {key: getattr(node, key) for key in ("node", "node_rank", "address")}

@@ -14,11 +14,13 @@ from clusterctl.logs.safe_text import strip_colours
 from clusterctl.render.console import safe
 from clusterctl.render.end_report import ReportContext, VisibleOutput, render_end_report
 from clusterctl.render.error_messages import error_line, hint_lines
+from clusterctl.render.goodput_text import describe_goodput
 from clusterctl.render.terminal_sanitizer import json_line
 from clusterctl.run.record import saved_verdict
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_memory_before_kill
 from clusterctl.run.rules import outcome
+from clusterctl.run.rules.goodput import measure_goodput
 from clusterctl.run.rules.state import RunState
 from clusterctl.why.verdict import ProblemKind, format_brief_lines
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _NOTHING_VISIBLE = VisibleOutput()
+_MIN_GOODPUT_WALL_S = 60.0
 
 
 class FollowEndReason(str, Enum):
@@ -97,6 +100,7 @@ def _render_final_report(
                 log_path=str(run.path / "nodes"), folders=folders, visible_output=visible_output, node_memory=memory
             )
             report = render_end_report(state, terminal, context)
+            report += [f"  {line}" for line in _describe_goodput(state, terminal)]
             return [*report, *_render_brief_verdict(run, state), *_list_job_files(run, state)], get_run_exit_code(state)
         case FollowEndReason.DETACHED:
             return [f"detached: {run.run} continues", *list_next_commands(run)], int(ExitCode.OK)
@@ -106,6 +110,14 @@ def _render_final_report(
             hint = f"`clusterctl attach --adopt {run.run}` starts a new one, `clusterctl down {run.run}` ends the run"
             error = error_line(predict_unattended_run(run, state).describe_error(run.run), terminal)
             return [error, *hint_lines(hint, terminal)], int(ExitCode.UNATTENDED)
+
+
+def _describe_goodput(state: RunState, terminal: Terminal) -> list[str]:
+    """Return a line with the goodput of a run; no line for a short run, most of which is its start."""
+    if state.attempt < 0 or state.ended is None:
+        return []
+    goodput = measure_goodput(state, state.ended)
+    return describe_goodput(goodput, terminal.glyphs) if goodput.wall_s >= _MIN_GOODPUT_WALL_S else []
 
 
 def _render_brief_verdict(run: RunDir, state: RunState) -> list[str]:

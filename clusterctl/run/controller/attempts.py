@@ -14,6 +14,7 @@ from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, 
 from clusterctl.plan import layout
 from clusterctl.plan.layout import demote_to_spares
 from clusterctl.run.controller.controlled_run import ControlledRun
+from clusterctl.run.controller.health_and_stall_monitors import StallMonitor
 from clusterctl.run.controller.reconnection import Reconnection
 from clusterctl.run.environments.setup_start import run_setup
 from clusterctl.run.nodes.attempt_start import StartFailure
@@ -297,8 +298,8 @@ class RestartSequence(ThreadOwnedAttributes):
     Thread: the loop.
     """
 
-    def __init__(self, run: ControlledRun, start: StartSequence) -> None:
-        self._run, self._start = run, start
+    def __init__(self, run: ControlledRun, start: StartSequence, stalls: StallMonitor) -> None:
+        self._run, self._start, self._stalls = run, start, stalls
         self._newest: dict[int, str | None] = {}
         self._asked = -1
         self._dirty: tuple[int, float] | None = None
@@ -322,6 +323,7 @@ class RestartSequence(ThreadOwnedAttributes):
                 newest_checkpoint=run.state.newest_checkpoint,
                 cause=cause_to_json(find_final_cause(run.state)),
                 step=find_slowest_rank_step(run.folder, run.state),
+                own_step=self._stalls.find_own_step(),
                 number=len(next_action.list_counted_restarts(run.state, rules, read_head_time())) + 1,
                 budget=rules.max_restarts,
             )

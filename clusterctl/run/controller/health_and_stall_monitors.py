@@ -120,6 +120,7 @@ class StallMonitor(ThreadOwnedAttributes):
         self._stall = stall = observer.judge(time.monotonic())
         for text in observer.list_new_warnings(stall, time.monotonic()):
             run.record_note(text)
+        self._record_first_step(observer)
         shown = "none" if run.state.stall is None else run.state.stall.phase
         if not stall.has_all_samples or stall.phase.value == shown:
             return
@@ -139,6 +140,18 @@ class StallMonitor(ThreadOwnedAttributes):
             )
         )
         run.control.notify_watchers()
+
+    def _record_first_step(self, observer: StallObserver) -> None:
+        """Record the first step of the attempt, and its number as soon as the number is known."""
+        times = self._run.state.times
+        if times.first_step_at is not None and times.first_step is not None:
+            return
+        first = observer.find_first_step()
+        if first is not None and (times.first_step_at is None or first.number is not None):
+            ago_s = max(0.0, time.monotonic() - first.at)
+            self._run.record_event(
+                controller_events.FirstStepSeen(attempt=self._attempt, step=first.number, ago_s=ago_s)
+            )
 
     def _collect_evidence(self, *, is_confirmed: bool) -> str:
         """Collect and judge evidence of a stall in a thread; return the name of the evidence folder."""
@@ -169,6 +182,11 @@ class StallMonitor(ThreadOwnedAttributes):
         """Return for how many seconds no unfinished node of the attempt has shown any activity."""
         observer = self._watch()
         return 0.0 if observer is None else observer.measure_idle_s(self._run.state.list_unfinished_nodes())
+
+    def find_own_step(self) -> float | None:
+        """Return the last step of the slowest rank by the count of the job; `None` if it is unknown."""
+        observer = self._watch()
+        return None if observer is None else observer.find_own_step()
 
     @property
     def is_evidence_pending(self) -> bool:

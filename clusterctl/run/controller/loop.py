@@ -77,7 +77,7 @@ class Controller:
         self._replication = Replication(run, self._feed)
         self._start = StartSequence(run, self._reconnection, preflight)
         self._adoption = RunAdoption(run, self._reconnection, self._start)
-        self._restart = RestartSequence(run, self._start)
+        self._restart = RestartSequence(run, self._start, self._stalls)
         self._finish = FinishSequence(run, self._replication)
         self._is_dirty = True
         self._next_look_at = 0.0

@@ -116,6 +116,20 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStepSeen:
+    """A rank has made the first step of the attempt, `ago_s` before this event.
+
+    `step` is the number of this step, if the job reports or prints numbers. A second event adds a number that was
+    unknown before.
+    """
+
+    KIND: ClassVar[str] = "first_step"
+    attempt: int
+    step: float | None = None
+    ago_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEndDecided:
     """The controller ends the attempt on all nodes. `reason` is a `StopReason`."""
 
@@ -134,6 +148,7 @@ class RestartPlanned:
         newest_checkpoint: The newest checkpoint when the previous attempt began.
         cause: The first observed failure of the previous attempt, as `cause_to_json` returns it.
         step: The last step of the slowest rank of the previous attempt.
+        own_step: The same step by the job's own count, if the job reports or prints numbers.
         number: The number of this restart, if only restarts that count against `restart.max_restarts` are numbered.
         budget: The maximum of `number`, which is `restart.max_restarts`.
     """
@@ -147,6 +162,7 @@ class RestartPlanned:
     newest_checkpoint: str | None = None
     cause: dict[str, Any] | None = None
     step: int | None = None
+    own_step: float | None = None
     number: int = 0
     budget: int = 0
 
@@ -245,6 +261,7 @@ ControllerEvent = (
     | ClockEstimated
     | TouchedNodes
     | AttemptStarted
+    | FirstStepSeen
     | AttemptEndDecided
     | RestartPlanned
     | StallChanged

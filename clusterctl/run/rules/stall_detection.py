@@ -39,6 +39,18 @@ A thread that polls every 5 s only waits.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """The first step of a rank: its time on the head's clock, and its number, if the job reports or prints numbers.
+
+    `is_printed` is true if the step was found in the output: the shim has not seen any step.
+    """
+
+    at: float
+    number: float | None = None
+    is_printed: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankObservation:
     """The last sample of one rank, and the times of its last activity. Times are on the head's clock."""
@@ -68,6 +80,27 @@ class RankObservation:
     is_in_collective: bool = False
     printed_steps: int = 0
     printed_step: float | None = None
+    own_step: float | None = None
+    has_counted_back: bool = False
+    first_step: FirstStep | None = None
+
+
+def _find_own_step(activity: RankActivity) -> float | None:
+    """Return the step of a rank by the count of its job, which a restart continues; `None` if it is unknown.
+
+    The job reports this number (`clusterctl.progress`), or prints it. The steps that the shim counts begin at 0 in each
+    attempt.
+    """
+    status: WorkerStatusSample = activity.get("inside") or {}
+    if status.get("source") == "user":
+        return status.get("step")
+    return (activity.get("printed_steps") or (0, None))[1] if status.get("step") is None else None
+
+
+def _find_first_step(before: FirstStep | None, own: float | None, now: float, *, has_step: bool) -> FirstStep | None:
+    if has_step and (before is None or before.is_printed or before.number is None):
+        return FirstStep(now if before is None or before.is_printed else before.at, own)
+    return FirstStep(now, own, is_printed=True) if before is None and own is not None else before
 
 
 def update_rank_observation(
@@ -106,6 +139,7 @@ def update_rank_observation(
         computing_at = now if now - computing_since >= FRESH_FOR_S else computing_at
     phase, sequences = status.get("phase"), (status.get("seq") or {}).values()
     printed_steps, printed_step = activity.get("printed_steps") or (0, None)
+    own_step = _find_own_step(activity)
     if before is not None and printed_step not in (None, before.printed_step) and not status.get("beats"):
         progress_at = now
     return RankObservation(
@@ -134,6 +168,12 @@ def update_rank_observation(
         is_in_collective=any(begun > ended for begun, ended in sequences),
         printed_steps=printed_steps,
         printed_step=printed_step,
+        own_step=own_step,
+        has_counted_back=before is not None
+        and (before.has_counted_back or (own_step is not None and own_step < (before.own_step or own_step))),
+        first_step=_find_first_step(
+            before.first_step if before else None, own_step, now, has_step=status.get("step") is not None
+        ),
     )
 
 
@@ -539,6 +579,22 @@ class StallObserver:
         self._add_new_samples()
         self._watch, stall = judge_stall(self._watch, self._limits, now)
         return stall
+
+    def find_first_step(self) -> FirstStep | None:
+        """Return the earliest first step of a rank. A printed number counts if a higher number followed it."""
+        views = self._watch.ranks.values()
+        found = (v.first_step for v in views if v.first_step and not (v.first_step.is_printed and v.printed_steps < 2))
+        return min(found, key=lambda step: step.at, default=None)
+
+    def find_own_step(self) -> float | None:
+        """Return the last step of the slowest rank by the count of the job; `None` if unknown, or not a rising number.
+
+        A job that prints the number of a batch in its epoch counts back at the end of an epoch.
+        """
+        views = self._watch.ranks.values()
+        if any(view.has_counted_back for view in views):
+            return None
+        return min((view.own_step for view in views if view.own_step is not None), default=None)
 
     def list_new_warnings(self, stall: StallJudgement, now: float) -> list[str]:
         """Return new warnings: about a stall limit that is too long, and about ranks without progress."""

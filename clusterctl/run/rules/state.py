@@ -32,6 +32,27 @@ _MAX_MESSAGE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptTimes:
+    """The moments of an attempt that `goodput` needs, on the head's wall clock, and the steps of the job's own count.
+
+    Attributes:
+        started: The time at which all workers had been started.
+        first_step_at: The time of the first step of any rank.
+        first_step: The number of the first step, if the job reports or prints numbers of steps.
+        last_step: The last number of the slowest rank, once another attempt is planned.
+        stalls: Begin and end of each stall; `None` while the stall lasts.
+        decided: The time at which the controller decided to end the attempt.
+    """
+
+    started: float | None = None
+    first_step_at: float | None = None
+    first_step: float | None = None
+    last_step: float | None = None
+    stalls: tuple[tuple[float, float | None], ...] = ()
+    decided: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierAttempt:
     """An attempt before the current attempt. Times are on the head's clock.
 
@@ -40,6 +61,7 @@ class EarlierAttempt:
         cause: The first observed failure, without its traceback.
         step: The last step of the slowest rank.
         resume_from: The checkpoint from which the attempt resumed.
+        times: The moments of the attempt, for its goodput.
     """
 
     number: int
@@ -49,6 +71,7 @@ class EarlierAttempt:
     cause: Cause | None = None
     step: int | None = None
     resume_from: str | None = None
+    times: AttemptTimes = field(default_factory=AttemptTimes)
 
 
 def cause_to_json(cause: Cause | None) -> dict[str, Any] | None:
@@ -280,6 +303,7 @@ class RunState:
         newest_checkpoint: The newest checkpoint and its version when the current attempt began.
         failure_signatures: For each earlier attempt: its failure signature, and the newest checkpoint when it began.
         resume_from: The checkpoint from which the current attempt resumed.
+        times: The moments of the current attempt, for its goodput.
         earlier_attempts: The attempts before the current one.
         unreadable_lines: The first unreadable line of each file of the run, with the reason.
         results: The files that were fetched at the end, or `None`.
@@ -317,6 +341,7 @@ class RunState:
     newest_checkpoint: str | None = None
     failure_signatures: tuple[tuple[str, str | None], ...] = ()
     resume_from: str | None = None
+    times: AttemptTimes = field(default_factory=AttemptTimes)
     earlier_attempts: tuple[EarlierAttempt, ...] = ()
     unreadable_lines: tuple[str, ...] = ()
     results: head.ResultsFetched | None = None

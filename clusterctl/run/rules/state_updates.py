@@ -18,6 +18,7 @@ from clusterctl.run.rules.failure_causes import (
     find_swallowed_exception,
 )
 from clusterctl.run.rules.state import (
+    AttemptTimes,
     EarlierAttempt,
     MutableNodes,
     MutableWorkers,
@@ -187,17 +188,38 @@ def apply_controller_event(state: RunState, time: float, event: head.ControllerE
             return _health(state, event)
         case head.ResultsFetched():
             return replace(state, results=event)
-        case head.StartStepProgress() | head.Note():
-            return state
+        case head.StartStepProgress() | head.FirstStepSeen() | head.Note():
+            return _update_times(state, time, event)
         case _:
             assert_never(event)
+
+
+def _update_times(
+    state: RunState, time: float, event: head.StartStepProgress | head.FirstStepSeen | head.Note
+) -> RunState:
+    times = state.times
+    match event:
+        case head.StartStepProgress(name="start", ended=True, failed=False):
+            return replace(state, times=replace(times, started=time))
+        case head.FirstStepSeen() if event.attempt == state.attempt:
+            began = time - event.ago_s if times.first_step_at is None else times.first_step_at
+            return replace(state, times=replace(times, first_step_at=began, first_step=event.step))
+        case _:
+            return state
 
 
 def _decided(state: RunState, time: float, event: head.AttemptEndDecided) -> RunState:
     if event.attempt != state.attempt or state.reason is not None:
         return state
     stall = None if state.stall is None else state.stall.at_time(time)
-    return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message, stall=stall)
+    return replace(
+        state,
+        phase=RunPhase.STOPPING,
+        reason=event.reason,
+        reason_text=event.message,
+        stall=stall,
+        times=replace(state.times, decided=time),
+    )
 
 
 def _restarting(state: RunState, time: float, event: head.RestartPlanned) -> RunState:
@@ -209,6 +231,7 @@ def _restarting(state: RunState, time: float, event: head.RestartPlanned) -> Run
         cause=cause_from_json(event.cause),
         step=event.step,
         resume_from=state.resume_from,
+        times=replace(state.times, last_step=event.own_step),
     )
     return replace(
         state,
@@ -286,6 +309,7 @@ def _attempt(state: RunState, time: float, event: head.AttemptStarted) -> RunSta
         newest_checkpoint=event.newest_checkpoint,
         resume_from=event.resume_from,
         results=None,
+        times=AttemptTimes(),
         restarts=(*state.restarts, time) if event.attempt > 0 else state.restarts,
     )
 
@@ -297,6 +321,7 @@ def _joined(before: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
 def _stall(state: RunState, time: float, event: head.StallChanged) -> RunState:
     if event.attempt != state.attempt:
         return state
+    state = replace(state, times=_add_stall(state.times, time, event))
     if event.phase == "none":
         phase = RunPhase.RUNNING if state.phase is RunPhase.STALLED else state.phase
         stood = state.last_stall if state.stall is None else replace(state.stall, until=time)
@@ -312,6 +337,15 @@ def _stall(state: RunState, time: float, event: head.StallChanged) -> RunState:
     if state.phase in (RunPhase.RUNNING, RunPhase.STALLED):
         state = replace(state, phase=RunPhase.STALLED if event.phase == "confirmed" else RunPhase.RUNNING)
     return replace(state, stall=stall)
+
+
+def _add_stall(times: AttemptTimes, time: float, event: head.StallChanged) -> AttemptTimes:
+    is_open = bool(times.stalls) and times.stalls[-1][1] is None
+    if is_open and event.phase == "none":
+        return replace(times, stalls=(*times.stalls[:-1], (times.stalls[-1][0], time)))
+    if is_open or event.phase == "none":
+        return times
+    return replace(times, stalls=(*times.stalls, (time - event.since_s, None)))
 
 
 def _health(state: RunState, event: head.HealthChanged) -> RunState:

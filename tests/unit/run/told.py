@@ -51,9 +51,10 @@ RUNNING = wrote(wrote(PREPARED, "n0", started(0), started(1)), "n1", started(2),
 
 
 def shown(state: RunState) -> dict[str, Any]:
-    """What `status --json` says of it, but for its times, its origin, and its attempts (`attempts_of`)."""
+    """What `status --json` says of it, but for its times, its origin, its goodput, and its attempts (`attempts_of`)."""
     value = cast("dict[str, Any]", json.loads(json.dumps(status_json(RunSnapshot(state=state, has_controller=True)))))
-    return {key: said for key, said in value.items() if key not in ("attempts", "started", "ended", "origin", "start")}
+    others = ("attempts", "started", "ended", "origin", "start", "goodput")
+    return {key: said for key, said in value.items() if key not in others}
 
 
 def attempts_of(state: RunState) -> list[dict[str, Any]]:
