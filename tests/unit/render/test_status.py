@@ -46,7 +46,7 @@ def test_status_has_the_agreed_keys() -> None:
     value = json.loads(json.dumps(status_json(running())))
     assert set(value) == {
         "run", "name", "state", "attended", "attempt", "exit_code", "cause", "health", "stall", "remaining", "warnings",
-        "results", "started", "ended", "origin", "start", "attempts", "nodes", "workers",
+        "results", "started", "ended", "origin", "start", "goodput", "attempts", "nodes", "workers",
     }  # fmt: skip
     assert value["nodes"][1] == {"node": "gpu02", "node_rank": 1, "address": "10.0.0.2", "state": "running"}
     assert value["workers"][3] == {
