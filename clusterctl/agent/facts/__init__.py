@@ -84,6 +84,11 @@ Data of each group:
                 fabric_manager, time_daemon}    own_namespace: only a container's processes are visible
     machine     the machine's part of a sample (`machine_sampler`)             only on request
     gpus        the GPUs' part of a sample                                      only on request
+    claims      {claims: [{user, user_name, gpus: [index], run, node, kind, name, note, head, since, until, workers,
+                step, step_at}], left_out}    of the runs and reservations of all users (`claim_files`)
+                                                                                only on request
+    gpu_users   {status, reason, gpus: [{gpu, util, used, total, version, err, procs: [an entry of nvml's procs, with
+                user_name, command, since: wall clock, start: ticks, cpu_s], left_out}]}    only on request
     versions    {python, executable, torch, torch_cuda, torch_hip, nccl, nccl_from, net_plugin, verbs, packages,
                 packages_hash, names: {name: version}}    nccl_from: `package`, or the library's path; net_plugin:
                 NCCL's network plugin; verbs: path of libibverbs, which NCCL needs for RDMA
@@ -112,10 +117,13 @@ DEFAULT_DEADLINE_S = 3.0
 _SECOND_ROUND_S = 2.0
 """The second round of groups gets at least so many seconds."""
 
-_SAMPLES = {"machine": "sample_machine", "gpus": "sample_gpus"}
-"""The function for each group that is a part of a sample. No health check uses samples, so a probe collects these
-groups only on request.
-"""
+_ON_REQUEST = {
+    "machine": ("machine_sampler", "sample_machine"),
+    "gpus": ("machine_sampler", "sample_gpus"),
+    "claims": ("claim_files", "collect_claims"),
+    "gpu_users": ("gpu_users", "collect_gpu_users"),
+}
+"""Module and function of each group that no health check uses; a probe collects these groups only on request."""
 
 _KFD = "/sys/class/kfd/kfd/topology"
 SHARED_CHILD_GROUPS = (("driver", "hardware", "host", "ports", "procs"), ("names", "net"))
@@ -136,9 +144,7 @@ def collect_facts(request: FactsRequest) -> Facts:
     later = {name: max(deadline, began + float(seconds)) for name, seconds in own.items()}
     chosen = request.get("groups")
     tasks = {name: task for name, task in _make_tasks(request, deadline).items() if not chosen or name in chosen}
-    tasks.update(
-        {name: _make_task("machine_sampler", call) for name, call in _SAMPLES.items() if name in (chosen or ())}
-    )
+    tasks.update({name: _make_task(*collector) for name, collector in _ON_REQUEST.items() if name in (chosen or ())})
     groups: dict[str, FactGroup] = children.run_tasks(tasks, deadline, SHARED_CHILD_GROUPS, later)
     second = _choose_second_round(request, groups)
     if second:

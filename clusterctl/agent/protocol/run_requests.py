@@ -53,6 +53,7 @@ class PrepareArguments:
         health_seconds: The interval of GPU and host samples; 0 means no samples.
         watch: The patterns of the files whose changes count as progress.
         forked: The JSON form of `ForkSettings`; `None` if every worker starts a new interpreter.
+        head: The host name of the head, which `who` shows to all users of the node.
     """
 
     run: str
@@ -76,6 +77,7 @@ class PrepareArguments:
     watch: list[str] = field(default_factory=list)
     code_hash: str | None = None
     forked: dict[str, Any] | None = None
+    head: str = ""
 
 
 @dataclass(frozen=True)

@@ -18,24 +18,31 @@ import os
 import random
 import secrets
 import stat
-import struct
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.linux import gpu_devices, helper_process, proc
+from clusterctl.agent.facts.claim_files import (
+    LOCK,
+    MAX_RECORD_BYTES,
+    PREFIX,
+    SHARED,
+    get_host_file_name,
+    is_locked,
+    list_gpu_file_names,
+    open_claim,
+    read_record,
+)
+from clusterctl.agent.linux import helper_process, proc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Mapping
 
     from clusterctl.agent.linux.event_loop import EventLoop
 
-SHARED = "/var/tmp"
-PREFIX = "clusterctl-gpus-"
 _ROOT = 0
 _MAX_NAME_LENGTH = 100
 _TRIES = 5
 _PAUSE_S = 0.02
-_LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
 class GpuClaimError(Exception):
@@ -60,6 +67,7 @@ class GpuClaims:
         self._run, self._node, self._shared = run, node, shared
         self._waiter_pids, self._root = waiters, root
         self._locks: dict[str, int] = {}
+        self._details: dict[str, object] = {}
         self._folder = ""
         self._folder_locks: list[int] = []
 
@@ -81,11 +89,10 @@ class GpuClaims:
                 released.
         """
         before = set(self._locks)
-        names = gpu_devices.list_machine_wide_gpu_names(self._root)
+        names = list_gpu_file_names(self._root)
         try:
             for index in gpu_indices:
-                # Several machines may see the same folder, so the name of a claim includes the machine.
-                name = f"{names.get(index, f'gpu-{index}')}-{proc.read_boot_id()}"
+                name = names.get(index, f"gpu-{index}-{proc.read_boot_id()}")
                 if name not in self._locks:
                     self._claim_gpu(name, index)
         except BaseException as error:
@@ -126,15 +133,35 @@ class GpuClaims:
     def _lock_file(self, path: str) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
             with contextlib.suppress(OSError):
-                claim = {"run": self._run, "node": self._node, "pid": os.getpid()}
-                os.pwrite(fd, json.dumps(claim).encode(), 0)
+                self._write_record(fd, {})
             os.fchmod(fd, 0o644)
         except BaseException:
             os.close(fd)
             raise
         return fd
+
+    def _write_record(self, fd: int, details: Mapping[str, object]) -> None:
+        record = json.dumps({"run": self._run, "node": self._node, "pid": os.getpid(), **details}).encode()
+        # All records have one size, so a reader never sees the end of an older, longer record.
+        os.pwrite(fd, record.ljust(MAX_RECORD_BYTES), 0)
+
+    def announce(self, details: Mapping[str, object]) -> None:
+        """Describe this run to all users of the machine, also if it claims no GPU; a later call adds details.
+
+        `who` shows the details: `kind` (`run`, `reservation` or `waiting`), `name`, `since`, `until`, `note`, `head`,
+        `workers`, `step` and `step_at`. Nothing depends on them, so no error is raised.
+        """
+        name = get_host_file_name()
+        self._details.update(details)
+        with contextlib.suppress(OSError, GpuClaimError):
+            if name not in self._locks:
+                _check_folder(self._shared)
+                if not self._folder:
+                    self._make_folder()
+                self._locks[name] = self._lock_file(os.path.join(self._folder, name))
+            self._write_record(self._locks[name], self._details)
 
     def _find_holder(self, name: str, index: int) -> str | None:
         """Return a text about another run that has locked a GPU, or `None`; remove folders of the user's ended runs."""
@@ -142,8 +169,8 @@ class GpuClaims:
             folder = os.path.join(self._shared, entry)
             if not entry.startswith(PREFIX) or folder == self._folder or _remove_if_unused(folder):
                 continue
-            with _open_claim(folder, name) as fd:
-                if fd is None or not _is_locked(fd):
+            with open_claim(folder, name) as fd:
+                if fd is None or not is_locked(fd):
                     continue
                 # After a restart of the supervisor, the waiters of this run still hold a lock.
                 if not any(_has_file_open(pid, fd) for pid in self._waiter_pids()):
@@ -154,8 +181,8 @@ class GpuClaims:
         """Release claims, by default all. A waiter that has inherited the descriptor of a claim keeps the lock."""
         for name in set(self._locks if claim_names is None else claim_names):
             os.close(self._locks.pop(name))
-            with _open_claim(self._folder, name) as fd:
-                if fd is not None and not _is_locked(fd):
+            with open_claim(self._folder, name) as fd:
+                if fd is not None and not is_locked(fd):
                     os.unlink(os.path.join(self._folder, name))
         if not self._locks:
             self._close_folder()
@@ -166,22 +193,6 @@ class GpuClaims:
         with contextlib.suppress(OSError):
             os.rmdir(self._folder)
         self._folder = ""
-
-
-@contextlib.contextmanager
-def _open_claim(folder: str, name: str) -> Iterator[int | None]:
-    """Open a claim file; yield `None` if it is unreadable, is no plain file, or has another owner than its folder."""
-    try:
-        fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        yield None
-        return
-    try:
-        file, above = os.fstat(fd), os.lstat(folder)
-        plain = stat.S_ISREG(file.st_mode) and stat.S_ISDIR(above.st_mode) and file.st_uid == above.st_uid
-        yield fd if plain else None
-    finally:
-        os.close(fd)
 
 
 def _remove_if_unused(folder: str) -> bool:
@@ -202,13 +213,6 @@ def _remove_if_unused(folder: str) -> bool:
     return False
 
 
-def _is_locked(fd: int) -> bool:
-    """Return whether a process holds the write lock of a file; only the owner of the file can take this lock."""
-    query = _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-    kind: int = _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, query))[0]
-    return kind != fcntl.F_UNLCK
-
-
 def _has_file_open(pid: int, fd: int) -> bool:
     """Return whether a process has the file of a descriptor open."""
     wanted, base = os.fstat(fd), f"/proc/{pid}/fd"
@@ -222,7 +226,7 @@ def _has_file_open(pid: int, fd: int) -> bool:
 
 def _describe_holder(index: int, fd: int, path: str) -> str:
     """Describe the holder of a GPU: the owner of the locked file, and the run that the file names."""
-    user, record = os.fstat(fd).st_uid, _read_claim(fd)
+    user, record = os.fstat(fd).st_uid, read_record(fd)
     if not record.get("run"):
         owner = proc.find_user_name(user)
         return f"GPU {index} is locked by {owner}, whose claim names no run: as root, `fuser -k {path}` frees the GPU"
@@ -249,14 +253,6 @@ def _check_folder(folder: str) -> None:
         raise GpuClaimError(f"{folder} belongs to uid {info.st_uid}, who could remove claims: {remedy}")
     if info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX:
         raise GpuClaimError(f"every user could remove claims in {folder}: {remedy}")
-
-
-def _read_claim(fd: int) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        value = json.loads(os.pread(fd, 4096, 0))
-        if isinstance(value, dict):
-            return value
-    return {}
 
 
 # --- memory

@@ -194,6 +194,9 @@ class ActivityMonitor:
     def _write_sample(self, sample: record_types.ActivitySample) -> None:
         if not self._thinning.should_skip(sample):
             self._samples.append(self._attempt.number, "activity", sample)
+            steps = [s for rank in sample["ranks"].values() if (s := (rank["inside"] or {}).get("step")) is not None]
+            if steps:
+                self._attempt.claims.announce({"step": min(steps), "step_at": round(time.time())})
 
     def stop(self) -> None:
         """End the child."""

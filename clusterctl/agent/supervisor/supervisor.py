@@ -144,6 +144,7 @@ class Supervisor:
         attempt.python = python
         with contextlib.suppress(gpu_claims.GpuClaimError):
             self._claims.claim(prepare.gpus)
+        self._announce(prepare)
         if state.swept is not None:
             self._attempt = attempt
             attempt.shutdown.is_swept, attempt.shutdown.remaining = True, state.swept.remaining
@@ -154,6 +155,11 @@ class Supervisor:
         if state.stopping is not None:
             attempt.shutdown.resume_stop(*state.stopping)
         attempt.poll_exits()
+
+    def _announce(self, prepare: run_requests.PrepareArguments) -> None:
+        since = time.time() if self._state.began_at is None else self._state.began_at
+        whose = {"name": prepare.name, "head": prepare.head, "workers": len(prepare.ranks)}
+        self._claims.announce({**whose, "since": round(since)})
 
     def _adopt_workers(self, attempt: Attempt) -> None:
         started = workers.read_start_record(self._run, self._state)
@@ -301,6 +307,7 @@ class Supervisor:
             )
         attempt = self._make_attempt(prepare)
         attempt.prepare_node()
+        self._announce(prepare)
         self._fsync_queue.add(self._run.prepare_file)
         fencing.renew_lease(self._run.lease_file)
         self._set_attempt(attempt)

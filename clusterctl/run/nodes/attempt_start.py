@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -322,6 +323,7 @@ def build_prepare_request(
         watch=list(spec.stall.watch),
         code_hash=code_hash if host.transport is not TransportKind.LOCAL else None,
         forked=launch.build_fork_request(spec, environment.RunIdentity(run=run, attempt=number), node_layout, facts),
+        head=os.uname().nodename,
     )
 
 

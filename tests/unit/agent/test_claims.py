@@ -8,9 +8,11 @@ import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clusterctl.agent.facts import claim_files
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import find_user_name
 from clusterctl.agent.supervisor.gpu_claims import PREFIX, GpuClaimError, GpuClaims
@@ -192,3 +194,57 @@ def test_of_many_that_want_a_gpu_at_once_one_gets_it(folder: str) -> None:
 def test_a_user_that_this_machine_does_not_name_is_told_by_number() -> None:
     assert find_user_name(0) == "root"
     assert find_user_name(4_000_000_000) == "uid 4000000000"
+
+
+def read_claims(folder: str, root: str = "/") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = claim_files.collect_claims(root, folder)["claims"]
+    return found
+
+
+def test_who_announces_itself_is_read_by_all_with_its_gpus_until_it_ends(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for gpu in (0, 1):
+        (tmp_path / f"dev/nvidia{gpu}").touch()
+    run = GpuClaims("run-1", "n1", folder, root=str(tmp_path))
+    other = GpuClaims("run-2", "n1", folder, root=str(tmp_path))
+    run.claim([1])
+    run.announce({"name": "llama", "since": 12, "head": "desk", "workers": 4})
+    other.announce({"kind": "reservation", "until": 99, "note": "paper"})
+    run.announce({"step": 7})
+
+    mine = {"user": os.getuid(), "user_name": find_user_name(os.getuid()), "node": "n1"}
+    assert sorted(read_claims(folder, str(tmp_path)), key=lambda claim: str(claim["run"])) == [
+        {**mine, "run": "run-1", "gpus": [1], "name": "llama", "since": 12, "head": "desk", "workers": 4, "step": 7},
+        {**mine, "run": "run-2", "gpus": [], "kind": "reservation", "until": 99, "note": "paper"},
+    ]
+    run.release()
+    other.release()
+    assert read_claims(folder) == []
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("details", "shown"),
+    [
+        pytest.param({"note": "a\x1b]52;c;eA==\x07b"}, {"note": "a?]52;c;eA==?b"}, id="a text that steers a terminal"),
+        pytest.param({"note": "x" * 3000}, {"note": "x" * 200}, id="a long text"),
+        pytest.param({"since": "now", "until": True, "workers": float("nan")}, {}, id="no numbers"),
+        pytest.param({"since": 1e300, "gpus": [7], "user": 0}, {}, id="no time, and fields that are not its own"),
+        pytest.param({"note": "x" * 9000}, None, id="more than a record may have"),
+    ],
+)
+def test_what_a_run_says_of_itself_is_cut_and_cleaned(
+    folder: str, details: dict[str, object], shown: dict[str, object] | None
+) -> None:
+    claims = GpuClaims("run-1", "n1", folder)
+    claims.announce(details)
+
+    mine = {"user": os.getuid(), "user_name": find_user_name(os.getuid()), "gpus": []}
+    assert read_claims(folder) == [{**mine, **({} if shown is None else {"run": "run-1", "node": "n1", **shown})}]
+    claims.release()
+
+
+def test_where_nothing_can_be_claimed_a_run_without_gpus_announces_nothing_and_goes_on(tmp_path: Path) -> None:
+    claims = GpuClaims("run-1", "n1", str(tmp_path / "missing"))
+    claims.announce({"name": "llama"})
+    assert claims.paths == []

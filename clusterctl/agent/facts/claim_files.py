@@ -1,0 +1,109 @@
+"""The files by which runs and reservations claim GPUs of a machine, and announce themselves to all its users.
+
+`clusterctl.agent.supervisor.gpu_claims` writes these files. Each run has a folder in /var/tmp with a locked file for
+each claimed GPU, and a locked file that describes the run (`get_host_file_name`). Each user may read the files of all
+users, but not list the folder of another user, so this module opens the files by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import struct
+
+from clusterctl.agent.linux import gpu_devices, proc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+SHARED = "/var/tmp"  # noqa: S108, RUF100
+PREFIX = "clusterctl-gpus-"
+LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+MAX_RECORD_BYTES = 4096
+_MAX_CLAIMS = 512
+_TEXTS, _NUMBERS = ("run", "node", "kind", "name", "note", "head"), ("since", "until", "workers", "step", "step_at")
+
+
+def get_host_file_name() -> str:
+    """Return the name of the file that describes a run. Several machines may share a folder of claims."""
+    return f"host-{proc.read_boot_id()}"
+
+
+def list_gpu_file_names(root: str = "") -> dict[int, str]:
+    """Return the name of the claim file of each GPU, by index; `root` is the prefix of /dev, /proc and /sys."""
+    return {
+        index: f"{name}-{proc.read_boot_id()}" for index, name in gpu_devices.list_machine_wide_gpu_names(root).items()
+    }
+
+
+def collect_claims(root: str = "", shared: str = SHARED) -> dict[str, Any]:
+    """Return the facts of the group `claims`.
+
+    Args:
+        root: Prefix of /dev, /proc and /sys.
+        shared: Parent folder of the folders of all runs.
+    """
+    names = list_gpu_file_names("" if root == "/" else root)
+    claims: list[dict[str, Any]] = []
+    left_out = 0
+    for entry in sorted(os.listdir(shared)):
+        folder = os.path.join(shared, entry)
+        if not entry.startswith(PREFIX):
+            continue
+        files = [(None, get_host_file_name()), *names.items()]
+        found = [(gpu, info) for gpu, name in files if (info := _read_locked(folder, name)) is not None]
+        if found and len(claims) < _MAX_CLAIMS:
+            user = found[0][1][0]
+            gpus = [gpu for gpu, _ in found if gpu is not None]
+            claims.append({"user": user, "user_name": proc.find_user_name(user), "gpus": gpus, **found[0][1][1]})
+        else:
+            left_out += bool(found)
+    return {"claims": claims, "left_out": left_out}
+
+
+def _read_locked(folder: str, name: str) -> tuple[int, dict[str, Any]] | None:
+    """Return the owner and the known, cleaned fields of a claim file; `None` if no process holds its lock."""
+    with open_claim(folder, name) as fd:
+        if fd is None or not is_locked(fd):
+            return None
+        record = read_record(fd)
+        fields: dict[str, Any] = {key: proc.sanitize_name(str(record[key])) for key in _TEXTS if record.get(key)}
+        fields.update((k, record[k]) for k in _NUMBERS if type(record.get(k)) in (int, float) and abs(record[k]) < 1e15)
+        return os.fstat(fd).st_uid, fields
+
+
+@contextlib.contextmanager
+def open_claim(folder: str, name: str) -> Iterator[int | None]:
+    """Open a claim file; yield `None` if it is unreadable, is no plain file, or has another owner than its folder."""
+    try:
+        fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        yield None
+        return
+    try:
+        file, above = os.fstat(fd), os.lstat(folder)
+        plain = stat.S_ISREG(file.st_mode) and stat.S_ISDIR(above.st_mode) and file.st_uid == above.st_uid
+        yield fd if plain else None
+    finally:
+        os.close(fd)
+
+
+def is_locked(fd: int) -> bool:
+    """Return whether a process holds the write lock of a file; only the owner of the file can take this lock."""
+    query = LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    kind: int = LOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, query))[0]
+    return kind != fcntl.F_UNLCK
+
+
+def read_record(fd: int) -> dict[str, Any]:
+    """Return the JSON object in a claim file; empty if there is none."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        value = json.loads(os.pread(fd, MAX_RECORD_BYTES, 0))
+        if isinstance(value, dict):
+            return value
+    return {}
