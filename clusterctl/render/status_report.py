@@ -131,8 +131,9 @@ def render_status(snapshot: RunSnapshot, now: float, terminal: Terminal, *, all_
     If there are many workers, workers in the same state share a row; with `all_rows` each worker has a row.
     """
     headline, *wrong = render_run_summary(snapshot, now, terminal)
+    origin = render_origin(snapshot.state, snapshot.origin, now, terminal)
     goodput = [f"  {line}" for line in describe_goodput(snapshot.goodput, terminal.glyphs)]
-    lines = [headline, *render_origin(snapshot.state, snapshot.origin, now, terminal), *goodput, *wrong]
+    lines = [headline, *origin, *_describe_pythons(snapshot.state), *goodput, *wrong]
     if attempts := render_attempts(snapshot.state, snapshot.step, now, terminal):
         lines += ["", *attempts]
     if snapshot.state.nodes:
@@ -143,6 +144,14 @@ def render_status(snapshot: RunSnapshot, now: float, terminal: Terminal, *, all_
             *_worker_table(snapshot, terminal, all_rows=all_rows),
         ]
     return lines
+
+
+def _describe_pythons(state: RunState) -> list[str]:
+    """Return a line for each path of the workers' interpreter; the line names the nodes if the paths differ."""
+    used = group_pairs((node.python, node.node) for node in state.nodes.values() if node.python)
+    return [
+        f"  python {safe(path)}" + (f" on {fold_hosts(nodes)}" if len(used) > 1 else "") for path, nodes in used.items()
+    ]
 
 
 def render_run_summary(snapshot: RunSnapshot, now: float, terminal: Terminal) -> list[str]:
@@ -322,7 +331,7 @@ def status_json(snapshot: RunSnapshot) -> dict[str, Any]:
         "attempts": attempts_json(state, snapshot.step),
         "nodes": [
             {key: getattr(node, key) for key in ("node", "node_rank", "address")}
-            | {"state": state.find_node_phase(node.node).value}
+            | {"python": node.python or None, "state": state.find_node_phase(node.node).value}
             for node in nodes
         ],
         "workers": [_worker_json(state.workers[rank], snapshot) for rank in sorted(state.workers)],

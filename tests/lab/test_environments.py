@@ -256,6 +256,7 @@ def test_other_commands_use_the_environment_of_the_last_start_and_clean_removes_
     shown = project.run("exec", "--env", "--", "python", "show.py")
     assert re.search(rf"hello {HERE} /root/{STORE}", shown.stdout), shown.stderr
     assert f"Python {HERE}" in project.run(*typed("clusterctl exec --env -- python -V")).stdout
+    assert re.search(rf"(?m)^  python /root/{STORE}/py\w+/bin/python$", project.run("status").stdout)
     assert project.run("health").returncode == 0
     kept = project.run("clean", "--older-than", "0s", "--yes")
     assert kept.returncode == 0, kept.stderr

@@ -311,7 +311,7 @@ class Supervisor:
         self._fsync_queue.add(self._run.prepare_file)
         fencing.renew_lease(self._run.lease_file)
         self._set_attempt(attempt)
-        self._record(events.Prepared(prepare.attempt, list(attempt.ports.attempt_ports)))
+        self._record(events.Prepared(prepare.attempt, list(attempt.ports.attempt_ports), attempt.python))
         self._forking.prepare_forkserver(attempt)
         return self._build_prepared_reply(attempt)
 

@@ -203,6 +203,7 @@ class NodeState:
         clock: The offset of the head's clock from the node's monotonic clock, and the error of this offset, in seconds.
         clock_ahead_s: Seconds by which the wall clock of the node is ahead of the head's; 0 if unknown.
         boot: Boot id of the machine when the node was prepared; "" before the node is prepared.
+        python: Path of the workers' interpreter; "" before the node is prepared.
         seq: Sequence number of the last applied event.
     """
 
@@ -226,6 +227,7 @@ class NodeState:
     clock: tuple[float, float] | None = None
     clock_ahead_s: float = 0.0
     boot: str = ""
+    python: str = ""
     seq: int = 0
 
     def describe_silence(self, seconds: float | None = None) -> str:

@@ -48,7 +48,9 @@ def test_status_has_the_agreed_keys() -> None:
         "run", "name", "state", "attended", "attempt", "exit_code", "cause", "health", "stall", "remaining", "warnings",
         "results", "started", "ended", "origin", "start", "goodput", "attempts", "nodes", "workers",
     }  # fmt: skip
-    assert value["nodes"][1] == {"node": "gpu02", "node_rank": 1, "address": "10.0.0.2", "state": "running"}
+    assert value["nodes"][1] == {
+        "node": "gpu02", "node_rank": 1, "address": "10.0.0.2", "python": None, "state": "running",
+    }  # fmt: skip
     assert value["workers"][3] == {
         "rank": 3, "local_rank": 1, "node": "gpu02", "pid": 103, "state": "running", "exit_code": None, "signal": None,
         "stopped": False, "step": 13, "last_output_s": 0.5, "slow": None,
@@ -64,6 +66,29 @@ def test_cause_and_stall_have_the_agreed_keys() -> None:
         "kind", "node", "rank", "exit_code", "signal", "message", "traceback", "certain",
     }  # fmt: skip
     assert value["stall"] == {"since_s": 500.0, "limit_s": 480.0, "phase": "confirmed", "verdict": None}
+
+
+@pytest.mark.parametrize(
+    ("pythons", "lines"),
+    [
+        pytest.param(["/e/py1/bin/python"] * 2, ["  python /e/py1/bin/python"], id="one on all nodes"),
+        pytest.param(
+            ["/e/py1/bin/python", "/usr/bin/python3"],
+            ["  python /e/py1/bin/python on gpu01", "  python /usr/bin/python3 on gpu02"],
+            id="two",
+        ),
+        pytest.param(["", ""], [], id="before the nodes are prepared"),
+    ],
+)
+def test_status_shows_the_python_of_the_ranks(pythons: list[str], lines: list[str], narrow: Terminal) -> None:
+    view = running()
+    nodes = {
+        name: replace(node, python=path) for (name, node), path in zip(view.state.nodes.items(), pythons, strict=True)
+    }
+    view = replace(view, state=replace(view.state, nodes=nodes))
+
+    assert [line for line in render_status(view, 1192.0, narrow) if "python" in line] == lines
+    assert [node["python"] or "" for node in status_json(view)["nodes"]] == pythons
 
 
 def stalled(phase: str, since_s: float, limit_s: float) -> RunSnapshot:

@@ -77,4 +77,5 @@ def worker(rank: int, **changes: Any) -> dict[str, Any]:
 
 
 def node(number: int, state: str) -> dict[str, Any]:
-    return {"node": f"n{number}", "node_rank": number, "address": f"10.0.0.{number + 1}", "state": state}
+    address = f"10.0.0.{number + 1}"
+    return {"node": f"n{number}", "node_rank": number, "address": address, "python": None, "state": state}
