@@ -90,7 +90,7 @@ mutants: $(VENV)/.mutation $(VENV)/.system  ## Break the deciding modules 200 ti
 
 killer: $(VENV)/.dev $(VENV)/.system  ## Kill a random process of a run at a random moment, 200 times (KILLER_RUNS, KILLER_SEED, KILLER_WORLDS, KILLER_START); cut a link for a minute
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_faults.py tests/lab/test_cast.py tests/lab/test_environments.py \
-	  -k 'minute or head_is_killed or second_cast or dies_while' $(PYTEST_ARGS)
+	  tests/e2e/test_notify.py -k 'minute or head_is_killed or second_cast or dies_while or arrives_once' $(PYTEST_ARGS)
 	$(BIN)/python -m tests.lab.killer
 
 why: $(VENV)/.dev $(VENV)/.system  ## Let runs go wrong in every way that we know, and see what `clusterctl why` says of each (WHY_ARGS)

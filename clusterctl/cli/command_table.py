@@ -166,6 +166,11 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
             ),
             "validate lint env ranks settings view schema",
         ),
+        "notify": CommandHelp(
+            "Send a test message to each target of `notify`",
+            ("clusterctl notify --test",),
+            "slack webhook message alert",
+        ),
         "export": CommandHelp(
             "Convert the cluster file for Slurm or Kubernetes", ("clusterctl export slurm cluster.yaml",)
         ),

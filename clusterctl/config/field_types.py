@@ -175,6 +175,16 @@ def _check_interpreter(value: object) -> object:
     return value
 
 
+def _check_secret_source(value: object) -> object:
+    """Raise an error, which does not contain the value, unless the value is a mapping with one key."""
+    if not isinstance(value, dict):
+        hint = "write `{env: NAME}` or `{file: PATH}`; a cluster file must not contain secrets"
+        raise InvalidValueError("must be a mapping, not the value itself", hint)
+    if len(value) != 1:
+        raise InvalidValueError("needs exactly one of `env`, `file`")
+    return value
+
+
 def _check_python_version(value: object) -> object:
     """Raise an error if the value is not a minor version of Python 3."""
     if not isinstance(value, str) or not re.fullmatch(r"3\.\d{1,2}", value):
@@ -216,6 +226,7 @@ def _convert_tuple_to_list(value: Any) -> Any:
 _TEXT_SCHEMA: dict[str, Any] = {"type": "string"}
 _COUNT_SCHEMA: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": _MAX_DEVICES}
 _SCALAR_SCHEMA: dict[str, Any] = {"type": ["string", "number", "boolean"]}
+_MESSAGE_EVENTS = ("start", "failure", "stall", "restart", "node", "end")
 _CAUSES = ("crash", "stall", "node_lost", "unhealthy")
 _PORT_SCHEMA: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 65535}
 
@@ -290,10 +301,18 @@ Command = Annotated[
         scalars_as_text=True,
     ),
 ]
-RestartCauses = Annotated[
-    tuple[Annotated[str, FieldType(choices=_CAUSES)], ...],
-    FieldType(before_check=_wrap_in_list, schema=_item_or_list_schema({"enum": [*_CAUSES]})),
+
+
+def _build_words_type(words: tuple[str, ...]) -> FieldType:
+    return FieldType(before_check=_wrap_in_list, schema=_item_or_list_schema({"enum": [*words]}))
+
+
+RestartCauses = Annotated[tuple[Annotated[str, FieldType(choices=_CAUSES)], ...], _build_words_type(_CAUSES)]
+MessageEvents = Annotated[
+    tuple[Annotated[str, FieldType(choices=_MESSAGE_EVENTS)], ...], _build_words_type(_MESSAGE_EVENTS)
 ]
+MessageCount = Annotated[int, FieldType(limits=(1, 1000))]
+SecretSource = FieldType(syntax="`{env: NAME}` or `{file: PATH}`", before_check=_check_secret_source)
 StopSignal = Annotated[str, FieldType(choices=("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"))]
 Severities = dict[str, Annotated[str, FieldType(choices=("fail", "warn", "ignore"))]]
 Interpreter = Annotated[str, FieldType(before_check=_check_interpreter)]

@@ -27,6 +27,8 @@ from clusterctl.config.field_types import (
     Interface,
     Interpreter,
     KeyDocs,
+    MessageCount,
+    MessageEvents,
     Port,
     PortOrAuto,
     PositiveDuration,
@@ -35,6 +37,7 @@ from clusterctl.config.field_types import (
     RestartCount,
     ResultsFetchCondition,
     ResumePolicy,
+    SecretSource,
     Severities,
     Size,
     SizeOrNone,
@@ -387,6 +390,42 @@ class SecretSpec:
     file: Annotated[str | None, KeyDocs("~/.secrets/hf")] = None
 
 
+_ADDRESS = KeyDocs({"file": "~/.secrets/hook"}, {"env": "HOOK_URL"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotifySpec:
+    """Where the controller sends messages about a run. A URL is a secret, so the file names only its source.
+
+    Attributes:
+        on: Events that cause a message.
+        slack: Incoming webhook of Slack.
+        discord: Webhook of a channel of Discord.
+        teams: Webhook of a workflow of Microsoft Teams.
+        ntfy: Topic of an ntfy server, such as `https://ntfy.sh/TOPIC`.
+        webhook: URL that gets each message as a JSON object.
+        apprise: URL of any service of apprise, which `pip install 'clusterctl[notify]'` installs.
+        command: Program of the head and its arguments; it starts in the folder of the cluster file.
+        max_per_minute: Largest number of messages a minute for each target. Start, failure and end are never left out.
+    """
+
+    on: Annotated[MessageEvents, KeyDocs(["failure", "end"])] = ("start", "failure", "stall", "restart", "node", "end")
+    slack: Annotated[Annotated[SecretSpec, SecretSource] | None, _ADDRESS] = None
+    discord: Annotated[Annotated[SecretSpec, SecretSource] | None, _ADDRESS] = None
+    teams: Annotated[Annotated[SecretSpec, SecretSource] | None, _ADDRESS] = None
+    ntfy: Annotated[Annotated[SecretSpec, SecretSource] | None, _ADDRESS] = None
+    webhook: Annotated[Annotated[SecretSpec, SecretSource] | None, _ADDRESS] = None
+    apprise: Annotated[Annotated[SecretSpec, SecretSource] | None, _ADDRESS] = None
+    command: Annotated[Args, KeyDocs(["./tell.sh", "--urgent"])] = ()
+    max_per_minute: Annotated[MessageCount, KeyDocs(10)] = 10
+
+    @property
+    def addresses(self) -> dict[str, SecretSpec]:
+        """The sources of the URLs, by key."""
+        keys = ("slack", "discord", "teams", "ntfy", "webhook", "apprise")
+        return {key: source for key in keys if (source := getattr(self, key)) is not None}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerLossSpec:
     """What nodes do if they lose the controller.
@@ -422,6 +461,7 @@ class ClusterSpec:
         stall: When a run counts as stalled.
         health: Settings of health checks.
         logs: Size limits of output files.
+        notify: Where the controller sends messages about a run.
     """
 
     name: Annotated[str, KeyDocs("llm-pretrain", unset_text="name of the file's folder")]
@@ -461,6 +501,7 @@ class ClusterSpec:
     stall: Annotated[StallSpec, KeyDocs({"timeout": "15m", "action": "restart"})] = field(default_factory=StallSpec)
     health: Annotated[HealthSpec, KeyDocs({"ignore": ["host.governor"]})] = field(default_factory=HealthSpec)
     logs: Annotated[LogsSpec, KeyDocs({"max_size": "10GiB"})] = field(default_factory=LogsSpec)
+    notify: Annotated[NotifySpec, KeyDocs({"slack": {"env": "SLACK_URL"}})] = field(default_factory=NotifySpec)
     min_nodes: int | None = None
 
     @property

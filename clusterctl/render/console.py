@@ -206,6 +206,12 @@ class Terminal:
         # Delete the lines instead of blanking them: tmux keeps blanked lines in its history if they begin at the top.
         return f"\r\x1b[{count - 1}A\x1b[{count}M"
 
+    def call_attention(self, text: str) -> None:
+        """Ring the bell of a terminal, show `text` as its title, and as a notification if it supports OSC 9."""
+        if self.live:
+            words = safe(text)
+            self._put(f"\x1b]0;{words}\x07\x1b]9;{words}\x07")
+
     def switch_screen(self, *, alternate: bool) -> None:
         """Enter the alternate screen of the terminal, or leave it; on leaving, the previous content reappears."""
         self._put(_ENTER_SCREEN if alternate else _LEAVE_SCREEN)

@@ -89,6 +89,7 @@ READS_A_FILE: dict[str, tuple[str, ...]] = {
     "cast": ("/etc/hostname", "box:copies/"),
     "sync": (),
     "config": (),
+    "notify": ("--test",),
     "export": ("slurm",),
     "trust": (),
     "version": ("cluster.yaml",),

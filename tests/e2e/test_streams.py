@@ -66,6 +66,7 @@ CASES: dict[str, list[Case]] = {
     "sync": [Case(("sync",))],
     "config": [Case(("config",)), Case(("config", "--env", "0")), Case(("config", "--schema"))],
     "init": [Case(("init", "--help")), Case(("init", "--list"))],
+    "notify": [Case(("notify", "--test", "--set", "notify.command=[cat]")), Case(("notify", "--test"), code=6)],
     "export": [
         Case(("export", "slurm")),
         Case((*typed("clusterctl export k8s cluster.yaml"), "--set", "defaults.gpus=0")),

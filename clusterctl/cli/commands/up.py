@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -156,7 +157,7 @@ def command(
     end_reason = screen.follow()
     if not (detach and end_reason is FollowEndReason.STARTED):
         in_json = mode is ProgressMode.JSON
-        return print_final_report(
+        code = print_final_report(
             run,
             end_reason,
             screen.state,
@@ -165,6 +166,9 @@ def command(
             quiet=common.quiet,
             visible_output=screen.visible_output,
         )
+        if end_reason is FollowEndReason.ENDED and not (common.quiet or os.environ.get("CLUSTERCTL_NO_BELL")):
+            console.err.call_attention(f"{run.run} {screen.state.phase.value}")
+        return code
     console.write_stdout(json.dumps({"run": run.run}) if as_json else run.run)
     if not common.quiet and console.err.live:
         console.write_stderr(f"`clusterctl logs -f {run.run}` follows the run, `clusterctl down {run.run}` ends it")

@@ -1,10 +1,12 @@
-"""The keys `env`, `env_file` and `secrets`: the environment variables of all workers, and checks of their names."""
+"""The keys `env`, `env_file`, `secrets`: the variables of all workers, and checks of names; the secrets of `notify`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 from clusterctl.config.file_trust import UnsafePermissionsError
 from clusterctl.config.secret_redaction import REDACTED, find_secret_words, is_secret_name
@@ -12,6 +14,7 @@ from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.section_declarations import SECRET
 from clusterctl.config.sections.section_validation import keep_scalars_as_text, validate_section
 from clusterctl.config.sections.shell_text_analysis import find_literal_mistakes
+from clusterctl.config.spec import NotifySpec
 from clusterctl.config.text.tree import (
     Document,
     KeyPath,
@@ -197,6 +200,37 @@ def _read_secrets(root: TreeNode, context: BuildContext) -> dict[str, str]:
     return {name: _read_secret(name, child, node, context) for name, child in node.value.items()}
 
 
+def check_notify_urls(root: TreeNode, notify: NotifySpec, context: BuildContext) -> None:
+    """Report each URL of `notify` that cannot be read or used. The reports do not contain the URL."""
+    report = context.report
+    for key in notify.addresses if context.with_secrets else ():
+        node, known = root.find("notify", key), len(report.problems)
+        url = "" if node is None else read_secret_value(node, f"notify.{key}", context)
+        mistake = _describe_url_mistake(key, url)
+        if node is not None and mistake is not None and len(report.problems) == known:
+            report.add(node.mark, f"notify.{key}: the secret {mistake}")
+        if node is not None and key == "apprise" and find_spec("apprise") is None:
+            report.add(node.mark, "notify.apprise: needs the package apprise", "pip install 'clusterctl[notify]'")
+
+
+def _describe_url_mistake(key: str, url: str) -> str | None:
+    """Return why a URL of `notify` cannot be used, as the end of a sentence that does not contain the URL."""
+    try:
+        parts = urlsplit(url)
+        is_complete = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return "is not a URL"
+    if not url.isprintable() or not url or " " in url:
+        return "is empty, or contains blanks, line breaks or control characters"
+    if key == "apprise":
+        return None if "://" in url else "is not a URL of apprise"
+    if parts.scheme not in ("http", "https") or not is_complete:
+        return "must begin with `https://` or `http://` and a host; `notify.apprise` accepts other services"
+    if key == "ntfy" and not parts.path.strip("/"):
+        return "must end with a topic, as in `https://ntfy.sh/TOPIC`"
+    return None
+
+
 def _read_secret(name: str, child: TreeNode, secrets: TreeNode, context: BuildContext) -> str:
     path = ("secrets", name)
     if not isinstance(child.value, dict):
@@ -209,10 +243,11 @@ def _read_secret(name: str, child: TreeNode, secrets: TreeNode, context: BuildCo
     if len(source) != 1:
         context.report.add(secrets.key_mark(name), f"{format_path(path)}: needs exactly one of `env`, `file`")
         return ""
-    return _read_secret_value(child, format_path(path), context) if context.with_secrets else ""
+    return read_secret_value(child, format_path(path), context) if context.with_secrets else ""
 
 
-def _read_secret_value(child: TreeNode, where: str, context: BuildContext) -> str:
+def read_secret_value(child: TreeNode, where: str, context: BuildContext) -> str:
+    """Return the value that `env` or `file` names; report a problem and return "" if it cannot be read."""
     source = child.child("env")
     if source is not None and source.value is not None:
         if source.value not in context.environ:

@@ -20,7 +20,9 @@ from clusterctl.config.spec import (
     EnvironmentSpec,
     HealthSpec,
     JobSpec,
+    NotifySpec,
     ResultsSpec,
+    SecretSpec,
     SyncSpec,
     TransportKind,
 )
@@ -56,6 +58,8 @@ def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
     cross_checks.warn_of_ineffective_keys(root, hosts, sections, report)
     if "health" in sections:
         cross_checks.check_health_keys(root, HealthSpec(**sections["health"]), hosts, context)
+    if "notify" in sections:
+        environment_section.check_notify_urls(root, NotifySpec(**sections["notify"]), context)
     if job is not None:
         job = job_checks.check_job_program(root, job, sync, hosts, environ.env, context)
         cross_checks.check_sync_source(root, sync, hosts, context)
@@ -152,9 +156,11 @@ def _build_mapping_sections(sections: Mapping[str, Mapping[str, Any]], context: 
         for name, values in sections.items()
         if name not in ("defaults", "job", "environment")
     }
-    ssh, restart = parts["ssh"], parts["restart"]
+    ssh, restart, notify = parts["ssh"], parts["restart"], parts["notify"]
     parts["ssh"] = replace(ssh, known_hosts=tuple(map(context.resolve, ssh.known_hosts)))
     parts["restart"] = replace(restart, backoff_max=max(restart.backoff, restart.backoff_max))
+    files = {key: context.resolve(source.file) for key, source in notify.addresses.items() if source.file}
+    parts["notify"] = replace(notify, **{key: SecretSpec(file=path) for key, path in files.items()})
     return parts
 
 

@@ -107,6 +107,10 @@ class Controller:
         """Cancel the run: gracefully, or at once."""
         self._run.cancel(kill=kill)
 
+    def post_note(self, text: str) -> None:
+        """Have the loop record a warning. Any thread may call this."""
+        self._run.post_note(text)
+
     def _loop(self) -> int:
         run = self._run
         parts = (self._reconnection, self._replication, self._start, self._restart, self._adoption, self._finish)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from clusterctl.agent.linux.logind_and_nccl_files import read_logind_settings
-from clusterctl.config.spec import ClusterSpec, HostSpec, load_spec
+from clusterctl.config.spec import ClusterSpec, HostSpec, NotifySpec, load_spec
 from clusterctl.errors import NoPythonError
 from clusterctl.run.controller import detached_process
 from clusterctl.run.controller.controlled_run import Dial
@@ -65,7 +66,22 @@ def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> 
     controller = Controller(run, spec, build_dialer(spec), preflight)
     detached_process.report_ready()
     run_origin.save_commit(run, os.path.dirname(spec.path) or ".")
-    return _save_verdict(run, controller.start(_list_head_warnings()))
+    with _send_messages(run, spec, controller):
+        return _save_verdict(run, controller.start(_list_head_warnings()))
+
+
+@contextlib.contextmanager
+def _send_messages(run: RunDir, spec: ClusterSpec, controller: Controller) -> Iterator[None]:
+    """Send the messages of `notify` while the run lasts, and afterwards for a limited time."""
+    if spec.notify == NotifySpec():
+        yield
+        return
+    from clusterctl.run.controller.notifier import Notifier  # It loads clients of HTTP, which most runs do not need.
+
+    notifier = Notifier(run, spec, controller.post_note)
+    notifier.start()
+    yield
+    notifier.finish()
 
 
 def _save_verdict(run: RunDir, code: int) -> int:
@@ -96,4 +112,5 @@ def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:
     if cancel:
         controller.cancel(kill=kill)
     detached_process.report_ready()
-    return _save_verdict(run, controller.adopt())
+    with _send_messages(run, spec, controller):
+        return _save_verdict(run, controller.adopt())

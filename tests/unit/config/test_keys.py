@@ -138,6 +138,16 @@ health:
 logs:
   max_size: none
   reserve: 64MiB
+notify:
+  'on':
+  - start
+  - failure
+  - stall
+  - restart
+  - node
+  - end
+  command: []
+  max_per_minute: 10
 """
 
 STORED = (
@@ -153,7 +163,9 @@ STORED = (
     '"results":null,"restart":{"max_restarts":0,"on":["crash","stall","node_lost"],"backoff":10.0,"backoff_max":300.0,"window":null,'
     '"never_codes":[]},"on_controller_loss":null,"stall":{"timeout":null,"startup_timeout":1500.0,"busy_timeout":null,"action":"report","watch":[]},'
     '"health":{"expect":{},"ignore":[],"severity":{},"required":[],"thresholds":{}},'
-    '"logs":{"max_size":null,"reserve":67108864},"min_nodes":null}'
+    '"logs":{"max_size":null,"reserve":67108864},"notify":{"on":["start","failure","stall","restart","node","end"],'
+    '"slack":null,"discord":null,"teams":null,"ntfy":null,"webhook":null,"apprise":null,"command":[],'
+    '"max_per_minute":10},"min_nodes":null}'
 )
 
 
