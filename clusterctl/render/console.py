@@ -210,7 +210,7 @@ class Terminal:
         """Ring the bell of a terminal, show `text` as its title, and as a notification if it supports OSC 9."""
         if self.live:
             words = safe(text)
-            self._put(f"\x1b]0;{words}\x07\x1b]9;{words}\x07")
+            self._put(f"\x07\x1b]0;{words}\x07\x1b]9;{words}\x07")
 
     def switch_screen(self, *, alternate: bool) -> None:
         """Enter the alternate screen of the terminal, or leave it; on leaving, the previous content reappears."""

@@ -166,4 +166,4 @@ def test_the_end_of_up_calls_the_person_at_the_terminal(
     with head.terminal("up", "--no-health", *options) as screen:
         assert screen.wait() == 0
         run = head.newest()
-        assert (f"\x1b]0;{run} succeeded\x07\x1b]9;{run} succeeded\x07" in screen.shown) == is_called
+        assert (f"\x07\x1b]0;{run} succeeded\x07\x1b]9;{run} succeeded\x07" in screen.shown) == is_called
