@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from .torch_names import OPTIMIZER, STEP_HOOK, find_name
+from .torch_names import COMPILE, COMPILE_END, COMPILE_START, OPTIMIZER, STEP_HOOK, find_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 _KERAS = ("keras.src.callbacks.callback_list", "keras.src.callbacks", "keras.callbacks", "tf_keras.src.callbacks")
 FRAMEWORK_MODULES = (OPTIMIZER, *_KERAS)
 """A process that imports one of these modules trains, or helps a process that trains."""
+_COMPILE_LIMIT = "15m"
 
 
 def make_framework_hooks(counters: ProgressCounters) -> dict[str, Callable[[Any], None]]:
-    """Return the hooks that count the steps of torch and Keras, by module name."""
+    """Return the hooks that count the steps of torch and Keras, and declare phases, by module name."""
     keras = dict.fromkeys(_KERAS, lambda module: _count_keras_steps(counters, module))
-    return {OPTIMIZER: lambda _: _count_torch_steps(counters), **keras}
+    return {OPTIMIZER: lambda _: _count_torch_steps(counters), COMPILE: lambda _: _declare_compiling(counters), **keras}
 
 
 def hook_imports(counters: ProgressCounters, hooks: dict[str, Callable[[Any], None]]) -> None:
@@ -83,6 +84,18 @@ def _count_torch_steps(counters: ProgressCounters) -> None:
     # Its hooks run after every `step` of every optimizer.
     find_name(STEP_HOOK)(counters.count_optimizer_step)
     counters.frameworks.append("torch")
+
+
+def _declare_compiling(counters: ProgressCounters) -> None:
+    """Let each run of `torch.compile` be a phase: compilers may work for minutes without a visible sign.
+
+    torch calls the second function once for each call of the first.
+    """
+    begin, end = find_name(COMPILE_START), find_name(COMPILE_END)
+    phases: list[tuple[str, float, float]] = []
+    if begin is not None and end is not None:
+        begin(lambda *_: phases.append(counters.begin_phase("torch.compile", _COMPILE_LIMIT)))
+        end(lambda *_: counters.end_phase(phases.pop()))
 
 
 def _count_keras_steps(counters: ProgressCounters, module: Any) -> None:

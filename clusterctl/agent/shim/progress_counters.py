@@ -78,7 +78,7 @@ class ProgressCounters:
         self.count_progress()
 
     def begin_phase(self, name: str, limit: float | str) -> tuple[str, float, float]:
-        """Begin a phase that the user has declared, and return the phase for `end_phase`."""
+        """Begin a phase that the user or the shim has declared, and return the phase for `end_phase`."""
         seconds = parse_time_limit(limit)
         if seconds is None:
             self.degraded["phase"] = "the time limit is invalid, so it is 15m"

@@ -21,6 +21,8 @@ WORLD, SET_GROUP, REGISTER_GROUP = (
     f"{C10D}.{name}" for name in ("_world", "_update_default_pg", "_register_process_group")
 )
 RPC_BACKEND, STEP_HOOK = f"{RPC}._init_rpc_backend", f"{OPTIMIZER}.register_optimizer_step_post_hook"
+COMPILE = "torch._dynamo.callback"
+COMPILE_START, COMPILE_END = f"{COMPILE}.on_compile_start", f"{COMPILE}.on_compile_end"
 # The Python functions of `torch.distributed` call these methods. Later releases have a few of them under new names.
 METHODS = {
     "allreduce": "all_reduce",
@@ -47,10 +49,11 @@ METHODS = {
     "barrier": "barrier",
 }
 """Methods of `ProcessGroup`, each with the name of the operation in the flight recorder."""
-OPTIONAL = frozenset({FR_DUMP, NCCL_DUMP, PRE_HOOK})
+OPTIONAL = frozenset({FR_DUMP, NCCL_DUMP, PRE_HOOK, COMPILE_START, COMPILE_END})
 """Names that some supported releases and builds of torch do not have. The shim then counts in another way."""
 NAMES = (
     *(FR_DUMP, NCCL_DUMP, PRE_HOOK, WORLD, SET_GROUP, REGISTER_GROUP, RPC_BACKEND, STEP_HOOK),
+    *(COMPILE_START, COMPILE_END),
     *(f"{C10D}._World.{name}" for name in ("default_pg", "pg_names", "pg_map")),
     *(f"{GROUP}.{name}" for name in ("_device_types", "_get_backend", "_get_sequence_number_for_group")),
     *(GROUP, f"{GROUP}.allreduce"),

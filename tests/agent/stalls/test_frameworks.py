@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 import time
 
@@ -143,3 +144,28 @@ def test_a_compiled_optimizer_step_is_not_traced_anew_each_time(bench):
     worker = bench.start(script)
     assert worker.wait() == 0, worker.text
     assert worker.said()["step"] == 20
+
+
+COMPILES = """
+import time, torch
+
+def compile_slowly(graph, inputs):
+    print("compiling", flush=True)
+    open("go").read()
+    return graph.forward
+
+print("result", torch.compile(lambda x: x + 1, backend=compile_slowly)(torch.ones(1)).item(), flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_rank_that_compiles_is_in_a_phase_until_the_code_is_made(bench, until):
+    os.mkfifo(bench.tmp_path / "go")
+    worker = bench.start(COMPILES)
+    worker.prints("compiling")
+    phase = until(lambda: (s := worker.said()) and s["phase"])
+    assert (phase["name"], phase["limit_s"]) == ("torch.compile", 900.0)
+
+    (bench.tmp_path / "go").write_text("")
+    worker.prints("result 2.0")
+    until(lambda: (s := worker.said()) and s["phase"] is None)
