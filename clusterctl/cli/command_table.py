@@ -174,6 +174,11 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
         "export": CommandHelp(
             "Convert the cluster file for Slurm or Kubernetes", ("clusterctl export slurm cluster.yaml",)
         ),
+        "metrics": CommandHelp(
+            "Give metrics of all runs to Prometheus",
+            ("clusterctl metrics", "clusterctl metrics --listen 9736", "clusterctl metrics --textfile DIR"),
+            "prometheus grafana exporter scrape openmetrics",
+        ),
         "completion": CommandHelp("Print the completion script of a shell", ('eval "$(clusterctl completion bash)"',)),
         "doctor": CommandHelp("Check whether this machine can start runs", ("clusterctl doctor",)),
         "version": CommandHelp(

@@ -13,6 +13,7 @@ from clusterctl.formatting import fold_ranks, group_pairs, plural
 from clusterctl.health.findings import Finding, Status
 from clusterctl.render.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Terminal, fit, pad, safe
 from clusterctl.render.line_wrapping import count_columns
+from clusterctl.render.metric_labels import render_labels
 from clusterctl.render.terminal_sanitizer import json_line
 
 WORST_FIRST = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS, Status.SKIP)
@@ -262,7 +263,7 @@ def format_health_prometheus(report: HealthReport) -> list[str]:
         labels = {"node": finding.node or "", "check": finding.check, "status": finding.status.value}
         if finding.gpu is not None:
             labels["gpu"] = str(finding.gpu)
-        sample = f"clusterctl_health_finding{_labels(labels)} 1"
+        sample = f"clusterctl_health_finding{render_labels(labels)} 1"
         if sample not in samples:  # Findings of one check may differ in their messages only.
             samples.add(sample)
             lines.append(sample)
@@ -271,15 +272,8 @@ def format_health_prometheus(report: HealthReport) -> list[str]:
         "# TYPE clusterctl_health_verdict gauge",
     ]
     for node in report.nodes:
-        lines.append(f"clusterctl_health_verdict{_labels({'node': node.node, 'status': node.verdict.value})} 1")
+        lines.append(f"clusterctl_health_verdict{render_labels({'node': node.node, 'status': node.verdict.value})} 1")
     return lines
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    escaped = (
-        (key, value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")) for key, value in labels.items()
-    )
-    return "{" + ",".join(f'{key}="{value}"' for key, value in escaped) + "}"
 
 
 _WORDS = {Status.PASS: "ok", Status.WARN: "warn", Status.FAIL: "fail", Status.SKIP: "-", Status.UNKNOWN: "unknown"}

@@ -6,11 +6,13 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks.screens import SCREENS
+from clusterctl.cli.commands.metrics import MetricsSource
 from tests.big_run import CULPRIT, End, Shape, made
 
 if TYPE_CHECKING:
@@ -59,3 +61,16 @@ def test_the_rank_that_matters_stands_out_of_1600(env: dict[str, str], tmp_path:
 def test_the_output_of_a_failed_run_ends_with_what_failed(env: dict[str, str], tmp_path: Path) -> None:
     said = typed(env, tmp_path, "logs", "failed", "-n", "20")
     assert f"gpu138 r{CULPRIT} │ RuntimeError: CUDA error: device-side assert triggered" in said
+
+
+def test_a_scrape_of_1600_gpus_takes_less_than_300_ms(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", env["XDG_STATE_HOME"])
+    source, seconds, text = MetricsSource(), [], ""
+    for _ in range(5):
+        began = time.thread_time()
+        text = source.read()
+        seconds.append(time.thread_time() - began)
+
+    # Two runs go on; the one that stands still has as many GPUs.
+    assert text.count("\nclusterctl_gpu_utilization_ratio{") == 3200
+    assert sorted(seconds)[2] / 2 < 0.3, seconds

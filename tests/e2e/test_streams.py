@@ -54,6 +54,7 @@ CASES: dict[str, list[Case]] = {
     "stacks": [Case(("stacks",))],
     "profile": [Case(("profile", "--rank", "0", "--for", "1s"), code=4)],
     "stats": [Case(("stats",)), Case(("stats", "--watch", "1h")), Case(("stats", "--watch", "90d"))],
+    "metrics": [Case(("metrics",))],
     "top": [Case(("top",))],
     "exec": [
         Case(("exec", "--", "sh", "-c", "echo there; exit 7"), code=7),

@@ -49,12 +49,12 @@ def ignore_resource_shortage() -> Iterator[None]:
             raise
 
 
-def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = False) -> None:
     """Write a file so that readers see the old or the new content, never a part of it.
 
     With `durable`, the file is also complete after a crash of the machine.
     """
-    syscalls.write_atomically(str(path), data, durable=durable)
+    syscalls.write_atomically(str(path), data, mode, durable=durable)
 
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
