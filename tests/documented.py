@@ -93,6 +93,7 @@ STORY: Final = [
     Row("clusterctl logs -t"),
     Row("clusterctl logs --format json"),
     Row("clusterctl stats"),
+    Row("clusterctl who"),
     Row("clusterctl top"),
     Row("clusterctl logs -f", folder="long", how="interrupt"),
     Row("clusterctl logs -f --all-ranks", folder="long", how="interrupt"),
@@ -259,7 +260,7 @@ _PROGRAMS = (
     r"clusterctl|cctl|make|pip3?|python3?|ssh|scp|cat|tail|kill|git|sudo|mount|apt-get|apt|sh|bash|eval|systemctl"
     r"|nvidia-smi|loginctl|\.?/?\.ci/\w+|\./[^\s`]+"
 )
-_COMMANDS = "up|down|ps|status|logs|attach|wait|health|stacks|profile|diff|report|diagnose|exec|shell|forward|sync|stats|top|config|init|trust|clean"
+_COMMANDS = "up|down|ps|status|logs|attach|wait|health|stacks|profile|diff|report|diagnose|exec|shell|forward|sync|stats|who|top|config|init|trust|clean"
 _QUOTED = re.compile(rf"`((?:{_PROGRAMS})\s[^`]+|(?:{_COMMANDS}) -[^`]+)`")
 _INDENTED = re.compile(rf"^(?: {{4,}}|\t)((?:{_PROGRAMS})\s[^─═\n]*)$", re.MULTILINE)
 _ROW = re.compile(r"^\| `(clusterctl [^`]+)` \| ([^|]+) \|$", re.MULTILINE)

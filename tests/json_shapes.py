@@ -276,6 +276,40 @@ STATS: Final = a_list(
         ),
     )
 )
+WHO: Final = filled(
+    a_list(
+        an_object(
+            node=TEXT,
+            error=or_null(TEXT),
+            gpus=a_list(COUNT),
+            free_gpus=a_list(COUNT),
+            free=FLAG,
+            notes=a_list(TEXT),
+            holders=a_list(
+                an_object(
+                    kind=one_of("run", "reservation", "waiting", "process", "hidden"),
+                    gpus=a_list(COUNT),
+                    user=or_null(TEXT),
+                    name=TEXT,
+                    title=TEXT,
+                    head=TEXT,
+                    is_here=FLAG,
+                    since=or_null(TIME),
+                    until=or_null(TIME),
+                    note=TEXT,
+                    workers=or_null(COUNT),
+                    step=or_null(COUNT),
+                    step_at=or_null(TIME),
+                    pids=a_list(COUNT),
+                    memory=or_null(COUNT),
+                    util=or_null(NUMBER),
+                    idle_since=or_null(TIME),
+                    idle=FLAG,
+                )
+            ),
+        )
+    )
+)
 FINDING: Final = an_object(
     check=TEXT,
     status=VERDICT,
@@ -305,6 +339,7 @@ ALL: Final[Mapping[str, Schema]] = {
     "exec": EXEC,
     "stacks": STACKS,
     "stats": STATS,
+    "who": WHO,
     "health": HEALTH,
     "diagnose": DIAGNOSE,
 }

@@ -88,6 +88,11 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
         ),
     },
     "Nodes": {
+        "who": CommandHelp(
+            "Show which GPUs are free, and who uses the others",
+            ("clusterctl who",),
+            "free users owner occupied busy gpustat w",
+        ),
         "health": CommandHelp(
             "Check GPUs, drivers, disks, clocks and network of all nodes",
             ("clusterctl health cluster.yaml", "clusterctl health --record health.json"),

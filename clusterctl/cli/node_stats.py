@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.agent.protocol import command_payload_types
-from clusterctl.agent.protocol.command_payload_types import FactsRequest
+from clusterctl.agent.protocol.command_payload_types import Facts, FactsRequest
 from clusterctl.agent.protocol.record_types import HealthSample
 from clusterctl.cli import option_values
 from clusterctl.config.spec import HostSpec
@@ -91,26 +91,29 @@ def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:
 # --- measurements on nodes
 
 
+def request_facts(session: Session, *groups: str) -> Facts:
+    """Return groups of facts of a node. No command of the cluster file runs, so the user need not trust the file."""
+    request: FactsRequest = {"groups": list(groups), "deadline": _PROBE_DEADLINE_S}
+    asked: command_payload_types.ProbeArguments = {
+        "python": None,
+        "prologue": None,
+        "env": {},
+        "cwd": None,
+        "request": request,
+    }
+    return PROBE.call(session, asked, timeout=_PROBE_DEADLINE_S + _PROBE_MARGIN_S)
+
+
 def probe_node_stats(
     hosts: Sequence[HostSpec], sessions: Mapping[str, Session], errors: Mapping[str, ClusterctlError]
 ) -> list[NodeStats]:
     """Measure the statistics of nodes in parallel. If a node does not answer, its result contains the reason.
 
     `errors` are the errors of the nodes without a session.
-
-    The measurement runs no command of the cluster file, so the user need not trust the file.
     """
 
     def ask(node: str, session: Session) -> NodeStats:
-        request: FactsRequest = {"groups": ["machine", "gpus"], "deadline": _PROBE_DEADLINE_S}
-        asked: command_payload_types.ProbeArguments = {
-            "python": None,
-            "prologue": None,
-            "env": {},
-            "cwd": None,
-            "request": request,
-        }
-        facts = PROBE.call(session, asked, timeout=_PROBE_DEADLINE_S + _PROBE_MARGIN_S)
+        facts = request_facts(session, "machine", "gpus")
         try:
             return _make_stats_from_facts(node, facts)
         except (TypeError, ValueError, AttributeError, LookupError) as error:

@@ -56,6 +56,7 @@ CASES: dict[str, list[Case]] = {
     "stats": [Case(("stats",)), Case(("stats", "--watch", "1h")), Case(("stats", "--watch", "90d"))],
     "metrics": [Case(("metrics",))],
     "top": [Case(("top",))],
+    "who": [Case(("who",)), Case(("who", "--watch", "1h"))],
     "exec": [
         Case(("exec", "--", "sh", "-c", "echo there; exit 7"), code=7),
         Case((*STREAM, "sh", "-c", "echo there; sleep 600")),

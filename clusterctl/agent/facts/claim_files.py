@@ -26,6 +26,7 @@ PREFIX = "clusterctl-gpus-"
 LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 MAX_RECORD_BYTES = 4096
 _MAX_CLAIMS = 512
+_MAX_UNKNOWN_GPUS = 8
 _TEXTS, _NUMBERS = ("run", "node", "kind", "name", "note", "head"), ("since", "until", "workers", "step", "step_at")
 
 
@@ -41,6 +42,11 @@ def list_gpu_file_names(root: str = "") -> dict[int, str]:
     }
 
 
+def name_unknown_gpu(index: int) -> str:
+    """Return the name of the claim file of a GPU whose address is unknown, because no driver is loaded."""
+    return f"gpu-{index}-{proc.read_boot_id()}"
+
+
 def collect_claims(root: str = "", shared: str = SHARED) -> dict[str, Any]:
     """Return the facts of the group `claims`.
 
@@ -49,6 +55,7 @@ def collect_claims(root: str = "", shared: str = SHARED) -> dict[str, Any]:
         shared: Parent folder of the folders of all runs.
     """
     names = list_gpu_file_names("" if root == "/" else root)
+    names = names or {index: name_unknown_gpu(index) for index in range(_MAX_UNKNOWN_GPUS)}
     claims: list[dict[str, Any]] = []
     left_out = 0
     for entry in sorted(os.listdir(shared)):

@@ -29,6 +29,7 @@ from clusterctl.agent.facts.claim_files import (
     get_host_file_name,
     is_locked,
     list_gpu_file_names,
+    name_unknown_gpu,
     open_claim,
     read_record,
 )
@@ -92,7 +93,7 @@ class GpuClaims:
         names = list_gpu_file_names(self._root)
         try:
             for index in gpu_indices:
-                name = names.get(index, f"gpu-{index}-{proc.read_boot_id()}")
+                name = names.get(index) or name_unknown_gpu(index)
                 if name not in self._locks:
                     self._claim_gpu(name, index)
         except BaseException as error:
