@@ -68,7 +68,7 @@ WORKER_STATE = one_of("pending", "starting", "running", "exited", "lost")
 VERDICT = one_of("PASS", "WARN", "FAIL", "SKIP", "UNKNOWN")
 DIAGNOSIS = one_of(
     *("NOT_JOINED", "MISMATCH", "DEADLOCK", "EXITED_EARLY", "STOPPED", "DSTATE", "GIL_HELD", "NETWORK", "STORAGE"),
-    *("ALL_JOINED", "STORE_LOST", "NODE_LOST", "NOT_STARTED", "SLOW", "NONE"),
+    *("ALL_JOINED", "EXTERNAL_WAIT", "STORE_LOST", "NODE_LOST", "NOT_STARTED", "SLOW", "NONE"),
 )
 
 DIAGNOSE: Final = an_object(

@@ -69,6 +69,7 @@ class RankSnapshot:
         frames: Calls of the main thread, most recent first; `None` if unknown.
         cpu: CPU cores that the rank uses.
         status_age: Seconds since the shim's thread last wrote a status; `None` without a shim.
+        main_age: Seconds since the main thread last ran Python code; `None` if unknown.
         seq: For each process group: the numbers of the last begun collective and of the last ended collective.
         entries: The newest entries of the flight recorder; `None` without a recorder.
         setup: The values with which the rank sets up, or has set up, the default process group.
@@ -85,6 +86,7 @@ class RankSnapshot:
     children: tuple[ProcessState, ...] = ()
     step: int | None = None
     status_age: float | None = None
+    main_age: float | None = None
     seq: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     entries: tuple[FlightRecorderEntry, ...] | None = None
     setup: GroupSetup | None = None

@@ -19,10 +19,16 @@ from clusterctl.why.stack_position import (
     WAITS,
     Activity,
     describe_kernel_wait,
+    describe_wchan,
     is_computing,
+    is_listening,
+    is_polling,
+    is_waiting_for_child,
     is_waiting_for_network,
     is_waiting_for_peers,
     is_waiting_for_storage,
+    is_waiting_outside,
+    list_user_lines,
     locate_rank,
     name_culprits,
 )
@@ -508,9 +514,10 @@ def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
     """Judge ranks that communicate by their own sockets. Other ranks read from the culprit, which reads from none."""
     if collectives.has_collective_counts(hang.snapshots):
         return None
+    sockets = _list_sockets(hang)
     reads = {
         rank: peer
-        for rank, socket, peer in _list_sockets(hang)
+        for rank, socket, peer in sockets
         if socket["awaited"] and peer is not None and peer != rank and not socket["unread"]
     }
     cycle = sorted(rank for rank in reads if _is_in_cycle(reads, rank))
@@ -525,12 +532,20 @@ def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
     if not set(reads.values()) - set(reads):
         return None
     free = sorted(rank for rank in hang.snapshots if rank not in reads)
+    # A server that waits for a connection misses the ranks that have none to it.
+    servers = [rank for rank in free if rank in reads.values() and is_listening(hang.snapshots[rank])]
+    linked = {rank for rank, _, peer in sockets if peer in servers} | {
+        peer for rank, _, peer in sockets if rank in servers
+    }
+    absent = [rank for rank in free if servers and rank not in servers and rank not in linked]
     # A rank that reads from an unknown peer is not the rank that others wait for.
-    named = [rank for rank in free if not is_waiting_for_network(hang.snapshots[rank])] or free
+    named = absent or [rank for rank in free if not is_waiting_for_network(hang.snapshots[rank])] or free
+    missed = f"has no connection to {format_ranks(servers)}" if absent else "sent no data"
+    for_it = "" if absent else " for it"
     return hang.build_verdict(
         classify_missing_ranks(hang, named),
         Confidence.LIKELY if len(named) == 1 else Confidence.AMBIGUOUS,
-        f"{hang.describe(named)} sent no data, and {format_waiting(reads)} for it{hang.describe_reason(named)}",
+        f"{hang.describe(named)} {missed}, and {format_waiting(reads)}{for_it}{hang.describe_reason(named)}",
         named,
     )
 
@@ -564,13 +579,26 @@ def _judge_by_stacks(hang: HangAnalysis) -> Verdict | None:
             f"{hang.describe(others)} is at another position than all other ranks; {format_waiting(waits)}{reason}",
             others,
         )
-    counts = Counter((position.where, position.op) for position in hang.positions.values())
-    rare = [rank for rank, position in hang.positions.items() if counts[position.where, position.op] == 1]
-    if len(hang.positions) < 3 or len(rare) != 1 or max(counts.values()) < len(hang.positions) - 1:
+    places: dict[int, tuple[str | None, ...]] = {
+        rank: (position.where, position.op) for rank, position in hang.positions.items()
+    }
+    if len(set(places.values())) == 1:  # Then the calls that lead to this line may differ.
+        places = {rank: list_user_lines(snapshot) for rank, snapshot in hang.snapshots.items()}
+    counts = Counter(places.values())
+    rare = [rank for rank, place in places.items() if counts[place] == 1]
+    if len(places) < 3 or len(rare) != 1 or max(counts.values()) < len(places) - 1:
         return None
     waits_too = hang.positions[rare[0]].activity in WAITS
     if waits_too and counted:
         return None  # The collective numbers agree. The rank may be in an operation of another group.
+    if rare == [0] and all(map(is_polling, hang.snapshots.values())):
+        return hang.build_verdict(
+            Fault.NOT_JOINED,
+            Confidence.AMBIGUOUS,
+            "all ranks check something again and again, rank 0 at another position than the others: "
+            "it may wait for one of them, or they for it",
+            hang.snapshots,
+        )
     return hang.build_verdict(
         Fault.MISMATCH if waits_too else classify_missing_ranks(hang, rare),
         Confidence.LIKELY,
@@ -580,21 +608,38 @@ def _judge_by_stacks(hang: HangAnalysis) -> Verdict | None:
 
 
 def _judge_by_kernel(hang: HangAnalysis) -> Verdict | None:
-    """Judge without stacks and collective numbers. Most ranks have one kernel wait channel, and a few have another."""
+    """Judge without collective numbers. Most ranks have one kernel wait channel, and a few have another.
+
+    Ranks with stacks are judged only if all of them wait for a process that they started. The first such process
+    counts then.
+    """
     snapshots = hang.snapshots
-    if len(snapshots) < 3 or any(s.frames for s in snapshots.values()) or collectives.has_collective_counts(snapshots):
+    has_children = all(map(is_waiting_for_child, snapshots.values()))
+    is_clear = has_children or not any(snapshot.frames for snapshot in snapshots.values())
+    if len(snapshots) < 3 or not is_clear or collectives.has_collective_counts(snapshots):
         return None
-    waits = {rank: describe_kernel_wait(snapshot) or snapshot.wchan or "" for rank, snapshot in snapshots.items()}
+    describe_wait = _describe_child if has_children else describe_kernel_wait
+    waits = {rank: describe_wait(snapshot) or snapshot.wchan or "" for rank, snapshot in snapshots.items()}
     (usual, most), *rest = Counter(waits.values()).most_common()
     odd = [rank for rank, wait in waits.items() if wait != usual]
     if not rest or most < 2 or most < len(odd):
         return None
+    what, reason = "another wait channel", hang.describe_reason(odd)
+    if has_children:
+        what, reason = "a child process in another state", f": {waits[odd[0]]}" if len(odd) == 1 else ""
     return hang.build_verdict(
         classify_missing_ranks(hang, odd),
-        Confidence.LIKELY if len(odd) == 1 and describe_kernel_wait(snapshots[odd[0]]) else Confidence.AMBIGUOUS,
-        f"{format_ranks(odd)} has another wait channel than the others{hang.describe_reason(odd)}",
+        Confidence.LIKELY if len(odd) == 1 and describe_wait(snapshots[odd[0]]) else Confidence.AMBIGUOUS,
+        f"{format_ranks(odd)} has {what} than the others{reason}",
         odd if most > len(odd) else waits,
+        (lambda rank: waits[rank]) if has_children else None,
     )
+
+
+def _describe_child(snapshot: RankSnapshot) -> str:
+    child = snapshot.children[0]
+    wait = describe_wchan(child["wchan"]).removeprefix("it ") or child["wchan"] or "runs"
+    return f"its child process {wait}"
 
 
 # --- rules for hangs in which no rank is missing
@@ -608,6 +653,8 @@ def _judge_ranks_at_one_place(hang: HangAnalysis) -> Verdict | None:
         return hang.build_undetermined_verdict("all examined ranks wait for the others")
     positions = {(position.where, position.op) for position in hang.positions.values()}
     if len(positions) == 1 and activities <= set(_ELSEWHERE):
+        if all(map(is_waiting_outside, hang.snapshots.values())):
+            return _describe_external_wait(hang)
         return hang.build_verdict(
             classify_missing_ranks(hang, hang.snapshots),
             Confidence.LIKELY,
@@ -615,6 +662,31 @@ def _judge_ranks_at_one_place(hang: HangAnalysis) -> Verdict | None:
             hang.snapshots,
         )
     return _judge_links(hang, activities, cut) if activities & set(WAITS) else None
+
+
+def _describe_external_wait(hang: HangAnalysis) -> Verdict:
+    """Return a verdict without a culprit: all ranks wait at one line for the same thing outside of the run."""
+    if hang.unobserved:
+        return hang.build_undetermined_verdict("all examined ranks wait at the same line")
+    peers = {
+        f"{socket['peer']}:{socket['peer_port']}" if peer is None else f"rank {peer}"
+        for _, socket, peer in _list_sockets(hang)
+        if socket["awaited"]
+    }
+    awaited = f"for an answer of {peers.pop()}" if len(peers) == 1 else "for something"
+    reasons = {describe_kernel_wait(snapshot) for snapshot in hang.snapshots.values()}
+    how = f" ({reasons.pop()})" if len(reasons) == 1 else ""
+    position = next(iter(hang.positions.values()))
+    return Verdict(
+        kind=ProblemKind.HANG,
+        cls=Fault.EXTERNAL_WAIT,
+        confidence=Confidence.LIKELY,
+        summary=f"all ranks wait at {position.where} in {position.op} {awaited}{how}, and no rank differs: "
+        "look for its cause outside of the ranks, such as a server or a file",
+        waiting=hang.list_waiting(hang.snapshots),
+        missing_evidence=hang.missing_evidence,
+        next_commands=(f"clusterctl stacks {hang.evidence.run}", f"clusterctl logs {hang.evidence.run}"),
+    )
 
 
 def _judge_links(hang: HangAnalysis, activities: Collection[Activity], cut: Sequence[str]) -> Verdict:

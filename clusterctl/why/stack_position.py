@@ -28,6 +28,8 @@ _SETTING_UP = frozenset({"init_process_group", "rendezvous", "_create_c10d_store
 
 
 _BUSY_CORES = 0.5
+_MAX_PAUSE_S = 4.0
+"""The longest pause between two checks of a rank that polls."""
 
 
 class Activity(str, Enum):
@@ -86,6 +88,12 @@ def _locate_in_frames(frames: tuple[StackFrame, ...]) -> StackPosition:
     return StackPosition(activity=doing, where=where, op=op)
 
 
+def list_user_lines(snapshot: RankSnapshot) -> tuple[str, ...]:
+    """Return the lines of user code on the stack of a rank's main thread, `file:line`, innermost first."""
+    frames = (frame for frame in snapshot.frames or () if is_user_code(frame.file))
+    return tuple(f"{shorten_path(frame.file)}:{frame.line}" for frame in frames)
+
+
 def is_user_code(file: str) -> bool:
     """Return whether a file is the user's code, not a package or part of Python."""
     return _LIBRARY.search(file) is None
@@ -139,15 +147,15 @@ def name_culprits(
 
 
 _WAITS = (
-    (r"^hrtimer_nanosleep|^do_nanosleep", "it sleeps"),
+    (r"^hrtimer_nanosleep|^do_nanosleep", SLEEP := "it sleeps"),
     (r"^(?:anon_)?pipe_(?:read|wait_readable)", "it reads from an empty pipe"),
     (r"^(?:anon_)?pipe_(?:write|wait_writable)", "it writes to a full pipe"),
     (r"^wait_for_partner|^fifo_open", "it opens a FIFO that no other process has open"),
     (r"^unix_stream_(?:read|data_wait)|^unix_wait_for_peer", "it waits for a local socket"),
     (r"^(?:sk_wait_data|inet_|tcp_|wait_woken|__skb_wait)", NETWORK := "it waits for a network socket"),
-    (r"^(?:do_wait|kernel_wait4|wait_consider_task)", "it waits for a process that it started"),
-    (r"^(?:locks_lock|flock_lock|posix_lock|fcntl_setlk|do_lock_file)", "it waits for the lock of a file"),
-    (r"^(?:poll_schedule_timeout|do_poll|ep_poll|do_epoll|do_select)", "it polls"),
+    (r"^(?:do_wait|kernel_wait4|wait_consider_task)", CHILD := "it waits for a process that it started"),
+    (r"^(?:locks_lock|flock_lock|posix_lock|fcntl_setlk|do_lock_file)", FILE_LOCK := "it waits for the lock of a file"),
+    (r"^(?:poll_schedule_timeout|do_poll|ep_poll|do_epoll|do_select)", POLL := "it polls"),
     (
         r"^(?:rpc_|nfs|request_wait_answer|fuse_|ceph|lustre|ll_|cl_sync|folio_wait|io_schedule)",
         STORAGE := "it waits for a file system",
@@ -161,6 +169,30 @@ _WAITS = (
 def describe_kernel_wait(snapshot: RankSnapshot) -> str:
     """Return a description of what a rank waits for in the kernel; "" if unknown."""
     return describe_wchan(snapshot.wchan) or ("it computes" if (snapshot.cpu or 0.0) >= _BUSY_CORES else "")
+
+
+def is_waiting_for_child(snapshot: RankSnapshot) -> bool:
+    """Return whether a rank waits for the end of a process that it started."""
+    return describe_kernel_wait(snapshot) == CHILD and bool(snapshot.children)
+
+
+def is_polling(snapshot: RankSnapshot) -> bool:
+    """Return whether a rank checks something again and again, with short sleeps."""
+    return (
+        describe_kernel_wait(snapshot) in (SLEEP, POLL)
+        and snapshot.main_age is not None
+        and snapshot.main_age < _MAX_PAUSE_S
+    )
+
+
+def is_waiting_outside(snapshot: RankSnapshot) -> bool:
+    """Return whether a rank waits for something that need not be of this run: a socket, a lock file, an event."""
+    return describe_kernel_wait(snapshot) in (NETWORK, FILE_LOCK, POLL) or is_polling(snapshot)
+
+
+def is_listening(snapshot: RankSnapshot) -> bool:
+    """Return whether a rank waits for a new connection, or for any of several."""
+    return describe_kernel_wait(snapshot) == POLL or (snapshot.wchan or "").startswith("inet_csk_accept")
 
 
 def describe_wchan(wchan: str | None) -> str:

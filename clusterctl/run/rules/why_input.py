@@ -163,6 +163,7 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence) -> RankSnapshot:
         children=tuple(evidence["children"]),
         step=inside.get("step") if inside else None,
         status_age=inside.get("age_s") if inside and not inside.get("unseen") else None,
+        main_age=inside.get("main_age_s") if inside else None,
         seq={group: (numbers[0], numbers[1]) for group, numbers in seq.items()},
         entries=_entries(evidence, seq),
         setup=evidence.get("setup"),

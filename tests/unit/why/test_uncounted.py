@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from clusterctl.agent.protocol.record_types import TcpConnection
 from clusterctl.why.evidence_types import RankSnapshot, StackFrame
 from clusterctl.why.run_verdict import judge_run
@@ -134,3 +136,66 @@ def test_ranks_of_two_nodes_on_one_machine_read_from_each_other_over_loopback() 
     nodes = {name: replace(node, addresses=("127.0.0.1",)) for name, node in evidence.nodes.items()}
 
     assert named(judge_run(replace(evidence, nodes=nodes))) == [2]
+
+
+def at_child(state: str = "S", wchan: str | None = "futex_do_wait") -> RankSnapshot:
+    """A rank that waits for the Python that it started."""
+    child: Any = {"pid": 40, "state": state, "wchan": wchan}
+    return elsewhere(wchan="do_wait", children=(child,))
+
+
+def at_outside(**more: Any) -> RankSnapshot:
+    """A rank that waits for an answer of a server that is no rank."""
+    server = connection(address="10.0.0.1", port=50_000, peer="10.9.9.9", peer_port=443, awaited=True)
+    return replace(at_socket(server), **more)
+
+
+def polls(line: int = 21, **more: Any) -> RankSnapshot:
+    return elsewhere(line, main_age=0.1, **more)
+
+
+def test_of_ranks_that_only_started_the_trainer_the_one_is_named_whose_trainer_does_something_else() -> None:
+    verdict = of(at_child(), at_child("R", None), at_child(), at_child())
+
+    assert (named(verdict), verdict.confidence) == ([1], Confidence.LIKELY)
+    assert verdict.culprits[0].evidence == "its child process runs"
+
+
+@pytest.mark.parametrize(
+    "look",
+    [at_outside(), polls(), elsewhere(wchan="flock_lock_inode_wait"), at_outside(wchan="poll_schedule_timeout")],
+    ids=["server", "file", "lock", "select"],
+)
+def test_where_all_wait_at_one_line_for_something_outside_no_rank_is_named(look: RankSnapshot) -> None:
+    verdict = of(look, look, look, look)
+
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.EXTERNAL_WAIT, Confidence.LIKELY, [])
+
+
+def test_the_server_for_which_all_wait_is_told() -> None:
+    assert "10.9.9.9:443" in of(at_outside(), at_outside(), at_outside()).summary
+
+
+def test_where_one_could_not_be_seen_nothing_outside_is_blamed() -> None:
+    assert of(polls(), polls(), polls(), RankSnapshot(source="proc", error="gone")).confidence is Confidence.UNKNOWN
+
+
+def test_a_rank_that_waits_elsewhere_than_at_the_server_that_waits_for_it_is_named() -> None:
+    hub = replace(at_socket(answers(1), answers(2)), wchan="inet_csk_accept")
+    verdict = of(hub, at_socket(reads(1)), at_socket(reads(2)), at_outside())
+
+    assert (named(verdict), verdict.confidence) == ([3], Confidence.LIKELY)
+    assert "has no connection to rank 0" in verdict.summary
+
+
+def test_where_rank_0_and_its_workers_all_poll_no_rank_is_named_alone() -> None:
+    verdict = of(polls(), polls(40), polls(40), polls(40))
+
+    assert (named(verdict), verdict.confidence) == ([0, 1, 2, 3], Confidence.AMBIGUOUS)
+
+
+def test_of_ranks_at_one_line_the_one_that_came_there_from_another_is_named() -> None:
+    outer = StackFrame(function="train", file=USER, line=99)
+    verdict = of(polls(), polls(), replace(polls(), frames=((polls().frames or ())[0], outer)), polls())
+
+    assert (named(verdict), verdict.confidence) == ([2], Confidence.LIKELY)
