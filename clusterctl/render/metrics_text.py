@@ -26,7 +26,7 @@ MAX_PROBLEMS = 1000
 MAX_SAMPLE_AGE_S = 180.0
 """The maximum age in seconds of a sample. Older values have no series, because they would look like present values."""
 
-_FAMILIES = {
+FAMILIES = {
     "build_info": ("gauge", "Version of clusterctl."),
     "runs_omitted": ("gauge", "Runs without series, because there are too many runs."),
     "scrape_duration_seconds": ("gauge", "Time to read all runs."),
@@ -68,6 +68,7 @@ _FAMILIES = {
     "gpu_clock_hertz": ("gauge", "Clock of the multiprocessors of a GPU."),
     "gpu_ecc_uncorrected_errors_total": ("counter", "Uncorrected memory errors of a GPU, as the driver counts them."),
 }
+"""The type and the description of each metric, by its name without `clusterctl_`."""
 _GPU_FIELDS = (
     ("gpu_utilization_ratio", "util", 0.01),
     ("gpu_memory_used_bytes", "mem_used", 1),
@@ -126,13 +127,13 @@ def render_metrics(runs: Iterable[RunMetrics], *, omitted: int, read_s: float, n
     for run in runs:
         samples += _list_run_samples(run)
         samples += [] if run.state.is_over else [*_list_rank_samples(run), *_list_machine_samples(run, now)]
-    lines: dict[str, list[str]] = {name: [] for name in _FAMILIES}
+    lines: dict[str, list[str]] = {name: [] for name in FAMILIES}
     for name, labels, value in samples:
         if value is not None and math.isfinite(value):
             lines[name].append(f"clusterctl_{name}{labels} {value}\n")
     return "".join(
         f"# HELP clusterctl_{name} {description}\n# TYPE clusterctl_{name} {kind}\n{''.join(lines[name])}"
-        for name, (kind, description) in _FAMILIES.items()
+        for name, (kind, description) in FAMILIES.items()
         if lines[name]
     )
 
