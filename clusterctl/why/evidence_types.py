@@ -73,6 +73,9 @@ class RankSnapshot:
         seq: For each process group: the numbers of the last begun collective and of the last ended collective.
         entries: The newest entries of the flight recorder; `None` without a recorder.
         setup: The values with which the rank sets up, or has set up, the default process group.
+        call_values: Numbers, and hashes of texts ("#…"), of the innermost calls of the main thread, by name.
+        awaited_key: The key of a store of torch that the rank has asked for and has not got; `None` without one.
+        set_keys: The keys that the rank has set last.
         sockets: The connections of the rank, as far as they are known.
         blindness: Which collectives the shim cannot see with this backend and this torch; "" if it sees all.
         error: The reason why the snapshot is empty.
@@ -90,6 +93,9 @@ class RankSnapshot:
     seq: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     entries: tuple[FlightRecorderEntry, ...] | None = None
     setup: GroupSetup | None = None
+    call_values: Mapping[str, str] = field(default_factory=dict)
+    awaited_key: str | None = None
+    set_keys: tuple[str, ...] = ()
     sockets: tuple[TcpConnection, ...] = ()
     blindness: str = ""
     error: str | None = None

@@ -6,6 +6,7 @@ these numbers, later rules compare connections between ranks, stacks, and wait c
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -42,6 +43,7 @@ _MIN_RETRANSMISSIONS = 2
 """The smallest number of retransmissions that counts as a failure. A single retransmission may be chance."""
 _LOOPBACK = ("127.", "::1")
 _IDLE_CORES = 0.02
+_NUMBER = re.compile(r"\d+")
 
 
 class HangAnalysis:
@@ -210,6 +212,7 @@ def judge_hang(evidence: Evidence) -> Verdict | None:
         _judge_mismatches,
         _judge_late_ranks,
         _judge_gil,
+        _judge_by_store_keys,
         _judge_by_sockets,
         _judge_by_stacks,
         _judge_by_kernel,
@@ -490,6 +493,85 @@ def _judge_gil(hang: HangAnalysis) -> Verdict | None:
     )
 
 
+# --- rules that use keys of torch's stores, and values of the calls
+
+
+def _judge_by_store_keys(hang: HangAnalysis) -> Verdict | None:
+    """Judge ranks that wait for keys of a store. The rank that has not set an awaited key is the cause.
+
+    A rank that has set later keys of this kind has skipped the key. If no rank has skipped a key, the cause is a rank
+    that waits for no key itself.
+    """
+    awaited = {rank: snapshot.awaited_key for rank, snapshot in hang.snapshots.items() if snapshot.awaited_key}
+    set_keys = {rank: tuple(map(_split_key, snapshot.set_keys)) for rank, snapshot in hang.snapshots.items()}
+    skipped, late = {}, {}
+    for key in awaited.values():
+        owner, has_passed = _find_key_owner(key, set_keys)
+        if owner is None or owner not in hang.snapshots or key in hang.snapshots[owner].set_keys:
+            continue
+        if has_passed:
+            skipped[owner] = key
+        elif owner not in awaited:
+            late[owner] = key
+    found = skipped or late
+    if not found:
+        return None
+    waiting = [rank for rank in awaited if rank not in found]
+    return hang.build_verdict(
+        classify_missing_ranks(hang, found),
+        Confidence.LIKELY if len(found) == 1 else Confidence.AMBIGUOUS,
+        f"{hang.describe(found)} did not set {', '.join(sorted(found.values()))}, and {format_waiting(waiting)} in a "
+        f"store{'; it has set later keys' if skipped else hang.describe_reason(found)}",
+        found,
+        lambda rank: f"it did not set {found[rank]}",
+    )
+
+
+def _split_key(key: str) -> tuple[str, tuple[int, ...]]:
+    """Return a key with "#" for each of its numbers, and these numbers."""
+    return _NUMBER.sub("#", key), tuple(int(number) for number in _NUMBER.findall(key))
+
+
+def _find_key_owner(key: str, set_keys: Mapping[int, Sequence[tuple[str, tuple[int, ...]]]]) -> tuple[int | None, bool]:
+    """Return the rank that is to set a key, and whether this rank has set a later key of the same kind.
+
+    If one number is the rank in all such keys that ranks have set, it is the rank in this key too. Otherwise the rank
+    is known only if it is the only one that sets such keys.
+    """
+    kind, numbers = _split_key(key)
+    by_rank = {rank: [each for name, each in keys if name == kind] for rank, keys in set_keys.items()}
+    by_rank = {rank: keys for rank, keys in by_rank.items() if keys}
+    at = [i for i in range(len(numbers)) if all(each[i] == rank for rank, keys in by_rank.items() for each in keys)]
+    if len(by_rank) == 1:
+        at, owner = [], next(iter(by_rank))
+    elif len(at) == 1 and by_rank:
+        owner = numbers[at[0]]
+    else:
+        return None, False
+    counters = [tuple(n for i, n in enumerate(each) if i not in at) for each in (*by_rank.get(owner, ()), numbers)]
+    return owner, max(counters) > counters[-1]
+
+
+def _find_differing_value(hang: HangAnalysis) -> tuple[int, str] | None:
+    """Return the only rank whose calls have another value than all other ranks, and the name of the value.
+
+    Several values may differ if they name the same rank. Many programs give rank 0 other numbers, so the numbers of
+    rank 0 do not count.
+    """
+    snapshots = hang.snapshots
+    names = set.intersection(*(set(snapshot.call_values) for snapshot in snapshots.values()))
+    found: dict[int, str] = {}
+    for name in sorted(names, reverse=True):
+        values = {rank: snapshot.call_values[name] for rank, snapshot in snapshots.items()}
+        (_, most), *rest = Counter(values.values()).most_common()
+        if len(rest) != 1 or most != len(values) - 1 or len(values) < 3:
+            continue
+        rank = next(rank for rank, value in values.items() if value == rest[0][0])
+        if rank != 0 or values[rank].startswith("#"):
+            found[rank] = name
+    return next(iter(found.items())) if len(found) == 1 else None
+
+
 # --- rules that use connections between ranks
 
 
@@ -652,6 +734,16 @@ def _judge_ranks_at_one_place(hang: HangAnalysis) -> Verdict | None:
     if hang.unobserved and not cut and activities <= set(WAITS):
         return hang.build_undetermined_verdict("all examined ranks wait for the others")
     positions = {(position.where, position.op) for position in hang.positions.values()}
+    differing = _find_differing_value(hang) if len(positions) == 1 and not hang.unobserved else None
+    if differing is not None and (activities <= set(_ELSEWHERE) or activities == {Activity.SETTING_UP}):
+        rank, name = differing
+        return hang.build_verdict(
+            Fault.MISMATCH,
+            Confidence.LIKELY,
+            f"all ranks are at {positions.pop()[0]}, {hang.evidence.name_ranks([rank])} with another value of `{name}` "
+            "than the others",
+            [rank],
+        )
     if len(positions) == 1 and activities <= set(_ELSEWHERE):
         if all(map(is_waiting_outside, hang.snapshots.values())):
             return _describe_external_wait(hang)

@@ -14,6 +14,7 @@ Files in the status directory (a 0700 directory on tmpfs, one per run, node and 
     rank-R.status.json  the status, written once a second; see `agent.shim.status_writer`
     rank-R.stacks       stack dumps
     rank-R.ready.json   the signal and file for stack dumps: pid, start_time, signal, fd, dev, ino, main_thread
+    rank-R.values.json  what the main thread worked with at the last dump; see `agent.shim.call_values`
     rank-R.profile      a request for a profile, and its answer in rank-R.profiled.json; see `shim.profile_recorder`
     rank-R.python.json  the end of a Python that a shell has started; see `agent.shim.exit_and_peer_recorders`
     rank-R.signal.json  the last SIGTERM or SIGINT that the rank has handled; see `agent.shim.exit_and_peer_recorders`

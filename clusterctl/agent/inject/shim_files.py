@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
     from clusterctl.agent.protocol.record_types import (
+        CallValues,
         ChildFailure,
         FlightRecorderEntry,
         GroupSetup,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 _STALE_S = 10.0
 _WANTS_PYTHON, _HIDES_PYTHON = "wants-python", "hides-python"
 _RANK_DIGITS, _MAX_RANKS = 7, 1024
-_MAX_FLIGHT_RECORD_ENTRIES, _MAX_NAME_LENGTH = 128, 200
+_MAX_FLIGHT_RECORD_ENTRIES, _MAX_CALL_VALUES, _MAX_NAME_LENGTH = 128, 64, 200
 _MAX_MESSAGE_LENGTH, _MAX_TRACEBACK_LENGTH = 8192, 32768
 
 
@@ -295,6 +296,25 @@ def read_failed_child(status_dir: str, rank: int, *, has_failed: bool) -> ChildF
 
     child = _read_rank_file(status_dir, rank, "child", parse)
     return child or (_read_rank_file(status_dir, rank, "python", parse) if has_failed else None)
+
+
+def read_call_values(status_dir: str, rank: int, now: float) -> CallValues | None:
+    """Return the values that the shim has read together with the last stacks; `None` if they are not recent."""
+
+    def parse(value: Any) -> CallValues | None:
+        if not proc.is_alive(_parse_identity(value)) or not 0 <= now - float(value["time"]) <= _STALE_S:
+            return None
+        awaited = value["awaited_key"]
+        return {
+            "values": {
+                str(name)[:_MAX_NAME_LENGTH]: str(text)[:_MAX_NAME_LENGTH]
+                for name, text in list(value["values"].items())[:_MAX_CALL_VALUES]
+            },
+            "awaited_key": None if awaited is None else str(awaited)[:_MAX_NAME_LENGTH],
+            "set_keys": [str(key)[:_MAX_NAME_LENGTH] for key in value["set_keys"][:_MAX_CALL_VALUES]],
+        }
+
+    return _read_rank_file(status_dir, rank, "values", parse)
 
 
 def read_flight_record(status_dir: str, rank: int) -> list[FlightRecorderEntry] | None:

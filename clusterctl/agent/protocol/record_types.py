@@ -360,6 +360,19 @@ class GroupSetup(TypedDict):
     rank: wire_types.Count
 
 
+class CallValues(TypedDict):
+    """What a rank works with, read together with its stacks.
+
+    `values` has numbers as text, and hashes of texts with a leading "#", of the innermost calls of the main thread, by
+    function and name. `awaited_key` is the key of a store of torch that the rank has asked for and has not got, and
+    `set_keys` are the keys that it has set last.
+    """
+
+    values: Annotated[dict[wire_types.Word, wire_types.Word], MaxItems(64)]
+    awaited_key: wire_types.Word | None
+    set_keys: Annotated[list[wire_types.Word], MaxItems(64)]
+
+
 class TcpConnection(TypedDict):
     """A TCP connection of a rank.
 
@@ -398,6 +411,7 @@ class RankEvidence(ProcessState):
     tail: Annotated[list[wire_types.CommandLine], MaxItems(4096)]
     setup: NotRequired[GroupSetup | None]
     recorded: NotRequired[Annotated[list[FlightRecorderEntry], MaxItems(128)] | None]
+    calls: NotRequired[CallValues | None]
     sockets: NotRequired[Annotated[list[TcpConnection], MaxItems(128)]]
     error: NotRequired[wire_types.LongText]
     node: NotRequired[wire_types.Name]

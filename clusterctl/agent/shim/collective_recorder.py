@@ -12,6 +12,7 @@ import os
 import weakref
 from collections import deque
 
+from .call_values import name_like
 from .torch_names import FR_DUMP, GROUP, METHODS, NCCL_DUMP, PRE_HOOK, find_name
 
 TYPE_CHECKING = False
@@ -164,12 +165,7 @@ def _make_counted(original: Any, name: str, op: str) -> Any:
         finally:
             call.work = _get_nothing if work is None else weakref.ref(work)
 
-    # pybind11 does not call an override of a virtual method from a function of the same name. Without this name, a
-    # subclass of `ProcessGroup` in Python would call itself for ever.
-    counted.__code__ = counted.__code__.replace(co_name=name)
-    counted.__name__, counted.__qualname__, counted.__doc__ = name, f"ProcessGroup.{name}", original.__doc__
-    vars(counted)["__wrapped__"] = original
-    return counted
+    return name_like(counted, original, f"ProcessGroup.{name}")
 
 
 def _begin_by_call(record: GroupRecord, op: str, args: Any) -> _Call:

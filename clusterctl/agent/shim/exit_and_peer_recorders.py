@@ -315,6 +315,9 @@ class PeerRecorder:
             create_file(self._alone)
 
     def _watch_groups(self, module: Any) -> None:
+        from .call_values import watch_stores
+
+        watch_stores()
         register_group = find_name(REGISTER_GROUP)
         if register_group is not None:
 

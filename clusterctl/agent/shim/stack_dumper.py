@@ -18,6 +18,7 @@ import _thread
 import faulthandler
 import fcntl
 import os
+from time import monotonic
 
 from .file_writer import encode_json, remove_file, replace_file
 
@@ -34,8 +35,10 @@ class StackDumper:
     def __init__(self, status_dir: str, rank: int, start_time: int) -> None:
         self._stacks = os.path.join(status_dir, f"rank-{rank}.stacks")
         self._ready = os.path.join(status_dir, f"rank-{rank}.ready.json")
+        self._values = os.path.join(status_dir, f"rank-{rank}.values.json")
         self._request = os.path.join(status_dir, f"rank-{rank}.dump")
         self._start_time = start_time
+        self._main_thread = 0
         self._number: int | None = None
         self._fd = -1
         self._file: os.stat_result | None = None
@@ -55,7 +58,7 @@ class StackDumper:
             self._fd = low
         self._file = os.fstat(self._fd)
         faulthandler.register(number, file=self._fd, all_threads=True, chain=False)
-        self._number = number
+        self._number, self._main_thread = number, _thread.get_ident()
         facts = {
             "pid": os.getpid(),
             "start_time": self._start_time,
@@ -63,15 +66,34 @@ class StackDumper:
             "fd": self._fd,
             "dev": self._file.st_dev,
             "ino": self._file.st_ino,
-            "main_thread": _thread.get_ident(),
+            "main_thread": self._main_thread,
         }
         replace_file(self._ready, encode_json(facts))
 
     def dump_if_requested(self) -> None:
-        """Dump the stacks if the supervisor has written the request file. The caller holds the GIL."""
+        """Dump values of calls, and the stacks, if the supervisor has written the request file.
+
+        The caller holds the GIL.
+        """
         if os.path.exists(self._request) and self._has_descriptor():
             remove_file(self._request)
-            faulthandler.dump_traceback(file=self._fd, all_threads=True)
+            try:
+                self._write_call_values()
+            finally:
+                faulthandler.dump_traceback(file=self._fd, all_threads=True)
+
+    def _write_call_values(self) -> None:
+        from . import call_values
+
+        record = {
+            "pid": os.getpid(),
+            "start_time": self._start_time,
+            "time": monotonic(),
+            "values": call_values.read_call_values(self._main_thread),
+            "awaited_key": next(iter(call_values.awaited_keys), None),
+            "set_keys": list(call_values.set_keys),
+        }
+        replace_file(self._values, encode_json(record))
 
     def check_registration(self) -> None:
         """Remove the ready file if the program has replaced the signal handler or closed the descriptor.

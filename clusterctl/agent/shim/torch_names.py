@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 C10D, RPC, OPTIMIZER = "torch.distributed.distributed_c10d", "torch.distributed.rpc", "torch.optim.optimizer"
 _BINDINGS = "torch._C._distributed_c10d"
-GROUP = f"{_BINDINGS}.ProcessGroup"
+GROUP, STORE = f"{_BINDINGS}.ProcessGroup", f"{_BINDINGS}.Store"
 FR_DUMP, NCCL_DUMP = f"{_BINDINGS}._dump_fr_trace_json", f"{_BINDINGS}._dump_nccl_trace_json"
 PRE_HOOK = f"{GROUP}.register_pre_hook"
 WORLD, SET_GROUP, REGISTER_GROUP = (
@@ -56,7 +56,7 @@ NAMES = (
     *(COMPILE_START, COMPILE_END),
     *(f"{C10D}._World.{name}" for name in ("default_pg", "pg_names", "pg_map")),
     *(f"{GROUP}.{name}" for name in ("_device_types", "_get_backend", "_get_sequence_number_for_group")),
-    *(GROUP, f"{GROUP}.allreduce"),
+    *(GROUP, f"{GROUP}.allreduce", STORE),
     f"{_BINDINGS}.Backend.Options._timeout",
 )
 _found: dict[str, Any] = {}

@@ -154,6 +154,7 @@ def _troubles(state: RunState) -> dict[str, tuple[str, ...]]:
 def _rank_snapshot(stack: RankStack, evidence: RankEvidence) -> RankSnapshot:
     inside = evidence.get("inside")
     seq = (inside.get("seq") or {}) if inside else {}
+    calls = evidence.get("calls")
     return RankSnapshot(
         source=stack.source,
         state=stack.state,
@@ -167,6 +168,9 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence) -> RankSnapshot:
         seq={group: (numbers[0], numbers[1]) for group, numbers in seq.items()},
         entries=_entries(evidence, seq),
         setup=evidence.get("setup"),
+        call_values=calls["values"] if calls else {},
+        awaited_key=calls["awaited_key"] if calls else None,
+        set_keys=tuple(calls["set_keys"]) if calls else (),
         sockets=tuple(evidence.get("sockets") or ()),
         blindness=read_blindness(inside),
         error=evidence.get("error"),

@@ -315,3 +315,60 @@ def test_what_very_many_ranks_have_to_say_is_kept_whole_and_fits_into_one_answer
     assert told["tail"] == lines[-len(told["tail"]) :]
     assert told["tail"]
     assert told["why"] == [f"answer: cut, the complete evidence is in {folder}"]
+
+
+WORKS = """
+import pathlib, time
+class Barrier:
+    def __init__(self):
+        self.folder, self.count, self.path = "stream-17", 3, pathlib.PurePosixPath("a/b")
+    def wait(self, key, rounds):
+        print("up", key, rounds)
+        while True:
+            time.sleep(0.02)
+def outer():
+    secret = "of the caller"
+    Barrier().wait("key-1", 5)
+outer()
+"""
+
+
+def test_numbers_and_hashes_of_texts_of_the_innermost_call_are_read_and_the_call_goes_on(bench, python):
+    worker = bench.start(WORKS, python=python)
+    worker.armed()
+    worker.prints("up key-1 5")
+    values = collect(bench, worker)["ranks"]["0"]["calls"]["values"]
+
+    numbers = {name: text for name, text in values.items() if not text.startswith("#")}
+    assert numbers == {"wait.rounds": "5", "wait.self.count": "3"}
+    assert values.keys() - numbers.keys() == {"wait.key", "wait.self.folder", "wait.self.path"}
+    assert "key-1" not in json.dumps(values)
+    assert worker.process.poll() is None
+
+
+def test_values_that_were_read_keep_no_object_of_the_call_alive(bench, python, until):
+    """A tensor that a call has dropped would keep its memory."""
+    script = (
+        "import time, weakref\n"
+        "class Held: pass\n"
+        "def trains():\n"
+        "    batch = Held()\n"
+        "    print('up')\n"
+        "    while not ready(): time.sleep(0.02)\n"
+        "    seen = weakref.ref(batch)\n"
+        "    del batch\n"
+        "    print('kept' if seen() else 'dropped')\n"
+        "def ready():\n"
+        "    import os\n"
+        "    return os.path.exists(os.environ['GO'])\n"
+        "trains()\n"
+    )
+    go = bench.tmp_path / "go"
+    worker = bench.start(script, python=python, env={"GO": str(go)})
+    worker.armed()
+    worker.prints("up")
+    collect(bench, worker)
+    go.touch()
+    worker.wait()
+
+    assert worker.text.splitlines()[-1] == "dropped"

@@ -121,3 +121,19 @@ print("joined"); time.sleep(1000)
 
     said = until(lambda: (worker.said() or {}).get("degraded", {}).get("recorder"))
     assert re.fullmatch(r"blind on this backend \(own, torch [\d.]+\): goes by stacks", said)
+
+
+def test_the_key_for_which_a_rank_waits_in_a_store_and_the_keys_that_it_set_are_known(bench, until):
+    script = BEGIN + (
+        "store = dist.HashStore()\n"
+        "for step in range(3): store.set(f'a/{step}', 'x'); store.get(f'a/{step}')\n"
+        "print('up'); store.get('b/7')\n"
+    )
+    worker = bench.start(script)
+    worker.armed()
+    worker.prints("up")
+    found = evidence_collector.collect_evidence(
+        [worker.facts], str(bench.status_dir), str(bench.tmp_path / "s"), time.monotonic() + 4
+    )["ranks"]["0"]
+
+    assert (found["calls"]["awaited_key"], found["calls"]["set_keys"]) == ("b/7", ["a/0", "a/1", "a/2"])

@@ -199,3 +199,66 @@ def test_of_ranks_at_one_line_the_one_that_came_there_from_another_is_named() ->
     verdict = of(polls(), polls(), replace(polls(), frames=((polls().frames or ())[0], outer)), polls())
 
     assert (named(verdict), verdict.confidence) == ([2], Confidence.LIKELY)
+
+
+def at_store(awaited: str | None, *set_keys: str, **more: Any) -> RankSnapshot:
+    return elsewhere(wchan="poll_schedule_timeout", awaited_key=awaited, set_keys=set_keys, **more)
+
+
+def test_the_rank_that_skipped_the_key_for_which_another_waits_is_named() -> None:
+    """The others wait for each other, because one of them does not go on."""
+    verdict = of(
+        at_store("w/51/1", "w/50/0", "w/51/0"),
+        at_store("w/50/2", "w/49/1", "w/50/1"),
+        at_store("w/53/3", "w/49/2", "w/51/2", "w/53/2"),
+        at_store("w/52/0", "w/51/3", "w/52/3"),
+    )
+
+    assert (named(verdict), verdict.confidence) == ([2], Confidence.LIKELY)
+    assert "did not set w/50/2" in verdict.summary
+
+
+def test_the_rank_that_sets_no_key_and_waits_for_none_is_named() -> None:
+    verdict = of(
+        at_store("w/51/1", "w/51/0"),
+        at_store("w/51/2", "w/51/1"),
+        at_store(None, "w/50/2"),
+        at_store("w/51/0", "w/51/3"),
+    )
+
+    assert named(verdict) == [2]
+
+
+def test_the_only_rank_that_sets_a_key_is_named_where_it_skipped_one() -> None:
+    reader = at_store("step/7", "done/1/6")
+    verdict = of(at_store("done/1/7", "step/6", "step/8"), reader, reader)
+
+    assert named(verdict) == [0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "culprits"),
+    [
+        (["#aa", "#aa", "#aa", "#bb"], [3]),
+        (["#bb", "#aa", "#aa", "#aa"], [0]),
+        (["7", "7", "6", "7"], [2]),
+        (["1", "0", "0", "0"], []),  # the peer of rank 0 is another one
+        (["#aa", "#aa", "#bb", "#bb"], []),
+        (["#aa", "#bb", "#cc", "#dd"], []),  # a name with the rank in it
+    ],
+)
+def test_of_ranks_at_one_line_the_one_is_named_whose_call_has_another_value(
+    ranks: list[str], culprits: list[int]
+) -> None:
+    same = {"wait.self.path": "#00"}
+    verdict = of(*(polls(call_values={**same, "wait.self.folder": value}) for value in ranks))
+
+    assert named(verdict) == culprits
+    assert verdict.confidence is Confidence.LIKELY
+    assert not culprits or "`wait.self.folder`" in verdict.summary
+
+
+def test_two_values_that_name_two_ranks_name_none() -> None:
+    values = [{"a": "1", "b": "1"}, {"a": "2", "b": "1"}, {"a": "1", "b": "2"}, {"a": "1", "b": "1"}]
+
+    assert named(of(*(polls(call_values=each) for each in values))) == []
