@@ -119,6 +119,10 @@ class AgentError(NodeError):
     """A node has no usable Python, speaks another protocol version, or sends an invalid answer."""
 
 
+class SourceUnreachableError(AgentError):
+    """A node can reach no node that has the files of a cast."""
+
+
 class NoPythonError(AgentError):
     """A node has no Python that can run the agent."""
 

@@ -119,6 +119,21 @@ def test_nodes_that_cannot_reach_one_another_get_the_file_from_the_head(nodes: N
     assert [is_whole(node) and has_nothing_left(node) for node in made] == [True] * 3
 
 
+def test_files_of_a_node_that_the_others_cannot_reach_pass_this_machine(nodes: NodeFactory, head: Head) -> None:
+    made = nodes(3)
+    begin(head, made)
+    source, *others = made
+    source.path("data.bin").write_bytes(CONTENT)
+    source.block(*others)
+
+    done = head.run("cast", f"{source.name}:~/data.bin", "all:~/data/", "--json", timeout=110)
+
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["errors"], answer["head_sent_bytes"]) == (0, {}, SIZE), done.stderr
+    assert answer["warnings"] == ["n[2-3] can reach no node that has the files: this machine relays them"]
+    assert [is_whole(node) and has_nothing_left(node) for node in others] == [True] * 2
+
+
 def test_a_clock_that_is_a_day_off_does_not_matter(nodes: NodeFactory, head: Head) -> None:
     made = nodes(3)
     begin(head, made)

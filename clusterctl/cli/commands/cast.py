@@ -8,10 +8,11 @@ import sys
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -24,11 +25,12 @@ from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.cli.option_values import parse_size_option
 from clusterctl.config.host_ranges import fold_hosts, group_names_by_value
 from clusterctl.config.spec import ClusterSpec, HostSpec
-from clusterctl.errors import RefusedError
+from clusterctl.errors import RefusedError, SourceUnreachableError
 from clusterctl.formatting import format_duration, format_size, plural
 from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes import distribution, uploads
 from clusterctl.run.nodes.distribution import CastSettings
+from clusterctl.run.nodes.downloads import FetchOptions, pull_files
 from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.run.nodes.uploads import Destination, Upload
 from clusterctl.run.record.rundir import find_runs_root
@@ -136,6 +138,8 @@ class _Job:
     places: Mapping[str, Destination]
     files: Upload
     settings: CastSettings = field(default_factory=CastSettings)
+    relay: Callable[[], Upload] | None = None
+    """Fetches the files of the source node to this machine."""
 
 
 def _parse_target(word: str) -> RemotePath:
@@ -202,7 +206,14 @@ def _prepare_job(
         _fetch_to_node(session, source.url, posixpath.join(folder, pattern.pattern))
     files, hashes = distribution.list_node_files(session, folder, pattern.pattern)
     places[session.node] = Destination(folder, ".", is_folder=True)
-    return _Job(spec=spec, sessions=sessions, places=places, files=files, settings=CastSettings(piece_hashes=hashes))
+
+    def relay() -> Upload:
+        here = _make_temporary_folder(stack)
+        pull_files(session, folder, pattern.pattern, here, FetchOptions(max_bytes=_NO_LIMIT, follow_links=True))
+        return uploads.build_file_upload(sorted(map(str, here.iterdir())), transfer.max_bytes)
+
+    settings = CastSettings(piece_hashes=hashes)
+    return _Job(spec=spec, sessions=sessions, places=places, files=files, settings=settings, relay=relay)
 
 
 def _hide_query(url: str) -> str:
@@ -212,15 +223,19 @@ def _hide_query(url: str) -> str:
 
 def _fetch_to_head(stack: ExitStack, url: str, name: str) -> str:
     """Fetch a file to a temporary folder, which `stack` removes; return its path."""
-    root = find_runs_root().parent
-    root.mkdir(parents=True, exist_ok=True)
-    path = posixpath.join(stack.enter_context(tempfile.TemporaryDirectory(dir=root, prefix="fetched-")), name)
+    path = str(_make_temporary_folder(stack) / name)
     argv = [sys.executable, "-c", _DOWNLOAD]
     done = subprocess.run(argv, input=f"{url}\n{path}", stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         text = f"cannot fetch {_hide_query(url)}: {done.stderr.strip()}"
         raise RefusedError(text, hint="`--on NODE` lets a node fetch it")
     return path
+
+
+def _make_temporary_folder(stack: ExitStack) -> Path:
+    root = find_runs_root().parent
+    root.mkdir(parents=True, exist_ok=True)
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(dir=root, prefix="fetched-")))
 
 
 def _fetch_to_node(session: Session, url: str, path: str) -> None:
@@ -264,6 +279,12 @@ def _cast(job: _Job, transfer: file_transfer.TransferSettings, *, as_json: bool)
 
     settings = replace(job.settings, on_plan=progress.set_total, on_warning=warn, on_sent=head_sent_bytes.append)
     sent, errors = distribution.send_files(job.spec, job.sessions, job.places, job.files, progress, settings)
+    cut = {node: job.sessions[node] for node, error in errors.items() if isinstance(error, SourceUnreachableError)}
+    if cut and job.relay is not None:
+        warn(f"{fold_hosts(sorted(cut))} can reach no node that has the files: this machine relays them")
+        head = replace(settings, piece_hashes=None)
+        relayed, failed = distribution.send_files(job.spec, cut, job.places, job.relay(), progress, head)
+        sent, errors = sent | relayed, {n: e for n, e in errors.items() if n not in cut} | failed
     seconds = time.monotonic() - began
     if as_json:
         console.write_stdout_json(

@@ -26,7 +26,7 @@ from clusterctl.agent.protocol.frames import FrameError, StreamData
 from clusterctl.agent.protocol.pieces import CastPlan, Kind, PieceMap
 from clusterctl.agent.protocol.validators import ValidationError
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.errors import AgentError, ClusterctlError, ConnectError, RefusedError
+from clusterctl.errors import AgentError, ClusterctlError, ConnectError, RefusedError, SourceUnreachableError
 from clusterctl.formatting import format_duration
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.nodes.uploads import Upload, wait_for_answer
@@ -42,6 +42,8 @@ _SILENCE_S = 1800.0
 """A node without a message of its peer for so long is given up. To put many files in place may take minutes."""
 _STUCK_S = 120.0
 """If the head has no files and no node gets a piece for so long, the cast fails."""
+_CUT_S = 10.0
+"""The same, if a node could not connect to a node that has all files."""
 _REPORT = derive_object_validator(PeerReport)
 
 
@@ -292,9 +294,11 @@ class Cast:
                 self._fail(name, AgentError(name, f"its peer has made no progress for {format_duration(_SILENCE_S)}"))
             elif node.needs_files:
                 waiting.append(name)
-        if not self._can_give and (self._is_unreachable() or time.monotonic() - self._progress_at > _STUCK_S):
+        patience_s = _CUT_S if self._is_cut_off() else _STUCK_S
+        if not self._can_give and (self._is_unreachable() or time.monotonic() - self._progress_at > patience_s):
             for name in waiting:
-                self._fail(name, AgentError(name, "no node that this node can reach has the rest of the files"))
+                text = "no node that this node can reach has the rest of the files"
+                self._fail(name, SourceUnreachableError(name, text))
             return []
         return waiting
 
@@ -303,6 +307,11 @@ class Cast:
         return self._giving.has_scarce_pieces and all(
             node.has_listed or node.is_gone or not node.session.alive for node in self._nodes.values()
         )
+
+    def _is_cut_off(self) -> bool:
+        """Return whether a node could not connect to a node that has all files."""
+        sources = {node.number for node in self._nodes.values() if not node.needs_files}
+        return any(not sources.isdisjoint(node.report.get("unreached", ())) for node in self._nodes.values())
 
     def _fail(self, name: str, error: ClusterctlError) -> None:
         node = self._nodes[name]
