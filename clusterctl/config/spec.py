@@ -235,7 +235,7 @@ class JobSpec:
         args: Arguments of the program; `up` appends its arguments after `--`.
         setup: Text for bash that runs once on each node before all workers; it runs again if the text changes.
         setup_limit: Time limit of `setup`.
-        cache: Whether compiled code is kept on each node between runs, for each environment; `node` keeps it.
+        cache: Whether compiled code and downloads are kept on a disk of each node between runs; `node` keeps them.
         prologue: Text for bash that runs before each worker; if one of its commands fails, the worker fails.
         framework: Framework whose environment variables the workers get.
         start_method: `spawn` starts a Python for each worker; `fork` and `auto` fork a node's workers from one process.

@@ -10,7 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.agent.protocol.command_messages import CACHE_VARIABLES, NETWORK_INTERFACE_VARIABLES
+from clusterctl.agent.protocol.command_messages import (
+    CACHE_VARIABLES,
+    DOWNLOAD_VARIABLES,
+    NETWORK_INTERFACE_VARIABLES,
+)
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec
 from clusterctl.config.worker_variables import select_interfaces
 from clusterctl.plan.layout import NodeLayout, get_job
@@ -160,10 +164,10 @@ def _default_variables(settings: AttemptSettings, layout: NodeLayout, facts: Nod
 
 
 def _cache_variables(settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None) -> dict[str, str]:
-    """Return the variables that keep compiled code on a local disk of the node, apart for each environment and GPU.
+    """Return the variables that keep compiled code and downloads on a local disk of the node.
 
     TorchInductor keeps its code below /tmp by default, for all versions of torch. The other folders are in the home,
-    which may be on a file server.
+    which may be on a file server. Each environment and vendor of GPUs has a folder for compiled code of its own.
     """
     job = get_job(settings.spec)
     wanted = job.cache or ("node" if settings.spec.environment is not None else "none")
@@ -173,6 +177,10 @@ def _cache_variables(settings: AttemptSettings, layout: NodeLayout, facts: NodeF
     environment = parts[-3] if len(parts) > 3 else "default"
     folder = f"{facts.state_root}/caches/{environment}-{facts.vendor or 'cpu'}"
     env = {name: f"{folder}/{name.lower().removesuffix('_path').removesuffix('_dir')}" for name in CACHE_VARIABLES}
+    chosen = facts.login_env.keys() | settings.spec.env.keys() | layout.host.env.keys()
+    if facts.has_network_home and chosen.isdisjoint(DOWNLOAD_VARIABLES):
+        # HF_HOME also contains the login of Hugging Face, which stays in the home.
+        env["HF_HUB_CACHE"] = f"{facts.state_root}/caches/downloads"
     return {name: value for name, value in env.items() if name not in facts.login_env}
 
 

@@ -37,6 +37,7 @@ class NodeFacts:
         has_rdma: Whether the node has RDMA devices.
         login_env: The environment variables that the login on the node sets for the ranks.
         state_root: The folder of clusterctl on a local filesystem of the node; empty if unknown.
+        has_network_home: Whether the home is on a file server.
     """
 
     node: str
@@ -49,6 +50,7 @@ class NodeFacts:
     has_rdma: bool = False
     login_env: Mapping[str, str] = field(default_factory=dict)
     state_root: str = ""
+    has_network_home: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

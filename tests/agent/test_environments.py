@@ -149,6 +149,14 @@ def test_the_oldest_unused_entries_go_until_the_size_fits(node: Node, folder: Pa
     assert answer["removed"] > 150_000
 
 
+def test_compiled_code_goes_with_its_environment_and_other_caches_stay(node: Node, folder: Path) -> None:
+    caches = node.home / "state/clusterctl/caches"
+    for name in (f"py{'0' * 24}-cpu", "py1-cpu", "default-cpu", "downloads"):
+        (caches / name).mkdir(parents=True)
+    look(node.talk(), folder, max_size=1 << 40)
+    assert sorted(path.name for path in caches.iterdir()) == ["default-cpu", "downloads", "py1-cpu"]
+
+
 def test_a_folder_that_cannot_be_made_is_named(node: Node, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match=f"cannot make the folder of environments {tmp_path}/file/x"):

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import glob
 import os
+import re
 import shutil
 import socket
 import sys
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_payload_types import EnvironmentAnswer, EnvironmentArguments
 
 MARKER = ".made"
+_KEY = re.compile(r"py[0-9a-f]{24}-")
+"""The name of a cache that belongs to an environment: `recipe.compute_key` makes the key."""
 _USUAL_FOLDERS = ("/usr/bin", "/usr/local/bin")
 _REACH_TIMEOUT_S = 5.0
 
@@ -189,7 +192,9 @@ def _trim(folder: str, max_bytes: int, used: Sequence[str]) -> int:
 
 
 def _remove_caches(folder: str, caches: str) -> int:
-    gone = [name for name in _list_names(caches) if not is_made(f"{folder}/{name.partition('-')[0]}")]
+    """Remove the compiled code of removed environments; return its bytes. Other caches stay."""
+    keys = {name: name.partition("-")[0] for name in _list_names(caches) if _KEY.match(name)}
+    gone = [name for name, key in keys.items() if not is_made(f"{folder}/{key}")]
     removed = sum(measure(f"{caches}/{name}") for name in gone)
     for name in gone:
         remove(f"{caches}/{name}")

@@ -159,6 +159,11 @@ _ALIASES = {
     "username": "user",
     "working_dir": "workdir",
 }
+_HINTS = {
+    "conda": "clusterctl makes no conda environment: make one on the nodes, and name its Python: "
+    "`defaults: {python: ~/miniforge3/envs/llm/bin/python}` (docs/environments.md shows how to copy one there)",
+}
+"""Hints for keys that no cluster file has."""
 
 
 def validate_section(section: Section, node: TreeNode, path: KeyPath, report: Problems) -> dict[str, Any] | None:
@@ -227,15 +232,17 @@ def _list_fields_at(section: Section, loc: tuple[int | str, ...]) -> Iterable[st
 def suggest_key(key: str, fields: Iterable[str]) -> str | None:
     """Return a hint for an unknown key: a similar key, or the section of the key."""
     names = list(fields)
+    if key in _HINTS:
+        return _HINTS[key]
     meant = find_similar_key(key, names)
     if meant is not None:
         return f"did you mean `{meant}`?"
     sections = {"job": SECTIONS["job"], "hosts[]": HOST} | SECTIONS
-    homes = [name for name, home in sections.items() if key in home.keys]
-    if homes:
-        return f"`{key}` is a key of {' or '.join(f'`{home}`' for home in homes[:2])}"
+    homes = [f"`{name}`" for name, home in sections.items() if key in home.keys][:2]
     if key in CLUSTER_FILE.keys:
-        return f"`{key}` is a key of the top level, without indentation"
+        homes.append("the top level, without indentation")
+    if homes:
+        return f"`{key}` is a key of {' or '.join(homes)}"
     return f"known keys: {', '.join(names)}" if len(names) <= 16 else None
 
 

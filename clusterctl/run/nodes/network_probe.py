@@ -54,6 +54,7 @@ def build_node_facts(host: HostSpec, hello: HelloAnswer) -> rendezvous.NodeFacts
         has_rdma=bool(hello.get("rdma")),
         login_env=hello.get("login") or {},
         state_root=hello.get("state_root") or "",
+        has_network_home=bool(hello.get("home_is_network")),
     )
 
 

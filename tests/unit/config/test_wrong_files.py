@@ -617,6 +617,23 @@ WRONG = [
         id="top_key_in_job",
     ),
     pytest.param(
+        "version: 1\nhosts: gpu01\njob:\n  script: train.py\n  env: {A: b}\n",
+        5,
+        3,
+        "job.env: unknown key",
+        "`env` is a key of `hosts[]` or `defaults` or the top level, without indentation",
+        id="env_in_job",
+    ),
+    pytest.param(
+        "version: 1\nhosts: gpu01\nenvironment:\n  conda: environment.yml\n",
+        4,
+        3,
+        "environment.conda: unknown key",
+        "clusterctl makes no conda environment: make one on the nodes, and name its Python: "
+        "`defaults: {python: ~/miniforge3/envs/llm/bin/python}` (docs/environments.md shows how to copy one there)",
+        id="conda",
+    ),
+    pytest.param(
         "version: 1\nhosts: gpu01\njob:\n  script: tran.py\n",
         4,
         11,

@@ -485,3 +485,37 @@ def test_a_plan_that_only_the_nodes_could_make_says_so() -> None:
     assert (asked, known) == ([(None, None)], [(None, 0), (None, 1)])
     env = plan["nodes"][1]["workers"][1]["env"]
     assert (env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"], env["RANK"], env["WORLD_SIZE"]) == ("1", "2", None, None)
+
+
+CACHED = replace(ANSWERS["b"], state_root="/var/tmp/clusterctl-0")
+
+
+@pytest.mark.parametrize(
+    ("facts", "env", "folder"),
+    [
+        pytest.param(CACHED, {}, None, id="a local home keeps its downloads"),
+        pytest.param(
+            replace(CACHED, has_network_home=True),
+            {},
+            "/var/tmp/clusterctl-0/caches/downloads",
+            id="a home on a server",
+        ),
+        pytest.param(replace(CACHED, has_network_home=True), {"HF_HOME": "/x"}, None, id="the cluster file"),
+        pytest.param(
+            replace(CACHED, has_network_home=True, login_env={"HF_HUB_CACHE": "/x"}), {}, None, id="the login"
+        ),
+    ],
+)
+def test_downloads_are_on_a_disk_of_the_node(
+    facts: rendezvous.NodeFacts, env: dict[str, str], folder: str | None
+) -> None:
+    host = HostSpec(name="b", host="b", python="/e/py1/bin/python")
+    found = environment.build_shared_environment(
+        spec_of(host, job={"cache": "node"}, env=env),
+        RUN,
+        layout.NodeLayout(host=host, node_rank=0, ranks=(0,), gpus=()),
+        facts,
+    )
+
+    assert found.get("HF_HUB_CACHE") == folder
+    assert found["TRITON_CACHE_DIR"] == "/var/tmp/clusterctl-0/caches/py1-cpu/triton_cache"
