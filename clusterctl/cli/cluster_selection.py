@@ -55,7 +55,7 @@ def load_chosen_cluster_file(
         overrides=overrides,
         require_job=require_job,
         with_secrets=with_secrets,
-        find_health_mistakes=_find_health_mistakes,
+        find_health_mistakes=find_health_mistakes,
         run_host_command=run_host_command or trusted_commands.run_accepted_host_command,
     )
     if console is not None and loaded.warnings:
@@ -63,7 +63,8 @@ def load_chosen_cluster_file(
     return loaded
 
 
-def _find_health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
+def find_health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
+    """Return the unknown names in a `health` section: key, name, and a similar known name."""
     # The registry imports all checks, so it is imported only for a file with health settings.
     from clusterctl.health.registry import find_unknown_names
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.agent.protocol.record_types import ActivitySample
@@ -14,7 +14,7 @@ from clusterctl.agent.protocol.stall_folders import list_stall_folders
 from clusterctl.cli.run_views import make_sampled_activity, predict_unattended_run, read_stall_verdict, update_stall_age
 from clusterctl.render.stack_report import summarize_stacks
 from clusterctl.render.status_report import RunSnapshot, WorkerActivity
-from clusterctl.run.record import run_origin, sample_files
+from clusterctl.run.record import run_origin, sample_files, state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import PROGRESS_FIELDS
 from clusterctl.run.record.saved_verdict import read_evidence
@@ -31,6 +31,20 @@ _MAX_SAMPLE_BYTES, _MAX_SAMPLE_LINES = 256 << 10, 8
 STATUS_FIELDS = RankFields(WAIT_FIELDS.activity, (*WAIT_FIELDS.status, *PROGRESS_FIELDS.status))
 """The fields of samples that `build_run_view` and `add_stragglers` need."""
 _NO_ACTIVITY = WorkerActivity()
+
+
+def load_status_view(run: RunDir, with_output_times: Callable[[RunState], bool] = lambda _: True) -> RunSnapshot:
+    """Return the snapshot that `status` shows, with ranks that are slower than others.
+
+    Args:
+        run: The run.
+        with_output_times: Whether to read the time of each rank's last output, which takes two files for each rank.
+    """
+    state, has_controller = state_reader.load_state_and_attendance(run)
+    newest = sample_files.read_latest_activities(run, state, STATUS_FIELDS)
+    outputs = with_output_times(state)
+    view = build_run_view(run, state, has_controller=has_controller, newest_samples=newest, with_output_times=outputs)
+    return add_stragglers(run, view, newest)
 
 
 def build_run_view(

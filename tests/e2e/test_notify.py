@@ -127,7 +127,7 @@ def test_a_server_that_never_answers_costs_the_run_nothing(head: LocalHead, hook
     wait_for(lambda: {body["event"] for body in hooks.accepted} == {"start", "end"}, what="both messages")
     assert "s3same" not in done.stdout + done.stderr
     (run,) = (Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs").iterdir()
-    assert not any("s3same" in path.read_text() for path in run.rglob("*") if path.is_file())
+    assert not any(b"s3same" in path.read_bytes() for path in run.rglob("*") if path.is_file())
 
 
 def test_a_test_message_shows_what_each_target_answers(head: LocalHead, hooks: HookServer) -> None:

@@ -14,22 +14,18 @@ import click
 
 from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
-from clusterctl.cli.node_sessions import open_reachable_sessions
+from clusterctl.cli.node_health import build_health_report, probe_and_judge
 from clusterctl.cli.option_values import parse_interval_option, read_text_file, write_text_file
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import plural
 from clusterctl.health import fact_recording
 from clusterctl.health.check import Check
-from clusterctl.health.findings import Finding
-from clusterctl.health.judge import verdict
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.settings import HealthSettings
 from clusterctl.render import health_report as render
-from clusterctl.render.health_report import HealthReport, NodeHealth
+from clusterctl.render.health_report import HealthReport
 from clusterctl.render.table import Column, render_table
-from clusterctl.run.nodes.fan_out import Progress
-from clusterctl.run.nodes.preflight import judge_facts, probe_nodes
 from clusterctl.run.record.health_history import FindingHistory, describe_new_findings
 from clusterctl.run.record.rundir import find_runs_root
 from clusterctl.suggestion import find_similar
@@ -123,7 +119,7 @@ def command(
     pause = parse_interval_option(watch, "--watch")
     _warn_of_local_programs(spec, hosts, console)
     while True:
-        view = _probe_and_judge(spec, hosts, checks, None if common.quiet else console.err, strict=strict)
+        view = probe_and_judge(spec, hosts, checks, None if common.quiet else console.err, strict=strict)
         if record:
             _write_recording(record, spec, view, console)
         code = show(view)
@@ -208,17 +204,6 @@ def _match_checks(text: str, option: str) -> set[str]:
     return names
 
 
-def _probe_and_judge(
-    spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | None, progress: Terminal | None, *, strict: bool
-) -> HealthReport:
-    with open_reachable_sessions(spec, hosts, progress=progress) as (sessions, errors):
-        step = Progress("health", len(hosts), lambda _: None)
-        facts: dict[str, dict[str, Any]] = probe_nodes(spec, sessions, step, compare_code=True)
-    facts |= {node: {"unreachable": str(error)} for node, error in errors.items()}
-    ordered = {h.name: facts[h.name] for h in hosts}
-    return _build_view(ordered, judge_facts(spec, ordered, checks), strict=strict)
-
-
 def _write_recording(path: str, spec: ClusterSpec, view: HealthReport, console: Console) -> None:
     facts = {node.node: dict(node.facts) for node in view.nodes}
     reached_as = [
@@ -244,17 +229,7 @@ def _judge_recording(path: str, checks: list[str] | None, *, strict: bool) -> He
         ) from error
     except RefusedError as error:
         raise RefusedError(f"{path}: {error}", hint=error.hint) from error
-    return _build_view(facts, findings, strict=strict)
-
-
-def _build_view(facts: dict[str, dict[str, Any]], findings: list[Finding], *, strict: bool) -> HealthReport:
-    views = []
-    for node, facts_of_node in facts.items():
-        own = tuple(f for f in findings if f.node == node)
-        views.append(NodeHealth(node=node, verdict=verdict(own, strict), findings=own, facts=facts_of_node))
-    return HealthReport(
-        verdict=verdict(findings, strict), nodes=tuple(views), cluster=tuple(f for f in findings if f.node is None)
-    )
+    return build_health_report(facts, findings, strict=strict)
 
 
 def _print_view(

@@ -10,11 +10,10 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.run_views import warn_of_unreadable_lines
-from clusterctl.cli.status_views import STATUS_FIELDS, add_stragglers, build_run_view
+from clusterctl.cli.status_views import load_status_view
 from clusterctl.render.status_report import has_row_per_rank, render_status, status_json
-from clusterctl.run.record.sample_files import read_latest_activities
 from clusterctl.run.record.start_durations import read_start_times
-from clusterctl.run.record.state_reader import find_run_to_read, load_state_and_attendance
+from clusterctl.run.record.state_reader import find_run_to_read
 
 
 @click.command("status", cls=CliCommand)
@@ -27,14 +26,7 @@ def command(common: CommonOptions, reference: str | None, as_json: bool, verbose
     options.refuse_combination(("--json", as_json), ("--quiet", common.quiet), ("--verbose", verbose))
     console = common.console()
     run = find_run_to_read(reference)
-    state, has_controller = load_state_and_attendance(run)
-    newest = read_latest_activities(run, state, STATUS_FIELDS)
-    outputs = as_json or has_row_per_rank(state, all_rows=verbose)
-    view = add_stragglers(
-        run,
-        build_run_view(run, state, has_controller=has_controller, newest_samples=newest, with_output_times=outputs),
-        newest,
-    )
+    view = load_status_view(run, with_output_times=lambda state: as_json or has_row_per_rank(state, all_rows=verbose))
     warn_of_unreadable_lines(view.state, console)
     if as_json:
         console.write_stdout_json(status_json(replace(view, start_durations=read_start_times(run))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,20 +13,16 @@ from clusterctl.cli import cluster_selection, options, trusted_commands
 from clusterctl.cli.base_command import CommonOptions, PassthroughCommand
 from clusterctl.config.default_workdir import rename_default_workdir
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.config.spec import ClusterSpec, TransportKind, dump_spec
+from clusterctl.config.spec import ClusterSpec, TransportKind
 from clusterctl.config.text.overrides import Overrides
-from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
 from clusterctl.render.console import safe
 from clusterctl.render.launch_plan import render_plan
-from clusterctl.run.controller import detached_process
-from clusterctl.run.controller.main import start_run
+from clusterctl.run.controller.run_start import start_controller
 from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.code_selection import ExcludedPath
-from clusterctl.run.record import disk_files, run_origin, rundir
-from clusterctl.run.record.rundir import RunDir
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
@@ -189,28 +184,6 @@ def _select_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None, min
     if workers < (min_nodes or 1):
         raise click.UsageError(f"`--min-nodes {min_nodes}` is more than the {plural(workers, 'node')} of the run")
     return chosen
-
-
-def start_controller(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
-    """Create a run and start its controller, which continues after this command.
-
-    Ctrl-C is deferred until `RunScreen` follows the run, and then stops the run.
-    """
-    detached_process.defer_signals()
-    try:
-        run = rundir.create_run_dir(spec.name)
-        disk_files.write_atomically(run.spec, dump_spec(spec).encode(), durable=True)
-        run_origin.save_origin(run, spec)
-    except OSError as error:
-        hint = "set XDG_STATE_HOME to a writable folder"
-        raise RefusedError(f"the folder of the run cannot be created: {error}", hint=hint) from error
-    try:
-        detached_process.run_detached(run, lambda: start_run(run, spec, health=health, strict=strict))
-    except ClusterctlError as error:
-        if error.exit_code == ExitCode.REFUSED:
-            shutil.rmtree(run.path, ignore_errors=True)
-        raise
-    return run
 
 
 def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:

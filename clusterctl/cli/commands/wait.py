@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import time
@@ -12,7 +11,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.follow.exit_report import get_run_exit_code
-from clusterctl.cli.follow.poller import RunAttendance, RunPoller
+from clusterctl.cli.follow.poller import wait_for_end
 from clusterctl.cli.option_values import parse_duration_option
 from clusterctl.cli.run_views import predict_unattended_run
 from clusterctl.errors import ExitCode
@@ -34,7 +33,7 @@ def command(common: CommonOptions, reference: str | None, timeout: str | None, a
     limit = parse_duration_option(timeout, "--timeout")
     if console.err.live and not common.quiet:
         console.err.draw([f"waiting for {run.run} to end; Ctrl-C ends only the waiting"])
-    state, code = _wait_for_end(run, math.inf if limit is None else time.monotonic() + limit)
+    state, code = wait_for_end(run, math.inf if limit is None else time.monotonic() + limit)
     console.err.clear()
     if code is None:
         code = get_run_exit_code(state)
@@ -53,19 +52,3 @@ def _explain_code(run: RunDir, state: RunState, code: int) -> str:
     alone = predict_unattended_run(run, state)
     message = "" if alone.outlook is UnattendedOutlook.GOES_ON else f"; {alone.message}"
     return f" without a controller{message}; `clusterctl attach --adopt` starts a new controller"
-
-
-def _wait_for_end(run: RunDir, end: float) -> tuple[RunState, int | None]:
-    """Wait for the end of the run. Return the run's last state, and an exit code if the run has not ended.
-
-    Args:
-        run: The run.
-        end: The monotonic time at which to stop waiting.
-    """
-    with contextlib.closing(RunPoller(run)) as poller:
-        for snapshot in poller.watch(lambda: end):
-            if snapshot.attendance is RunAttendance.ATTENDED and time.monotonic() >= end:
-                return snapshot.state, int(ExitCode.WAIT_TIMED_OUT)
-            if snapshot.attendance is RunAttendance.UNATTENDED:
-                return snapshot.state, int(ExitCode.UNATTENDED)
-        return poller.state, None

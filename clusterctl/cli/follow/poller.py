@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import select
 import socket
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from clusterctl.agent.protocol.events import Exited
+from clusterctl.errors import ExitCode
 from clusterctl.run.controller.control_socket import ChangeSubscription
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import StampedNodeEvent, StateReader, TimedControllerEvent
@@ -130,3 +132,19 @@ class RunPoller:
         """Return whether a new controller has replaced the previous one."""
         self._subscription = ChangeSubscription(self.run)
         return self._subscription.fileno() is not None or self.run.is_attended
+
+
+def wait_for_end(run: RunDir, end: float) -> tuple[RunState, int | None]:
+    """Wait for the end of the run. Return the run's last state, and an exit code if the run has not ended.
+
+    Args:
+        run: The run.
+        end: The monotonic time at which to stop waiting.
+    """
+    with contextlib.closing(RunPoller(run)) as poller:
+        for snapshot in poller.watch(lambda: end):
+            if snapshot.attendance is RunAttendance.ATTENDED and time.monotonic() >= end:
+                return snapshot.state, int(ExitCode.WAIT_TIMED_OUT)
+            if snapshot.attendance is RunAttendance.UNATTENDED:
+                return snapshot.state, int(ExitCode.UNATTENDED)
+        return poller.state, None

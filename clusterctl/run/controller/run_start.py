@@ -1,0 +1,82 @@
+"""Starts the controller of a new run: by a fork of this process, or from a new process.
+
+A fork without exec keeps secrets and imported modules, but a process with threads must not fork. A program that uses
+`clusterctl.api` may have threads, so it runs `python -m clusterctl.run.controller.run_start`, which reads the spec from
+stdin and prints the run or the error.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+from clusterctl.config.spec import ClusterSpec, dump_spec, load_spec
+from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
+from clusterctl.run.controller import detached_process
+from clusterctl.run.controller.main import start_run
+from clusterctl.run.record import disk_files, run_origin, rundir
+from clusterctl.run.record.rundir import RunDir
+
+
+def start_controller(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
+    """Create a run and start its controller, which continues after this process. Ctrl-C is deferred from then on.
+
+    Raises:
+        RefusedError: The folder of the run cannot be created, or the controller refuses the run.
+        ClusterctlError: The controller ended during its start.
+    """
+    detached_process.defer_signals()
+    try:
+        run = rundir.create_run_dir(spec.name)
+        disk_files.write_atomically(run.spec, dump_spec(spec).encode(), durable=True)
+        run_origin.save_origin(run, spec)
+    except OSError as error:
+        hint = "set XDG_STATE_HOME to a writable folder"
+        raise RefusedError(f"the folder of the run cannot be created: {error}", hint=hint) from error
+    try:
+        detached_process.run_detached(run, lambda: start_run(run, spec, health=health, strict=strict))
+    except ClusterctlError as error:
+        if error.exit_code == ExitCode.REFUSED:
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    return run
+
+
+def start_controller_in_new_process(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
+    """Do the same from a process with threads.
+
+    Raises:
+        ClusterctlError: The run cannot be started; `exit_code` says why.
+    """
+    request = {"spec": dump_spec(spec), "secrets": spec.secrets, "health": health, "strict": strict}
+    argv = [sys.executable, "-m", "clusterctl.run.controller.run_start"]
+    done = subprocess.run(argv, input=json.dumps(request), capture_output=True, text=True, check=False)
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        raise ClusterctlError(f"the process that starts controllers failed: {done.stderr.strip()[-500:]}") from None
+    if "error" in answer:
+        error = RefusedError(answer["error"], hint=answer["hint"])
+        error.exit_code = ExitCode(answer["exit_code"])
+        raise error
+    return RunDir(rundir.find_runs_root() / answer["run"])
+
+
+def main() -> None:
+    """Start the run that stdin describes, and print its id or the error."""
+    request = json.load(sys.stdin)
+    spec = replace(load_spec(request["spec"]), secrets=request["secrets"])
+    try:
+        answer: dict[str, object] = {
+            "run": start_controller(spec, health=request["health"], strict=request["strict"]).run
+        }
+    except ClusterctlError as error:
+        answer = {"error": str(error), "hint": error.hint, "exit_code": int(error.exit_code)}
+    print(json.dumps(answer))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
