@@ -54,8 +54,8 @@ class Finding:
         duration_ms: How long the agent took to collect the facts, or `None`.
         ignored: The cluster file ignores this finding. The status is SKIP; the message contains the original status.
         needs_root: Only root can read the source, and all readable facts are healthy. The status is SKIP. The report
-            shows such findings once per node, with the command that would allow the access. With `required` the status
-            is FAIL.
+            shows such findings once per node, with the command that would allow the access. If
+            `health.required` lists the check, the status is FAIL instead.
         override_key: A finer name that `health.severity` and `health.ignore` accept besides `check`, such as `xid.31`.
     """
 

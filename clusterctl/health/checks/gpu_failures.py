@@ -190,7 +190,10 @@ def update_error_streaks(streaks: ErrorStreaks, gpu: Mapping[str, Any]) -> Error
 
 
 def find_gpu_error_symptom(gpu: Mapping[str, Any], streaks: ErrorStreaks) -> Symptom | None:
-    """Return the symptom of a GPU with a conclusive error, or with `READINGS` other errors of one call in a row."""
+    """Return the symptom of a GPU that failed, or `None`.
+
+    One conclusive error is enough. Any other error counts if the same call failed in `READINGS` samples in a row.
+    """
     index = int(gpu["gpu"])
     certain = {
         call: word

@@ -255,8 +255,8 @@ def check_processor_architecture(node: CheckedNode) -> Any:
 def check_gpu_firmware(cluster: CheckedCluster) -> Iterable[Outcome]:
     """GPUs of one board have the same firmware.
 
-    Source: VBIOS version (NVML, `vbios_version` of AMD) of all GPUs of one board (model and PCI subsystem)
-    Healthy: the same on all GPUs of one board; makers of one model have different firmware
+    Source: VBIOS version of each GPU (NVML; `vbios_version` on AMD); a board is a model with a PCI subsystem
+    Healthy: the same on all GPUs of one board; two makers of one model may use different firmware
     """
     return comparison.compare_gpus(cluster, lambda device: gpu_facts.read_value(device, "vbios"), "VBIOS")
 

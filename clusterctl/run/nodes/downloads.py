@@ -55,7 +55,10 @@ def matches_pattern(pattern: str, name: str) -> bool:
 
 
 def _steps(wanted: str, part: str) -> tuple[int, ...]:
-    """Return how many parts of the pattern one part of a name uses up; empty if the part does not match."""
+    """Return by how many parts of the pattern a match of this part of a path may move forward.
+
+    The result is empty if the part does not match. `**` matches without moving: it may match the next part too.
+    """
     if part.startswith(".") and not wanted.startswith("."):
         return ()
     if wanted == _ANY_DEPTH:
@@ -72,7 +75,7 @@ def _passing(wanted: list[str], reached: set[int]) -> set[int]:
     return resolved
 
 
-# Seconds. The session of a silent node ends long before.
+# A node that does not answer does not reach this limit: its session ends after minutes.
 _FETCH_TIMEOUT_S = 24 * 3600.0
 
 _POLL_S = 0.5
