@@ -43,6 +43,9 @@ _MIN_RETRANSMISSIONS = 2
 """The smallest number of retransmissions that counts as a failure. A single retransmission may be chance."""
 _LOOPBACK = ("127.", "::1")
 _IDLE_CORES = 0.02
+_AWAITED_KEY = "the awaited key"
+_NEW_GROUP = "_new_process_group_helper"
+"""The function of `torch.distributed` that creates each process group."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -209,6 +212,7 @@ def judge_hang(evidence: Evidence) -> Verdict | None:
         _judge_stopped,
         _judge_kernel_waits,
         _judge_setups,
+        _judge_new_groups,
         _judge_mismatches,
         _judge_late_ranks,
         _judge_gil,
@@ -355,6 +359,34 @@ def _judge_differing_values(hang: HangAnalysis, values: Mapping[int, str], plann
         f"{' and '.join(sorted({values[rank] for rank in wrong}))}{others}",
         wrong,
         lambda rank: f"it uses {values[rank]}",
+    )
+
+
+def _judge_new_groups(hang: HangAnalysis) -> Verdict | None:
+    """Judge the rank that creates other process groups than the others, as after a `new_group` by its members only.
+
+    Torch numbers new groups on each rank. Two ranks contradict each other if they create groups of one number and of
+    different sizes, or of one size and with different numbers.
+    """
+    groups = {
+        rank: (values[f"{_NEW_GROUP}.group_name"], values[f"{_NEW_GROUP}.group_size"])
+        for rank, snapshot in hang.snapshots.items()
+        if {f"{_NEW_GROUP}.group_name", f"{_NEW_GROUP}.group_size"} <= (values := snapshot.call_values).keys()
+    }
+    conflicts = {
+        rank: sum((name == other_name) != (size == other_size) for other_name, other_size in groups.values())
+        for rank, (name, size) in groups.items()
+    }
+    wrong = [rank for rank, count in conflicts.items() if count > 1 and count == max(conflicts.values())]
+    if len(wrong) != 1:
+        return None
+    return hang.build_verdict(
+        Fault.MISMATCH,
+        Confidence.LIKELY,
+        f"{hang.describe(wrong)} creates another process group than the others: every rank has to call `new_group` "
+        "for every group, also for groups without this rank",
+        wrong,
+        lambda rank: f"it creates a group of {groups[rank][1]} ranks",
     )
 
 
@@ -555,19 +587,21 @@ def _find_key_owner(key: str, set_keys: Mapping[int, Sequence[tuple[str, tuple[i
 def _find_differing_value(hang: HangAnalysis) -> tuple[int, str] | None:
     """Return the only rank whose calls have another value than all other ranks, and the name of the value.
 
-    Several values may differ if they name the same rank. Many programs give rank 0 other numbers, so the numbers of
-    rank 0 do not count.
+    Several values may differ if they name the same rank. Rank 0 often has 0 where others have another number, or the
+    other way round, so such numbers of rank 0 do not count.
     """
-    snapshots = hang.snapshots
-    names = set.intersection(*(set(snapshot.call_values) for snapshot in snapshots.values()))
+    values_by_rank = {
+        rank: {**snapshot.call_values, **({_AWAITED_KEY: snapshot.awaited_key} if snapshot.awaited_key else {})}
+        for rank, snapshot in hang.snapshots.items()
+    }
     found: dict[int, str] = {}
-    for name in sorted(names, reverse=True):
-        values = {rank: snapshot.call_values[name] for rank, snapshot in snapshots.items()}
+    for name in sorted(set.intersection(*map(set, values_by_rank.values())), reverse=True):
+        values = {rank: each[name] for rank, each in values_by_rank.items()}
         (_, most), *rest = Counter(values.values()).most_common()
         if len(rest) != 1 or most != len(values) - 1 or len(values) < 3:
             continue
         rank = next(rank for rank, value in values.items() if value == rest[0][0])
-        if rank != 0 or values[rank].startswith("#"):
+        if rank != 0 or (name != _AWAITED_KEY and "0" not in values.values()):
             found[rank] = name
     return next(iter(found.items())) if len(found) == 1 else None
 
@@ -621,7 +655,8 @@ def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
     }
     absent = [rank for rank in free if servers and rank not in servers and rank not in linked]
     # A rank that reads from an unknown peer is not the rank that others wait for.
-    named = absent or [rank for rank in free if not is_waiting_for_network(hang.snapshots[rank])] or free
+    busy = [rank for rank in free if not is_waiting_for_network(hang.snapshots[rank])]
+    named = absent or [rank for rank in busy if rank not in servers] or busy or free
     missed = f"has no connection to {format_ranks(servers)}" if absent else "sent no data"
     for_it = "" if absent else " for it"
     return hang.build_verdict(

@@ -112,6 +112,35 @@ def test_groups_that_were_set_up_with_their_own_values_are_not_compared() -> Non
     assert verdict.cls is not Fault.MISMATCH
 
 
+def in_new_group(name: str, size: str, line: int) -> RankSnapshot:
+    values = {"_new_process_group_helper.group_name": name, "_new_process_group_helper.group_size": size}
+    return waiting("new_group", line, call_values=values)
+
+
+ALL = in_new_group("#2", "4", 27)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param([ALL, ALL, ALL], id="all create the second group"),
+        pytest.param([in_new_group("#1", "3", 24)] * 3, id="its members create the first group"),
+        pytest.param([in_new_group("#1", "3", 24), ALL, ALL], id="one member is slower"),
+    ],
+)
+def test_a_rank_that_left_out_a_group_without_itself_is_named(others: list[RankSnapshot]) -> None:
+    verdict = of(in_new_group("#1", "4", 27), *others)
+
+    assert (named(verdict), verdict.cls, verdict.confidence) == ([0], Fault.MISMATCH, Confidence.LIKELY)
+    assert "new_group" in verdict.summary
+
+
+def test_ranks_that_create_groups_of_halves_contradict_nobody() -> None:
+    first, second = in_new_group("#1", "2", 24), in_new_group("#2", "2", 24)
+
+    assert named(of(first, first, second, second)) == []
+
+
 def test_the_rank_that_did_not_join_is_named_with_its_line_and_what_it_does_there() -> None:
     verdict = of(waiting(seq=BEGUN), waiting(seq=BEGUN), elsewhere(seq=LATE), waiting(seq=BEGUN))
 

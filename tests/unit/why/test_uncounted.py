@@ -188,6 +188,13 @@ def test_a_rank_that_waits_elsewhere_than_at_the_server_that_waits_for_it_is_nam
     assert "has no connection to rank 0" in verdict.summary
 
 
+def test_a_server_that_waits_for_any_of_its_connections_is_not_named_beside_the_one_that_does_not_wait() -> None:
+    hub = replace(at_socket(answers(1), answers(2), answers(3)), wchan="ep_poll")
+    verdict = of(hub, at_socket(reads(1)), elsewhere(sockets=(reads(2, awaited=False),)), at_socket(reads(3)))
+
+    assert (named(verdict), verdict.confidence) == ([2], Confidence.LIKELY)
+
+
 def test_where_rank_0_and_its_workers_all_poll_no_rank_is_named_alone() -> None:
     verdict = of(polls(), polls(40), polls(40), polls(40))
 
@@ -236,12 +243,17 @@ def test_the_only_rank_that_sets_a_key_is_named_where_it_skipped_one() -> None:
     assert named(verdict) == [0]
 
 
+def test_of_ranks_that_wait_for_one_key_the_one_that_waits_for_another_is_named() -> None:
+    assert named(of(*(at_store(key) for key in ("epoch-3", "epoch-3", "epoch-4", "epoch-3")))) == [2]
+
+
 @pytest.mark.parametrize(
     ("ranks", "culprits"),
     [
         (["#aa", "#aa", "#aa", "#bb"], [3]),
         (["#bb", "#aa", "#aa", "#aa"], [0]),
         (["7", "7", "6", "7"], [2]),
+        (["6", "7", "7", "7"], [0]),
         (["1", "0", "0", "0"], []),  # the peer of rank 0 is another one
         (["#aa", "#aa", "#bb", "#bb"], []),
         (["#aa", "#bb", "#cc", "#dd"], []),  # a name with the rank in it
