@@ -8,7 +8,7 @@
       RefusedError       6
       TeardownError      7         .remaining
       NotFoundError      102
-      RunFailed          100, 103-106   .state; everything reachable was stopped
+      RunFailed          100, 103-107   .state; everything reachable was stopped
 
 Any other exception is a bug in clusterctl: exit code 1, and the traceback is written to a file.
 """
@@ -38,6 +38,7 @@ class ExitCode(IntEnum):
     STALLED = 104
     LOST = 105
     TIME_LIMIT = 106
+    IDLE = 107
     WAIT_TIMED_OUT = 124
     INTERRUPTED = 130
 

@@ -132,6 +132,7 @@ PS: Final = a_list(
         name=TEXT,
         state=RUN_STATE,
         stall=STALL,
+        idle_since=or_null(TIME),
         attended=FLAG,
         attempt=INTEGER,
         nodes=COUNT,
@@ -163,6 +164,7 @@ STATUS: Final = an_object(
     exit_code=or_null(COUNT),
     cause=CAUSE,
     stall=STALL,
+    idle_since=or_null(TIME),
     health=a_list(
         an_object(
             node=TEXT,

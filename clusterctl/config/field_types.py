@@ -72,6 +72,13 @@ class StallAction(str, Enum):
     RESTART = "restart"
 
 
+class IdleAction(str, Enum):
+    """The reaction to a run whose GPUs are idle."""
+
+    REPORT = "report"
+    END = "end"
+
+
 class ResumePolicy(str, Enum):
     """The checkpoints from which an attempt may resume."""
 

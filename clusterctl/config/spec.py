@@ -24,6 +24,7 @@ from clusterctl.config.field_types import (
     ExitCodes,
     FieldType,
     Gpus,
+    IdleAction,
     Interface,
     Interpreter,
     KeyDocs,
@@ -318,6 +319,21 @@ class StallSpec:
     watch: Annotated[Texts, KeyDocs(["ckpt/**"])] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleSpec:
+    """When the GPUs of a run count as idle, and how clusterctl reacts.
+
+    Attributes:
+        after: A run is idle if none of its GPUs has done anything for this time; `none`: clusterctl does not watch.
+        action: Reaction to an idle run.
+    """
+
+    after: Annotated[DurationOrNone, KeyDocs("30m", "none")] = None
+    action: Annotated[IdleAction, KeyDocs("end")] = IdleAction.REPORT
+
+
+MIN_IDLE_SAMPLES = 4
+"""The fewest samples of GPUs in the time after which a run counts as idle."""
 SAMPLING_INTERVAL_KEY = "during.interval"
 
 
@@ -459,6 +475,7 @@ class ClusterSpec:
         restart: When clusterctl starts a new attempt of a run.
         on_controller_loss: What nodes do without a controller: `keep` the run (default), or stop it after `stop_after`.
         stall: When a run counts as stalled.
+        idle: What clusterctl does with a run whose GPUs do nothing.
         health: Settings of health checks.
         logs: Size limits of output files.
         notify: Where the controller sends messages about a run.
@@ -499,6 +516,7 @@ class ClusterSpec:
         ControllerLossSpec | None, FieldType(none_word="keep"), KeyDocs("keep", {"stop_after": "10m"})
     ] = None
     stall: Annotated[StallSpec, KeyDocs({"timeout": "15m", "action": "restart"})] = field(default_factory=StallSpec)
+    idle: Annotated[IdleSpec, KeyDocs({"after": "30m", "action": "end"})] = field(default_factory=IdleSpec)
     health: Annotated[HealthSpec, KeyDocs({"ignore": ["host.governor"]})] = field(default_factory=HealthSpec)
     logs: Annotated[LogsSpec, KeyDocs({"max_size": "10GiB"})] = field(default_factory=LogsSpec)
     notify: Annotated[NotifySpec, KeyDocs({"slack": {"env": "SLACK_URL"}})] = field(default_factory=NotifySpec)

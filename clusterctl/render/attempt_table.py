@@ -21,6 +21,7 @@ from clusterctl.run.rules.state import RunState, cause_from_json
 _WORDS = {
     "stalled": "stalled",
     "time_limit": "the time limit was reached",
+    "idle": "its GPUs were idle",
     "unhealthy": "a node was unhealthy",
     "fence": "no controller was heard",
     "port_taken": "a port of the run was taken",

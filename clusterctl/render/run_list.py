@@ -166,6 +166,8 @@ def _remark(snapshot: RunSnapshot) -> str:
     if state.stall is not None:
         # The text omits the phase of the stall, because the state column shows whether the stall is confirmed.
         return stall_line(replace(state.stall, phase=""))
+    if state.idle_since is not None:
+        return "its GPUs are idle"
     if not snapshot.has_controller:
         return snapshot.unattended_run.short_text
     if away := [node.node for node in state.nodes.values() if node.link == "unreachable" and not node.swept]:

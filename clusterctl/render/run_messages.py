@@ -105,6 +105,11 @@ def health_message(event: HealthChanged) -> str:
     return f"{word}: {safe(event.message)}" + (f" ({remedy})" if remedy else "")
 
 
+def idle_line(idle_since: float, now: float) -> str:
+    """Return the line about a run whose GPUs are idle. Times are on the head's wall clock."""
+    return f"idle: no GPU of the run has done anything for {describe_duration(now - idle_since)}"
+
+
 def stall_line(stall: StallState) -> str:
     """Return the state of a stall: `no progress for 40 s (limit 60 s)`; a confirmed stall begins with `stalled: `."""
     return _stall_text(stall.phase, stall.reason, stall.since_s, stall.limit_s)
@@ -158,6 +163,7 @@ _DECISIONS = {
     StopReason.CANCELLED.value: "stopping every worker",
     StopReason.STALLED.value: "stalled: stopping every worker",
     StopReason.TIME_LIMIT.value: "time limit reached: stopping every worker",
+    StopReason.IDLE.value: "idle GPUs: stopping every worker",
     StopReason.NODE_LOST.value: "a node is lost: stopping the other workers",
     StopReason.UNHEALTHY.value: "a node is unhealthy: stopping every worker",
     StopReason.PORT_TAKEN.value: "a port of the run is taken: stopping every worker",

@@ -29,6 +29,7 @@ from clusterctl.render.run_messages import (
     failure_line,
     format_step,
     health_message,
+    idle_line,
     result_messages,
     stall_hints,
     stall_line,
@@ -175,6 +176,7 @@ def render_run_summary(snapshot: RunSnapshot, now: float, terminal: Terminal) ->
         lines += [f"  {line}" for line in result_messages(state.results)]
     lines += [f"  warn: {safe(text)}" for text in list_end_warnings(state)]
     if not state.is_over:
+        lines += [f"  {idle_line(state.idle_since, now)}"] if state.idle_since is not None else []
         lines += [f"  {health_message(event)}" for event in state.troubles.values()]
         lines += [f"  {line}" for line in describe_slow_ranks(state, snapshot.slow_ranks)]
     if state.remaining:
@@ -305,6 +307,7 @@ def run_json(snapshot: RunSnapshot) -> dict[str, Any]:
         "attempt": state.attempt,
         "exit_code": state.exit_code,
         "cause": cause_json(find_final_cause(state)),
+        "idle_since": None if state.idle_since is None else format_rfc3339(state.idle_since),
         "stall": None
         if stall is None
         else {key: getattr(stall, key) for key in stall_keys} | {"verdict": snapshot.verdict},

@@ -18,6 +18,7 @@ _KINDS = {
     "port_taken": (ProblemKind.CRASH, Fault.PORT_TAKEN, "clusterctl exec --nodes {node} -- ss -ltnp"),
     "unhealthy": (ProblemKind.CRASH, Fault.UNHEALTHY, "clusterctl health --nodes {node}"),
     "time_limit": (ProblemKind.SLOW, Fault.TIME_LIMIT, "clusterctl status {run}"),
+    "idle": (ProblemKind.SLOW, Fault.IDLE, "clusterctl logs {run}"),
     "start_failed": (ProblemKind.START, Fault.NOT_STARTED, "clusterctl status {run}"),
     "refused": (ProblemKind.REFUSED, Fault.REFUSED, "clusterctl health"),
     "left_work": (ProblemKind.CRASH, Fault.EXITED_EARLY, "clusterctl logs {run}"),

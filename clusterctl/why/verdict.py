@@ -78,6 +78,7 @@ class Fault(str, Enum):
     REFUSED = "REFUSED"
     UNHEALTHY = "UNHEALTHY"
     TIME_LIMIT = "TIME_LIMIT"
+    IDLE = "IDLE"
     CANCELLED = "CANCELLED"
 
 

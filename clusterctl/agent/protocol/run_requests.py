@@ -19,6 +19,7 @@ class StopReason(str, Enum):
     CANCELLED = "cancelled"
     STALLED = "stalled"
     TIME_LIMIT = "time_limit"
+    IDLE = "idle"
     FENCE = "fence"
     NODE_LOST = "node_lost"
     START_FAILED = "start_failed"

@@ -52,6 +52,10 @@ class EventFormatter:
                 return describe_restart(moment, event, self._terminal)
             case controller_events.HealthChanged():
                 return [run_messages.health_message(event)]
+            case controller_events.IdleChanged(idle_s=0.0):
+                return ["a GPU of the run works again"]
+            case controller_events.IdleChanged():
+                return [f"warn: {run_messages.idle_line(moment - event.idle_s, moment)}"]
             case controller_events.ResultsFetched():
                 return run_messages.result_messages(event)
             case controller_events.StallChanged():

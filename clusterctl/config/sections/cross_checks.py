@@ -14,8 +14,19 @@ from clusterctl.config.program_analysis import find_last_environment_activation,
 from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.environment_section import check_variable_names
 from clusterctl.config.sections.host_section import DeclaredHost, suggest_similar_word
-from clusterctl.config.spec import CheckpointSpec, HealthSpec, JobSpec, Role, SyncSpec, TransportKind
+from clusterctl.config.spec import (
+    MIN_IDLE_SAMPLES,
+    SAMPLING_INTERVAL_KEY,
+    CheckpointSpec,
+    HealthSpec,
+    IdleSpec,
+    JobSpec,
+    Role,
+    SyncSpec,
+    TransportKind,
+)
 from clusterctl.config.text.tree import KeyPath, Mark, Problems, TreeNode, format_path, list_env_mappings
+from clusterctl.formatting import describe_duration
 
 
 def check_values_across_sections(
@@ -25,6 +36,7 @@ def check_values_across_sections(
     for path, node in list_env_mappings(root):
         check_variable_names(node, path, context.report)
     _check_restarts(root, sections.get("restart", {}), sections.get("stall", {}), context.report)
+    _check_idle(root, hosts, sections, context.report)
     spares = [host for host in hosts if host.spec.role is Role.SPARE]
     if spares and sections.get("restart", {}).get("max_restarts"):
         _check_spares(root, spares, sections, context.report)
@@ -71,6 +83,25 @@ def _check_restarts(root: TreeNode, restart: Values, stall: Values, report: Prob
         loss = root.child("on_controller_loss")
         if loss is None or not isinstance(loss.value, dict):
             report.warn(root.find_mark("restart", "on"), "restart.on: `node_lost` has no effect", _SET_STOP_AFTER)
+
+
+def _check_idle(
+    root: TreeNode, hosts: Sequence[DeclaredHost], sections: Mapping[str, Values], report: Problems
+) -> None:
+    """Check that the samples of a run can show whether its GPUs are idle."""
+    idle = IdleSpec(**sections.get("idle", {}))
+    if idle.after is None:
+        return
+    mark, interval = root.find_mark("idle", "after"), HealthSpec(**sections.get("health", {})).sampling_interval
+    if hosts and all(host.spec.gpus == 0 for host in hosts):
+        text = "idle.after: no host has GPUs, and only the utilisation of GPUs shows whether a run is idle"
+        report.add(mark, text, "remove `idle`, or set `job.max_duration`")
+    elif interval <= 0:
+        text = f"idle.after: `health.thresholds.{SAMPLING_INTERVAL_KEY}: 0` switches the samples off"
+        report.add(mark, text, f"remove `{SAMPLING_INTERVAL_KEY}`")
+    elif idle.after < MIN_IDLE_SAMPLES * interval:
+        least = describe_duration(MIN_IDLE_SAMPLES * interval)
+        report.add(mark, f"idle.after: at least {least}, because the GPUs are sampled every {interval:g} s")
 
 
 def _check_spares(
@@ -189,6 +220,8 @@ def _warn_of_key(root: TreeNode, path: KeyPath, above: KeyPath, why: str, hint: 
 
 
 def _list_ineffective_restart_keys(sections: Mapping[str, Values]) -> Iterator[IneffectiveKey]:
+    if not sections.get("idle", {}).get("after"):
+        yield ("idle", "action"), "without `idle.after` no run counts as idle", "add `after: 30m`"
     restart = sections.get("restart", {})
     if not restart.get("max_restarts"):
         for key in ("on", "backoff", "window", "never_codes"):

@@ -17,12 +17,16 @@ from clusterctl.run.record.sample_files import read_last_lines
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.run.rules import controller_events
-from clusterctl.run.rules.health_observer import HealthObserver
+from clusterctl.run.rules.health_observer import HealthObserver, list_run_gpus
+from clusterctl.run.rules.idle_detection import NodeActivity, add_health_sample, measure_gpu_idle_s
 from clusterctl.run.rules.stall_detection import StallJudgement, StallObserver, StallPhase
 from clusterctl.run.rules.state import RunPhase, RunState
+from clusterctl.validation import node_samples
 from clusterctl.why.verdict import format_brief_lines
 
 _EVERY = 1.0
+_MAX_GAP_SAMPLES = 4
+"""The most intervals between two samples in which the GPUs of a node may count as idle."""
 
 
 class HealthMonitor(ThreadOwnedAttributes):
@@ -207,3 +211,54 @@ class StallMonitor(ThreadOwnedAttributes):
             "stalled": stalled,
             "phase": self._stall.phase.value if self._stall.has_all_samples else None,
         }
+
+
+class IdleMonitor(ThreadOwnedAttributes):
+    """Watches whether the GPUs of the current attempt do anything, if the cluster file sets `idle.after`.
+
+    Thread: the loop.
+    """
+
+    def __init__(self, run: ControlledRun) -> None:
+        self._run, self._after = run, run.spec.idle.after
+        self._gpus = {host.name: list_run_gpus(host) for host in run.spec.hosts}
+        self._max_gap_s = _MAX_GAP_SAMPLES * run.spec.health.sampling_interval
+        self._attempt = -1
+        self._nodes: dict[str, NodeActivity] = {}
+
+    def replay_samples(self) -> None:
+        """Add the samples from before the start of this controller."""
+        for node in self._run.state.nodes:
+            self.add_sample_lines(node, read_last_lines(self._run.folder.node(node) / run_files.SAMPLES_FILE))
+
+    def add_sample_lines(self, node: str, lines: Sequence[bytes]) -> None:
+        """Add lines of a node's samples."""
+        if self._after is None:
+            return
+        if self._run.state.attempt != self._attempt:
+            self._attempt, self._nodes = self._run.state.attempt, {}
+        for sample in node_samples.parse_samples(lines, "health", "m"):
+            before = self._nodes.get(node)
+            if sample.get("attempt") == self._attempt and (before is None or sample["m"] > before.seen_at):
+                self._nodes[node] = add_health_sample(before, sample, self._gpus.get(node), self._max_gap_s)
+
+    def measure_idle_s(self) -> float:
+        """Return for how many seconds no GPU of the attempt has worked."""
+        state = self._run.state
+        return measure_gpu_idle_s(self._nodes, state.nodes) if self._attempt == state.attempt else 0.0
+
+    def update_judgement(self) -> None:
+        """Record when the run becomes idle, and when one of its GPUs works again."""
+        run, idle_s = self._run, self.measure_idle_s()
+        if self._after is None or run.state.phase not in (RunPhase.RUNNING, RunPhase.STALLED):
+            return
+        is_idle = idle_s >= self._after
+        # A new controller that has read only the newest samples does not know whether the run has worked in between.
+        if is_idle is (run.state.idle_since is not None) or (
+            not is_idle and not any(node.has_worked for node in self._nodes.values())
+        ):
+            return
+        run.record_event(
+            controller_events.IdleChanged(attempt=run.state.attempt, idle_s=round(idle_s, 1) if is_idle else 0.0)
+        )
+        run.control.notify_watchers()

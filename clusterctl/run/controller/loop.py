@@ -23,7 +23,7 @@ from clusterctl.run.controller.control_socket import ControlRequest
 from clusterctl.run.controller.controlled_run import ControlledRun, Dial
 from clusterctl.run.controller.executor import LoopCall
 from clusterctl.run.controller.finish import FinishSequence
-from clusterctl.run.controller.health_and_stall_monitors import HealthMonitor, StallMonitor
+from clusterctl.run.controller.health_and_stall_monitors import HealthMonitor, IdleMonitor, StallMonitor
 from clusterctl.run.controller.reconnection import SILENT_AFTER_S, Reconnection
 from clusterctl.run.controller.replication import Replication
 from clusterctl.run.nodes.evidence_requests import request_evidence
@@ -70,6 +70,7 @@ class Controller:
     ) -> None:
         self._run = run = ControlledRun(folder, spec, dial)
         self._stalls = StallMonitor(run)
+        self._idle = IdleMonitor(run)
         self._health = HealthMonitor(folder, spec)
         self._samples = SampleLineSplitter()
         self._reconnection = Reconnection(run)
@@ -100,6 +101,7 @@ class Controller:
             run.excluded_spares = dict.fromkeys((h.name for h in run.spec.spare_hosts), "no secrets")
         if run.state.attempt >= 0 and not run.cancelled.is_set():
             self._stalls.replay_samples()
+            self._idle.replay_samples()
         self._adoption.start()
         return self._loop()
 
@@ -114,7 +116,7 @@ class Controller:
     def _loop(self) -> int:
         run = self._run
         parts = (self._reconnection, self._replication, self._start, self._restart, self._adoption, self._finish)
-        for part in (run, self._stalls, self._health, *parts):
+        for part in (run, self._stalls, self._idle, self._health, *parts):
             part.take_ownership()
         try:
             while not run.state.is_over:
@@ -212,6 +214,7 @@ class Controller:
         if not run.cancelled.is_set():
             # A cancelled run ignores stalls and health problems, because neither may delay its end.
             self._stalls.update_judgement()
+            self._idle.update_judgement()
             self._record_health()
         if self._restart.is_checkpoint_search_pending():
             return
@@ -264,6 +267,7 @@ class Controller:
             lines = self._samples.split(item.node, item.payload)
             if not self._run.cancelled.is_set():
                 self._stalls.add_sample_lines(item.node, lines)
+                self._idle.add_sample_lines(item.node, lines)
                 self._health.add_sample_lines(item.node, lines)
 
     def _record_health(self) -> None:
@@ -285,6 +289,7 @@ class Controller:
             stopping_s=run.stopping.update([node for node in run.links.sessions if node not in silent], moment),
             kill_wait_s=run.stopping.measure_kill_wait_s(moment),
             idle_s=self._stalls.measure_idle_s(),
+            gpu_idle_s=self._idle.measure_idle_s(),
             cancelled=run.cancelled.is_set(),
             is_evidence_pending=self._stalls.is_evidence_pending,
             repeated_failures=self._restart.count_repeated_failures(),

@@ -181,6 +181,15 @@ class StallChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IdleChanged:
+    """No GPU of the run has done anything for `idle_s`; or a GPU works again, and `idle_s` is 0."""
+
+    KIND: ClassVar[str] = "idle"
+    attempt: int
+    idle_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HealthChanged:
     """A health problem of a node begins or is over.
 
@@ -265,6 +274,7 @@ ControllerEvent = (
     | AttemptEndDecided
     | RestartPlanned
     | StallChanged
+    | IdleChanged
     | HealthChanged
     | Note
     | StartFailed

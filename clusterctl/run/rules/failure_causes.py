@@ -47,7 +47,7 @@ class Cause:
         kind: exit, signal, oom, unknown (lost exit status), exited_early (a rank ended with 0 too early), failed_inside
             (Python failed inside a shell that ended with 0), stopped (the rank printed its error before the controller
             stopped it), left_work (the rank ended, and its work continued in the background), node_lost, start_failed;
-            or the rule that ended the run: stalled, time_limit, unhealthy, port_taken.
+            or the rule that ended the run: stalled, time_limit, idle, unhealthy, port_taken.
         message: One line, the headline of the worker's error or output (see `why.failure_headline`).
         traceback: The worker's own traceback, if there is one.
         cls: The class of the failure in `why`; `None` if the cause is no exit of a worker.

@@ -26,7 +26,7 @@ class HealthObserver:
     def __init__(self, spec: ClusterSpec) -> None:
         self._limits = monitor.SymptomLimits.from_thresholds(spec.health.thresholds, spec.health.sampling_interval)
         self._settings = HealthSettings.from_spec(spec)
-        self._gpus = {host.name: _gpus(host) for host in spec.hosts}
+        self._gpus = {host.name: list_run_gpus(host) for host in spec.hosts}
         self._monitors: dict[str, monitor.NodeMonitor] = {}
         self._heard_at: dict[str, float] = {}
 
@@ -110,7 +110,8 @@ class HealthObserver:
         return monitor.NodeMonitor(node=node, limits=self._limits, settings=self._settings, gpus=self._gpus.get(node))
 
 
-def _gpus(host: HostSpec) -> frozenset[int] | None:
+def list_run_gpus(host: HostSpec) -> frozenset[int] | None:
+    """Return the GPUs of a run on a host; `None` for all GPUs of the machine."""
     if isinstance(host.gpus, tuple):
         return frozenset(host.gpus)
     # A machine may have GPUs that the cluster file does not declare. They do not belong to the run.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.agent.protocol.run_requests import StopReason
-from clusterctl.config.field_types import StallAction
+from clusterctl.config.field_types import IdleAction, StallAction
 from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import describe_duration
@@ -130,6 +130,7 @@ class RunLimits:
     node_lost_after: float = 120.0
     stop_after: float | None = None
     stall_action: StallAction = StallAction.REPORT
+    max_gpu_idle_s: float | None = None
     restart: RestartSpec = field(default_factory=RestartSpec)
 
     @property
@@ -154,6 +155,7 @@ class RunObservations:
         stopping_s: For each node: the seconds that it has been connected since its stop request.
         kill_wait_s: Seconds since a person demanded an immediate end, or `None`.
         idle_s: Seconds since an unfinished rank last showed activity.
+        gpu_idle_s: Seconds in which no GPU of the run has worked.
         cancelled: A person cancelled the run.
         is_evidence_pending: The evidence of the stall is incomplete, or this controller has not confirmed the stall
             yet.
@@ -170,6 +172,7 @@ class RunObservations:
     stopping_s: Mapping[str, float] = field(default_factory=dict)
     kill_wait_s: float | None = None
     idle_s: float = 0.0
+    gpu_idle_s: float = 0.0
     cancelled: bool = False
     is_evidence_pending: bool = False
     repeated_failures: int = 0
@@ -279,6 +282,11 @@ def _find_end_reason(
         return EndAttempt(reason=StopReason.UNHEALTHY, message=message)
     if limits.max_duration is not None and now - (state.created or now) >= limits.max_duration:
         return EndAttempt(reason=StopReason.TIME_LIMIT, message=f"max_duration of {limits.max_duration:g} s is over")
+    if limits.max_gpu_idle_s is not None and observations.gpu_idle_s >= limits.max_gpu_idle_s:
+        message = f"no GPU has done anything for {describe_duration(observations.gpu_idle_s)}"
+        return EndAttempt(
+            reason=StopReason.IDLE, message=f"{message} (idle.after {describe_duration(limits.max_gpu_idle_s)})"
+        )
     phases = {w.phase for w in state.workers.values()}
     if {WorkerPhase.EXITED, WorkerPhase.RUNNING} <= phases and observations.idle_s >= limits.finish_grace:
         return EndAttempt(
@@ -419,6 +427,7 @@ def build_run_limits(spec: ClusterSpec) -> RunLimits:
         node_lost_after=spec.network.node_lost_after,
         stop_after=spec.stop_after_controller_loss,
         stall_action=spec.stall.action,
+        max_gpu_idle_s=spec.idle.after if spec.idle.action is IdleAction.END else None,
         restart=spec.restart,
     )
 

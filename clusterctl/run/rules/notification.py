@@ -104,6 +104,9 @@ class MessageFold:
                     return self._make(time, MessageEvent.STALL, "stalls", text, f"clusterctl why {run}")
                 if event.phase == "none" and before == "confirmed":
                     return self._make(time, MessageEvent.STALL, "makes progress again", "the stall is over")
+            case head.IdleChanged() if event.idle_s > 0:
+                text = f"no GPU has done anything for {describe_duration(event.idle_s)}"
+                return self._make(time, MessageEvent.STALL, "is idle", text, f"clusterctl logs {run}")
             case head.LinkChanged(link="lost"):
                 return self._make(time, MessageEvent.NODE, f"lost {event.node}", event.why)
             case head.HealthChanged(status="FAIL" | "WARN"):

@@ -24,6 +24,8 @@ def determine_outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
             return RunPhase.FAILED, ExitCode.STALLED
         case StopReason.TIME_LIMIT.value:
             return RunPhase.FAILED, ExitCode.TIME_LIMIT
+        case StopReason.IDLE.value:
+            return RunPhase.FAILED, ExitCode.IDLE
         case StopReason.NODE_LOST.value:
             return RunPhase.LOST, ExitCode.LOST
         case StopReason.UNHEALTHY.value:
@@ -41,6 +43,7 @@ def determine_outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
 _RULE_REASONS = (
     StopReason.STALLED.value,
     StopReason.TIME_LIMIT.value,
+    StopReason.IDLE.value,
     StopReason.UNHEALTHY.value,
     StopReason.FENCE.value,
 )

@@ -293,6 +293,7 @@ class RunState:
         external_cause: A cause that is no exit of a worker: a lost node, or a failed start.
         stall: The present stall, or `None`.
         last_stall: The last stall of the current attempt that has ended.
+        idle_since: The time (head's wall clock) since which no GPU of the run has done anything, if it is idle.
         remaining: Processes that may still run: `{node, pid, start_time, command, why}`.
         error: The error of a failed start (`StartFailed.error`).
         troubles: Present health problems, by node, GPU and key.
@@ -330,6 +331,7 @@ class RunState:
     external_cause: Cause | None = None
     stall: StallState | None = None
     last_stall: StallState | None = None
+    idle_since: float | None = None
     remaining: tuple[RemainingProcess, ...] = ()
     error: dict[str, Any] | None = None
     troubles: dict[tuple[str, int | None, str], head.HealthChanged] = field(default_factory=dict)

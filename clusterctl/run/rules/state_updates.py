@@ -173,7 +173,7 @@ def apply_controller_event(state: RunState, time: float, event: head.ControllerE
             return _decided(state, time, event)
         case head.RestartPlanned():
             return _restarting(state, time, event)
-        case head.StallChanged():
+        case head.StallChanged() | head.IdleChanged():
             return _stall(state, time, event)
         case head.StartFailed():
             why, node = str(event.error.get("message", "")), event.error.get("node")
@@ -299,6 +299,7 @@ def _attempt(state: RunState, time: float, event: head.AttemptStarted) -> RunSta
         external_cause=None,
         stall=None,
         last_stall=None,
+        idle_since=None,
         troubles={key: event for key, event in state.troubles.items() if event.node in nodes},
         restart_at=None,
         restart_why="",
@@ -318,9 +319,11 @@ def _joined(before: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*before, *more]))
 
 
-def _stall(state: RunState, time: float, event: head.StallChanged) -> RunState:
+def _stall(state: RunState, time: float, event: head.StallChanged | head.IdleChanged) -> RunState:
     if event.attempt != state.attempt:
         return state
+    if isinstance(event, head.IdleChanged):
+        return replace(state, idle_since=time - event.idle_s if event.idle_s > 0 else None)
     state = replace(state, times=_add_stall(state.times, time, event))
     if event.phase == "none":
         phase = RunPhase.RUNNING if state.phase is RunPhase.STALLED else state.phase

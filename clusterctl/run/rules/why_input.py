@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry, RankEvidence
 from clusterctl.run.rules.failure_causes import Cause, ExitAnalysis, find_cause_in_output
-from clusterctl.run.rules.outcome import list_end_warnings
+from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
 from clusterctl.run.rules.stack_dump_parser import RankStack, parse_rank_stacks
 from clusterctl.run.rules.state import NodePhase, RunState, WorkerPhase, WorkerState
 from clusterctl.why.evidence_types import (
@@ -22,7 +22,7 @@ from clusterctl.why.evidence_types import (
 )
 
 LEFT_WORK_HINT = "keep the work in the foreground, or end the script with `wait PID`"
-_RUN_ERROR_KINDS = ("node_lost", "start_failed", "unhealthy", "port_taken", "time_limit")
+_RUN_ERROR_KINDS = ("node_lost", "start_failed", "unhealthy", "port_taken", "time_limit", "idle")
 
 
 def build_why_evidence(
@@ -116,7 +116,7 @@ def _rank_exit(worker: WorkerState, output: str) -> RankExit:
 
 
 def _run_error(state: RunState) -> RunError | None:
-    cause = state.external_cause
+    cause = state.external_cause or find_final_cause(state)
     if state.error is not None and not state.workers:
         error = state.error
         return RunError(

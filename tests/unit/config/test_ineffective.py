@@ -35,6 +35,7 @@ COMMAND = "hosts: [{host: a, transport: {command: [in, '{host}', sh]}}]\n"
             "`restart.on` does not contain `stall`",
             id="stall",
         ),
+        pytest.param(SSH + "idle: {action: end}\n", "idle.action", "no run counts as idle", id="idle"),
         pytest.param(
             SSH + "job: {script: train.py, checkpoint: {shared: true}}\n",
             "job.checkpoint.shared",

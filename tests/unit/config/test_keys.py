@@ -129,6 +129,9 @@ stall:
   busy_timeout: auto
   action: report
   watch: []
+idle:
+  after: none
+  action: report
 health:
   expect: {}
   ignore: []
@@ -162,6 +165,7 @@ STORED = (
     '"checkpoint":{"pattern":null,"shared":false,"resume":"this run"}},'
     '"results":null,"restart":{"max_restarts":0,"on":["crash","stall","node_lost"],"backoff":10.0,"backoff_max":300.0,"window":null,'
     '"never_codes":[]},"on_controller_loss":null,"stall":{"timeout":null,"startup_timeout":1500.0,"busy_timeout":null,"action":"report","watch":[]},'
+    '"idle":{"after":null,"action":"report"},'
     '"health":{"expect":{},"ignore":[],"severity":{},"required":[],"thresholds":{}},'
     '"logs":{"max_size":null,"reserve":67108864},"notify":{"on":["start","failure","stall","restart","node","end"],'
     '"slack":null,"discord":null,"teams":null,"ntfy":null,"webhook":null,"apprise":null,"command":[],'

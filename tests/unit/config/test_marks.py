@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from clusterctl.config.loader import LoadedClusterFile
 
 LONGER_THAN_A_CHARACTER = {
+    "idle_without_gpus": "30m",
+    "idle_too_soon": "59s",
+    "idle_without_samples": "1h",
     "results_outside": "../x",
     "script_behind_a_link": "linked.py",
     "home_as_source": "..",

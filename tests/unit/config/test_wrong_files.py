@@ -16,6 +16,30 @@ if TYPE_CHECKING:
 # text of the file · line · column · what the message says · hint
 WRONG = [
     pytest.param(
+        "version: 1\nhosts: {a: {gpus: 0}, b: {gpus: 0}}\nidle: {after: 30m}\n",
+        3,
+        15,
+        "idle.after: no host has GPUs, and only the utilisation of GPUs shows whether a run is idle",
+        "remove `idle`, or set `job.max_duration`",
+        id="idle_without_gpus",
+    ),
+    pytest.param(
+        "version: 1\nhosts: {a: 8}\nidle: {after: 59s}\n",
+        3,
+        15,
+        "idle.after: at least 60 s, because the GPUs are sampled every 15 s",
+        None,
+        id="idle_too_soon",
+    ),
+    pytest.param(
+        "version: 1\nhosts: {a: 8}\nidle: {after: 1h}\nhealth: {thresholds: {during.interval: 0}}\n",
+        3,
+        15,
+        "idle.after: `health.thresholds.during.interval: 0` switches the samples off",
+        "remove `during.interval`",
+        id="idle_without_samples",
+    ),
+    pytest.param(
         "version: 1\nhosts: gpu01\nresults: ../x\n",
         3,
         10,

@@ -45,8 +45,8 @@ def running(ranks: int = 4) -> RunSnapshot:
 def test_status_has_the_agreed_keys() -> None:
     value = json.loads(json.dumps(status_json(running())))
     assert set(value) == {
-        "run", "name", "state", "attended", "attempt", "exit_code", "cause", "health", "stall", "remaining", "warnings",
-        "results", "started", "ended", "origin", "start", "goodput", "attempts", "nodes", "workers",
+        "run", "name", "state", "attended", "attempt", "exit_code", "cause", "health", "idle_since", "stall", "remaining",
+        "warnings", "results", "started", "ended", "origin", "start", "goodput", "attempts", "nodes", "workers",
     }  # fmt: skip
     assert value["nodes"][1] == {
         "node": "gpu02", "node_rank": 1, "address": "10.0.0.2", "python": None, "state": "running",
@@ -123,7 +123,8 @@ def test_status_says_how_to_look_at_a_stall_how_to_end_it_and_how_to_declare_wor
 def test_ps_has_the_agreed_keys() -> None:
     assert ps_json([running()]) == [
         {
-            "run": "digits-k3x9", "name": "digits", "state": "running", "stall": None, "attended": True, "attempt": 0,
+            "run": "digits-k3x9", "name": "digits", "state": "running", "idle_since": None, "stall": None,
+                "attended": True, "attempt": 0,
             "nodes": 2, "world_size": 4, "started": "1970-01-01T00:16:40.000Z", "ended": None, "step": 10,
             "last_progress_s": 2.0, "exit_code": None, "cause": None, "remaining": [], "file": None,
             "not_started": False,

@@ -207,6 +207,20 @@ def test_the_time_limit_counts_from_the_start_of_the_run() -> None:
     assert end.reason is StopReason.TIME_LIMIT
 
 
+def test_idle_gpus_end_the_attempt_only_if_the_user_wants_it_and_no_other_attempt_follows() -> None:
+    limits = next_action.RunLimits(max_gpu_idle_s=1800, restart=RestartSpec(max_restarts=3))
+    idle, busy = replace(NOTHING, gpu_idle_s=1800.0), replace(NOTHING, gpu_idle_s=1799.0)
+
+    assert next_action.decide_action(running(), next_action.RunLimits(), idle, NOW) is None
+    assert next_action.decide_action(running(), limits, busy, NOW) is None
+    assert next_action.decide_action(running(), limits, idle, NOW) == next_action.EndAttempt(
+        reason=StopReason.IDLE, message="no GPU has done anything for 30 min (idle.after 30 min)"
+    )
+    assert next_action.decide_action(ended(running(), StopReason.IDLE), limits, idle, NOW) == next_action.Finish(
+        phase=RunPhase.FAILED, exit_code=107
+    )
+
+
 def ended(state: RunState, reason: StopReason) -> RunState:
     return stopped(
         apply_controller_event(
@@ -239,7 +253,7 @@ def test_a_node_that_stopped_for_want_of_a_controller_ends_the_attempt_and_is_na
     )
 
 
-@pytest.mark.parametrize("reason", [StopReason.STALLED, StopReason.TIME_LIMIT, StopReason.UNHEALTHY])
+@pytest.mark.parametrize("reason", [StopReason.STALLED, StopReason.TIME_LIMIT, StopReason.IDLE, StopReason.UNHEALTHY])
 def test_where_no_rank_failed_the_rule_that_ended_the_run_is_its_cause(reason: StopReason) -> None:
     decided = controller_events.AttemptEndDecided(attempt=0, reason=reason.value, message="why")
 
@@ -259,6 +273,7 @@ def test_where_no_rank_failed_the_rule_that_ended_the_run_is_its_cause(reason: S
         pytest.param(StopReason.CANCELLED, RunPhase.CANCELLED, 103, id="a person ended it"),
         pytest.param(StopReason.STALLED, RunPhase.FAILED, 104, id="stalled"),
         pytest.param(StopReason.TIME_LIMIT, RunPhase.FAILED, 106, id="time limit"),
+        pytest.param(StopReason.IDLE, RunPhase.FAILED, 107, id="idle GPUs"),
         pytest.param(StopReason.UNHEALTHY, RunPhase.FAILED, 5, id="a sick node"),
         pytest.param(StopReason.NODE_LOST, RunPhase.LOST, 105, id="node lost"),
     ],

@@ -63,7 +63,7 @@ def attempts_of(state: RunState) -> list[dict[str, Any]]:
 
 NOTHING_YET = {
     "name": "", "state": "starting", "attended": True, "attempt": -1, "exit_code": None, "cause": None, "health": [],
-    "stall": None, "results": None, "remaining": [], "nodes": [], "workers": [],
+    "idle_since": None, "stall": None, "results": None, "remaining": [], "nodes": [], "workers": [],
     "warnings": [],
 }  # fmt: skip
 
