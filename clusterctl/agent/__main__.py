@@ -9,6 +9,7 @@ _MODULES = {
     "sampler": "facts.machine_sampler",
     "gpu-memory-wait": "facts.gpu_memory_wait",
     "environment": "environment.maker",
+    "container": "environment.container_maker",
 }
 """The modules whose function `main` runs a command, by command."""
 
@@ -32,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
 
         waiter.main(arguments)
     sys.stderr.write(
-        "usage: serve | facts | environment | sampler SECONDS | gpu-memory-wait GPUS SECONDS RUN | wait NUMBERS\n"
+        "usage: serve | facts | environment | container | sampler SECONDS | gpu-memory-wait GPUS SECONDS RUN"
+        " | wait NUMBERS\n"
     )
     return 2
 

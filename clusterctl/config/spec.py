@@ -185,8 +185,25 @@ class SyncSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSpec:
+    """The container in whose files the workers run: one for each node and run. Processes and network are the node's.
+
+    Attributes:
+        image: Name of the image; for apptainer also a file on the nodes.
+        runtime: The program that starts containers; `auto` is the first of docker, podman, apptainer that answers.
+        args: More options for `docker run`, `podman run` or `apptainer exec`; limits of resources have no effect.
+        mounts: Folders of the node that the container shows, too, such as `/data` or `~/sets:/data:ro`.
+    """
+
+    image: Annotated[str, KeyDocs("nvcr.io/nvidia/pytorch:26.09-py3")]
+    runtime: Annotated[Literal["docker", "podman", "apptainer", "auto"], KeyDocs("podman")] = "auto"
+    args: Annotated[Args, KeyDocs(["--security-opt", "seccomp=unconfined"])] = ()
+    mounts: Annotated[Texts, KeyDocs(["/data"])] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSpec:
-    """The Python environment of the workers, which clusterctl makes once on each node: from `uv`, or from `venv`.
+    """The Python environment of the workers, made once on each node: from `uv` or `venv`, or the image of `container`.
 
     `uv` and `venv` are absolute paths in the spec.
 
@@ -194,8 +211,9 @@ class EnvironmentSpec:
         uv: Folder with `uv.lock` or `requirements.txt`, or a requirements file.
         extras: Optional dependencies of the project in `uv.lock` to install, too.
         venv: A virtual environment of the head to copy to the nodes.
+        container: A container image.
         python: Version of Python.
-        fetch: Who downloads packages: `head` for all nodes, each `node`, or `auto`: nodes if all of them can.
+        fetch: Who downloads: `head` for all nodes, each `node`, or `auto`: nodes that can.
         max_size: Largest size of all environments and packages on a node; the oldest unused ones are removed.
     """
 
@@ -205,7 +223,10 @@ class EnvironmentSpec:
     python: Annotated[
         PythonVersion | None, KeyDocs("3.11", unset_text="the version in `.python-version`, or the head's")
     ] = None
-    fetch: Annotated[Literal["head", "node", "auto"], KeyDocs("node")] = "head"
+    container: Annotated[ContainerSpec | None, KeyDocs({"image": "nvcr.io/nvidia/pytorch:26.09-py3"})] = None
+    fetch: Annotated[
+        Literal["head", "node", "auto"] | None, KeyDocs("node", unset_text="`head`; with `container` `auto`")
+    ] = None
     max_size: Annotated[Size, KeyDocs("100GiB")] = 50 * 1024**3
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clusterctl.agent.protocol import run_requests
-from clusterctl.agent.protocol.command_payload_types import ProgramArguments
+from clusterctl.agent.protocol.command_payload_types import Container, ProgramArguments
 from clusterctl.config.field_types import StartMethod
 from clusterctl.config.sections.shell_text_analysis import analyze_shell_variables
 from clusterctl.config.spec import ClusterSpec, Framework, JobSpec
@@ -292,7 +292,7 @@ def build_fork_request(
 ) -> dict[str, Any] | None:
     """Return the JSON form of `ForkSettings` for a node; `None` if every worker starts as a new process."""
     job = get_job(spec)
-    if job.start_method is StartMethod.SPAWN or find_fork_obstacle(job) is not None:
+    if job.start_method is StartMethod.SPAWN or find_fork_obstacle(job) is not None or build_container(spec):
         return None
     # With `None` the node imports torch, or numpy if torch is not installed.
     preload = {Framework.TORCH: ["torch"], Framework.KERAS: ["keras"]}.get(job.framework)
@@ -309,6 +309,19 @@ def build_fork_request(
     )
 
 
+def build_container(spec: ClusterSpec) -> Container | None:
+    """Return the container of the workers, or `None`."""
+    container = spec.environment.container if spec.environment is not None else None
+    if container is None:
+        return None
+    return {
+        "image": container.image,
+        "runtime": container.runtime,
+        "args": list(container.args),
+        "mounts": list(container.mounts),
+    }
+
+
 def build_program_arguments(spec: ClusterSpec, node: str) -> ProgramArguments:
     """Return code folder, Python, environment and prologue of the job, without the variables of a rank."""
     host = next(host for host in spec.hosts if host.name == node)
@@ -318,4 +331,5 @@ def build_program_arguments(spec: ClusterSpec, node: str) -> ProgramArguments:
         "python": host.python,
         "python_hint": sys.executable,
         "prologue": spec.job.prologue if spec.job else None,
+        "container": build_container(spec),
     }

@@ -163,35 +163,6 @@ def run_tasks(
     return {name: results[name] for name in tasks}
 
 
-def run_program(argv: list[str], timeout_s: float | None = None) -> tuple[int, str, str]:
-    """Run a program within a task. Return the program's exit code (negative: signal), stdout and stderr.
-
-    `subprocess` is not used, because the import of `subprocess` takes longer than most programs.
-
-    Args:
-        argv: The program and its arguments.
-        timeout_s: The seconds after which the program is killed; `None` for no limit.
-
-    Raises:
-        FileNotFoundError: The program is not on PATH.
-    """
-    files = [syscalls.create_memory_file(name) for name in ("stdout", "stderr")]
-    try:
-        actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(files, 1)]
-        pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions)
-        status = None if timeout_s is None else syscalls.wait_for_exit(pid, timeout_s)
-        if status is None:
-            if timeout_s is not None:
-                os.kill(pid, _SIGKILL)
-            status = os.waitpid(pid, 0)[1]
-        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        output, errors = (os.pread(fd, os.fstat(fd).st_size, 0).decode("utf-8", "replace") for fd in files)
-        return code, output, errors
-    finally:
-        for fd in files:
-            os.close(fd)
-
-
 def read_process_state(pid: int) -> tuple[str | None, str | None]:
     """Return the state letter of a process and the kernel function in which it sleeps, each `None` if unknown."""
     stat = proc.read_stat(pid)

@@ -29,9 +29,9 @@ import os
 import re
 import time
 
-from clusterctl.agent.facts import child_tasks, kernel_gpu_facts
+from clusterctl.agent.facts import kernel_gpu_facts
 from clusterctl.agent.facts.child_tasks import AbsentError, DeniedError
-from clusterctl.agent.linux import kernel_files
+from clusterctl.agent.linux import kernel_files, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def collect_kernel_log(root: str) -> dict[str, Any]:
 def _run_reader(argv: list[str], seconds: float | None) -> tuple[str | None, str]:
     """Return the output of a program, or `None` and the reason. The reason is empty if the program is not installed."""
     try:
-        code, output, complaint = child_tasks.run_program(argv, seconds)
+        code, output, complaint = syscalls.run_program(argv, seconds)
     except FileNotFoundError:
         return None, ""
     # `journalctl` prints no line if this user may not read the journal.

@@ -12,9 +12,8 @@ import os
 import re
 import stat
 
-from clusterctl.agent.facts import child_tasks
 from clusterctl.agent.facts.child_tasks import AbsentError
-from clusterctl.agent.linux import kernel_files
+from clusterctl.agent.linux import kernel_files, syscalls
 from clusterctl.agent.linux.gpu_devices import read_device_minor
 
 TYPE_CHECKING = False
@@ -168,7 +167,7 @@ def collect_nvidia_smi() -> dict[str, Any]:
     """
     argv = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
-        code, output, complaint = child_tasks.run_program(argv)
+        code, output, complaint = syscalls.run_program(argv)
     except FileNotFoundError as error:
         raise AbsentError("there is no `nvidia-smi`") from error
     devices: list[dict[str, Any]] = []

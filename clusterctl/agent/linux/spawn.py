@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 
-from clusterctl.agent.linux import syscalls
+from clusterctl.agent.linux import mount_namespace, syscalls
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
 TYPE_CHECKING = False
@@ -64,6 +64,7 @@ class Program:
         prologue: Shell text that bash runs before the program. If a command of this text fails, the program does not
             run.
         tag: Value of a resource limit that marks all processes of the program, or `None`.
+        container: Pid of a process in whose file system the program runs, or `None`.
     """
 
     argv: list[bytes]
@@ -71,6 +72,7 @@ class Program:
     cwd: bytes = b"/"
     prologue: bytes | None = None
     tag: int | None = None
+    container: int | None = None
 
 
 _PROLOGUE_TRAP = (
@@ -186,6 +188,8 @@ def exec_program(program: Program) -> NoReturn:
         if program.tag is not None:
             # Only workers get a higher file limit; other programs keep the limits of the login.
             _raise_worker_file_limit()
+        if program.container is not None:
+            _enter_container(program.container)
         _change_directory(program.cwd)
         path = find_program(argv[0], program.env)
         if path is None:
@@ -198,6 +202,13 @@ def exec_program(program: Program) -> NoReturn:
         _exit_with_error(code, path, "its interpreter is missing" if missing else error.strerror or str(error))
     except BaseException as error:
         _exit_with_error(EXIT_NOT_EXECUTABLE, argv[0] if argv else b"", repr(error))
+
+
+def _enter_container(pid: int) -> None:
+    try:
+        mount_namespace.enter_file_system(pid)
+    except OSError as error:
+        _exit_with_error(EXIT_NOT_EXECUTABLE, b"container", f"cannot enter it: {error.strerror}")
 
 
 def _change_directory(folder: bytes) -> None:

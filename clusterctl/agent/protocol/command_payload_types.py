@@ -130,8 +130,17 @@ class FactsRequest(TypedDict, total=False):
     paths: list[str]
 
 
+class Container(TypedDict):
+    """A container of the workers (`environment.container`)."""
+
+    image: str
+    runtime: str
+    args: list[str]
+    mounts: list[str]
+
+
 class ProbeArguments(TypedDict):
-    """PROBE: collect the facts that `request` names, in the environment of a worker."""
+    """PROBE: collect the facts that `request` names, in the environment of a worker and in its container."""
 
     python: str | None
     python_hint: NotRequired[str]
@@ -139,6 +148,7 @@ class ProbeArguments(TypedDict):
     env: dict[str, str]
     cwd: str | None
     request: FactsRequest
+    container: NotRequired[Container | None]
 
 
 class ListenArguments(TypedDict):
@@ -327,7 +337,8 @@ class ProgramArguments(TypedDict):
     """A program: `argv`, or `command` for a shell. Bytes of `stdin` that are not UTF-8 are escaped as surrogates.
 
     With `python_hint`, the folder of the job's Python comes first on PATH (see `PrepareArguments`). With
-    `agent_command`, the program is this command of the agent (see `clusterctl/agent/__main__.py`).
+    `agent_command`, the program is this command of the agent (see `clusterctl/agent/__main__.py`). With `container`, it
+    runs in a container of its own.
     """
 
     argv: NotRequired[list[str]]
@@ -339,6 +350,7 @@ class ProgramArguments(TypedDict):
     python_hint: NotRequired[str]
     stdin: NotRequired[str]
     agent_command: NotRequired[str]
+    container: NotRequired[Container | None]
 
 
 class ExecArguments(ProgramArguments):

@@ -55,6 +55,7 @@ class PrepareArguments:
         watch: The patterns of the files whose changes count as progress.
         forked: The JSON form of `ForkSettings`; `None` if every worker starts a new interpreter.
         head: The host name of the head, which `who` shows to all users of the node.
+        container: The container in whose files the workers run (`command_payload_types.Container`), or `None`.
     """
 
     run: str
@@ -79,6 +80,7 @@ class PrepareArguments:
     code_hash: str | None = None
     forked: dict[str, Any] | None = None
     head: str = ""
+    container: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

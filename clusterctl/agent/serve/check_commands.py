@@ -108,6 +108,9 @@ class _CheckCommands:
     def probe(self, request_id: int, arguments: command_payload_types.ProbeArguments, _epoch: int | None) -> None:
         """Run the command `facts` of the agent in the environment of a worker, and answer with the printed facts."""
         workdir = node_commands.resolve_folder(arguments.get("cwd"))
+        if arguments.get("container"):
+            self._run_probe(request_id, arguments, workdir, arguments.get("python") or "python3")
+            return
         find_python = functools.partial(
             workers.find_cwd_and_python, workdir, arguments.get("python"), arguments.get("python_hint"), False
         )
@@ -127,7 +130,11 @@ class _CheckCommands:
         program = node_commands.build_program(
             arguments, helper_process.build_agent_command("facts", python=name, isolated=False), workdir
         )
-        program = node_commands.put_python_first_on_path(program, python)
+        prepare = None
+        if arguments.get("container"):
+            prepare = node_commands.make_container_setup(self._session.state_root, arguments)
+        else:
+            program = node_commands.put_python_first_on_path(program, python)
         output: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
 
         def take(number: int, data: bytes) -> None:
@@ -140,7 +147,7 @@ class _CheckCommands:
                 self._session.answer_error(request_id, error)
 
         request: command_payload_types.FactsRequest = arguments.get("request") or {}
-        running = self._session.children.start_program(program, json.dumps(request).encode(), take, end)
+        running = self._session.children.start_program(program, json.dumps(request).encode(), take, end, prepare)
         deadlines = [float(request.get("deadline") or _PROBE_DEADLINE_S), *(request.get("deadlines") or {}).values()]
         limit = max(deadlines) + _PROBE_MARGIN_S
         self._session.loop.call_later(limit, lambda: self._session.children.terminate(running))

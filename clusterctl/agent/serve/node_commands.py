@@ -68,7 +68,10 @@ class _NodeCommands:
             self._session.answer(request_id, {"exit_code": code, "signal": number, "timed_out": timed_out[0]})
 
         stdin = str(arguments.get("stdin", "")).encode("utf-8", "surrogateescape")
-        running = self._session.children.start_program(program, stdin, take, end, make_python_path_setup(arguments))
+        prepare = make_python_path_setup(arguments)
+        if arguments.get("container"):
+            prepare = make_container_setup(self._session.state_root, arguments)
+        running = self._session.children.start_program(program, stdin, take, end, prepare)
         self._running[request_id] = running
         timeout = arguments.get("timeout")
 
@@ -128,6 +131,37 @@ def make_python_path_setup(arguments: command_payload_types.ProgramArguments) ->
             # Run the program without the job's Python, because it may not need Python.
             return program
         return put_python_first_on_path(program, python)
+
+    return prepare
+
+
+def make_container_setup(
+    root: str, arguments: command_payload_types.ProgramArguments | command_payload_types.ProbeArguments
+) -> child_processes.PrepareProgram:
+    """Return the argument `prepare` of `start_program` that starts a container for the program alone.
+
+    Args:
+        root: The state root.
+        arguments: The program and its container.
+    """
+
+    def prepare(program: spawn.Program) -> spawn.Program:
+        from clusterctl.agent.environment import container_keeper
+
+        container = arguments.get("container")
+        assert container is not None
+        folder = os.fsdecode(program.cwd)
+        try:
+            keeper = container_keeper.start_program_keeper(root, container, [folder, helper_process.find_import_root()])
+        except command_messages.RequestError as error:
+            os.write(2, f"clusterctl: {error}\n".encode("utf-8", "replace"))
+            os._exit(spawn.EXIT_NOT_EXECUTABLE)
+        given = {encode_text(name): encode_text(value) for name, value in (arguments.get("env") or {}).items()}
+        python = encode_text(arguments.get("python") or "python3")
+        env = spawn.prepend_program_folder(python, {**keeper.read_environment(), **given})
+        # Before the first sync there is no code folder.
+        cwd = program.cwd if os.path.isdir(folder) else b"/"
+        return spawn.Program(program.argv, env, cwd, program.prologue, program.tag, keeper.pid)
 
     return prepare
 

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import inject
+from clusterctl.agent.environment.container_keeper import Keeper
 from clusterctl.agent.node_state import fencing, output_reading, run_dir, secrets
 from clusterctl.agent.node_state.journal import JournalCache
 from clusterctl.agent.node_state.output_reading import OffsetTable
@@ -365,6 +366,7 @@ def _remove_run(run: RunDir, state: JournalState) -> int:
         )
     # If no controller has finished the run, it still has files on the tmpfs.
     secrets.remove_tmpfs_files(run, state.attempt + 1)
+    Keeper(run.file_path("container")).remove()
     code = workdir_locks.find_removable_workdir(run)
     size = 0 if code is None else workdir_locks.remove_synced_code(code)
     for place, _, inside in os.walk(run.path):

@@ -36,6 +36,9 @@ def write_shell_script(
 ) -> None:
     """Write a script that removes itself and executes the shell; answer with the path of the script."""
     rank = arguments.get("rank")
+    if arguments.get("container"):
+        hint = "`clusterctl exec --env -- COMMAND` runs a command in a container"
+        raise RequestError(ErrorKind.REFUSED, "a shell in the container of the workers is not possible", hint)
     program = _copy_rank_environment(runs, rank) if rank else None
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else session.state_root
 

@@ -29,6 +29,7 @@ from clusterctl.agent.supervisor.worker_output_files import WorkerOutputs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from clusterctl.agent.environment.container_keeper import Keeper
     from clusterctl.agent.linux.event_loop import EventLoop
     from clusterctl.agent.node_state.journal import JournalState
     from clusterctl.agent.node_state.run_dir import RunDir
@@ -58,15 +59,16 @@ class Attempt:
         record: Record,
         claims: gpu_claims.GpuClaims,
         reserved_ports: port_reservation.ReservedPorts,
+        keeper: Keeper,
         dropped: Mapping[tuple[int, int], tuple[int, int]],
     ) -> None:
-        """Make an attempt without workers. GPU claims and ports belong to the run, so they outlive the attempt."""
+        """Make an attempt without workers. GPU claims, ports and container belong to the run and outlive it."""
         self._loop, self._run, self._markers, self.record = loop, run, markers, record
         self.prepare = prepare
         self.number = prepare.attempt
         self.workers: dict[int, Worker] = {}
         self.python = ""
-        self.claims, self.ports = claims, reserved_ports
+        self.claims, self.ports, self.keeper = claims, reserved_ports, keeper
         self.known_processes = run_processes.KnownProcesses(stop_signal=signal.Signals[prepare.stop_signal])
         self.started = False
         self.start_workers: workers.StartWorkers = workers.start_workers
@@ -87,7 +89,7 @@ class Attempt:
         Raises:
             RequestError: A GPU, a port or disk space is not available. The new claims and ports are then released.
         """
-        self.python = workers.prepare_workdir(self._run, self.prepare)
+        self.python = workers.prepare_workdir(self._run, self.prepare, self.keeper)
         with contextlib.ExitStack() as undo:
             try:
                 undo.callback(self.claims.release, self.claims.claim(self.prepare.gpus))
@@ -164,12 +166,15 @@ class Attempt:
             self.outputs.open_file(worker_start.rank)
         return waiter.WaiterConfig(
             program=workers.build_worker_program(
-                self._run, self._markers, self.prepare, start, worker_start, self.python
+                self._run, self._markers, self.prepare, start, worker_start, self.python, self.keeper
             ),
             output_fd=self.outputs.get_descriptor(worker_start.rank),
             spawn_file=self._run.rank_file(self.number, worker_start.rank, "spawn"),
             exit_file=self._run.rank_file(self.number, worker_start.rank, "exit"),
-            kept_descriptors=self.claims.descriptors,
+            kept_descriptors=[
+                *self.claims.descriptors,
+                *([self.keeper.descriptor] if self.keeper.descriptor is not None else []),
+            ],
             stop_after=self.prepare.stop_after,
             lease_file=self._run.lease_file,
             fence={

@@ -329,7 +329,7 @@ class ForkServerManager:
         # The number of the attempt does not matter: `select_common_variables` removes variables that depend on it.
         start = StartArguments(self._run.run, self._run.node, 0, [], inject=request.inject)
         return workers.build_worker_program(
-            self._run, self._markers, attempt.prepare, start, worker_start, attempt.python
+            self._run, self._markers, attempt.prepare, start, worker_start, attempt.python, attempt.keeper
         )
 
     def _start(self, attempt: Attempt, request: ForkSettings, program: spawn.Program) -> None:

@@ -15,6 +15,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent import inject
+from clusterctl.agent.environment.container_keeper import Keeper
 from clusterctl.agent.linux import helper_process, port_reservation, proc, spawn, syscalls
 from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.node_state import fencing, fsync_queue, journal, secrets, supervisor_lock, tmpfiles_protection
@@ -59,6 +60,7 @@ class Supervisor:
         self._state = fold_journal(journal.read_journal(run.journal_file))
         self._claims = gpu_claims.GpuClaims(run.run, run.node, waiters=self._list_waiter_pids)
         self._ports = port_reservation.ReservedPorts()
+        self._keeper, self._has_reported_keeper = Keeper(run.file_path("container")), False
         self._samples = sampling.SampleFile(run.samples_file)
         self._attempt: Attempt | None = None
         self._activity: sampling.ActivityMonitor | None = None
@@ -137,6 +139,7 @@ class Supervisor:
         if state.seq == 0 or state.finished is not None:
             return
         self._record(events.RunAdopted(state.attempt, os.getpid()))
+        self._keeper.adopt()
         if state.attempt < 0:
             return
         prepare, python = workers.read_prepare(self._run, state)
@@ -174,7 +177,7 @@ class Supervisor:
                 attempt.adopt_worker(worker, self._state)
 
     def _make_attempt(self, prepare: run_requests.PrepareArguments) -> Attempt:
-        resources = (self._claims, self._ports)
+        resources = (self._claims, self._ports, self._keeper)
         return Attempt(self._loop, self._run, self._markers, prepare, self._record, *resources, self._state.dropped)
 
     def _set_attempt(self, attempt: Attempt) -> None:
@@ -225,6 +228,8 @@ class Supervisor:
             self._restore_lock_and_socket()
         if active is not None:
             active.record_process_groups()
+        if active is not None and active.living_workers and active.prepare.container and not self._keeper.is_alive():
+            self._report_ended_keeper()
         if attempt is not None and attempt.shutdown.remaining:
             attempt.shutdown.recheck_remaining_processes()
         # If the lease file was removed, keep the time of its last read.
@@ -242,6 +247,12 @@ class Supervisor:
             and (self._is_ending or attempt is None or age > _UNATTENDED_TIMEOUT_S)
         ):
             self._loop.stop()
+
+    def _report_ended_keeper(self) -> None:
+        if not self._has_reported_keeper:
+            self._has_reported_keeper = True
+            text = "another program has ended the container of this run: its workers may lack files from now on"
+            self._alarm("container_ended", text)
 
     def _restore_lock_and_socket(self) -> None:
         """Make the lock file and the socket again if another process has removed them."""
@@ -351,6 +362,7 @@ class Supervisor:
         self._forking.close()
         self._claims.release()
         self._ports.release()
+        self._keeper.remove()
         if self._activity is not None:
             self._activity.stop()
         secrets.remove_tmpfs_files(self._run, self._state.attempt + 1)

@@ -23,12 +23,14 @@ from clusterctl.agent.supervisor import waiter
 from clusterctl.agent.workdir import file_tree, synced_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from clusterctl.agent.environment.container_keeper import Keeper
     from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.node_state.journal import JournalState
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_processes import RunMarkers
+    from clusterctl.agent.protocol.command_payload_types import Container
     from clusterctl.agent.protocol.record_types import SpawnRecord
 
     WorkerToStart = tuple[WorkerStart, waiter.WaiterConfig]
@@ -110,7 +112,12 @@ def get_python_argv0(python: str, configured_python: str | None, prologue: str |
 
 
 def find_cwd_and_python(
-    workdir: str, python: str | None, python_hint: str | None, make_workdir: bool, out: HelperOutput
+    workdir: str,
+    python: str | None,
+    python_hint: str | None,
+    make_workdir: bool,
+    out: HelperOutput,
+    keeper: Keeper | None = None,
 ) -> dict[str, Any]:
     """Return working directory and interpreter of a worker. Call this in a helper: both may lie on a hung mount.
 
@@ -122,24 +129,33 @@ def find_cwd_and_python(
             result.
         out: The helper's output, to which this function sends the path that it examines. If the path hangs, the error
             names the path.
+        keeper: The container that has the interpreter, or `None`.
     """
     out.send_message({"at": workdir})
     if make_workdir:
         file_tree.make_workdir(workdir)
+    if keeper is not None:
+        keeper.enter()
     cwd = workdir if os.path.isdir(workdir) else os.path.expanduser("~")
     out.send_message({"at": python or "the file system of an interpreter"})
     return {"python": resolve_python(cwd, python, python_hint), "cwd": cwd}
 
 
-def prepare_workdir(run: RunDir, prepare: PrepareArguments) -> str:
-    """Make the code folder, check its content, and return the path of the workers' interpreter.
+def prepare_workdir(run: RunDir, prepare: PrepareArguments, keeper: Keeper) -> str:
+    """Make the code folder, check its content, start the container, and return the path of the workers' interpreter.
 
     Helper processes access the files, because a mount may hang.
 
     Raises:
-        RequestError: The interpreter or the script does not exist, or the folder does not contain the synced code.
+        RequestError: The interpreter or the script does not exist, the folder does not contain the synced code, or the
+            container does not start.
     """
-    find = functools.partial(find_cwd_and_python, prepare.workdir, prepare.python, prepare.python_hint, True)
+    if prepare.container is None:
+        find = functools.partial(find_cwd_and_python, prepare.workdir, prepare.python, prepare.python_hint, True)
+    else:
+        _run_in_child(functools.partial(_make_workdir_in_child, prepare.workdir), _FILES_TIMEOUT_S)
+        keeper.start_in_helper(cast("Container", prepare.container), [run.root, prepare.workdir])
+        find = functools.partial(find_cwd_and_python, prepare.workdir, prepare.python, None, False, keeper=keeper)
     python = str(_run_in_child(find, _FILES_TIMEOUT_S)["python"])
 
     def check_code(out: HelperOutput) -> dict[str, Any]:
@@ -159,6 +175,12 @@ def prepare_workdir(run: RunDir, prepare: PrepareArguments) -> str:
     if prepare.code_hash is not None or prepare.script is not None:
         _run_in_child(check_code, _FILES_TIMEOUT_S if prepare.code_hash is None else _CODE_TIMEOUT_S)
     return python
+
+
+def _make_workdir_in_child(workdir: str, out: HelperOutput) -> dict[str, Any]:
+    out.send_message({"at": workdir})
+    file_tree.make_workdir(workdir)
+    return {}
 
 
 def classify_shim_access_in_child(argv: list[str], workdir: str) -> str:
@@ -197,9 +219,18 @@ def build_worker_program(
     start: StartArguments,
     worker_start: WorkerStart,
     python: str,
+    keeper: Keeper,
 ) -> spawn.Program:
-    """Return argv, environment and working directory of a worker."""
-    env = _build_environment(run, markers, prepare, start, worker_start)
+    """Return argv, environment and working directory of a worker, and its container if `prepare` names one.
+
+    Raises:
+        RequestError: The container has ended.
+    """
+    if prepare.container is not None and not keeper.is_alive():
+        raise command_messages.make_failed_error("the container of the run has ended on this node")
+    container = None if prepare.container is None else keeper.pid
+    base = spawn.build_base_environment() if container is None else keeper.read_environment()
+    env = _build_environment(run, markers, prepare, start, worker_start, base)
     env = spawn.prepend_program_folder(encode_text(python), env)
     python = get_python_argv0(python, prepare.python, worker_start.prologue)
     argv = [encode_text(word) for word in worker_start.argv]
@@ -212,13 +243,19 @@ def build_worker_program(
         cwd=cwd,
         prologue=None if worker_start.prologue is None else encode_text(worker_start.prologue),
         tag=markers.tag,
+        container=container,
     )
 
 
 def _build_environment(
-    run: RunDir, markers: RunMarkers, prepare: PrepareArguments, start: StartArguments, worker_start: WorkerStart
+    run: RunDir,
+    markers: RunMarkers,
+    prepare: PrepareArguments,
+    start: StartArguments,
+    worker_start: WorkerStart,
+    base: Mapping[bytes, bytes],
 ) -> dict[bytes, bytes]:
-    env = spawn.build_base_environment()
+    env = dict(base)
     env.pop(b"OLDPWD", None)
     env.pop(b"_", None)
     env[b"PWD"] = encode_text(prepare.workdir)

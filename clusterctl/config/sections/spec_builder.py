@@ -80,7 +80,8 @@ def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
     workdirs = [
         host.spec.workdir or (local if host.spec.transport is TransportKind.LOCAL else remote) for host in hosts
     ]
-    pythons = [host.spec.python if environment is None else _build_python(environment) for host in hosts]
+    made = None if environment is None or environment.container is not None else _build_python(environment)
+    pythons = [host.spec.python if made is None else made for host in hosts]
     spec = ClusterSpec(
         name=name,
         path=context.path,
@@ -214,11 +215,14 @@ def _build_environment(
             report.warn(root.mark, text, "`environment: {uv: .}` installs its packages on every node before the start")
         return None
     place = root.find_mark("environment")
-    sources = [key for key in ("uv", "venv") if values.get(key)]
+    sources = [key for key in ("uv", "venv", "container") if values.get(key)]
     if len(sources) != 1:
-        text = "`uv` and `venv` exclude each other" if sources else "one of `uv`, `venv` is missing"
+        named_sources = " and ".join(f"`{source}`" for source in sources)
+        text = f"{named_sources} exclude each other" if sources else "one of `uv`, `venv`, `container` is missing"
         report.add(place, f"environment: {text}", "write `environment: {uv: .}` for the folder with `uv.lock`")
         return None
+    if sources == ["container"]:
+        return EnvironmentSpec(**values)
     path = context.resolve(values[sources[0]])
     mark = root.find_mark("environment", sources[0])
     if sources == ["venv"] and not files.is_file(f"{path}/pyvenv.cfg"):

@@ -128,6 +128,11 @@ class StartSequence(ThreadOwnedAttributes):
         run = self._run
         if run.spec.environment is None:
             return
+        if run.spec.environment.container is not None:
+            from clusterctl.run.environments.container_start import ImageProvider
+
+            ImageProvider(run.folder, run.spec, run.post_event).provide(run.spec.environment, sessions)
+            return
         # This module loads what reads locks and downloads packages, which most starts do not need.
         from clusterctl.run.environments.environment_start import EnvironmentMaker
 

@@ -49,7 +49,7 @@ def build_dialer(spec: ClusterSpec) -> Dial:
         try:
             return open_session(transport, host, inbox, progress=progress)
         except NoPythonError:
-            if spec.environment is None:
+            if spec.environment is None or spec.environment.container is not None:
                 raise
         from clusterctl.run.environments.bare_node import send_python  # It loads what downloads packages.
 

@@ -60,7 +60,7 @@ def make_entry(
     what: str = "environment",
     limit_s: float = _BUILD_LIMIT_S,
 ) -> None:
-    """Make an entry on a node, unless it is made. Append the output to a file of the run directory.
+    """Make an entry on a node, unless it is made.
 
     Args:
         run: The run directory.
@@ -76,13 +76,44 @@ def make_entry(
         NodeError: The node was lost.
         CancelledError: Another node has failed first.
     """
+    run_agent_command(run, node, session, "environment", request, failed, what=what, limit_s=limit_s)
+
+
+def run_agent_command(
+    run: RunDir,
+    node: str,
+    session: Session,
+    command: str,
+    request: Mapping[str, Any],
+    failed: threading.Event,
+    *,
+    what: str = "environment",
+    limit_s: float = _BUILD_LIMIT_S,
+) -> str:
+    """Run a command of the agent on a node, and return its output. Append the output to a file of the run directory.
+
+    Args:
+        run: The run directory.
+        node: The node.
+        session: The session with the node.
+        command: A command of `clusterctl/agent/__main__.py`.
+        request: Its input.
+        failed: Set if another node has failed, so that this node need not end.
+        what: The name of the work for the user and for the file of its output.
+        limit_s: The time limit in seconds.
+
+    Raises:
+        NodeEnvironmentError: The command failed.
+        NodeError: The node was lost.
+        CancelledError: Another node has failed first.
+    """
     output = bytearray()
 
     def take(data: StreamData) -> None:
         output.extend(data.payload)
 
     stream = session.allocate_streams(take, count=2)
-    asked: ExecArguments = {"agent_command": "environment", "stdin": json.dumps(request), "stream": stream}
+    asked: ExecArguments = {"agent_command": command, "stdin": json.dumps(request), "stream": stream}
     running = EXEC.call_async(session, {**asked, "timeout": limit_s})
     while not futures.wait([running], _CHECK_S).done:
         if failed.is_set():
@@ -92,9 +123,10 @@ def make_entry(
     log.parent.mkdir(exist_ok=True)
     with log.open("ab") as file:
         file.write(output)
+    text = output.decode("utf-8", "replace")
     if answer["exit_code"] == 0:
-        return
-    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
+        return text
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     why = f"it took longer than {limit_s:g} s" if answer.get("timed_out") else f"exit code {answer['exit_code']}"
     last = f": {' '.join(lines[-_QUOTED_LINES:])}" if lines else ""
     raise NodeEnvironmentError(node, f"the {what} failed: {why}{last}", hint=f"the whole output is in {log}")

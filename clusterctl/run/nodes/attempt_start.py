@@ -38,6 +38,8 @@ from clusterctl.session.request_definitions import PREPARE, START
 
 _IMPORT_TIMEOUT_S = 150.0
 """Seconds to wait for the imports of a node's forkserver. After 120 s the node starts each worker as a new process."""
+_CONTAINER_TIMEOUT_S = 90.0
+"""Seconds to wait for the start of a container. A node gives up after 80 s."""
 _VERIFIED_FILES_PER_S = 500
 """The lowest speed, in files per second, at which a node verifies files."""
 
@@ -231,6 +233,8 @@ class AttemptLauncher:
         code_hash = self._code.code_hash if self._code is not None else None
         files = len(self._code.files) if self._code is not None else 0
         patience = PREPARE.timeout_s + files / _VERIFIED_FILES_PER_S
+        if launch.build_container(self.spec) is not None:
+            patience += _CONTAINER_TIMEOUT_S
 
         def prepare(node: str, session: Session) -> list[int]:
             step.set_waiting(node, "preparing")
@@ -299,7 +303,7 @@ def build_prepare_request(
     facts: NodeFacts | None = None,
 ) -> run_requests.PrepareArguments:
     """Return the request that prepares a node; `code_hash` is the hash of the synced code, for remote nodes."""
-    host, job = node_layout.host, spec.job
+    host, job, container = node_layout.host, spec.job, launch.build_container(spec)
     assert job is not None, "a run has a job"
     return run_requests.PrepareArguments(
         run=run,
@@ -324,6 +328,7 @@ def build_prepare_request(
         code_hash=code_hash if host.transport is not TransportKind.LOCAL else None,
         forked=launch.build_fork_request(spec, environment.RunIdentity(run=run, attempt=number), node_layout, facts),
         head=os.uname().nodename,
+        container=dict(container) if container else None,
     )
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from clusterctl.agent.protocol import command_payload_types
-from clusterctl.agent.protocol.command_payload_types import Facts
+from clusterctl.agent.protocol.command_payload_types import FactGroup, Facts
 from clusterctl.config.spec import ClusterSpec, TransportKind
 from clusterctl.errors import ClusterctlError, ConnectError, UnhealthyError
 from clusterctl.health import judge
@@ -20,6 +20,7 @@ from clusterctl.health.findings import Finding, Status
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.request import build_probe_request, get_longest_deadline
 from clusterctl.health.settings import NOT_SYNCED, HealthSettings
+from clusterctl.plan.launch import build_container
 from clusterctl.plan.layout import demote_to_spares, get_workdir
 from clusterctl.run.nodes.fan_out import Progress, call_all, raise_first
 from clusterctl.run.nodes.network_probe import guess_addresses, guess_interfaces, probe_links, probe_rendezvous_port
@@ -40,6 +41,7 @@ _JUDGE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticE
 """Errors that a check may raise when it reads invalid facts."""
 _QUOTED = 200
 _MARGIN_S = 10.0
+_CONTAINER_LIMIT_S = 80.0
 _MAX_DOWN_S = 3600.0
 """The most seconds that a machine takes to boot."""
 
@@ -218,12 +220,39 @@ def _probe(
             "cwd": get_workdir(spec, node),
             "request": request,
         }
-        facts = PROBE.call(session, asked, timeout=get_longest_deadline(request) + _MARGIN_S)
+        limit = get_longest_deadline(request) + _MARGIN_S
+        container = build_container(spec)
+        if container is None:
+            facts = PROBE.call(session, asked, timeout=limit)
+        else:
+            # The machine looks the same in a container, except for the files: only the versions come from there.
+            machine: command_payload_types.ProbeArguments = {
+                **asked,
+                "python": session.hello["python"],
+                "prologue": None,
+            }
+            facts = PROBE.call(session, machine, timeout=limit)
+            inside: command_payload_types.ProbeArguments = {
+                **asked,
+                "container": container,
+                "request": {**request, "groups": ["versions"]},
+            }
+            facts["groups"]["versions"] = _probe_versions(session, inside, limit + _CONTAINER_LIMIT_S)
         step.finish_node(node)
         return facts
 
     found, errors = call_all(dict(sessions), probe)
     return {n: dict(found[n]) if n in found else _without_facts(n, sessions[n], errors[n]) for n in sessions}
+
+
+def _probe_versions(session: Session, asked: command_payload_types.ProbeArguments, limit_s: float) -> FactGroup:
+    """Return the facts about the workers' Python in a container."""
+    try:
+        return PROBE.call(session, asked, timeout=limit_s)["groups"]["versions"]
+    except (ClusterctlError, LookupError) as error:
+        if not session.alive:
+            raise
+        return {"status": "error", "reason": str(error), "data": {}}
 
 
 def _without_facts(node: str, session: Session, error: BaseException) -> dict[str, Any]:
