@@ -28,7 +28,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh fish zsh tmux fuse3 gcc libc6-dev \
-                locales systemd libpam-oath oathtool slurm-wlm munge krb5-kdc krb5-admin-server krb5-user
+                locales systemd libpam-oath oathtool slurm-wlm munge krb5-kdc krb5-admin-server krb5-user \
+                podman runc busybox-static
 WAYS ?= builtin openssh command srun
 WAY_SUITES := $(addprefix tests/lab/test_,faults.py adoption.py up.py remaining.py srun.py)
 SYSTEM_BENCH := pdsh clustershell
@@ -90,7 +91,8 @@ mutants: $(VENV)/.mutation $(VENV)/.system  ## Break the deciding modules 200 ti
 
 killer: $(VENV)/.dev $(VENV)/.system  ## Kill a random process of a run at a random moment, 200 times (KILLER_RUNS, KILLER_SEED, KILLER_WORLDS, KILLER_START); cut a link for a minute
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_faults.py tests/lab/test_cast.py tests/lab/test_environments.py \
-	  tests/e2e/test_notify.py -k 'minute or head_is_killed or second_cast or dies_while or arrives_once' $(PYTEST_ARGS)
+	  tests/e2e/test_notify.py tests/lab/test_containers.py \
+	  -k 'minute or head_is_killed or second_cast or dies_while or arrives_once or hundred_kills' $(PYTEST_ARGS)
 	$(BIN)/python -m tests.lab.killer
 
 why: $(VENV)/.dev $(VENV)/.system  ## Let runs go wrong in every way that we know, and see what `clusterctl why` says of each (WHY_ARGS)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -145,9 +145,13 @@ def get_image_file(folder: str, image: str) -> str:
     return f"{folder}/images/{slug}-{zlib.crc32(image.encode()):08x}.sif"
 
 
-def build_find_command(runtime: str, image: str) -> list[str]:
-    """Return the command that prints the id of an image of docker or podman, and fails without the image."""
-    return [runtime, "image", "inspect", "--format", "{{.Id}}", image]
+def list_find_commands(runtime: str, image: str) -> list[list[str]]:
+    """Return the commands of which the first success prints the id of an image of docker or podman.
+
+    Podman gives an image without a registry the name `localhost/IMAGE`, and does not always find it by the short name.
+    """
+    names = [image, *([f"localhost/{image}"] if runtime == "podman" else [])]
+    return [[runtime, "image", "inspect", "--format", "{{.Id}}", name] for name in names]
 
 
 def build_pull_command(runtime: str, image: str, file: str) -> list[str]:

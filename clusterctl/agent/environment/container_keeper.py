@@ -34,6 +34,7 @@ FOLDER = "~/.local/share/clusterctl/environments"
 """The folder of environments, which has the images of apptainer."""
 
 _VERSION_LIMIT_S = 10.0
+_FIND_LIMIT_S = 20.0
 _START_LIMIT_S = 60.0
 _REMOVE_LIMIT_S = 7.0
 """The head waits 10 s for the end of a run on a node."""
@@ -64,8 +65,27 @@ def choose_runtime(name: str) -> str:
 
 
 def _quote_last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("See '")]
     return lines[-1][:400] if lines else "it says nothing"
+
+
+def find_image(runtime: str, image: str) -> str | None:
+    """Return the id of an image on this node, `None` if it is not there. For apptainer the size stands for the id.
+
+    Raises:
+        RequestError: The runtime does not answer.
+    """
+    if runtime == "apptainer":
+        file = container_commands.get_image_file(os.path.expanduser(FOLDER), image)
+        return f"{os.path.getsize(file)} bytes" if os.path.isfile(file) else None
+    for command in container_commands.list_find_commands(runtime, image):
+        code, output, _ = syscalls.run_program(command, _FIND_LIMIT_S)
+        if code == 0 and output.strip():
+            return output.strip().splitlines()[-1].rpartition(":")[2]
+        if code == -9:
+            text = f"`{runtime} image inspect` does not answer for {_FIND_LIMIT_S:g} s"
+            raise command_messages.make_failed_error(text, f"`{runtime} info` on the node shows what is wrong")
+    return None
 
 
 class Keeper:
@@ -223,9 +243,12 @@ def _run_keeper(place: str, container: Container, folders: Sequence[str]) -> Non
     if missing is not None:
         text = f"there is no `{missing}` on this node to mount"
         raise command_messages.make_refused_error(text, "correct `environment.container.mounts`")
-    image = container["image"]
+    image = find_image(runtime, container["image"])
+    if image is None:
+        text = f"the image `{container['image']}` is not on this node"
+        raise command_messages.make_refused_error(text, "`clusterctl up` gets it")
     if runtime == "apptainer":
-        image = container_commands.get_image_file(os.path.expanduser(FOLDER), image)
+        image = container_commands.get_image_file(os.path.expanduser(FOLDER), container["image"])
     name = f"clusterctl-{os.getuid()}-{os.urandom(6).hex()}"
     vendor = gpu_devices.count_gpus()["vendor"]
     run = ContainerRun(runtime, image, name, place, wanted, container["args"], os.getuid(), os.getgid(), vendor)

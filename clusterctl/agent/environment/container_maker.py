@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.protocol.command_payload_types import Container
 
-_FIND_LIMIT_S = 20.0
 _TRY_LIMIT_S = 30.0
 _CONNECT_LIMIT_S = 5.0
 _PRINT_VERSION = "import sys; print('{}.{}.{}'.format(*sys.version_info))"
@@ -60,15 +59,16 @@ def get_image(request: dict[str, Any]) -> dict[str, Any]:
     with open(f"{folder}/.locks/image-{key}", "a") as lock:
         # Another run may be pulling the same image.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found, why = _find_image(runtime, image, file), ""
-        if found is None and request.get("archive"):
+        found, why = container_keeper.find_image(runtime, image), ""
+        if request.get("archive"):
             archive = f"{folder}/packages/{request['archive']}"
             why = _run_runtime(container_commands.build_load_command(runtime, archive, file))
             with contextlib.suppress(OSError):
                 os.unlink(archive)
         elif found is None and request["pull"]:
             why = _pull(runtime, image, file)
-        found = found or _find_image(runtime, image, file)
+        if found is None or request.get("archive"):
+            found = container_keeper.find_image(runtime, image)
         if found is None:
             return {"id": None, "why": why, "python": None, "runtime": runtime}
         known = f"{folder}/images/{container_commands.get_settings_key(container, found)}.json"
@@ -77,16 +77,6 @@ def get_image(request: dict[str, Any]) -> dict[str, Any]:
             tried = {"name": request["python"], "python": _try_container(request["root"], container, request["python"])}
             syscalls.write_json(known, tried)
         return {"id": found, "why": "", "python": tried["python"], "runtime": runtime}
-
-
-def _find_image(runtime: str, image: str, file: str) -> str | None:
-    if runtime == "apptainer":
-        return f"{os.path.getsize(file)} bytes" if os.path.isfile(file) else None
-    code, output, _ = syscalls.run_program(container_commands.build_find_command(runtime, image), _FIND_LIMIT_S)
-    if code == -9:
-        text = f"`{runtime} image inspect` does not answer for {_FIND_LIMIT_S:g} s"
-        raise command_messages.make_failed_error(text, f"`{runtime} info` on the node shows what is wrong")
-    return output.strip().splitlines()[-1].removeprefix("sha256:") if code == 0 and output.strip() else None
 
 
 def _pull(runtime: str, image: str, file: str) -> str:

@@ -151,6 +151,7 @@ def make_container_setup(
         container = arguments.get("container")
         assert container is not None
         folder = os.fsdecode(program.cwd)
+        spawn.reset_signals()
         try:
             keeper = container_keeper.start_program_keeper(root, container, [folder, helper_process.find_import_root()])
         except command_messages.RequestError as error:

@@ -221,6 +221,7 @@ def _build_environment(
         text = f"{named_sources} exclude each other" if sources else "one of `uv`, `venv`, `container` is missing"
         report.add(place, f"environment: {text}", "write `environment: {uv: .}` for the folder with `uv.lock`")
         return None
+    values = {**values, "fetch": values.get("fetch") or ("auto" if sources == ["container"] else "head")}
     if sources == ["container"]:
         return EnvironmentSpec(**values)
     path = context.resolve(values[sources[0]])

@@ -87,7 +87,7 @@ class ImageProvider:
         assert container is not None
         for node in sessions:
             step.set_waiting(node, "looking for the image")
-        found = self._ask(sessions, {"pull": settings.fetch in (None, "auto", "node")})
+        found = self._ask(sessions, {"pull": settings.fetch != "head"})
         stored = find_image_on_head(container.image) if settings.fetch == "head" else None
         wanted = None if stored is None else stored[1]
         lacking = {
@@ -122,7 +122,7 @@ class ImageProvider:
                 "python": hosts[node].python or "python3",
                 **more,
             }
-            output = run_agent_command(self._run, node, session, "container", request, failed)
+            output = run_agent_command(self._run, node, session, "container", request, failed, quoted_lines=1)
             try:
                 return parse_node_image(output)
             except (ValueError, LookupError, TypeError) as error:
@@ -172,7 +172,7 @@ def find_image_on_head(image: str) -> tuple[str, str] | None:
         if shutil.which(runtime) is not None:
             done = _run_on_head([runtime, "image", "inspect", "--format", "{{.Id}}", image])
             if done.returncode == 0:
-                return runtime, done.stdout.strip().removeprefix("sha256:")
+                return runtime, done.stdout.strip().rpartition(":")[2]
     return None
 
 

@@ -89,6 +89,7 @@ def run_agent_command(
     *,
     what: str = "environment",
     limit_s: float = _BUILD_LIMIT_S,
+    quoted_lines: int = _QUOTED_LINES,
 ) -> str:
     """Run a command of the agent on a node, and return its output. Append the output to a file of the run directory.
 
@@ -101,6 +102,7 @@ def run_agent_command(
         failed: Set if another node has failed, so that this node need not end.
         what: The name of the work for the user and for the file of its output.
         limit_s: The time limit in seconds.
+        quoted_lines: How many of the last lines an error quotes.
 
     Raises:
         NodeEnvironmentError: The command failed.
@@ -128,7 +130,7 @@ def run_agent_command(
         return text
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     why = f"it took longer than {limit_s:g} s" if answer.get("timed_out") else f"exit code {answer['exit_code']}"
-    last = f": {' '.join(lines[-_QUOTED_LINES:])}" if lines else ""
+    last = f": {' '.join(lines[-quoted_lines:])}" if lines else ""
     raise NodeEnvironmentError(node, f"the {what} failed: {why}{last}", hint=f"the whole output is in {log}")
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from clusterctl.config.spec import ContainerSpec
 from clusterctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,16 +30,32 @@ def test_a_requirements_file_can_be_named_itself(parse_text: Callable[..., Loade
     assert found.uv == "/home/me/llm/gpu.txt"
 
 
+def test_a_container_keeps_the_python_of_a_host_and_its_nodes_pull_by_default(
+    parse_text: Callable[..., LoadedClusterFile],
+) -> None:
+    text = "environment: {container: {image: a/b, mounts: /data}}\ndefaults: {python: /opt/bin/python}\n"
+    spec = parse_text(HEAD + text).spec
+    assert spec.environment is not None
+    assert spec.environment.container == ContainerSpec(image="a/b", mounts=("/data",))
+    assert (spec.environment.fetch, spec.hosts[0].python) == ("auto", "/opt/bin/python")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         pytest.param("environment: {uv: .}\n", "has neither `uv.lock` nor `requirements.txt`", id="no lock"),
         pytest.param("environment: {venv: .venv}\n", "it has no `pyvenv.cfg`", id="no venv"),
-        pytest.param("environment: {python: '3.11'}\n", "one of `uv`, `venv` is missing", id="no source"),
+        pytest.param("environment: {python: '3.11'}\n", "one of `uv`, `venv`, `container` is missing", id="no source"),
         pytest.param("environment: {uv: a, venv: b}\n", "`uv` and `venv` exclude each other", id="two sources"),
         pytest.param("environment: {uv: ., python: 3}\n", "is not a version such as `3.11`", id="version"),
         pytest.param("environment: {uv: ., python: '>=3.11'}\n", "is not a version such as `3.11`", id="range"),
         pytest.param("environment: {uv: ., fetch: nodes}\n", "fetch", id="fetch"),
+        pytest.param(
+            "environment: {uv: a, container: {image: b}}\n", "`uv` and `container` exclude each other", id="with uv"
+        ),
+        pytest.param("environment: {container: {args: [-v]}}\n", "the key `image` is missing", id="no image"),
+        pytest.param("environment: {container: {image: a, runtime: lxc}}\n", "runtime", id="runtime"),
+        pytest.param("environment: {container: pytorch}\n", "must be a mapping", id="image alone"),
         pytest.param("environment: {pip: .}\n", "pip: unknown key", id="unknown key"),
         pytest.param("environment: .\n", "must be a mapping", id="text"),
     ],
