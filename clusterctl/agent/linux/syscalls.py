@@ -89,13 +89,13 @@ def make_user_namespace() -> None:
     Raises:
         OSError: The machine forbids user namespaces to this user.
     """
-    ids = {"uid_map": os.geteuid(), "gid_map": os.getegid()}
+    uid, gid = os.geteuid(), os.getegid()
     if _LIBC.unshare(_CLONE_NEWUSER) < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    for name, text in {"setgroups": "deny", **{name: f"{number} {number} 1" for name, number in ids.items()}}.items():
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "wb") as file:
+            file.write(text.encode())
 
 
 def read_boot_time() -> float:
