@@ -89,7 +89,7 @@ def test_when_a_node_dies_and_a_link_is_cut_the_others_are_whole(nodes: NodeFact
         dead, cut, other = chance.sample(made, 3)
         moment = chance.randrange(1, NODES // 2 * SIZE)
         process = start(head, *SLOW)
-        wait_for(lambda: spooled_bytes(made) > moment)  # noqa: B023
+        wait_for(lambda: spooled_bytes(made) > moment or process.poll() is not None)  # noqa: B023
         cut.block(other)
         dead.kill()
 
