@@ -29,7 +29,7 @@ from clusterctl.cli.verdicts import load_verdict
 from clusterctl.config.loader import ClusterFileText, load_cluster_file, parse_cluster_file
 from clusterctl.config.sections.build_context import DiskFiles
 from clusterctl.config.spec import ClusterSpec
-from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RunFailed, TeardownError
+from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError, RunFailed, TeardownError
 from clusterctl.logs.follow import LogFollower
 from clusterctl.logs.log_line import LogLine, LogQuery
 from clusterctl.logs.merge import read_lines
@@ -311,6 +311,8 @@ def up(spec: ClusterSpec, *, health: bool = True, strict: bool = False, timeout:
         RunFailed: The start failed; `exit_code` says why.
         WaitTimeoutError: The run has not started in time; it goes on to start.
     """
+    if spec.job is None:
+        raise RefusedError("the spec has no job, so there is nothing to run", hint="add the key `job`")
     run = Run(start_controller_in_new_process(spec, health=health, strict=strict).run)
     run.wait_until_started(timeout)
     return run

@@ -50,6 +50,7 @@ caught(lambda: api.make_spec({"hosts": [local], "jobs": {}}))
 caught(lambda: api.load("none.yaml"))
 caught(lambda: api.find("none"))
 caught(lambda: api.Run("none").status())
+caught(lambda: api.up(api.make_spec({"hosts": [local], "sync": "none"})))
 there = api.make_spec({"name": "far", "hosts": "nowhere.invalid", "sync": "none", "job": {"command": "true"}})
 caught(lambda: api.up(there))
 secret = {"hosts": [local], "sync": "none", "name": "kept", "secrets": {"KEY": {"env": "FIRST_KEY"}}}
@@ -65,7 +66,8 @@ def test_errors_are_typed_and_secrets_reach_the_ranks_of_a_process_with_threads(
     said, lines, code, directory = eval(done.stdout)
 
     assert [(name, number) for name, number, _ in said] == [
-        ("ConfigError", 3), ("ConfigError", 3), ("NotFoundError", 102), ("NotFoundError", 102), ("RunFailed", 4),
+        ("ConfigError", 3), ("ConfigError", 3), ("NotFoundError", 102), ("NotFoundError", 102), ("RefusedError", 6),
+        ("RunFailed", 4),
     ]  # fmt: skip
     assert (lines, code) == (["6"], 0)
     assert not any(b"s3same" in path.read_bytes() for path in Path(directory).rglob("*") if path.is_file())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import importlib
 import json
 import logging
 import os
@@ -104,7 +105,8 @@ def _post(url: str, body: object) -> str:
 
 def _send_by_apprise(url: str, message: Message) -> str:
     try:
-        import apprise  # It belongs to an extra, and it loads 100 services.
+        # It belongs to an extra, and it loads 100 services.
+        apprise = importlib.import_module("apprise")
     except ImportError:
         raise DeliveryError("the package apprise is missing: pip install 'clusterctl[notify]'", is_final=True) from None
     # Its warnings contain parts of the URL.

@@ -59,8 +59,10 @@ def start_controller_in_new_process(spec: ClusterSpec, *, health: bool, strict: 
     except ValueError:
         raise ClusterctlError(f"the process that starts controllers failed: {done.stderr.strip()[-500:]}") from None
     if "error" in answer:
-        error = RefusedError(answer["error"], hint=answer["hint"])
-        error.exit_code = ExitCode(answer["exit_code"])
+        code = ExitCode(answer["exit_code"])
+        error_class = RefusedError if code is ExitCode.REFUSED else ClusterctlError
+        error = error_class(answer["error"], hint=answer["hint"])
+        error.exit_code = code
         raise error
     return RunDir(rundir.find_runs_root() / answer["run"])
 
