@@ -13,18 +13,18 @@ def describe_goodput(goodput: Goodput | None, glyphs: Glyphs) -> list[str]:
     """Return a line with the goodput and the time that was not productive; no line if there is no goodput yet."""
     if goodput is None or goodput.ratio is None:
         return []
-    lost_steps = "" if goodput.lost_steps is None else f"{plural(goodput.lost_steps, 'step')} repeated"
+    lost = "repeated work" if goodput.lost_steps is None else f"{plural(goodput.lost_steps, 'step')} repeated"
     names = {
         "start": "start",
         "restart": plural(goodput.restarts, "restart"),
         "stalled": plural(goodput.stalls, "stall"),
-        "lost": lost_steps,
+        "lost": lost,
         "stopping": "stopping",
     }
     seconds = {part: getattr(goodput, f"{part}_s") for part in names}
     parts = [f"{name} {format_duration(seconds[part])}" for part, name in names.items() if seconds[part] >= 0.5]
     if goodput.is_upper_bound:
-        parts.append("repeated steps unknown" if goodput.has_steps else "no step known")
+        parts.append("no step known" if goodput.is_lost_known else "repeated work unknown")
     bound = "at most " if goodput.is_upper_bound else ""
     whole = f"goodput {bound}{goodput.ratio:.1%} of {format_duration(goodput.wall_s)}"
     return [f" {glyphs.dot} ".join([whole, *parts])]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +120,21 @@ def test_a_scrape_of_a_run_has_its_state_its_ranks_and_its_machines(head: LocalH
         assert (find_value(fetch(url), "run_wall_seconds", run=run) or 0.0) > before
         with pytest.raises(urllib.error.HTTPError, match="404"):
             fetch(url.replace("/metrics", "/../../etc/passwd"))
+
+
+def test_silent_clients_and_strange_hosts_do_not_disturb_a_scrape(head: LocalHead, run: str) -> None:
+    with exporter(head) as url, contextlib.ExitStack() as stack:
+        place = urllib.parse.urlsplit(url)
+        address = (str(place.hostname), place.port or 0)
+        for _ in range(50):
+            stack.enter_context(socket.create_connection(address))
+
+        assert find_value(fetch(url), "run_attended", run=run) == 1
+        assert find_value(fetch(url.replace("127.0.0.1", "localhost")), "run_attended", run=run) == 1
+        for host in ("evil.example:80", "", "127.0.0.1.evil.example:80"):
+            request = urllib.request.Request(url, headers={"Host": host})
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(request, timeout=10)
 
 
 def test_the_textfile_is_for_node_exporter_alone_and_whole(head: LocalHead, run: str, tmp_path: Path) -> None:

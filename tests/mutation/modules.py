@@ -31,6 +31,7 @@ _AGENT: Final = "tests/unit/agent"
 TESTS: Final[dict[str, tuple[str, ...]]] = {
     "run/rules/next_action": (*_STATE, f"{_RUN}restarting.py", f"{_RUN}stopping.py"),
     "run/rules/outcome": _STATE,
+    "run/rules/goodput": (f"{_RUN}goodput.py",),
     "run/rules/failure_causes": (
         f"{_RUN}blame.py",
         f"{_RUN}state.py",

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 from typing_extensions import override
@@ -134,6 +135,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], source: MetricsSource) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.source = source
+        self.is_loopback = ip_address(address[0]).is_loopback
         super().__init__(address, _Handler)
 
     @override
@@ -149,6 +151,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a scrape."""
+        if self.server.is_loopback and not _is_loopback_name(str(self.headers["Host"])):
+            # A page of another site in a browser on this head may have a name that leads to 127.0.0.1.
+            self.send_error(403, "the header Host has to be an address of this head or localhost")
+            return
         if self.path.partition("?")[0] not in ("/", "/metrics"):
             self.send_error(404)
             return
@@ -162,6 +168,13 @@ class _Handler(BaseHTTPRequestHandler):
     @override
     def log_message(self, *_: Any) -> None:
         """Write nothing: Prometheus asks every few seconds."""
+
+
+def _is_loopback_name(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    return False
 
 
 def _encode(text: str) -> bytes:

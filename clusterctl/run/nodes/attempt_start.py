@@ -349,6 +349,7 @@ def build_attempt_event(
         ],
         why=why,
         resume_from=resume_from,
+        resume_from_time=None if newest is None or newest.path != resume_from else newest.version[0],
         newest_checkpoint=None if newest is None else newest.label,
     )
 

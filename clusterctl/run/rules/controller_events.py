@@ -100,7 +100,8 @@ class TouchedNodes:
 class AttemptStarted:
     """A new attempt begins; `nodes` holds `{node, node_rank, address, ranks}` in order of node rank.
 
-    `resume_from` is the checkpoint from which the workers resume. `newest_checkpoint` names the newest checkpoint and
+    `resume_from` is the checkpoint from which the workers resume, and `resume_from_time` the time of its newest file on
+    the clock of its node, if it is the newest checkpoint. `newest_checkpoint` names the newest checkpoint and
     its version.
     """
 
@@ -112,6 +113,7 @@ class AttemptStarted:
     nodes: list[dict[str, Any]] = field(default_factory=list)
     why: str = ""
     resume_from: str | None = None
+    resume_from_time: float | None = None
     newest_checkpoint: str | None = None
 
 

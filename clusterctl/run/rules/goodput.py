@@ -5,7 +5,8 @@ The wall time is the sum of these parts:
 * **start**: from `up` to the first step of the first attempt.
 * **restart**: from the end of an attempt to the first step of the next attempt.
 * **stalled**: without progress for longer than the limit of the stall detection, counted from the last progress.
-* **lost**: steps that a later attempt made again.
+* **lost**: work that a later attempt did again: by the numbers of the steps, if the job counts them over all attempts;
+  else the work after the checkpoint from which the later attempt resumed.
 * **stopping**: after the end of the last attempt, until the run was over.
 * **productive**: the rest.
 
@@ -33,7 +34,7 @@ class Goodput:
         restarts: The number of attempts after the first.
         stalls: The number of stalls.
         lost_steps: Steps that a later attempt made again; `None` if the job does not tell the numbers of its steps.
-            `lost_s` is then 0 for these steps, and `productive_s` is an upper bound.
+        is_lost_known: Whether `lost_s` is complete. Otherwise `productive_s` is an upper bound.
         has_steps: Whether a step of any attempt is known. Otherwise `productive_s` includes the imports of the job.
     """
 
@@ -47,6 +48,7 @@ class Goodput:
     restarts: int = 0
     stalls: int = 0
     lost_steps: int | None = 0
+    is_lost_known: bool = True
     has_steps: bool = False
 
     @property
@@ -57,7 +59,21 @@ class Goodput:
     @property
     def is_upper_bound(self) -> bool:
         """Whether the true goodput may be lower, because steps are unknown."""
-        return not self.has_steps or self.lost_steps is None
+        return not self.has_steps or not self.is_lost_known
+
+
+class _Loss(NamedTuple):
+    """The work of an attempt that later attempts did again.
+
+    Attributes:
+        steps: The number of steps; `None` if it is unknown.
+        share: The share of these steps in all steps of the attempt.
+        since: The time since which all work is lost, if `steps` is unknown; `None` if this is unknown too.
+    """
+
+    steps: float | None = 0.0
+    share: float = 0.0
+    since: float | None = math.inf
 
 
 class _Attempt(NamedTuple):
@@ -74,15 +90,15 @@ def measure_goodput(state: RunState, now: float) -> Goodput:
         now: The head's wall clock; ignored if the run is over.
     """
     if state.created is None:
-        return Goodput(lost_steps=None)
+        return Goodput(lost_steps=None, is_lost_known=False)
     begin = state.created
     end = max(begin, now if state.ended is None else state.ended)
     attempts = _list_attempts(state, end)
     has_steps = any(attempt.times.first_step_at is not None for attempt in attempts)
-    lost = _find_lost_shares([attempt.times for attempt in attempts])
+    losses = _find_losses([attempt.times for attempt in attempts], has_steps=has_steps)
     seconds = dict.fromkeys(PARTS, 0.0)
     cursor, waits_for = begin, "start"
-    for attempt, (share, _) in zip(attempts, lost, strict=True):
+    for attempt, loss in zip(attempts, losses, strict=True):
         times = attempt.times
         over = min(max(attempt.ended, cursor), end)
         works = times.first_step_at if has_steps else attempt.began if times.started is None else times.started
@@ -91,19 +107,24 @@ def measure_goodput(state: RunState, now: float) -> Goodput:
             stalled = _measure_overlap(times.stalls, left, right)
             seconds["stalled"] += stalled
             seconds[part] += right - left - stalled
-        worked = over - works - _measure_overlap(times.stalls, works, over)
-        seconds["productive"] -= worked * share
-        seconds["lost"] += worked * share
+        lost_from = (
+            works if loss.steps is not None else over if loss.since is None else min(max(loss.since, works), over)
+        )
+        lost = over - lost_from - _measure_overlap(times.stalls, lost_from, over)
+        lost *= 1.0 if loss.steps is None else loss.share
+        seconds["productive"] -= lost
+        seconds["lost"] += lost
         cursor, waits_for = over, "restart"
     is_restarting = state.phase is RunPhase.RESTARTING
     seconds["restart" if is_restarting else "stopping" if attempts else "start"] += end - cursor
-    steps = [count for _, count in lost]
+    steps = [loss.steps for loss in losses]
     return Goodput(
         wall_s=end - begin,
         **{f"{part}_s": value for part, value in seconds.items()},
         restarts=max(0, len(attempts) - 1),
         stalls=sum(len(attempt.times.stalls) for attempt in attempts),
         lost_steps=None if None in steps else round(sum(count for count in steps if count is not None)),
+        is_lost_known=all(loss.steps is not None or loss.since is not None for loss in losses),
         has_steps=has_steps,
     )
 
@@ -130,25 +151,25 @@ def _find_last_exit(state: RunState) -> float | None:
     return max(exits, default=None)
 
 
-def _find_lost_shares(attempts: Sequence[AttemptTimes]) -> list[tuple[float, float | None]]:
-    """Return for each attempt the share of its work that later attempts repeated, and the number of these steps.
-
-    The number is `None` if it is unknown. A later attempt that has not made its first step yet repeats nothing.
-    """
-    found: list[tuple[float, float | None]] = []
+def _find_losses(attempts: Sequence[AttemptTimes], *, has_steps: bool) -> list[_Loss]:
+    """Return the loss of each attempt. An attempt without a step did no work: it loses and repeats nothing."""
+    found: list[_Loss] = []
     resumed: float | None = math.inf
     """The lowest first step of all later attempts; infinite if there is none, and `None` if it is unknown."""
+    saved: float | None = math.inf
+    """The earliest time of a checkpoint from which a later attempt resumed."""
     for times in reversed(attempts):
         first, last = times.first_step, times.last_step
-        if times.first_step_at is None or resumed == math.inf:
-            found.append((0.0, 0.0))
+        if (has_steps and times.first_step_at is None) or resumed == math.inf:
+            found.append(_Loss())
         elif resumed is None or first is None or last is None or last < first:
-            found.append((0.0, None))
+            found.append(_Loss(steps=None, since=saved))
         else:
             repeated = max(0.0, last + 1 - max(resumed, first))
-            found.append((repeated / (last + 1 - first), repeated))
-        if times.first_step_at is not None:
+            found.append(_Loss(repeated, repeated / (last + 1 - first)))
+        if times.first_step_at is not None or not has_steps:
             resumed = None if resumed is None or first is None else min(resumed, first)
+            saved = None if saved is None or times.resumed_from_at is None else min(saved, times.resumed_from_at)
     return found[::-1]
 
 

@@ -40,7 +40,8 @@ class AttemptTimes:
         first_step_at: The time of the first step of any rank.
         first_step: The number of the first step, if the job reports or prints numbers of steps.
         last_step: The last number of the slowest rank, once another attempt is planned.
-        stalls: Begin and end of each stall; `None` while the stall lasts.
+        resumed_from_at: The time of the checkpoint from which the attempt resumed, on the clock of its node.
+        stalls: Begin and end of each stall, and of the silence before a node was lost; `None` while it lasts.
         decided: The time at which the controller decided to end the attempt.
     """
 
@@ -48,6 +49,7 @@ class AttemptTimes:
     first_step_at: float | None = None
     first_step: float | None = None
     last_step: float | None = None
+    resumed_from_at: float | None = None
     stalls: tuple[tuple[float, float | None], ...] = ()
     decided: float | None = None
 
@@ -191,6 +193,7 @@ class NodeState:
 
     Attributes:
         link: The state of the link: connected, unreachable or lost; empty before the first connection.
+        silent_since: The time at which the node was last heard, on the head's wall clock, while it is unreachable.
         swept: The node has ended all processes of the attempt, except those in `remaining`.
         stop_reason: The reason why the node stops or stopped its workers, or `None`.
         remaining: Processes that the node could not end.
@@ -213,6 +216,7 @@ class NodeState:
     ranks: tuple[int, ...] = ()
     link: str = ""
     link_why: str = ""
+    silent_since: float | None = None
     prepared: bool = False
     swept: bool = False
     finished: bool = False

@@ -162,7 +162,7 @@ def apply_controller_event(state: RunState, time: float, event: head.ControllerE
         case head.RunCreated():
             return replace(state, run=event.run, name=event.name, path=event.path, created=time)
         case head.LinkChanged():
-            return _link(state, event)
+            return _link(state, time, event)
         case head.ClockEstimated():
             return _clock(state, event)
         case head.TouchedNodes():
@@ -251,14 +251,17 @@ def _clock(state: RunState, event: head.ClockEstimated) -> RunState:
     return _with_node(state, replace(node, clock=(event.offset, event.error), clock_ahead_s=event.ahead))
 
 
-def _link(state: RunState, event: head.LinkChanged) -> RunState:
+def _link(state: RunState, time: float, event: head.LinkChanged) -> RunState:
     node = state.nodes.get(event.node)
     if node is None:
         return state
     swept = node.swept or event.rebooted
-    state = _with_node(state, replace(node, link=event.link, link_why=event.why, swept=swept))
+    silent = time - event.seconds if event.link == "unreachable" else None
+    state = _with_node(state, replace(node, link=event.link, link_why=event.why, silent_since=silent, swept=swept))
     if event.link != "lost":
         return state
+    if node.silent_since is not None:
+        state = replace(state, times=_add_stall(state.times, node.silent_since))
     running = [r for r in node.ranks if state.workers[r].phase is not WorkerPhase.EXITED]
     unknown = [
         r for r in node.ranks if state.workers[r].phase is WorkerPhase.EXITED and state.workers[r].is_exit_unknown
@@ -310,7 +313,7 @@ def _attempt(state: RunState, time: float, event: head.AttemptStarted) -> RunSta
         newest_checkpoint=event.newest_checkpoint,
         resume_from=event.resume_from,
         results=None,
-        times=AttemptTimes(),
+        times=AttemptTimes(resumed_from_at=event.resume_from_time),
         restarts=(*state.restarts, time) if event.attempt > 0 else state.restarts,
     )
 
@@ -324,11 +327,12 @@ def _stall(state: RunState, time: float, event: head.StallChanged | head.IdleCha
         return state
     if isinstance(event, head.IdleChanged):
         return replace(state, idle_since=time - event.idle_s if event.idle_s > 0 else None)
-    state = replace(state, times=_add_stall(state.times, time, event))
     if event.phase == "none":
         phase = RunPhase.RUNNING if state.phase is RunPhase.STALLED else state.phase
         stood = state.last_stall if state.stall is None else replace(state.stall, until=time)
-        return replace(state, stall=None, last_stall=stood, phase=phase)
+        stalls = tuple((began, time if ended is None else ended) for began, ended in state.times.stalls)
+        times = replace(state.times, stalls=stalls)
+        return replace(state, stall=None, last_stall=stood, phase=phase, times=times)
     stall = StallState(
         phase=event.phase,
         since_s=event.since_s,
@@ -339,16 +343,13 @@ def _stall(state: RunState, time: float, event: head.StallChanged | head.IdleCha
     )
     if state.phase in (RunPhase.RUNNING, RunPhase.STALLED):
         state = replace(state, phase=RunPhase.STALLED if event.phase == "confirmed" else RunPhase.RUNNING)
-    return replace(state, stall=stall)
+    return replace(state, stall=stall, times=_add_stall(state.times, time - event.since_s))
 
 
-def _add_stall(times: AttemptTimes, time: float, event: head.StallChanged) -> AttemptTimes:
+def _add_stall(times: AttemptTimes, began: float) -> AttemptTimes:
+    """Return the times with a stall that lasts; the same times if a stall lasts already."""
     is_open = bool(times.stalls) and times.stalls[-1][1] is None
-    if is_open and event.phase == "none":
-        return replace(times, stalls=(*times.stalls[:-1], (times.stalls[-1][0], time)))
-    if is_open or event.phase == "none":
-        return times
-    return replace(times, stalls=(*times.stalls, (time - event.since_s, None)))
+    return times if is_open else replace(times, stalls=(*times.stalls, (began, None)))
 
 
 def _health(state: RunState, event: head.HealthChanged) -> RunState:

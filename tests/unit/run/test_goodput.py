@@ -125,6 +125,44 @@ CRASHED: Journal = [*ONE, (118.0, decided(0)), (120.0, again(1, own_step=99))]
             id="the job tells no numbers",
         ),
         pytest.param(
+            [*CRASHED, (125.0, attempt(1, resume_from_time=88.0)), (138.0, first(1))],
+            138.0,
+            {"start": 18.0, "productive": 70.0, "lost": 30.0, "restart": 20.0},
+            None,
+            id="without numbers, work after the checkpoint is lost",
+        ),
+        pytest.param(
+            [*CRASHED, (125.0, attempt(1, resume_from_time=2.0)), (138.0, first(1)), (148.0, decided(1)),
+             (148.0, again(2)), (150.0, attempt(2, resume_from_time=143.0)), (158.0, first(2))],
+            158.0,
+            {"start": 18.0, "productive": 5.0, "lost": 105.0, "restart": 30.0},
+            None,
+            id="each attempt loses the work after the earliest later checkpoint",
+        ),
+        pytest.param(
+            [*ONE[:3], (18.0, decided(0)), (18.0, again(1)), (20.0, attempt(1, resume_from_time=14.0)), (22.0, UP)],
+            28.0,
+            {"start": 8.0, "productive": 12.0, "lost": 4.0, "restart": 4.0},
+            None,
+            id="a checkpoint, and no step known",
+        ),
+        pytest.param(
+            [*ONE, (100.0, head.LinkChanged(node="n1", link="unreachable", seconds=10.0)),
+             (148.0, head.LinkChanged(node="n1", link="lost")), (150.0, decided(0))],
+            150.0,
+            {"start": 18.0, "productive": 72.0, "stalled": 60.0},
+            0,
+            id="the silence of a lost node",
+        ),
+        pytest.param(
+            [*ONE, (100.0, head.LinkChanged(node="n1", link="unreachable", seconds=10.0)),
+             (110.0, head.LinkChanged(node="n1", link="connected"))],
+            118.0,
+            {"start": 18.0, "productive": 100.0},
+            0,
+            id="a node that was only not reached",
+        ),
+        pytest.param(
             [*CRASHED, (125.0, attempt(1)), (138.0, first(1, 75)), (158.0, decided(1)), (158.0, again(2, own_step=94)),
              (159.0, attempt(2)), (168.0, first(2, 50))],
             168.0,
@@ -168,7 +206,8 @@ STEPS = st.none() | st.floats(0.0, 1e6) | st.integers(0, 5).map(float)
 EVENTS = st.one_of(
     st.just(CREATED),
     st.just(UP),
-    NUMBERS.map(attempt),
+    st.builds(attempt, NUMBERS, resume_from_time=st.none() | TIMES),
+    st.builds(head.LinkChanged, node=st.just("n1"), link=st.sampled_from(["unreachable", "lost", "connected"])),
     st.builds(first, NUMBERS, STEPS, st.floats(0.0, 100.0)),
     NUMBERS.map(decided),
     st.builds(again, NUMBERS, STEPS),
@@ -269,9 +308,15 @@ def test_the_first_step_and_its_number_come_from_the_samples(
         ),
         pytest.param(
             Goodput(wall_s=100.0, productive_s=50.0, start_s=10.0, restart_s=40.0, restarts=1, lost_steps=None,
-                    has_steps=True),
-            ["goodput at most 50.0% of 1m40s - start 10s - 1 restart 40s - repeated steps unknown"],
+                    is_lost_known=False, has_steps=True),
+            ["goodput at most 50.0% of 1m40s - start 10s - 1 restart 40s - repeated work unknown"],
             id="unknown steps",
+        ),
+        pytest.param(
+            Goodput(wall_s=100.0, productive_s=60.0, restart_s=20.0, lost_s=20.0, restarts=1, lost_steps=None,
+                    has_steps=True),
+            ["goodput 60.0% of 1m40s - 1 restart 20s - repeated work 20s"],
+            id="work after the last checkpoint",
         ),
     ],
 )  # fmt: skip
@@ -280,7 +325,7 @@ def test_the_goodput_in_a_line(goodput: Goodput | None, line: list[str]) -> None
 
 
 def test_unknown_steps_are_null_for_programs() -> None:
-    told = goodput_json(Goodput(wall_s=10.0, productive_s=5.0, start_s=5.0, lost_steps=None))
+    told = goodput_json(Goodput(wall_s=10.0, productive_s=5.0, start_s=5.0, lost_steps=None, is_lost_known=False))
 
     assert told is not None
     assert (told["ratio"], told["lost_steps"], told["is_upper_bound"]) == (0.5, None, True)

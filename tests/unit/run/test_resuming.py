@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.config.spec import CheckpointSpec
+from clusterctl.plan.launch import LaunchPlan
+from clusterctl.run.nodes.attempt_start import build_attempt_event
 from clusterctl.run.nodes.checkpoints import (
+    Checkpoint,
     CheckpointsByNode,
     describe_resume_choice,
     exclude_earlier_checkpoints,
@@ -97,3 +100,14 @@ def test_nothing_that_was_there_when_the_run_began_is_ever_gone_on_from(
 
     assert all(version not in before.get(node, ()) for node, found in shown.items() for version in found.values())
     assert all(found.items() <= now[node].items() for node, found in shown.items())
+
+
+@pytest.mark.parametrize(
+    ("resume_from", "time"), [("step-7", 5.0), ("step-6", None), (None, None)], ids=["newest", "older", "scratch"]
+)
+def test_an_attempt_says_how_old_the_checkpoint_is_if_it_is_the_newest(
+    resume_from: str | None, time: float | None
+) -> None:
+    plan = LaunchPlan(run="r", attempt=1, world_size=1, master_addr=None, master_port=None, nodes=())
+
+    assert build_attempt_event(plan, "", resume_from, Checkpoint("step-7", (5.0, 9))).resume_from_time == time
