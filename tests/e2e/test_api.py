@@ -21,10 +21,11 @@ SKILL = (DOCS / "SKILL.md").read_text()
 def run_program(head: LocalHead, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", text],
-        cwd=head.folder, env={**head.env, "FIRST_KEY": "s3same"}, capture_output=True, text=True, timeout=110, check=False,
+        cwd=head.folder, env={**head.env, "FIRST_KEY": "s3same"}, capture_output=True, text=True, timeout=220, check=False,
     )  # fmt: skip
 
 
+@pytest.mark.timeout(240)
 def test_the_examples_of_the_page_run(head: LocalHead) -> None:
     head.write_local({"command": "true"}, sync="none")
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "api.md").read_text(), re.DOTALL)
@@ -60,6 +61,7 @@ print([said, [line.text for line in run.logs()], status.exit_code, str(run.direc
 """
 
 
+@pytest.mark.timeout(240)
 def test_errors_are_typed_and_secrets_reach_the_ranks_of_a_process_with_threads(head: LocalHead) -> None:
     done = run_program(head, ERRORS)
     assert done.returncode == 0, done.stderr
@@ -83,6 +85,7 @@ def told(make_head: MakeHead) -> LocalHead:
     return head
 
 
+@pytest.mark.timeout(240)
 def test_what_the_skill_types_gives_what_it_says(told: LocalHead) -> None:
     fast = ("--set", "sync=none", "--no-health")
     assert told.run(*typed("clusterctl config -q cluster.yaml")).returncode == 0
