@@ -102,10 +102,12 @@ def _describe_holder(holders: Sequence[Holder], now: float, max_command: int) ->
         case HolderKind.HIDDEN:
             return "memory in use, but the driver lists no process"
         case HolderKind.PROCESS:
-            # Equal commands of several nodes share a row, so only a single process has a pid.
+            # Equal commands share a row, so only a single process has a pid.
             name = holder.name if len(holder.name) <= max_command else f"{holder.name[: max_command - 3]}..."
             count = len(holder.pids)
-            return f"pid {holder.pids[0]}: {name}" if len(holders) == count == 1 else f"{count} x {name}"
+            if count > 1:
+                return f"{count} x {name}"
+            return f"pid {holder.pids[0]}: {name}" if len(holders) == 1 else name
         case HolderKind.RESERVATION:
             until = "" if holder.until is None else f" until {_format_time(holder.until, now)}"
             return f"reserved{until}{f': {holder.note}' if holder.note else ''}"

@@ -13,6 +13,7 @@ from tests.json_shapes import WHO, check
 from tests.lab.gpu_node import SCENE, gpu_node
 from tests.lab.head_cli import Head
 from tests.lab.neighbour import Neighbour
+from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,10 +39,17 @@ def head(nodes: list[Node], tmp_path: Path, head_env: dict[str, str]) -> Head:
     folder = tmp_path / "project"
     folder.mkdir()
     hosts = [{"host": node.name, "gpus": [0], "workers": 1} for node in nodes]
-    job = {"command": "sleep 600", "grace": "1s"}
+    job = {"command": "exec python3 -c 'import clusterctl, time; clusterctl.progress(step=7); time.sleep(600)'"}
     document = {"version": 1, "name": "lab", "hosts": hosts, "sync": "none", "job": job}
     (folder / "cluster.yaml").write_text(yaml.safe_dump(document))
     return Head(folder, head_env)
+
+
+def shown_steps(head: Head, step: int) -> list[dict[str, Any]]:
+    """What `who` shows once the run of every node has made this step, and nothing before."""
+    told: list[dict[str, Any]] = head.json("who")
+    steps = [holder["step"] for node in told for holder in node["holders"] if holder["kind"] == "run"]
+    return told if steps == [step] * len(told) else []
 
 
 def test_an_ordinary_user_sees_runs_and_processes_of_all_and_what_is_hidden_is_counted(
@@ -54,7 +62,7 @@ def test_an_ordinary_user_sees_runs_and_processes_of_all_and_what_is_hidden_is_c
         scene.gpu(2, compute_procs=[{"pid": neighbour.pid, "used": 2**30}], mem_used=2**30, util=0)
     try:
         run = str(head.json("up", "-d", "--no-health")["run"])
-        told: list[dict[str, Any]] = head.json("who")
+        told: list[dict[str, Any]] = wait_for(lambda: shown_steps(head, 7), 60, "the steps of the run", 0.5)
         table = head.run("who")
         head.run("down", run)
     finally:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from clusterctl.render.node_use_table import render_node_use
 from clusterctl.run.rules.node_use import Holder, HolderKind, NodeUse
 
@@ -58,6 +60,22 @@ def test_equal_nodes_share_their_rows_with_the_spread_of_their_values(pipe: Term
         "2 of 7 nodes free, 5 of 10 GPUs free, 1 GPU held without use, 1 node without an answer",
         "n3: 1 process on GPU 0 cannot be named",
     ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "what"),
+    [
+        pytest.param([(7,)], "pid 7: x", id="a process"),
+        pytest.param([(7, 8)], "2 x x", id="processes of a node"),
+        pytest.param([(7,), (9,)], "x", id="a process on each node"),
+    ],
+)
+def test_a_process_has_a_pid_if_it_is_the_only_one(pipe: Terminal, nodes: list[tuple[int, ...]], what: str) -> None:
+    uses = [
+        NodeUse(node=f"n{i}", gpus=(0,), holders=(replace(KERNEL, name="x", pids=pids),))
+        for i, pids in enumerate(nodes)
+    ]
+    assert render_node_use(uses, NOW, pipe)[1].endswith(f"  {what}")
 
 
 def test_a_narrow_terminal_has_no_memory_and_short_commands(narrow: Terminal) -> None:
