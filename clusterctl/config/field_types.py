@@ -146,6 +146,17 @@ def _parse_count(value: object, expected: str, minimum: int, maximum: int = _MAX
     return value
 
 
+def _parse_node_counts(value: object) -> tuple[int, int]:
+    words = value.split("..") if isinstance(value, str) else []
+    if len(words) == 2 and all(word.isdecimal() for word in words):
+        lowest, highest = (_parse_count(int(word), "a number of nodes", 1) for word in words)
+        if lowest > highest:
+            raise InvalidValueError(f"{describe_value(value)} has its larger number first", f"`{highest}..{lowest}`")
+        return lowest, highest
+    count = _parse_count(value, "a number of nodes, or a range such as `2..4`", 1)
+    return count, count
+
+
 def _parse_gpus(value: object) -> int | tuple[int, ...]:
     if not isinstance(value, list):
         return _parse_count(value, "a count, a list of indices, or `auto`", 0)
@@ -261,6 +272,12 @@ _WORKERS = FieldType(
     parse=lambda value: _parse_count(value, "a count or `auto`", 1),
     schema=_COUNT_SCHEMA | {"minimum": 1},
 )
+_NODE_COUNTS = FieldType(
+    syntax="count, or `A..B`",
+    parse=_parse_node_counts,
+    unparse=lambda counts: counts and (counts[0] if counts[0] == counts[1] else f"{counts[0]}..{counts[1]}"),
+    schema={"anyOf": [_COUNT_SCHEMA | {"minimum": 1}, {"type": "string", "pattern": r"^[0-9]+\.\.[0-9]+$"}]},
+)
 _PORT = FieldType(
     syntax="port", parse=lambda value: _parse_count(value, "a port or `auto`", 1, 65535), schema=_PORT_SCHEMA
 )
@@ -275,6 +292,7 @@ SizeOrNone = Annotated[int | None, _accept_word(_require_positive(_SIZE), "none"
 Port = Annotated[int, FieldType(limits=(1, 65535))]
 PortOrAuto = Annotated[int | None, _accept_word(_PORT, "auto")]
 Gpus = Annotated[int | tuple[int, ...] | None, _accept_word(_GPUS, "auto")]
+NodeCounts = Annotated[tuple[int, int], _NODE_COUNTS]
 Workers = Annotated[int | None, _accept_word(_WORKERS, "auto")]
 _INTERFACE = FieldType(
     syntax="name or `auto`",

@@ -30,6 +30,7 @@ from clusterctl.config.field_types import (
     KeyDocs,
     MessageCount,
     MessageEvents,
+    NodeCounts,
     Port,
     PortOrAuto,
     PositiveDuration,
@@ -255,6 +256,8 @@ class JobSpec:
         module: Python module to run as with `python -m`.
         command: Text for bash that ends at the first failing command, or a list: program and arguments.
         args: Arguments of the program; `up` appends its arguments after `--`.
+        nodes: Number of hosts that run workers: the reachable, healthy and free ones first, in the order of the file.
+            The others become spares. `A..B` needs A hosts and uses up to B.
         setup: Text for bash that runs once on each node before all workers; it runs again if the text changes.
         setup_limit: Time limit of `setup`.
         cache: Whether compiled code and downloads are kept on a disk of each node between runs; `node` keeps them.
@@ -274,6 +277,7 @@ class JobSpec:
     module: Annotated[str | None, KeyDocs("llm.train")] = None
     command: Annotated[Command, KeyDocs("./run.sh", ["./train", "--fast"])] = None
     args: Annotated[Args, KeyDocs(["--epochs", 3])] = ()
+    nodes: Annotated[NodeCounts | None, KeyDocs(2, "2..4", unset_text="all hosts that are not spares")] = None
     setup: Annotated[str | None, KeyDocs("make -C csrc")] = None
     setup_limit: Annotated[PositiveDuration, KeyDocs("1h")] = 1800.0
     cache: Annotated[
@@ -480,7 +484,7 @@ class ClusterSpec:
 
     In the spec, `hosts` also contains the spares. `secrets` maps names to values; the head never shows the values nor
     writes them to disk. `path` is the absolute path of the (first) cluster file. `min_nodes` is the number of nodes
-    that suffices to start a run (`up --min-nodes`); `None` means all.
+    that suffices to start a run (`up --min-nodes`, or the lower number of `job.nodes`); `None` means all.
 
     Attributes:
         name: Name of the runs of this file.

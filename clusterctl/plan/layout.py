@@ -84,6 +84,20 @@ def get_job(spec: ClusterSpec) -> JobSpec:
     return spec.job
 
 
+def choose_nodes(spec: ClusterSpec, busy: Collection[str] = ()) -> ClusterSpec:
+    """Return the spec in which the hosts beyond `job.nodes` are spares.
+
+    Free hosts run workers first, in the order of the file. Busy hosts run workers only if too few hosts are free.
+    """
+    if spec.job is None or spec.job.nodes is None:
+        return spec
+    workers = [host.name for host in spec.worker_hosts]
+    chosen = [name for name in workers if name not in busy][: spec.job.nodes[1]]
+    missing = max(0, (spec.min_nodes or 1) - len(chosen))
+    chosen += [name for name in workers if name in busy][:missing]
+    return _replace_roles(spec, [name for name in workers if name not in chosen])
+
+
 def demote_to_spares(spec: ClusterSpec, missing: Collection[str]) -> ClusterSpec | None:
     """Return the spec in which the missing nodes are spares, which may replace a node later.
 
@@ -92,5 +106,16 @@ def demote_to_spares(spec: ClusterSpec, missing: Collection[str]) -> ClusterSpec
     workers = [host for host in spec.worker_hosts if host.name not in missing]
     if spec.min_nodes is None or len(workers) < spec.min_nodes:
         return None
-    hosts = [dataclasses.replace(h, role=Role.SPARE) if h.name in missing else h for h in spec.hosts]
+    return _replace_roles(spec, missing)
+
+
+def choose_ready_nodes(spec: ClusterSpec, ready: Collection[str]) -> ClusterSpec | None:
+    """Return the spec in which only nodes whose GPUs are free run workers; `None` if too few are ready."""
+    missing = [host.name for host in spec.worker_hosts if host.name not in ready]
+    fewer = demote_to_spares(spec, missing) if missing else spec
+    return None if fewer is None else choose_nodes(fewer)
+
+
+def _replace_roles(spec: ClusterSpec, spares: Collection[str]) -> ClusterSpec:
+    hosts = [dataclasses.replace(h, role=Role.SPARE) if h.name in spares else h for h in spec.hosts]
     return dataclasses.replace(spec, hosts=tuple(hosts))

@@ -45,7 +45,7 @@ class PhaseProgress:
     """The progress of a phase of a run's start.
 
     Attributes:
-        name: Name of the phase: connect, health, sync, resume, prepare or start.
+        name: Name of the phase: connect, wait, health, sync, resume, prepare or start.
         done: The number of nodes (or workers) that have finished the phase.
         total: The number of all nodes (or workers); 0 if the phase counts nothing.
         detail: A short text about the phase, such as the names of the nodes.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from clusterctl.agent.supervisor.gpu_claims import GpuClaims
 from tests.documented import typed
 
 if TYPE_CHECKING:
@@ -64,6 +65,12 @@ def test_a_plan_has_the_chosen_hosts_alone(head: LocalHead) -> None:
         pytest.param(("--exclude", "localhots.1"), 102, "no node `localhots.1`", id="unknown"),
         pytest.param(("--exclude", "*"), 102, "no node is selected", id="nobody"),
         pytest.param(("--min-nodes", "3"), 2, "`--min-nodes 3` is more than the 2 nodes", id="more than there are"),
+        pytest.param(
+            ("--set", "job.nodes=2", "--nodes", "localhost.1"), 2, "`job.nodes: 2` is more than the 1 node", id="nodes"
+        ),
+        pytest.param(
+            ("--set", "job.nodes=1", "--min-nodes", "2"), 2, "more than the 1 of `job.nodes`", id="the job needs fewer"
+        ),
         pytest.param(("--nodes", "[1"), 2, "`[` is not closed", id="no set"),
     ],
 )
@@ -94,6 +101,38 @@ def test_a_run_begins_without_a_node_that_is_not_fit_where_enough_are_left(
     assert f"the run begins with 2 of 3 nodes: {other['host']} will wait as spares" in done.stderr
     assert kept(head)[-1] == (other["host"], "spare")
     assert len(head.json("status")["workers"]) == 2
+
+
+def test_a_run_that_needs_some_of_the_hosts_takes_free_ones_and_says_why_not_the_others(head: LocalHead) -> None:
+    path = head.write_local({"command": "true", "nodes": 2}, workers=(1, 1, 1, 1))
+    document = yaml.safe_load(path.read_text())
+    for index, host in enumerate(document["hosts"]):
+        host["gpus"] = [800 + index]
+    document["hosts"].append(GONE)
+    path.write_text(yaml.safe_dump(document))
+    holder = GpuClaims("theirs", "n1")
+    holder.claim([801])
+    try:
+        done = head.run("up", "--no-health")
+    finally:
+        holder.release()
+
+    assert done.returncode == 0, done.stderr
+    assert "`job.nodes` allows other nodes: gone will wait as spares" in done.stderr
+    assert (
+        "the run takes localhost.[0,2]; the others wait as spares "
+        "(localhost.1: GPU 801 is held by run theirs (node n1); localhost.3: not needed)"
+        in " ".join(done.stderr.split())
+    )
+    assert [role for _, role in kept(head)] == ["worker", "spare", "worker", "spare", "spare"]
+
+
+def test_a_plan_uses_the_first_hosts_that_the_job_needs(head: LocalHead) -> None:
+    write(head)
+
+    plan = head.json("up", "--dry-run", "--set", "job.nodes=1")
+
+    assert [node["node"] for node in plan["nodes"]] == ["localhost.0"]
 
 
 def test_a_run_does_not_begin_with_fewer_than_were_asked_for(head: LocalHead) -> None:

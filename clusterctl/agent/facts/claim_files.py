@@ -13,6 +13,7 @@ import json
 import os
 import stat
 import struct
+from typing import NamedTuple
 
 from clusterctl.agent.linux import gpu_devices, proc
 
@@ -25,6 +26,8 @@ SHARED = "/var/tmp"  # noqa: S108, RUF100
 PREFIX = "clusterctl-gpus-"
 LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 MAX_RECORD_BYTES = 4096
+WAITING = "waiting"
+_MAX_NUMBER = 1_000_000_000
 _MAX_CLAIMS = 512
 _MAX_UNKNOWN_GPUS = 8
 _TEXTS, _NUMBERS = ("run", "node", "kind", "name", "note", "head"), ("since", "until", "workers", "step", "step_at")
@@ -82,6 +85,41 @@ def _read_locked(folder: str, name: str) -> tuple[int, dict[str, Any]] | None:
         fields: dict[str, Any] = {key: proc.sanitize_name(str(record[key])) for key in _TEXTS if record.get(key)}
         fields.update((k, record[k]) for k in _NUMBERS if type(record.get(k)) in (int, float) and abs(record[k]) < 1e15)
         return os.fstat(fd).st_uid, fields
+
+
+class Ticket(NamedTuple):
+    """The place of a run in the line for GPUs of this machine.
+
+    Attributes:
+        number: Tickets with lower numbers come first; tickets with equal numbers come in the order of run and node.
+        user: The uid of the owner.
+        is_waiting: Whether the run still waits. If not, it holds its GPUs, and starts.
+        wanted: Names of the GPUs' claim files, without the boot id.
+    """
+
+    number: int
+    run: str
+    node: str
+    user: int
+    is_waiting: bool
+    wanted: frozenset[str]
+
+    def is_before(self, number: int | None, run: str, node: str) -> bool:
+        """Return whether this ticket comes before another one; a run without a number comes last."""
+        return number is None or (self.number, self.run, self.node) < (number, run, node)
+
+
+def read_ticket(folder: str) -> Ticket | None:
+    """Return the ticket in a folder of claims; `None` if there is none, or if the run or its head is gone."""
+    with open_claim(folder, get_host_file_name()) as fd:
+        if fd is None or not is_locked(fd):
+            return None
+        record = read_record(fd)
+        number, wanted = record.get("number"), record.get("wanted")
+        if type(number) is not int or not 0 < number <= _MAX_NUMBER or not isinstance(wanted, list):
+            return None
+        names = str(record.get("run")), str(record.get("node"))
+        return Ticket(number, *names, os.fstat(fd).st_uid, record.get("kind") == WAITING, frozenset(map(str, wanted)))
 
 
 @contextlib.contextmanager

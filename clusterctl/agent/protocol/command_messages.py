@@ -40,6 +40,7 @@ class Command(str, Enum):
     CHECKPOINTS = "checkpoints"
     CODE = "code"
     ENVIRONMENT = "environment"
+    QUEUE = "queue"
     PREPARE = "prepare"
     START = "start"
     STOP = "stop"

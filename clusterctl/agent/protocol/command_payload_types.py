@@ -281,6 +281,19 @@ class EnvironmentArguments(TypedDict):
     max_size: NotRequired[int]
 
 
+class QueueArguments(RunArguments):
+    """QUEUE: look at who holds GPUs and waits for them; with `number`, wait with this ticket; with `claim`, claim them.
+
+    Without a number, the node removes the ticket and the claims of this session. `name` and `head` describe the run.
+    """
+
+    gpus: list[int]
+    number: int | None
+    claim: bool
+    name: str
+    head: str
+
+
 class ReadArguments(RunArguments):
     """READ: read `length` bytes of a file of the run, from `offset` on."""
 
@@ -557,6 +570,14 @@ class EnvironmentAnswer(TypedDict):
     free: wire_types.Bytes
     size: wire_types.Bytes
     removed: wire_types.Bytes
+
+
+class QueueAnswer(TypedDict):
+    """The holders of wanted GPUs (sentences), the runs ahead in the line, and the highest number of all tickets."""
+
+    holders: Annotated[list[wire_types.Name], MaxItems(1024)]
+    ahead: Annotated[list[wire_types.Name], MaxItems(1024)]
+    highest: wire_types.Count
 
 
 class ReceiveAnswer(TypedDict, total=False):

@@ -22,6 +22,7 @@ from clusterctl.agent.protocol import command_messages, run_files, run_requests,
 from clusterctl.agent.protocol.command_messages import Command, ErrorKind
 from clusterctl.agent.serve import workdir_locks
 from clusterctl.agent.serve.follow_sender import FollowSender
+from clusterctl.agent.serve.gpu_queue import GpuQueue
 from clusterctl.agent.serve.run_summary import (
     find_remaining_processes,
     has_supervisor,
@@ -58,6 +59,7 @@ class RunCommands:
     def __init__(self, session: AgentSession) -> None:
         self._session = session
         self.journal_states, self.workdir_locks = JournalCache(), workdir_locks.WorkdirLocks()
+        self._gpu_queue = GpuQueue(session)
         self._links: dict[tuple[str, str], SupervisorLink] = {}
         self._epochs: dict[tuple[str, str], int] = {}
         self._last_lease_at = time.monotonic()
@@ -69,6 +71,7 @@ class RunCommands:
         supervised = (Command.PREPARE, Command.START, Command.STOP, Command.FINISH)
         return {
             **{command: self._make_forwarder(command) for command in supervised},
+            Command.QUEUE: self._gpu_queue.handle,
             Command.FOLLOW: self._follow,
             Command.CREDIT: lambda _id, arguments, _epoch: self._follow_sender.add_credit(int(arguments["bytes"])),
             Command.REPLICATED: self._forward_replicated,
@@ -185,6 +188,8 @@ class RunCommands:
                 if command is Command.PREPARE and "result" in message:
                     # The lock is not needed any more: now the run directory shows that the run uses the workdir.
                     self.workdir_locks.release_run(run.run)
+                    # The supervisor has claimed the GPUs, too.
+                    self._gpu_queue.leave((run.run, run.node))
                 self._session.channel.send({**message, "id": request_id})
 
             self._get_link(run).send_request(command, arguments, epoch, pass_on)

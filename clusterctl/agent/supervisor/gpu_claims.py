@@ -19,24 +19,27 @@ import random
 import secrets
 import stat
 import time
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from clusterctl.agent.facts.claim_files import (
     LOCK,
     MAX_RECORD_BYTES,
     PREFIX,
     SHARED,
+    WAITING,
+    Ticket,
     get_host_file_name,
     is_locked,
     list_gpu_file_names,
     name_unknown_gpu,
     open_claim,
     read_record,
+    read_ticket,
 )
 from clusterctl.agent.linux import helper_process, proc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from clusterctl.agent.linux.event_loop import EventLoop
 
@@ -48,6 +51,20 @@ _PAUSE_S = 0.02
 
 class GpuClaimError(Exception):
     """Another run holds a GPU, or a claim failed; the message is one line."""
+
+
+class QueueView(NamedTuple):
+    """What a run has to wait for on this machine.
+
+    Attributes:
+        holders: A sentence for each run or reservation that holds a wanted GPU.
+        ahead: The runs that wait for a wanted GPU and come before this run, in their order.
+        highest: The highest number of a ticket on this machine, for any GPU; 0 without tickets.
+    """
+
+    holders: list[str]
+    ahead: list[str]
+    highest: int
 
 
 class GpuClaims:
@@ -69,6 +86,7 @@ class GpuClaims:
         self._waiter_pids, self._root = waiters, root
         self._locks: dict[str, int] = {}
         self._details: dict[str, object] = {}
+        self._number: int | None = None
         self._folder = ""
         self._folder_locks: list[int] = []
 
@@ -86,14 +104,12 @@ class GpuClaims:
         """Claim GPUs that this object has not claimed yet; return the names of the new claims, for `release`.
 
         Raises:
-            GpuClaimError: Another run, or another node of this run, holds one of the GPUs. All new claims are then
-                released.
+            GpuClaimError: Another run, or another node of this run, holds one of the GPUs, or waits for it before this
+                run. All new claims are then released.
         """
         before = set(self._locks)
-        names = list_gpu_file_names(self._root)
         try:
-            for index in gpu_indices:
-                name = names.get(index) or name_unknown_gpu(index)
+            for name, index in self._name_gpus(gpu_indices).items():
                 if name not in self._locks:
                     self._claim_gpu(name, index)
         except BaseException as error:
@@ -102,6 +118,10 @@ class GpuClaims:
                 raise GpuClaimError(f"cannot claim GPUs in {self._shared}: {error.strerror}") from error
             raise
         return set(self._locks) - before
+
+    def _name_gpus(self, gpu_indices: Iterable[int]) -> dict[str, int]:
+        names = list_gpu_file_names(self._root)
+        return {names.get(index) or name_unknown_gpu(index): index for index in gpu_indices}
 
     def _claim_gpu(self, name: str, index: int) -> None:
         """Lock a file of this run, then check the files of all other runs, so that at most one run gets the GPU."""
@@ -154,38 +174,106 @@ class GpuClaims:
         `who` shows the details: `kind` (`run`, `reservation` or `waiting`), `name`, `since`, `until`, `note`, `head`,
         `workers`, `step` and `step_at`. Nothing depends on them, so no error is raised.
         """
+        with contextlib.suppress(OSError, GpuClaimError):
+            self._describe_run(details)
+
+    def _describe_run(self, details: Mapping[str, object]) -> None:
         name = get_host_file_name()
         self._details.update(details)
-        with contextlib.suppress(OSError, GpuClaimError):
-            if name not in self._locks:
-                _check_folder(self._shared)
-                if not self._folder:
-                    self._make_folder()
-                self._locks[name] = self._lock_file(os.path.join(self._folder, name))
-            self._write_record(self._locks[name], self._details)
+        if name not in self._locks:
+            _check_folder(self._shared)
+            if not self._folder:
+                self._make_folder()
+            self._locks[name] = self._lock_file(os.path.join(self._folder, name))
+        self._write_record(self._locks[name], self._details)
 
-    def _find_holder(self, name: str, index: int) -> str | None:
-        """Return a text about another run that has locked a GPU, or `None`; remove folders of the user's ended runs."""
+    # --- the line of those who wait
+
+    def take_ticket(self, number: int, gpu_indices: Iterable[int], details: Mapping[str, object]) -> None:
+        """Wait in line for GPUs, and give back claims on them. The ticket lasts as long as this process.
+
+        Raises:
+            GpuClaimError: The ticket cannot be written.
+        """
+        self.release(set(self._locks) - {get_host_file_name()}, keep_folder=True)
+        self._number = number
+        wanted = [_strip_boot_id(name) for name in self._name_gpus(gpu_indices)]
+        try:
+            self._describe_run({**details, "kind": WAITING, "number": number, "wanted": wanted})
+        except OSError as error:
+            raise GpuClaimError(f"cannot wait in line in {self._shared}: {error.strerror}") from error
+
+    def survey(self, gpu_indices: Iterable[int]) -> QueueView:
+        """Return what this run has to wait for.
+
+        Raises:
+            GpuClaimError: Other users could remove claims in the folder, or another node of this run wants these GPUs.
+        """
+        _check_folder(self._shared)
+        names = self._name_gpus(gpu_indices)
+        holders: dict[str, str] = {}
+        tickets: list[Ticket] = []
+        highest = 0
+        for folder in self._list_other_folders():
+            ticket = read_ticket(folder)
+            highest = max(highest, 0 if ticket is None else ticket.number)
+            if ticket is not None and self._is_blocked_by(ticket, names):
+                tickets.append(ticket)
+            for name, index in names.items():
+                with open_claim(folder, name) as fd:
+                    if fd is not None and is_locked(fd) and not self._is_mine(folder, fd):
+                        holders.setdefault(folder, _describe_holder(index, fd, os.path.join(folder, name)))
+        if any((ticket.run, ticket.user) == (self._run, os.geteuid()) for ticket in tickets):
+            raise GpuClaimError("another node of this run is on this machine, and wants the same GPUs")
+        return QueueView([*holders.values()], [_describe_ticket(ticket) for ticket in sorted(tickets)], highest)
+
+    def _is_blocked_by(self, ticket: Ticket, names: Collection[str]) -> bool:
+        return (
+            ticket.is_waiting
+            and (ticket.run, ticket.node, ticket.user) != (self._run, self._node, os.geteuid())
+            and ticket.is_before(self._number, self._run, self._node)
+            and any(_strip_boot_id(name) in ticket.wanted for name in names)
+        )
+
+    def _is_mine(self, folder: str, fd: int) -> bool:
+        """Return whether this run holds a locked file.
+
+        After a restart of the supervisor, the waiters still hold locks. Before the first attempt, the session of a run
+        that has waited in line holds them.
+        """
+        if any(_has_file_open(pid, fd) for pid in self._waiter_pids()):
+            return True
+        ticket = read_ticket(folder)
+        own = (self._run, self._node, os.geteuid())
+        return ticket is not None and (ticket.run, ticket.node, ticket.user) == own
+
+    def _list_other_folders(self) -> Iterator[str]:
+        """Yield the folders of the other runs; remove folders of the user's ended runs."""
         for entry in sorted(os.listdir(self._shared)):
             folder = os.path.join(self._shared, entry)
-            if not entry.startswith(PREFIX) or folder == self._folder or _remove_if_unused(folder):
-                continue
-            with open_claim(folder, name) as fd:
-                if fd is None or not is_locked(fd):
-                    continue
-                # After a restart of the supervisor, the waiters of this run still hold a lock.
-                if not any(_has_file_open(pid, fd) for pid in self._waiter_pids()):
-                    return _describe_holder(index, fd, os.path.join(folder, name))
-        return None
+            if entry.startswith(PREFIX) and folder != self._folder and not _remove_if_unused(folder):
+                yield folder
 
-    def release(self, claim_names: Iterable[str] | None = None) -> None:
+    def _find_holder(self, name: str, index: int) -> str | None:
+        """Return a text about another run that has locked a GPU, or waits for it before this run; else `None`."""
+        ahead = None
+        for folder in self._list_other_folders():
+            with open_claim(folder, name) as fd:
+                if fd is not None and is_locked(fd):
+                    return None if self._is_mine(folder, fd) else _describe_holder(index, fd, f"{folder}/{name}")
+            ticket = read_ticket(folder)
+            if ticket is not None and self._is_blocked_by(ticket, [name]):
+                ahead = f"{_describe_ticket(ticket)} waits for GPU {index}; with `--wait`, this run waits behind it"
+        return ahead
+
+    def release(self, claim_names: Iterable[str] | None = None, *, keep_folder: bool = False) -> None:
         """Release claims, by default all. A waiter that has inherited the descriptor of a claim keeps the lock."""
         for name in set(self._locks if claim_names is None else claim_names):
             os.close(self._locks.pop(name))
             with open_claim(self._folder, name) as fd:
                 if fd is not None and not is_locked(fd):
                     os.unlink(os.path.join(self._folder, name))
-        if not self._locks:
+        if not self._locks and not keep_folder:
             self._close_folder()
 
     def _close_folder(self) -> None:
@@ -223,6 +311,15 @@ def _has_file_open(pid: int, fd: int) -> bool:
                 if os.path.samestat(os.stat(f"{base}/{name}"), wanted):
                     return True
     return False
+
+
+def _strip_boot_id(name: str) -> str:
+    return name[: -len(proc.read_boot_id()) - 1]
+
+
+def _describe_ticket(ticket: Ticket) -> str:
+    other = f" of {proc.find_user_name(ticket.user)}" if ticket.user != os.geteuid() else ""
+    return f"run {_format_name(ticket.run)}{other}"
 
 
 def _describe_holder(index: int, fd: int, path: str) -> str:

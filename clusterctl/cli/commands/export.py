@@ -11,6 +11,7 @@ import click
 from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.option_values import list_cluster_files
+from clusterctl.plan.layout import choose_nodes
 from clusterctl.render import export_kubernetes, export_slurm
 
 
@@ -34,7 +35,8 @@ def command(
         raise click.UsageError("`--image` needs `k8s`")
     console = common.console()
     loaded = cluster_selection.load_chosen_cluster_file(common, path, require_job=True, console=console)
-    spec = replace(loaded.spec, hosts=cluster_selection.select_spec_hosts(loaded.spec, nodes, exclude))
+    hosts = cluster_selection.select_spec_hosts(loaded.spec, nodes, exclude)
+    spec = choose_nodes(replace(loaded.spec, hosts=hosts))
     if not spec.worker_hosts:
         raise click.UsageError("no worker host is left: all chosen hosts are spares")
     notes = (export_kubernetes if kind == "k8s" else export_slurm).list_unsupported_settings(spec, loaded.written_keys)

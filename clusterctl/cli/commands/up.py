@@ -126,7 +126,7 @@ def command(
             *(f"because of `--name`, the run has a separate work folder on nodes: {folder}" for folder in folders)
         )
     if dry_run:
-        _print_plan(spec, console, as_json=as_json)
+        _print_plan(layout.choose_nodes(spec), console, as_json=as_json)
         return 0
     for warning in code_exclusions.find_workdir_conflicts(spec):
         console.write_stderr(f"warning: {warning}")
@@ -177,12 +177,17 @@ def _select_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None, min
         NotFoundError: The file has no host of this name.
         click.UsageError: Too few hosts are left.
     """
-    chosen = replace(spec, hosts=cluster_selection.select_spec_hosts(spec, nodes, exclude), min_nodes=min_nodes)
+    hosts = cluster_selection.select_spec_hosts(spec, nodes, exclude)
+    chosen = replace(spec, hosts=hosts, min_nodes=min_nodes or spec.min_nodes)
+    wanted = None if chosen.job is None else chosen.job.nodes
     workers = len(chosen.worker_hosts)
     if not workers:
         raise click.UsageError("all chosen nodes are spares, so there would be no worker")
-    if workers < (min_nodes or 1):
-        raise click.UsageError(f"`--min-nodes {min_nodes}` is more than the {plural(workers, 'node')} of the run")
+    if wanted is not None and wanted[1] < (min_nodes or 1):
+        raise click.UsageError(f"`--min-nodes {min_nodes}` is more than the {wanted[1]} of `job.nodes`")
+    if workers < (chosen.min_nodes or 1):
+        what = f"`job.nodes: {chosen.min_nodes}`" if min_nodes is None else f"`--min-nodes {min_nodes}`"
+        raise click.UsageError(f"{what} is more than the {plural(workers, 'node')} of the run")
     return chosen
 
 

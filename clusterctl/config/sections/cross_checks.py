@@ -26,7 +26,7 @@ from clusterctl.config.spec import (
     TransportKind,
 )
 from clusterctl.config.text.tree import KeyPath, Mark, Problems, TreeNode, format_path, list_env_mappings
-from clusterctl.formatting import describe_duration
+from clusterctl.formatting import describe_duration, plural
 
 
 def check_values_across_sections(
@@ -119,6 +119,14 @@ def _check_spares(
         text = "job.checkpoint: a spare cannot resume from checkpoints that only the lost node has"
         hint = "write checkpoints to a folder that all nodes share, and set `job.checkpoint.shared: true`"
         report.warn(root.find_mark("job", "checkpoint"), text, hint)
+
+
+def check_node_counts(root: TreeNode, hosts: Sequence[DeclaredHost], job: JobSpec, report: Problems) -> None:
+    """Report a `job.nodes` that the hosts of the file cannot satisfy."""
+    count = sum(host.spec.role is Role.WORKER for host in hosts)
+    if job.nodes is not None and hosts and job.nodes[1] > count:
+        text = f"job.nodes: {plural(job.nodes[1], 'node')}, but the file has only {plural(count, 'host')} for workers"
+        report.add(root.find_mark("job", "nodes"), text, "write fewer nodes, or add hosts")
 
 
 def warn_of_unused_activation(root: TreeNode, hosts: Sequence[DeclaredHost], job: JobSpec, report: Problems) -> None:

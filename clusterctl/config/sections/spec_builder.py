@@ -61,6 +61,7 @@ def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
     if "notify" in sections:
         environment_section.check_notify_urls(root, NotifySpec(**sections["notify"]), context)
     if job is not None:
+        cross_checks.check_node_counts(root, hosts, job, report)
         job = job_checks.check_job_program(root, job, sync, hosts, environ.env, context)
         cross_checks.check_sync_source(root, sync, hosts, context)
         cross_checks.warn_of_unused_activation(root, hosts, job, report)
@@ -96,6 +97,7 @@ def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
         secrets=environ.secrets,
         on_controller_loss=None if loss is None else ControllerLossSpec(**loss),
         results=results,
+        min_nodes=None if job is None or job.nodes is None else job.nodes[0],
         **_build_mapping_sections(sections, context),
     )
     return BuiltSpec(spec, root, hosts, environ.env_node)

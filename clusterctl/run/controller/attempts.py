@@ -11,9 +11,11 @@ from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, HostSpec, Role, dump_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
+from clusterctl.formatting import group_pairs
 from clusterctl.plan import layout
 from clusterctl.plan.layout import demote_to_spares
 from clusterctl.run.controller.controlled_run import ControlledRun
+from clusterctl.run.controller.gpu_wait import GpuWait
 from clusterctl.run.controller.health_and_stall_monitors import StallMonitor
 from clusterctl.run.controller.reconnection import Reconnection
 from clusterctl.run.environments.setup_start import run_setup
@@ -45,10 +47,14 @@ class StartSequence(ThreadOwnedAttributes):
         run: The run.
         reconnection: The object that redials spares without a connection.
         preflight: The checks before the start; `None` to skip them.
+        max_wait_s: The most seconds to wait for GPUs that other runs hold.
     """
 
-    def __init__(self, run: ControlledRun, reconnection: Reconnection, preflight: Preflight | None) -> None:
+    def __init__(
+        self, run: ControlledRun, reconnection: Reconnection, preflight: Preflight | None, max_wait_s: float
+    ) -> None:
         self._run, self._reconnection, self._preflight = run, reconnection, preflight
+        self._max_wait_s = max_wait_s
         self._is_failing = self._has_dropped_sessions = False
 
     @property
@@ -110,10 +116,17 @@ class StartSequence(ThreadOwnedAttributes):
         run = self._run
         sessions = self._connect(run.spec.hosts)
         unfit = self._reject_unsafe_nodes(sessions)
+        wait = GpuWait(run)
+        if self._max_wait_s > 0:
+            # Wait before the checks, which would find the processes of other runs on the GPUs.
+            self._take_nodes(wait.wait(self._max_wait_s), wait.busy)
         self.make_environments(sessions)
         if self._preflight is not None:
             unfit |= self._preflight(sessions, run.post_event)
             self._demote_missing([h.name for h in run.spec.worker_hosts if h.name in unfit])
+        if self._max_wait_s <= 0 and layout.get_job(run.spec).nodes is not None:
+            wait.look([host.name for host in run.spec.worker_hosts])
+            self._take_nodes(layout.choose_nodes(run.spec, wait.busy), wait.busy)
         run.executor.call_on_loop(lambda: run.excluded_spares.update(unfit))
         hosts = run.spec.worker_hosts
         run.launcher.sync_code(hosts, first=True)
@@ -122,6 +135,17 @@ class StartSequence(ThreadOwnedAttributes):
             self._preflight.check_code(used)
         run_setup(run.folder, run.spec, used, run.post_event)
         run.launcher.start_attempt(0, hosts, run.subscriptions.subscribe_all)
+
+    def _take_nodes(self, chosen: ClusterSpec, busy: Mapping[str, str]) -> None:
+        """Use a spec in which fewer hosts run workers; say which ones, and why the others do not."""
+        run = self._run
+        names = [host.name for host in chosen.worker_hosts]
+        others = [host.name for host in run.spec.worker_hosts if host.name not in names]
+        if others:
+            reasons = group_pairs((busy.get(name, "not needed"), name) for name in others)
+            left = "; ".join(f"{fold_hosts(nodes)}: {reason}" for reason, nodes in reasons.items())
+            run.post_note(f"the run takes {fold_hosts(names)}; the others wait as spares ({left})", "info")
+            run.executor.call_on_loop(lambda: self._use_spec(chosen))
 
     def make_environments(self, sessions: Mapping[str, Session]) -> None:
         """Make the environment of the workers on nodes that lack it."""
@@ -187,7 +211,10 @@ class StartSequence(ThreadOwnedAttributes):
             return False
         run.executor.call_on_loop(lambda: self._use_spec(fewer))
         left = len(fewer.worker_hosts)
-        text = f"the run begins with {left} of {left + len(missing)} nodes: {fold_hosts(missing)} will wait as spares"
+        begins = f"the run begins with {left} of {left + len(missing)} nodes: "
+        if layout.get_job(run.spec).nodes is not None:
+            begins = "`job.nodes` allows other nodes: "
+        text = f"{begins}{fold_hosts(missing)} will wait as spares"
         run.post_note(text)
         return True
 

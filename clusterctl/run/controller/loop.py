@@ -59,6 +59,7 @@ class Controller:
         spec: The spec of the cluster file, with secrets.
         dial: Opens a session to a host.
         preflight: The checks before the start; `None` to skip them.
+        max_wait_s: The most seconds to wait for GPUs that other runs hold.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Controller:
         spec: ClusterSpec,
         dial: Dial,
         preflight: Preflight | None = None,
+        max_wait_s: float = 0.0,
     ) -> None:
         self._run = run = ControlledRun(folder, spec, dial)
         self._stalls = StallMonitor(run)
@@ -76,7 +78,7 @@ class Controller:
         self._reconnection = Reconnection(run)
         run.links.on_dialed = self._reconnection.on_reconnect
         self._replication = Replication(run, self._feed)
-        self._start = StartSequence(run, self._reconnection, preflight)
+        self._start = StartSequence(run, self._reconnection, preflight, max_wait_s)
         self._adoption = RunAdoption(run, self._reconnection, self._start)
         self._restart = RestartSequence(run, self._start, self._stalls)
         self._finish = FinishSequence(run, self._replication)

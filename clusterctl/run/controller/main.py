@@ -59,11 +59,14 @@ def build_dialer(spec: ClusterSpec) -> Dial:
     return dial
 
 
-def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> int:
-    """Start a new run and control it until it ends; return the exit code of the run."""
+def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool, max_wait_s: float = 0.0) -> int:
+    """Start a new run and control it until it ends; return the exit code of the run.
+
+    `max_wait_s` limits the wait for GPUs that other runs hold.
+    """
     sys.setswitchinterval(choose_switch_interval_s(len(spec.hosts)))
     preflight = Preflight(run, spec, strict=strict) if health else None
-    controller = Controller(run, spec, build_dialer(spec), preflight)
+    controller = Controller(run, spec, build_dialer(spec), preflight, max_wait_s)
     detached_process.report_ready()
     run_origin.save_commit(run, os.path.dirname(spec.path) or ".")
     with _send_messages(run, spec, controller):

@@ -22,12 +22,15 @@ class RunCreated:
     path: str
 
 
+WAIT_STEP = "wait"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartStepProgress:
     """The progress of a step of the start.
 
     Attributes:
-        name: The step: connect, health, sync, resume, prepare or start.
+        name: The step: connect, wait (for GPUs), health, sync, resume, prepare or start.
         done: How many nodes (for `start`: workers) have finished the step.
         total: How many nodes or workers there are.
         waiting: A list of `[node, what it waits for]`, slowest first.

@@ -1,7 +1,7 @@
 """The state of a run. `state_updates` builds the state from the journals of controller and nodes. Pure.
 
-A run is starting, running, stalled, restarting or stopping, and at the end succeeded, failed, cancelled or lost. A
-worker is pending, starting, running, exited or lost.
+A run is waiting (for GPUs), starting, running, stalled, restarting or stopping, and at the end succeeded, failed,
+cancelled or lost. A worker is pending, starting, running, exited or lost.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ def cause_from_json(record: dict[str, Any] | None) -> Cause | None:
 class RunPhase(str, Enum):
     """The phase of a run. The last five phases are final. `UNREADABLE` means that its files cannot be read."""
 
+    WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
     STALLED = "stalled"

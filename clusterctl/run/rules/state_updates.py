@@ -199,6 +199,8 @@ def _update_times(
 ) -> RunState:
     times = state.times
     match event:
+        case head.StartStepProgress(name=head.WAIT_STEP):
+            return replace(state, phase=RunPhase.STARTING if event.ended else RunPhase.WAITING)
         case head.StartStepProgress(name="start", ended=True, failed=False):
             return replace(state, times=replace(times, started=time))
         case head.FirstStepSeen() if event.attempt == state.attempt:

@@ -70,6 +70,11 @@ GOOD: list[Any] = [
         lambda s: hosts(s) == [("1", 8), ("007", 4), ("no", 2)],
         id="host_names_that_look_like_values",
     ),
+    pytest.param(
+        "version: 1\nhosts: gpu[1-4]\njob: {command: a, nodes: 2..3}\n",
+        lambda s: (s.job.nodes, s.min_nodes) == ((2, 3), 2),
+        id="some_of_the_hosts",
+    ),
     pytest.param("version: 1\nhosts: ::1\n", lambda s: s.hosts[0].host == "::1", id="ipv6_loopback"),
     pytest.param("version: 1\nhosts: {fd00::12: 8}\n", lambda s: s.hosts[0].host == "fd00::12", id="ipv6_key"),
     pytest.param(

@@ -160,7 +160,7 @@ STORED = (
     '"ssh":{"client":"auto","host_keys":null,"known_hosts":[],"connect_timeout":10.0,"parallel":64},'
     '"network":{"interface":null,"master_port":null,"node_lost_after":120.0},'
     '"sync":{"source":"/home/me/llm","exclude":[],"max_size":524288000},"environment":null,"env":{},"secrets":{},'
-    '"job":{"script":"train.py","module":null,"command":null,"args":[],"setup":null,"setup_limit":1800.0,"cache":null,"prologue":null,"framework":"auto",'
+    '"job":{"script":"train.py","module":null,"command":null,"args":[],"nodes":null,"setup":null,"setup_limit":1800.0,"cache":null,"prologue":null,"framework":"auto",'
     '"start_method":"spawn","preload":null,"inject":true,"grace":10.0,"stop_signal":"SIGTERM","finish_grace":300.0,"max_duration":null,'
     '"checkpoint":{"pattern":null,"shared":false,"resume":"this run"}},'
     '"results":null,"restart":{"max_restarts":0,"on":["crash","stall","node_lost"],"backoff":10.0,"backoff_max":300.0,"window":null,'

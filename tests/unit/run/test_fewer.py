@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role
-from clusterctl.plan.layout import demote_to_spares
+from clusterctl.plan.layout import choose_nodes, choose_ready_nodes, demote_to_spares
 
 HOSTS = (
     *(HostSpec(name=name, host=name) for name in ("a", "b", "c")),
@@ -13,8 +13,9 @@ HOSTS = (
 )
 
 
-def spec(min_nodes: int | None) -> ClusterSpec:
-    return ClusterSpec(name="run", path="", hosts=HOSTS, job=JobSpec(script="train.py"), min_nodes=min_nodes)
+def spec(min_nodes: int | None, nodes: tuple[int, int] | None = None) -> ClusterSpec:
+    job = JobSpec(script="train.py", nodes=nodes)
+    return ClusterSpec(name="run", path="", hosts=HOSTS, job=job, min_nodes=min_nodes)
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,40 @@ def test_a_worker_that_is_missing_waits_as_the_spares_do() -> None:
 
     assert fewer is not None
     assert [host.name for host in fewer.spare_hosts] == ["b", "s"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "busy", "workers"),
+    [
+        pytest.param(None, ["a"], ["a", "b", "c"], id="all"),
+        pytest.param((2, 2), [], ["a", "b"], id="in the order of the file"),
+        pytest.param((2, 2), ["a"], ["b", "c"], id="free ones first"),
+        pytest.param((1, 3), ["b"], ["a", "c"], id="as many as are free"),
+        pytest.param((2, 3), ["a", "c"], ["a", "b"], id="busy ones only where too few are free"),
+    ],
+)
+def test_a_job_that_needs_some_of_the_hosts_takes(
+    nodes: tuple[int, int] | None, busy: list[str], workers: list[str]
+) -> None:
+    chosen = choose_nodes(spec(nodes[0] if nodes else None, nodes), busy)
+
+    assert [host.name for host in chosen.worker_hosts] == workers
+    assert len(chosen.hosts) == len(HOSTS)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ready", "workers"),
+    [
+        pytest.param(None, ["a", "b"], None, id="one of all is missing"),
+        pytest.param(None, ["a", "b", "c"], ["a", "b", "c"], id="all"),
+        pytest.param((2, 2), ["c"], None, id="too few"),
+        pytest.param((2, 2), ["c", "b"], ["b", "c"], id="enough"),
+        pytest.param((1, 2), ["c"], ["c"], id="no more than are ready"),
+    ],
+)
+def test_a_run_that_waits_begins_with(
+    nodes: tuple[int, int] | None, ready: list[str], workers: list[str] | None
+) -> None:
+    chosen = choose_ready_nodes(spec(nodes[0] if nodes else None, nodes), ready)
+
+    assert (None if chosen is None else [host.name for host in chosen.worker_hosts]) == workers
