@@ -24,7 +24,7 @@ def describe_goodput(goodput: Goodput | None, glyphs: Glyphs) -> list[str]:
     seconds = {part: getattr(goodput, f"{part}_s") for part in names}
     parts = [f"{name} {format_duration(seconds[part])}" for part, name in names.items() if seconds[part] >= 0.5]
     if goodput.is_upper_bound:
-        parts.append("no step known" if goodput.is_lost_known else "repeated work unknown")
+        parts.append("first step unknown" if goodput.is_lost_known else "repeated work unknown")
     bound = "at most " if goodput.is_upper_bound else ""
     whole = f"goodput {bound}{goodput.ratio:.1%} of {format_duration(goodput.wall_s)}"
     return [f" {glyphs.dot} ".join([whole, *parts])]

@@ -297,7 +297,7 @@ def test_the_first_step_and_its_number_come_from_the_samples(
         ),
         pytest.param(
             Goodput(wall_s=100.0, productive_s=90.0, start_s=10.0),
-            ["goodput at most 90.0% of 1m40s - start 10s - no step known"],
+            ["goodput at most 90.0% of 1m40s - start 10s - first step unknown"],
             id="no step is known",
         ),
         pytest.param(
