@@ -801,7 +801,8 @@ def _describe_external_wait(hang: HangAnalysis) -> Verdict:
         if socket["awaited"]
     }
     awaited = f"for an answer of {peers.pop()}" if len(peers) == 1 else "for something"
-    reasons = {describe_kernel_wait(snapshot) for snapshot in hang.snapshots.values()}
+    polls = all(map(is_polling, hang.snapshots.values()))
+    reasons = {"it polls" if polls else describe_kernel_wait(snapshot) for snapshot in hang.snapshots.values()}
     how = f" ({reasons.pop()})" if len(reasons) == 1 else ""
     position = next(iter(hang.positions.values()))
     return Verdict(

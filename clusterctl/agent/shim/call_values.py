@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_MAX_VALUES, _MAX_KEYS, _MAX_FRAMES, _MAX_NUMBER = 64, 32, 64, 10**18
+_MAX_VALUES, _MAX_KEYS, _MAX_FRAMES, _MAX_NUMBER, _MAX_TEXT = 64, 32, 64, 10**18, 65536
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3")
 _HAS_FAST_LOCALS = 1
 """CO_OPTIMIZED, the flag of functions (code objects in Python's `inspect`)."""
@@ -63,13 +63,13 @@ def _list_values(values: dict[str, Any]) -> list[tuple[str, str]]:
     everything = [*values.items(), *((f"self.{name}", value) for name, value in attributes.items())]
     found = []
     for name, value in everything:
-        text = str(value) if type(value).__module__.startswith("pathlib") else value
+        text = str(value) if str(type(value).__module__).startswith("pathlib") else value
         if name.startswith("__"):
             continue
         if type(text) is int and abs(text) < _MAX_NUMBER:
             found.append((name, str(text)))
         elif type(text) is str:
-            found.append((name, f"#{binascii.crc32(text.encode('utf-8', 'surrogatepass')):08x}"))
+            found.append((name, f"#{binascii.crc32(text[:_MAX_TEXT].encode('utf-8', 'surrogatepass')):08x}"))
     return found
 
 

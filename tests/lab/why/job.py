@@ -413,6 +413,35 @@ def waits_for_a_key(mine: bool) -> None:
         globals()["dist"].distributed_c10d._get_default_store().get("never")
 
 
+def skips_a_key(mine: bool) -> None:
+    """One rank does not set its key once, so that in the end each rank waits for the key of the next one."""
+    store = globals()["dist"].distributed_c10d._get_default_store()
+    for part in range(10):
+        if not (mine and part == 5):
+            store.set(f"part/{part}/{RANK}", "x")
+        store.get(f"part/{part}/{(RANK + 1) % WORLD}")
+
+
+def polls_for_another_file(mine: bool) -> None:
+    wait_for_file("/epoch-4" if mine else "/epoch-3")
+
+
+def all_poll_for_a_file(mine: bool) -> None:
+    wait_for_file("/epoch-3")
+
+
+def wait_for_file(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.05)
+
+
+def members_only_make_a_group(mine: bool) -> None:
+    dist = globals()["dist"]
+    if not mine:
+        dist.new_group([rank for rank in range(WORLD) if rank != CULPRIT])
+    dist.new_group(list(range(WORLD)))
+
+
 def ddp_skips_backward(mine: bool) -> None:
     if mine:
         time.sleep(EVER)

@@ -131,6 +131,13 @@ def wrapper() -> None:
     sys.exit(subprocess.run([sys.executable, __file__, "wrapped", *sys.argv[2:]], check=False).returncode)
 
 
+def torch_wrapper() -> None:
+    """The same, of a Python that has imported torch itself."""
+    import torch  # noqa: F401
+
+    wrapper()
+
+
 # --- torch below a framework
 
 
