@@ -114,7 +114,10 @@ def _wait(bench: BenchLab, commands: list[str]) -> None:
 
 
 def _sync(bench: BenchLab) -> None:
-    files = [packages.find_uv() or "", *(str(bench.head.folder / name) for name in ("pyproject.toml", "uv.lock"))]
+    files = [
+        packages.find_program("uv") or "",
+        *(str(bench.head.folder / name) for name in ("pyproject.toml", "uv.lock")),
+    ]
     lines = [
         f"(ssh {name} mkdir project && scp -q {' '.join(files)} {name}:project/ && "
         f"ssh {name} 'cd project && ./uv sync -q --frozen --python {sys.executable}') & p{n}=$!\n"

@@ -201,6 +201,7 @@ MENTIONED: Final = {
     "bash -eo pipefail": "what runs a command that is text, and a prologue",
     "pip install": "what somebody did on each node before",
     "pip install 'clusterctl[uv]'": "how uv gets to the head",
+    "pip install conda-pack": "how conda-pack gets to the head",
     "pip install 'clusterctl[notify]'": "how apprise gets to the head",
     "python -m": "how `module` is meant",
     "python -I": "a process that is not watched from inside",

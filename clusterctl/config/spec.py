@@ -211,7 +211,7 @@ class EnvironmentSpec:
     Attributes:
         uv: Folder with `uv.lock` or `requirements.txt`, or a requirements file.
         extras: Optional dependencies of the project in `uv.lock` to install, too.
-        venv: A virtual environment of the head to copy to the nodes.
+        venv: A virtual environment, or conda environment, of the head to copy to the nodes.
         container: A container image.
         python: Version of Python.
         fetch: Who downloads: `head` for all nodes, each `node`, or `auto`: nodes that can.

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 PURE: Final = "py3-none-any"
 
 
-def find_uv() -> str | None:
-    """Return the path of uv, or None."""
-    beside = Path(sys.executable).with_name("uv")
-    return str(beside) if beside.exists() else shutil.which("uv")
+def find_program(name: str) -> str | None:
+    """Return the path of a program that pip has installed, or None."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name)
 
 
 def write_wheel(folder: Path, name: str, version: str, code: str, tags: str = PURE) -> Path:
@@ -71,7 +71,7 @@ def lock(folder: Path, index: str, wanted: Mapping[str, str], env: Mapping[str, 
         f'[project]\nname = "lab"\nversion = "0"\nrequires-python = ">={python}"\ndependencies = [{needs}]\n'
         f'[[tool.uv.index]]\nname = "lab"\nurl = "{index}"\ndefault = true\n'
     )
-    uv = find_uv()
+    uv = find_program("uv")
     assert uv is not None
     command = [uv, "lock", "--python", sys.executable]
     subprocess.run(command, cwd=folder, env=dict(env), check=True, capture_output=True)
@@ -115,9 +115,24 @@ class Index:
         self._server.server_close()
 
 
-def pack_python(folder: Path) -> dict[str, str]:
-    """Pack the Python of the tests as uv's releases are packed; return the variables that let uv download it."""
-    source, version = Path(sys.base_prefix), sys.version_info
+def make_conda_environment(folder: Path) -> Path:
+    """Make a folder as conda makes it, with a Python and a program `greet`, in both of which is its own path."""
+    made = folder / "llm"
+    with tarfile.open(_archive_python(folder)) as archive:
+        archive.extractall(folder)
+    (folder / "python").rename(made)
+    (made / "bin" / "greet").write_text(f"#!{made}/bin/python\nimport sys; print('hello from', sys.prefix)\n")
+    (made / "bin" / "greet").chmod(0o755)
+    (made / "conda-meta").mkdir()
+    (made / "conda-meta" / "history").touch()
+    version = "{}.{}.{}".format(*sys.version_info[:3])
+    record = {"name": "python", "version": version, "url": "", "files": [], "link": {"source": "/gone", "type": 1}}
+    (made / "conda-meta" / f"python-{version}-0.json").write_text(json.dumps(record))
+    return made
+
+
+def _archive_python(folder: Path) -> Path:
+    source = Path(sys.base_prefix)
     archive = folder / "python.tar.gz"
     old = f"{source}/lib\0".encode()
     new = b"$ORIGIN/../lib".ljust(len(old), b"\0")
@@ -133,6 +148,12 @@ def pack_python(folder: Path) -> dict[str, str]:
                     # The library's own place is written into the program, in a Python that is not made to be moved.
                     data = path.read_bytes()
                     packed.addfile(entry, io.BytesIO(data.replace(old, new) if data[:4] == b"\x7fELF" else data))
+    return archive
+
+
+def pack_python(folder: Path) -> dict[str, str]:
+    """Pack the Python of the tests as uv's releases are packed; return the variables that let uv download it."""
+    version, archive = sys.version_info, _archive_python(folder)
     key = f"cpython-{version.major}.{version.minor}.{version.micro}-linux-x86_64-gnu"
     told = {
         "name": "cpython",

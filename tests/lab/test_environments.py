@@ -12,7 +12,7 @@ import pytest
 
 from tests.documented import typed
 from tests.lab.head_cli import Head
-from tests.lab.packages import Index, find_uv, lock, pack_python, write_wheel
+from tests.lab.packages import Index, find_program, lock, make_conda_environment, pack_python, write_wheel
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ HERE = "{}.{}".format(*sys.version_info[:2])
 STORE = ".local/share/clusterctl/environments"
 SHOW = "import sys, greeting\nprint(greeting.TEXT, '%d.%d' % sys.version_info[:2], sys.prefix)\n"
 
-pytestmark = [pytest.mark.skipif(find_uv() is None, reason="needs uv: `pip install uv`"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.skipif(find_program("uv") is None, reason="needs uv: `pip install uv`"),
+    pytest.mark.timeout(300),
+]
 
 
 class Project(Head):
@@ -195,7 +198,7 @@ def test_a_virtual_environment_of_the_head_is_copied_with_scripts_that_work(
     nodes: NodeFactory, project: Project
 ) -> None:
     made = nodes(2)
-    venv, uv = project.folder.parent / "mine", find_uv()
+    venv, uv = project.folder.parent / "mine", find_program("uv")
     assert uv is not None
     for command in (
         ["venv", "--python", sys.executable, str(venv)],
@@ -234,6 +237,18 @@ def test_a_copy_that_was_built_for_another_platform_is_refused_with_the_package(
     project.declare([node], venv=str(venv))
     done = project.run("up")
     assert (done.returncode, "native 1.0 in" in done.stderr, "cp39-cp39-win_amd64" in done.stderr) == (5, True, True)
+
+
+@pytest.mark.skipif(find_program("conda-pack") is None, reason="needs `pip install conda-pack`")
+def test_a_conda_environment_of_the_head_is_copied_with_its_python(
+    nodes: NodeFactory, project: Project, tmp_path: Path
+) -> None:
+    (node,) = nodes(1, python=OTHER_PYTHON, only_python=True)
+    project.declare([node], venv=str(make_conda_environment(tmp_path)), job={"command": "greet; python -V"})
+    done = project.run("up", timeout=120)
+
+    assert re.search(rf"│ hello from /root/{STORE}/py\w+\n.*│ Python {HERE}", done.stdout), done.stderr
+    assert len(listed(node, "packages")) == 1
 
 
 def test_a_home_that_nodes_share_gets_one_environment(nodes: NodeFactory, project: Project) -> None:

@@ -160,8 +160,8 @@ _ALIASES = {
     "working_dir": "workdir",
 }
 _HINTS = {
-    "conda": "clusterctl makes no conda environment: make one on the nodes, and name its Python: "
-    "`defaults: {python: ~/miniforge3/envs/llm/bin/python}` (docs/environments.md shows how to copy one there)",
+    "conda": "make the environment with conda on this machine: `environment: {venv: ~/miniforge3/envs/llm}` copies it "
+    "to the nodes",
 }
 """Hints for keys that no cluster file has."""
 

@@ -228,8 +228,9 @@ def _build_environment(
         return EnvironmentSpec(**values)
     path = context.resolve(values[sources[0]])
     mark = root.find_mark("environment", sources[0])
-    if sources == ["venv"] and not files.is_file(f"{path}/pyvenv.cfg"):
-        report.add(mark, f"environment.venv: `{path}` is not a virtual environment: it has no `pyvenv.cfg`")
+    if sources == ["venv"] and not any(files.is_file(f"{path}/{n}") for n in ("pyvenv.cfg", "conda-meta/history")):
+        text = "is no virtual environment: it has neither `pyvenv.cfg` nor `conda-meta/history`"
+        report.add(mark, f"environment.venv: `{path}` {text}")
     if sources == ["uv"] and not any(
         files.is_file(name) for name in (path, *(f"{path}/{n}" for n in _REQUIREMENT_FILES))
     ):

@@ -177,7 +177,7 @@ class EnvironmentMaker:
             step.set_waiting(node, "waiting for the head's downloads")
         by_nodes = self._can_nodes_fetch(settings, recipe, sessions, planned)
         parts = recipe.gather_parts(lambda what: _set_detail(step, what), by_nodes=by_nodes)
-        lacks_python = [node for node in sessions if found[node]["python"] is None]
+        lacks_python = [node for node in sessions if found[node]["python"] is None and not parts.has_python]
         archive = pack_python(recipe.platform) if lacks_python else None
         upload = build_file_upload(list(map(str, parts.paths)), _MAX_PACKAGE_BYTES)
         with_python = build_file_upload([str(path) for path in (*parts.paths, archive) if path], _MAX_PACKAGE_BYTES)
@@ -190,8 +190,8 @@ class EnvironmentMaker:
 
         def build(node: str, session: Session, failed: threading.Event) -> None:
             step.set_waiting(node, "installing packages")
-            folder, python, uses = planned[node].folder, found[node]["python"], sent
-            if python is None:
+            folder, python, uses = planned[node].folder, found[node]["python"] or "", sent
+            if node in lacks_python:
                 assert archive is not None
                 name = archive.name.removesuffix(".tar.gz")
                 make_entry(self._run, node, session, build_python_request(folder, name, archive.name), failed)

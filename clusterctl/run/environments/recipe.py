@@ -36,13 +36,24 @@ def run_uv(*words: str, purpose: str, cwd: str | None = None) -> str:
     Raises:
         EnvironmentFailed: uv is not installed, or fails.
     """
-    program = find_uv()
-    done = subprocess.run(
-        [program, *words], cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    return _run_program([find_uv(), *words], purpose, cwd)
+
+
+def run_conda_pack(*words: str, purpose: str) -> None:
+    """Run conda-pack on the head.
+
+    Raises:
+        EnvironmentFailed: conda-pack is not installed, or fails.
+    """
+    _run_program([_find_program("conda-pack", "environment.venv"), *words], purpose)
+
+
+def _run_program(argv: list[str], purpose: str, cwd: str | None = None) -> str:
+    done = subprocess.run(argv, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise EnvironmentFailed(f"{purpose}: uv says: {' '.join(lines[-_LAST_LINES:]) or 'nothing'}")
+        says = f"{os.path.basename(argv[0])} says: {' '.join(lines[-_LAST_LINES:]) or 'nothing'}"
+        raise EnvironmentFailed(f"{purpose}: {says}")
     return done.stdout
 
 
@@ -52,11 +63,15 @@ def find_uv() -> str:
     Raises:
         EnvironmentFailed: The head has no uv.
     """
-    beside = os.path.join(os.path.dirname(sys.executable), "uv")
-    found = beside if os.access(beside, os.X_OK) else shutil.which("uv")
+    return _find_program("uv", "environment.uv")
+
+
+def _find_program(name: str, key: str) -> str:
+    beside = os.path.join(os.path.dirname(sys.executable), name)
+    found = beside if os.access(beside, os.X_OK) else shutil.which(name)
     if found is None:
-        hint = "`pip install 'clusterctl[uv]'` installs it on this head; nodes need none"
-        raise EnvironmentFailed("`environment.uv` needs the program `uv` on this head, and there is none", hint=hint)
+        hint = f"`pip install {name}` installs it on this head; nodes need none"
+        raise EnvironmentFailed(f"`{key}` needs the program `{name}` on this head, and there is none", hint=hint)
     return found
 
 
@@ -82,10 +97,12 @@ class Parts:
         paths: Files of the head to send.
         steps: A function that receives the folder of environments, the name of the environment and the base Python, and
             returns the steps that make the environment.
+        has_python: Whether the files contain a Python, so that the node needs no base Python.
     """
 
     paths: list[Path]
     steps: Callable[[str, str, str], list[dict[str, Any]]]
+    has_python: bool = False
 
 
 class Recipe(Protocol):

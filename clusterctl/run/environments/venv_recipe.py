@@ -1,4 +1,4 @@
-"""An environment that is a copy of a virtual environment of the head."""
+"""An environment that is a copy of a virtual environment or conda environment of the head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from packaging.tags import parse_tag
 
 from clusterctl.errors import EnvironmentFailed
 from clusterctl.run.environments.locked_packages import Platform
-from clusterctl.run.environments.recipe import Parts, compute_key, get_cache_folder
+from clusterctl.run.environments.recipe import Parts, compute_key, get_cache_folder, run_conda_pack
 
 _VERSION = re.compile(r"(?m)^version(?:_info)?\s*=\s*(3\.\d+)")
 _RELOCATABLE = b"#!/bin/sh\n'''exec' \"$(dirname -- \"$(realpath -- \"$0\")\")\"/'python' \"$0\" \"$@\"\n' '''\n"
@@ -26,11 +26,18 @@ _OWN_FILES = re.compile(r"pyvenv\.cfg|lib64|bin/python[\d.]*|.*\.lock|\.gitignor
 
 
 def read_venv_python(venv: str) -> str:
-    """Return the minor version of the Python of a virtual environment.
+    """Return the minor version of the Python of a virtual environment or conda environment.
 
     Raises:
-        EnvironmentFailed: The file `pyvenv.cfg` cannot be read.
+        EnvironmentFailed: The file `pyvenv.cfg` cannot be read, or the conda environment has no Python.
     """
+    if is_conda(venv):
+        packages = [
+            re.match(r"python-(3\.\d+)\.", path.name) for path in Path(venv, "conda-meta").glob("python-3*.json")
+        ]
+        for package in filter(None, packages):
+            return package[1]
+        raise EnvironmentFailed(f"the conda environment {venv} has no Python")
     try:
         found = _VERSION.search(Path(venv, "pyvenv.cfg").read_text())
     except OSError as error:
@@ -40,12 +47,17 @@ def read_venv_python(venv: str) -> str:
     return found[1]
 
 
+def is_conda(folder: str) -> bool:
+    """Return whether a folder is a conda environment."""
+    return os.path.isdir(f"{folder}/conda-meta")
+
+
 @dataclass(frozen=True, slots=True)
 class VenvRecipe:
-    """A copy of a virtual environment; see `Recipe`.
+    """A copy of a virtual environment or conda environment; see `Recipe`.
 
     Attributes:
-        venv: Path of the virtual environment.
+        venv: Path of the environment.
         listing: Path, size and time of each file in it, as one text.
     """
 
@@ -66,21 +78,27 @@ class VenvRecipe:
         """See `Recipe`."""
         del by_nodes
         self._refuse_other_platform()
+        has_python = is_conda(self.venv)
         archive = get_cache_folder("venvs") / f"{self.key}.tar.gz"
         if not archive.is_file():
             report(f"packing {self.venv}")
-            self._pack(archive)
+            self._pack_conda(archive) if has_python else self._pack(archive)
 
         def list_steps(folder: str, name: str, python: str) -> list[dict[str, Any]]:
             place = f"{folder}/{name}"
-            return [
-                {"argv": [python, "-m", "venv", "--without-pip", place]},
-                {"argv": ["tar", "-xzf", f"{folder}/packages/{archive.name}", "-C", place]},
-            ]
+            unpack = ["tar", "-xzf", f"{folder}/packages/{archive.name}", "-C", place]
+            if not has_python:
+                return [{"argv": [python, "-m", "venv", "--without-pip", place]}, {"argv": unpack}]
+            finish = [f"{place}/bin/python", f"{place}/bin/conda-unpack"]
+            return [{"argv": argv} for argv in (["mkdir", place], unpack, finish)]
 
-        return Parts([archive], list_steps)
+        return Parts([archive], list_steps, has_python)
 
     def _refuse_other_platform(self) -> None:
+        if is_conda(self.venv):
+            if self.platform.machine != os.uname().machine or self.platform.glibc_minor is None:
+                raise EnvironmentFailed(f"the conda environment {self.venv} does not run on {self.platform}")
+            return
         tags = self.platform.list_tags()
         for file in sorted(Path(self.venv).glob("lib/python*/site-packages/*.dist-info/WHEEL")):
             found = re.findall(r"(?m)^Tag: (\S+)", file.read_text(errors="replace"))
@@ -88,6 +106,15 @@ class VenvRecipe:
                 name = file.parent.name.removesuffix(".dist-info").replace("-", " ")
                 text = f"{name} in {self.venv} was built for {found[0]}, which does not fit {self.platform}"
                 raise EnvironmentFailed(text, hint="`environment: {uv: .}` chooses the files that fit the nodes")
+
+    def _pack_conda(self, archive: Path) -> None:
+        part = archive.with_name(f".{secrets.token_hex(8)}.tar.gz")
+        words = ["--quiet", "--prefix", self.venv, "--output", str(part), "--compress-level", "1", "--n-threads", "-1"]
+        try:
+            run_conda_pack(*words, purpose=f"cannot pack {self.venv}")
+            part.replace(archive)
+        finally:
+            part.unlink(missing_ok=True)
 
     def _pack(self, archive: Path) -> None:
         part = archive.with_name(f".{secrets.token_hex(8)}")

@@ -677,8 +677,8 @@ WRONG = [
         4,
         3,
         "environment.conda: unknown key",
-        "clusterctl makes no conda environment: make one on the nodes, and name its Python: "
-        "`defaults: {python: ~/miniforge3/envs/llm/bin/python}` (docs/environments.md shows how to copy one there)",
+        "make the environment with conda on this machine: `environment: {venv: ~/miniforge3/envs/llm}` copies it to the "
+        "nodes",
         id="conda",
     ),
     pytest.param(
