@@ -24,6 +24,7 @@ from clusterctl.why.stack_position import (
     is_computing,
     is_listening,
     is_polling,
+    is_user_code,
     is_waiting_for_child,
     is_waiting_for_network,
     is_waiting_for_peers,
@@ -585,11 +586,14 @@ def _find_key_owner(key: str, set_keys: Mapping[int, Sequence[tuple[str, tuple[i
 
 
 def _find_differing_value(hang: HangAnalysis) -> tuple[int, str] | None:
-    """Return the only rank whose calls have another value than all other ranks, and the name of the value.
+    """Return the only rank whose calls have another value than all other ranks, and this value as words.
 
-    Several values may differ if they name the same rank. Rank 0 often has 0 where others have another number, or the
-    other way round, so such numbers of rank 0 do not count.
+    Several values may differ if they name the same rank. Numbers of libraries do not count: they may differ at any
+    time, such as the number of batches that a loader has ready. Rank 0 often has 0 where others have another number, or
+    the other way round, so such numbers of rank 0 do not count.
     """
+    frames = next(iter(hang.snapshots.values())).frames or ()
+    own = next((f"{frame.function}." for frame in frames if is_user_code(frame.file)), _AWAITED_KEY)
     values_by_rank = {
         rank: {**snapshot.call_values, **({_AWAITED_KEY: snapshot.awaited_key} if snapshot.awaited_key else {})}
         for rank, snapshot in hang.snapshots.items()
@@ -597,12 +601,14 @@ def _find_differing_value(hang: HangAnalysis) -> tuple[int, str] | None:
     found: dict[int, str] = {}
     for name in sorted(set.intersection(*map(set, values_by_rank.values())), reverse=True):
         values = {rank: each[name] for rank, each in values_by_rank.items()}
-        (_, most), *rest = Counter(values.values()).most_common()
+        (usual, most), *rest = Counter(values.values()).most_common()
         if len(rest) != 1 or most != len(values) - 1 or len(values) < 3:
             continue
         rank = next(rank for rank, value in values.items() if value == rest[0][0])
-        if rank != 0 or (name != _AWAITED_KEY and "0" not in values.values()):
-            found[rank] = name
+        is_hash = values[rank].startswith("#")
+        is_telling = rank != 0 or (name != _AWAITED_KEY and "0" not in values.values())
+        if is_hash or (name.startswith((own, _AWAITED_KEY)) and is_telling):
+            found[rank] = f"`{name}`" if is_hash else f"`{name}` ({values[rank]}, the others {usual})"
     return next(iter(found.items())) if len(found) == 1 else None
 
 
@@ -771,11 +777,11 @@ def _judge_ranks_at_one_place(hang: HangAnalysis) -> Verdict | None:
     positions = {(position.where, position.op) for position in hang.positions.values()}
     differing = _find_differing_value(hang) if len(positions) == 1 and not hang.unobserved else None
     if differing is not None and (activities <= set(_ELSEWHERE) or activities == {Activity.SETTING_UP}):
-        rank, name = differing
+        rank, value = differing
         return hang.build_verdict(
             Fault.MISMATCH,
             Confidence.LIKELY,
-            f"all ranks are at {positions.pop()[0]}, {hang.evidence.name_ranks([rank])} with another value of `{name}` "
+            f"all ranks are at {positions.pop()[0]}, {hang.evidence.name_ranks([rank])} with another value of {value} "
             "than the others",
             [rank],
         )

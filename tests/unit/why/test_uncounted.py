@@ -262,15 +262,23 @@ def test_of_ranks_that_wait_for_one_key_the_one_that_waits_for_another_is_named(
 def test_of_ranks_at_one_line_the_one_is_named_whose_call_has_another_value(
     ranks: list[str], culprits: list[int]
 ) -> None:
-    same = {"wait.self.path": "#00"}
-    verdict = of(*(polls(call_values={**same, "wait.self.folder": value}) for value in ranks))
+    same = {"load.self.path": "#00"}
+    verdict = of(*(polls(call_values={**same, "load.self.folder": value}) for value in ranks))
 
     assert named(verdict) == culprits
     assert verdict.confidence is Confidence.LIKELY
-    assert not culprits or "`wait.self.folder`" in verdict.summary
+    assert not culprits or "`load.self.folder`" in verdict.summary
 
 
 def test_two_values_that_name_two_ranks_name_none() -> None:
-    values = [{"a": "1", "b": "1"}, {"a": "2", "b": "1"}, {"a": "1", "b": "2"}, {"a": "1", "b": "1"}]
+    values = [("1", "1"), ("2", "1"), ("1", "2"), ("1", "1")]
 
-    assert named(of(*(polls(call_values=each) for each in values))) == []
+    assert named(of(*(polls(call_values={"load.a": a, "load.b": b}) for a, b in values))) == []
+
+
+def test_rank_0_may_wait_for_another_key_than_the_others_that_wait_for_it() -> None:
+    assert named(of(*(at_store(key) for key in ("x/1", "x/0", "x/0", "x/0")))) == []
+
+
+def test_a_number_of_a_library_names_nobody() -> None:
+    assert named(of(*(polls(call_values={"_get_data.ready": number}) for number in "2232"))) == []
