@@ -28,7 +28,9 @@ LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, s
 MAX_RECORD_BYTES = 4096
 WAITING = "waiting"
 _MAX_NUMBER = 1_000_000_000
-_MAX_CLAIMS = 512
+_MAX_VALUE = 1e11
+_MAX_CLAIMS_OF_USER = 64
+"""The most listed claims of one user, so that nobody can hide the claims of others behind many of his own."""
 _MAX_UNKNOWN_GPUS = 8
 _TEXTS, _NUMBERS = ("run", "node", "kind", "name", "note", "head"), ("since", "until", "workers", "step", "step_at")
 
@@ -60,20 +62,21 @@ def collect_claims(root: str = "", shared: str = SHARED) -> dict[str, Any]:
     names = list_gpu_file_names("" if root == "/" else root)
     names = names or {index: name_unknown_gpu(index) for index in range(_MAX_UNKNOWN_GPUS)}
     claims: list[dict[str, Any]] = []
-    left_out = 0
+    counts: dict[int, int] = {}
     for entry in sorted(os.listdir(shared)):
         folder = os.path.join(shared, entry)
         if not entry.startswith(PREFIX):
             continue
         files = [(None, get_host_file_name()), *names.items()]
         found = [(gpu, info) for gpu, name in files if (info := _read_locked(folder, name)) is not None]
-        if found and len(claims) < _MAX_CLAIMS:
-            user = found[0][1][0]
+        if not found:
+            continue
+        user = found[0][1][0]
+        counts[user] = counts.get(user, 0) + 1
+        if counts[user] <= _MAX_CLAIMS_OF_USER:
             gpus = [gpu for gpu, _ in found if gpu is not None]
             claims.append({"user": user, "user_name": proc.find_user_name(user), "gpus": gpus, **found[0][1][1]})
-        else:
-            left_out += bool(found)
-    return {"claims": claims, "left_out": left_out}
+    return {"claims": claims, "left_out": sum(counts.values()) - len(claims)}
 
 
 def _read_locked(folder: str, name: str) -> tuple[int, dict[str, Any]] | None:
@@ -83,7 +86,8 @@ def _read_locked(folder: str, name: str) -> tuple[int, dict[str, Any]] | None:
             return None
         record = read_record(fd)
         fields: dict[str, Any] = {key: proc.sanitize_name(str(record[key])) for key in _TEXTS if record.get(key)}
-        fields.update((k, record[k]) for k in _NUMBERS if type(record.get(k)) in (int, float) and abs(record[k]) < 1e15)
+        numbers = {key: record[key] for key in _NUMBERS if type(record.get(key)) in (int, float)}
+        fields.update((key, number) for key, number in numbers.items() if 0 <= number < _MAX_VALUE)
         return os.fstat(fd).st_uid, fields
 
 

@@ -73,7 +73,7 @@ def _ask_nodes(
         try:
             uses[node], new = build_node_use(node, answer, known_runs, records, now)
             seen.update(new)
-        except (TypeError, ValueError, LookupError, AttributeError) as unreadable:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as unreadable:
             uses[node] = NodeUse(node=node, error=f"its answer cannot be read: {unreadable!r}")
     save_idle_records(state, seen, now)
     for node, error in {**errors, **failed}.items():

@@ -21,6 +21,7 @@ _IDLE_CORES = 0.05
 """A process that uses fewer cores between two looks does nothing."""
 _IDLE_LIFE_CORES = 0.01
 """A process that has used fewer cores in its whole life has done nothing since its start."""
+_MAX_TIME_S = 95_617_584_000.0
 _FREE_BYTES = {1: 1.5 * 2**30, 2: 0.3 * 2**30}
 """A GPU without known processes is free if it uses at most so many bytes, by version of the driver's memory call."""
 
@@ -166,7 +167,7 @@ def build_node_use(
         now: The head's wall clock. The times of the node are converted to it.
 
     Raises:
-        TypeError, ValueError, LookupError, AttributeError: The facts have not the documented form.
+        TypeError, ValueError, LookupError, AttributeError, ArithmeticError: The facts have not the documented form.
     """
     ahead = float(facts["time"]) - now
     claims, users = facts["groups"]["claims"], facts["groups"]["gpu_users"]
@@ -193,7 +194,7 @@ def build_node_use(
                 text = str(process["command"] or process["comm"])
                 other = Holder(kind=HolderKind.PROCESS, user=str(process["user_name"]), name=text)
                 part = owners.get((gpu, process["user"])) or others.setdefault((process["user"], text), _Part(other))
-                part.started[pid] = process["since"] - ahead
+                part.started[pid] = _convert_time(process["since"], ahead)
                 key, util = f"{node} {pid} {process['start']}", None if device["util"] is None else max(utils[pid])
                 new[key] = update_idle(records.get(key), process["cpu_s"], util, part.started[pid], now)
                 idle_since = new[key].since
@@ -209,17 +210,29 @@ def build_node_use(
     use = NodeUse(
         node=node,
         gpus=tuple(sorted(devices.keys() | claimed)),
-        holders=tuple(sorted(found, key=lambda holder: (holder.gpus or (-1,), holder.kind.value, holder.name))),
+        holders=tuple(sorted(found, key=lambda holder: (not holder.gpus, holder.gpus, holder.kind.value, holder.name))),
         notes=tuple(notes),
     )
     return use, new
+
+
+def _convert_time(time: float, ahead: float) -> float:
+    """Convert a time of a node's clock, which is `ahead` of the head's, to the head's clock.
+
+    Raises:
+        ValueError: The time is not between 1970 and the year 5000.
+    """
+    converted = float(time) - ahead
+    if not 0 <= converted < _MAX_TIME_S:
+        raise ValueError(f"the time {time}")
+    return converted
 
 
 def _make_claim_holder(claim: Mapping[str, Any], known_runs: Collection[str], ahead: float) -> Holder:
     kind = str(claim.get("kind", ""))
     run = str(claim.get("run", ""))
     since, until, step_at = (
-        None if claim.get(key) is None else float(claim[key]) - ahead for key in ("since", "until", "step_at")
+        None if claim.get(key) is None else _convert_time(claim[key], ahead) for key in ("since", "until", "step_at")
     )
     return Holder(
         kind=HolderKind(kind) if kind in ("reservation", "waiting") else HolderKind.RUN,

@@ -229,7 +229,7 @@ def test_who_announces_itself_is_read_by_all_with_its_gpus_until_it_ends(folder:
         pytest.param({"note": "a\x1b]52;c;eA==\x07b"}, {"note": "a?]52;c;eA==?b"}, id="a text that steers a terminal"),
         pytest.param({"note": "x" * 3000}, {"note": "x" * 200}, id="a long text"),
         pytest.param({"since": "now", "until": True, "workers": float("nan")}, {}, id="no numbers"),
-        pytest.param({"since": 1e300, "gpus": [7], "user": 0}, {}, id="no time, and fields that are not its own"),
+        pytest.param({"since": 1e300, "until": -1, "gpus": [7], "user": 0}, {}, id="no time, and fields not its own"),
         pytest.param({"note": "x" * 9000}, None, id="more than a record may have"),
     ],
 )
@@ -248,3 +248,13 @@ def test_where_nothing_can_be_claimed_a_run_without_gpus_announces_nothing_and_g
     claims = GpuClaims("run-1", "n1", str(tmp_path / "missing"))
     claims.announce({"name": "llama"})
     assert claims.paths == []
+
+
+def test_nobody_hides_the_claims_of_others_behind_many_of_his_own(folder: str) -> None:
+    many = [GpuClaims(f"run-{number}", "n1", folder) for number in range(70)]
+    for claims in many:
+        claims.announce({})
+    assert len(read_claims(folder)) == 64
+    assert claim_files.collect_claims("/", folder)["left_out"] == 6
+    for claims in many:
+        claims.release()

@@ -131,6 +131,21 @@ def test_a_holder_has_its_own_times_memory_and_head_by_the_clock_of_this_head() 
     assert (holder.memory, holder.util, holder.pids) == (20, 90, (7,))
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param(claim(gpus=(0,), until=1e15), id="a time that no calendar has"),
+        pytest.param(claim(gpus=(0,), since=float("nan")), id="no time"),
+        pytest.param(claim(gpus=(0,), workers=float("inf")), id="no number"),
+        pytest.param({"user": ANNA}, id="no fields"),
+        pytest.param(["x"], id="no claim"),
+    ],
+)
+def test_an_answer_that_means_nothing_is_an_error_of_its_node(told: Any) -> None:
+    with pytest.raises((TypeError, ValueError, LookupError, AttributeError, ArithmeticError)):
+        use(gpu(0), claims=[told])
+
+
 def test_a_run_that_only_waits_leaves_its_node_free() -> None:
     found = use(gpu(0), claims=[claim(kind="waiting")])
     assert (found.is_free, found.free_gpus, found.holders[0].kind) == (True, (0,), HolderKind.WAITING)
