@@ -170,6 +170,8 @@ def _remark(snapshot: RunSnapshot) -> str:
         return "its GPUs are idle"
     if not snapshot.has_controller:
         return snapshot.unattended_run.short_text
+    if state.phase is RunPhase.WAITING:
+        return "; ".join(state.waits_for)
     if away := [node.node for node in state.nodes.values() if node.link == "unreachable" and not node.swept]:
         return f"unreachable: {fold_hosts(away)}"
     return f"attempt {state.attempt}" if state.attempt > 0 else ""

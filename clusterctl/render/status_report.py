@@ -162,6 +162,8 @@ def render_run_summary(snapshot: RunSnapshot, now: float, terminal: Terminal) ->
     if not snapshot.has_controller and not state.is_over:
         lines.append(f"  no controller is alive; {snapshot.unattended_run.message}")
         lines.append(f"  hint: clusterctl attach --adopt {state.run}")
+    if state.phase is RunPhase.WAITING:
+        lines += [f"  {safe(text)}" for text in state.waits_for]
     if state.phase is RunPhase.RESTARTING and state.restart_at is not None:
         lines.append(f"  {describe_next_attempt(state, now)}")
     if state.cause is not None:

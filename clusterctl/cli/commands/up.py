@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import click
 
 from clusterctl.cli import cluster_selection, options, trusted_commands
 from clusterctl.cli.base_command import CommonOptions, PassthroughCommand
+from clusterctl.cli.option_values import parse_interval_option
 from clusterctl.config.default_workdir import rename_default_workdir
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, TransportKind
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Console
 
 
+_FOREVER = "forever"
+
+
 @click.command("up", cls=PassthroughCommand, reads_file=True)
 @options.cluster_file_argument
 @click.option("--detach", "-d", is_flag=True, help="Return as soon as every rank has started.")
@@ -39,6 +44,13 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     metavar="N",
     help="Start if at least N nodes are reachable and healthy, and leave out the others.",
+)
+@click.option(
+    "--wait",
+    is_flag=False,
+    flag_value=_FOREVER,
+    metavar="[DURATION]",
+    help="Wait in line for GPUs that other runs hold, at most DURATION.",
 )
 @click.option("--name", metavar="NAME", help="Name of the run.")
 @click.option("--script", metavar="FILE", help="Run this script instead of the job of the file.")
@@ -71,6 +83,7 @@ def command(
     nodes: str | None,
     exclude: str | None,
     min_nodes: int | None,
+    wait: str | None,
     name: str | None,
     script: str | None,
     module: str | None,
@@ -89,8 +102,12 @@ def command(
 
     Arguments after `--` are added to `job.args`; `--set job.args=[]` removes those of the cluster file. As in the file,
     `$NAME` is the value of a variable and `$$NAME` is the text `$NAME`. Ctrl-C stops the run gracefully, a second
-    Ctrl-C kills it, and `d` detaches.
+    Ctrl-C kills it, and `d` detaches. `--wait -d` waits in the background.
     """
+    if wait is not None and path is None and not wait[:1].isdigit() and wait != _FOREVER:
+        # The shell's words are `--wait FILE`.
+        path, wait = wait, _FOREVER
+    max_wait_s = math.inf if wait == _FOREVER else parse_interval_option(wait, "--wait") or 0.0
     if as_json and not (detach or dry_run):
         # `--json` prints one object, but the output lines of an attached run would follow the object.
         raise click.UsageError("`--json` needs `-d` or `--dry-run`; `--progress json` prints events as JSON")
@@ -98,7 +115,7 @@ def command(
     other_progress = ("--progress", progress != "auto")
     if dry_run:
         start = (("--timings", timings), other_progress, ("--verbose", verbose))
-        checks = (("--no-health", no_health), ("--strict", strict))
+        checks = (("--no-health", no_health), ("--strict", strict), ("--wait", wait is not None))
         options.refuse_options_with("--dry-run", ("--detach", detach), *shown_output, *start, *checks)
     elif detach:
         options.refuse_options_with("--detach", *shown_output)
@@ -130,7 +147,7 @@ def command(
         return 0
     for warning in code_exclusions.find_workdir_conflicts(spec):
         console.write_stderr(f"warning: {warning}")
-    run = start_controller(spec, health=not no_health, strict=strict)
+    run = start_controller(spec, health=not no_health, strict=strict, max_wait_s=max_wait_s)
     # Import these modules after the controller was forked; otherwise the controller would keep them in memory.
     from clusterctl.cli.follow.exit_report import FollowEndReason, print_final_report
     from clusterctl.cli.follow.run_screen import RunScreen, ScreenOptions

@@ -52,7 +52,7 @@ class ScreenOptions:
         ranks: The ranks whose whole output is shown; `None` means rank 0, and the last lines of failed ranks.
         all_ranks: Whether to show the whole output of all ranks.
         stops_on_interrupt: Whether Ctrl-C stops the run, as in `up`; otherwise Ctrl-C detaches.
-        until_started: Whether the screen ends after every rank has started (`up -d`).
+        until_started: Whether the screen ends after every rank has started, or while the run waits in line (`up -d`).
         shows_timings: Whether to show, after the start, the time of each step of the start.
         shows_output: Whether to show output of workers.
         verbose: Whether to name every node for which the start waits, and to show the steps of each node.
@@ -164,7 +164,7 @@ class RunScreen:
             self._narrate(*self._event_formatter.format_node_event(node, stamp, node_event, self.state))
         if snapshot.attendance is RunAttendance.OVER:
             self._show_remaining_output(wake)
-        elif self._options.until_started and self._all_started():
+        elif self._options.until_started and (self._all_started() or self.state.phase is RunPhase.WAITING):
             self._end_reason = FollowEndReason.STARTED
         elif self._options.shows_output and not self._console.out.has_reader():
             self._end_reason = FollowEndReason.DETACHED

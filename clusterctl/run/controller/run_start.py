@@ -21,8 +21,10 @@ from clusterctl.run.record import disk_files, run_origin, rundir
 from clusterctl.run.record.rundir import RunDir
 
 
-def start_controller(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
+def start_controller(spec: ClusterSpec, *, health: bool, strict: bool, max_wait_s: float = 0.0) -> RunDir:
     """Create a run and start its controller, which continues after this process. Ctrl-C is deferred from then on.
+
+    `max_wait_s` limits the wait for GPUs that other runs hold.
 
     Raises:
         RefusedError: The folder of the run cannot be created, or the controller refuses the run.
@@ -37,7 +39,9 @@ def start_controller(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir
         hint = "set XDG_STATE_HOME to a writable folder"
         raise RefusedError(f"the folder of the run cannot be created: {error}", hint=hint) from error
     try:
-        detached_process.run_detached(run, lambda: start_run(run, spec, health=health, strict=strict))
+        detached_process.run_detached(
+            run, lambda: start_run(run, spec, health=health, strict=strict, max_wait_s=max_wait_s)
+        )
     except ClusterctlError as error:
         if error.exit_code == ExitCode.REFUSED:
             shutil.rmtree(run.path, ignore_errors=True)

@@ -315,12 +315,14 @@ class RunState:
         earlier_attempts: The attempts before the current one.
         unreadable_lines: The first unreadable line of each file of the run, with the reason.
         results: The files that were fetched at the end, or `None`.
+        waits_for: What a waiting run waits for, one text for each node.
     """
 
     run: str = ""
     name: str = ""
     path: str = ""
     phase: RunPhase = RunPhase.STARTING
+    waits_for: tuple[str, ...] = ()
     attempt: int = -1
     world_size: int = 0
     master_addr: str | None = None

@@ -200,7 +200,8 @@ def _update_times(
     times = state.times
     match event:
         case head.StartStepProgress(name=head.WAIT_STEP):
-            return replace(state, phase=RunPhase.STARTING if event.ended else RunPhase.WAITING)
+            phase = RunPhase.STARTING if event.ended else RunPhase.WAITING
+            return replace(state, phase=phase, waits_for=tuple(f"{node}: {what}" for node, what in event.waiting))
         case head.StartStepProgress(name="start", ended=True, failed=False):
             return replace(state, times=replace(times, started=time))
         case head.FirstStepSeen() if event.attempt == state.attempt:

@@ -1,0 +1,62 @@
+"""`up --wait`: a run in line for GPUs that another run holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from clusterctl.agent.facts import claim_files
+from tests.lab.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import LocalHead, MakeHead
+
+GPU = 760 + os.getpid() % 100
+"""Of no other test that runs now."""
+
+
+def write(head: LocalHead) -> LocalHead:
+    path = head.write_local({"command": "sleep 600", "grace": "1s"}, sync="none")
+    document = yaml.safe_load(path.read_text())
+    document["hosts"][0]["gpus"] = [GPU]
+    path.write_text(yaml.safe_dump(document))
+    return head
+
+
+def phases(head: LocalHead) -> dict[str, str]:
+    return {run["run"]: run["state"] for run in head.json("ps")}
+
+
+def claims(run: str) -> list[dict[str, Any]]:
+    return [claim for claim in claim_files.collect_claims()["claims"] if claim["run"] == run]
+
+
+def test_a_run_waits_behind_the_others_and_starts_when_it_is_its_turn(make_head: MakeHead) -> None:
+    ann, ben = write(make_head()), write(make_head())
+    first = ann.start()
+    held = f"localhost: GPU {GPU} is held by run {first} (node localhost)"
+    second = str(ben.json("up", "--wait", "-d", "--no-health")["run"])
+    assert phases(ben) == {second: "waiting"}
+    assert held in ben.run("status", second).stdout
+
+    late = ann.run("up", "--wait", "1s", "--no-health")
+    assert late.returncode == 6
+    assert f"waited 1 s for GPUs; {held}, place 2 in line, after run {second}" in " ".join(late.stderr.split())
+
+    words = [sys.executable, "-m", "clusterctl", "up", "--wait", "cluster.yaml", "--no-health"]
+    with subprocess.Popen(words, cwd=ann.folder, env=dict(ann.env), stderr=subprocess.PIPE, text=True) as typed:
+        third = wait_for(lambda: [run for run, phase in phases(ann).items() if phase == "waiting"], 60, "a third")[0]
+        assert claims(third)
+        typed.send_signal(signal.SIGINT)
+        assert typed.wait(60) == 103
+    wait_for(lambda: not claims(third), 30, "the place to be given back")
+
+    ann.run("down", first)
+    wait_for(lambda: phases(ben) == {second: "running"}, 60, "its turn")
+    (claim,) = claims(second)
+    assert claim.get("kind", "run") == "run"
