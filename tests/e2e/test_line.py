@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from clusterctl.agent.facts import claim_files
+from tests.documented import typed
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def test_a_run_waits_behind_the_others_and_starts_when_it_is_its_turn(make_head:
     ann, ben = write(make_head()), write(make_head())
     first = ann.start()
     held = f"localhost: GPU {GPU} is held by run {first} (node localhost)"
-    second = str(ben.json("up", "--wait", "-d", "--no-health")["run"])
+    second = str(ben.json(*typed("clusterctl up --wait"), "-d", "--no-health")["run"])
     assert phases(ben) == {second: "waiting"}
     assert held in ben.run("status", second).stdout
 
@@ -49,11 +50,11 @@ def test_a_run_waits_behind_the_others_and_starts_when_it_is_its_turn(make_head:
     assert f"waited 1 s for GPUs; {held}, place 2 in line, after run {second}" in " ".join(late.stderr.split())
 
     words = [sys.executable, "-m", "clusterctl", "up", "--wait", "cluster.yaml", "--no-health"]
-    with subprocess.Popen(words, cwd=ann.folder, env=dict(ann.env), stderr=subprocess.PIPE, text=True) as typed:
+    with subprocess.Popen(words, cwd=ann.folder, env=dict(ann.env), stderr=subprocess.PIPE, text=True) as waiting:
         third = wait_for(lambda: [run for run, phase in phases(ann).items() if phase == "waiting"], 60, "a third")[0]
         assert claims(third)
-        typed.send_signal(signal.SIGINT)
-        assert typed.wait(60) == 103
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(60) == 103
     wait_for(lambda: not claims(third), 30, "the place to be given back")
 
     ann.run("down", first)
