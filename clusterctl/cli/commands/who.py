@@ -46,7 +46,9 @@ def command(common: CommonOptions, *, path: str | None, nodes: str | None, watch
             with AlternateScreen(console.out) as screen:
                 while True:
                     lines = render_node_use(_ask_nodes(hosts, sessions, errors), time.time(), console.out)
-                    console.out.draw_screen(lines[: console.out.height])
+                    if (height := console.out.height) < len(lines):
+                        lines[height - 1 :] = [f"{len(lines) - height + 1} lines more; `--nodes SET` shows fewer nodes"]
+                    console.out.draw_screen(lines)
                     if screen.wait_for_key(pause) in ("", "q", "Q", "\x03", "\x04"):
                         return int(ExitCode.OK)
         while True:
