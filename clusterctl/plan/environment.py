@@ -6,6 +6,7 @@ This module also chooses the network interface of each node, which NCCL, Gloo an
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -175,6 +176,9 @@ def _cache_variables(settings: AttemptSettings, layout: NodeLayout, facts: NodeF
         return {}
     parts = (layout.host.python or "").split("/")
     environment = parts[-3] if len(parts) > 3 else "default"
+    container = settings.spec.environment.container if settings.spec.environment is not None else None
+    if container is not None:
+        environment = f"image{zlib.crc32(container.image.encode()):08x}"
     folder = f"{facts.state_root}/caches/{environment}-{facts.vendor or 'cpu'}"
     env = {name: f"{folder}/{name.lower().removesuffix('_path').removesuffix('_dir')}" for name in CACHE_VARIABLES}
     chosen = facts.login_env.keys() | settings.spec.env.keys() | layout.host.env.keys()

@@ -161,11 +161,12 @@ def find_pids(kind: str, node: Node, run: str) -> list[int]:
 
 def kill_and_end(kinds: Sequence[str], wait_s: float, node: Node, project: Project) -> None:
     """Start a run, kill processes of it, end it with `down`, and check that nothing of its container remains."""
-    started = project.start("up", "-d", "--no-health")
     folder = project.folder.parent / "state/clusterctl/runs"
-    known = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    folder.mkdir(parents=True, exist_ok=True)
+    known = set(folder.iterdir())
+    started = project.start("up", "-d", "--no-health")
+    run = wait_for(lambda: next((path.name for path in folder.iterdir() if path not in known), None), what="the run")
     time.sleep(wait_s)
-    run = wait_for(lambda: next((e.name for e in folder.iterdir() if e.name not in known), None), what="the run")
     for kind in kinds:
         if kind == "controller":
             pid = lock_holder(folder / run / "lock")

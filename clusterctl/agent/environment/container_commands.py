@@ -88,8 +88,7 @@ class ContainerRun:
 def build_run_command(run: ContainerRun) -> list[str]:
     """Return the command that starts a keeper and returns at once.
 
-    Processes, network and shared memory are those of the node, so that ranks differ from other processes only by the
-    files that they see.
+    Processes and network are those of the node, so that files such as `/proc` and `/etc/resolv.conf` fit to it.
     """
     gpus = _GPU_OPTIONS.get((run.runtime, run.vendor), ())
     if run.runtime == "apptainer":
@@ -116,7 +115,7 @@ def build_run_command(run: ContainerRun) -> list[str]:
         user = ["--userns", "host"]
     return [
         *(run.runtime, "run", "--detach", "--rm", "--pull", "never", "--name", run.name, "--label", LABEL),
-        *("--pid", "host", "--network", "host", "--ipc", "host", "--security-opt", "label=disable"),
+        *("--pid", "host", "--network", "host", "--security-opt", "label=disable"),
         *user,
         *gpus,
         *(word for mount in run.mounts for word in ("--volume", mount.format())),

@@ -142,7 +142,7 @@ class Keeper:
         """
         if self.is_alive():
             return
-        self.close()
+        self.remove()
 
         def start(_out: HelperOutput) -> dict[str, object]:
             _run_keeper(self._place, container, folders)
@@ -238,6 +238,8 @@ def _run_keeper(place: str, container: Container, folders: Sequence[str]) -> Non
         RequestError: The container cannot be started.
     """
     runtime = choose_runtime(container["runtime"])
+    # Ranks share memory with each other, and with clusterctl.
+    folders = [*folders, *(["/dev/shm"] if os.path.isdir("/dev/shm") else [])]
     wanted = container_commands.list_mounts(folders, container["mounts"], os.path.expanduser("~"))
     missing = next((mount.source for mount in wanted if not os.path.exists(mount.source)), None)
     if missing is not None:

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from clusterctl.agent.protocol import run_requests
 from clusterctl.agent.protocol.record_types import RemainingProcess
@@ -121,6 +121,9 @@ class AttemptLauncher:
         """
         names = [host.name for host in hosts]
         answers = {host.name: build_node_facts(host, self._sessions_of(names)[host.name].hello) for host in hosts}
+        if launch.build_container(self.spec) is not None:
+            # A container has the variables of its image, not those of the login.
+            answers = {node: replace(facts, login_env={}) for node, facts in answers.items()}
         layouts = layout.assign_ranks(hosts, {n: a.gpus for n, a in answers.items()})
         # Choose the checkpoint before `prepare`: a copy may take long, and prepared nodes hold ports and GPUs.
         resume_from, newest = self._picker.choose_resume_checkpoint(number, names, dropped_nodes or {})

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.agent.environment import container_commands
 from clusterctl.agent.environment.container_commands import ContainerRun, Mount
 
-HOST = "--pid host --network host --ipc host --security-opt label=disable"
+HOST = "--pid host --network host --security-opt label=disable"
 NAMED = "run --detach --rm --pull never --name c --label clusterctl"
 MOUNTS = [Mount("/state", "/state"), Mount("/sets", "/data", "ro")]
 
