@@ -149,7 +149,11 @@ def render_status(snapshot: RunSnapshot, now: float, terminal: Terminal, *, all_
 
 def _describe_pythons(state: RunState) -> list[str]:
     """Return a line for each path of the workers' interpreter; the line names the nodes if the paths differ."""
-    used = group_pairs((node.python, node.node) for node in state.nodes.values() if node.python)
+    used = group_pairs(
+        (f"{node.python} in {node.image}" if node.image else node.python, node.node)
+        for node in state.nodes.values()
+        if node.python
+    )
     return [
         f"  python {safe(path)}" + (f" on {fold_hosts(nodes)}" if len(used) > 1 else "") for path, nodes in used.items()
     ]
@@ -336,7 +340,11 @@ def status_json(snapshot: RunSnapshot) -> dict[str, Any]:
         "attempts": attempts_json(state, snapshot.step),
         "nodes": [
             {key: getattr(node, key) for key in ("node", "node_rank", "address")}
-            | {"python": node.python or None, "state": state.find_node_phase(node.node).value}
+            | {
+                "python": node.python or None,
+                "image": node.image or None,
+                "state": state.find_node_phase(node.node).value,
+            }
             for node in nodes
         ],
         "workers": [_worker_json(state.workers[rank], snapshot) for rank in sorted(state.workers)],

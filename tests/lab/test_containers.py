@@ -105,6 +105,7 @@ def test_exit_codes_stacks_and_other_commands_are_as_without_a_container(with_po
     assert "/show.py:" in str(shown)
     inside = project.run("exec", "--env", "--", "cat", "/proc/self/environ")
     assert "FROM_IMAGE=yes" in inside.stdout, inside.stderr
+    assert f"python /usr/bin/python3 in {IMAGE}" in project.run("status").stdout
     pid = project.json("status")["workers"][1]["pid"]
     node.signal(pid, signal.SIGSEGV)
     done = project.run("wait", timeout=60)
@@ -178,7 +179,7 @@ def kill_and_end(kinds: Sequence[str], wait_s: float, node: Node, project: Proje
     started.communicate(timeout=120)
     ended = project.run("down", run, timeout=120)
     assert ended.returncode in (0, 3), ended.stderr
-    wait_for(lambda: not containers(node), 20.0, f"the end of {containers(node)} after {kinds}")
+    wait_for(lambda: not containers(node), 60.0, f"the end of {containers(node)} after {kinds}")
 
 
 def test_no_container_remains_whatever_is_killed(with_podman: Any, project: Project) -> None:

@@ -36,8 +36,10 @@ FOLDER = "~/.local/share/clusterctl/environments"
 _VERSION_LIMIT_S = 10.0
 _FIND_LIMIT_S = 20.0
 _START_LIMIT_S = 60.0
-_REMOVE_LIMIT_S = 7.0
-"""The head waits 10 s for the end of a run on a node."""
+_REMOVE_LIMIT_S, _REMOVE_TIMEOUT_S = 7.0, 120
+"""The supervisor waits so many seconds for the removal of a container; on a busy machine the removal takes longer. The
+head waits 10 s for the end of a run on a node.
+"""
 _POLL_S = 0.02
 _OWN_VARIABLES = (b"HOSTNAME", b"TERM", b"container")
 _LOGIN_VARIABLES = (b"USER", b"LOGNAME", b"LANG", b"TZ")
@@ -189,15 +191,22 @@ class Keeper:
             return
         command = container_commands.build_remove_command(started["runtime"], started["name"])
         with contextlib.suppress(OSError):
-            if command is not None:
-                syscalls.run_program(command, _REMOVE_LIMIT_S)
-        self.remove_files()
+            if command is None or _run_to_its_end(command):
+                self.remove_files()
 
     def remove_files(self) -> None:
         """Remove the files of the keeper. A living keeper does not need them."""
         for suffix in ("", ".pid", ".json", ".err"):
             with contextlib.suppress(OSError):
                 os.unlink(self._place + suffix)
+
+
+def _run_to_its_end(command: list[str]) -> bool:
+    """Run a command; return false if it takes long and continues alone. Its end in between would leave a container."""
+    words = ["timeout", "-s", "KILL", str(_REMOVE_TIMEOUT_S), *command]
+    null = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)
+    pid = os.posix_spawnp(words[0], words, os.environ, file_actions=[null, (os.POSIX_SPAWN_DUP2, 1, 2)], setpgroup=0)
+    return syscalls.wait_for_exit(pid, _REMOVE_LIMIT_S) is not None
 
 
 def start_program_keeper(root: str, container: Container, folders: Sequence[str]) -> Keeper:
@@ -265,7 +274,7 @@ def _run_keeper(place: str, container: Container, folders: Sequence[str]) -> Non
         return
     command = container_commands.build_remove_command(runtime, name)
     if command is not None:
-        syscalls.run_program(command, _REMOVE_LIMIT_S)
+        _run_to_its_end(command)
     if code in (0, -9):
         raise _make_late_error(container)
     text = f"{runtime} cannot start a container of `{container['image']}`: {_quote_last_line(errors or output)}"

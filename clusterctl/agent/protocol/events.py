@@ -47,12 +47,13 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The node is ready for the attempt. `python` is the path of the workers' interpreter."""
+    """The node is ready for the attempt. `python` is the workers' interpreter, in the files of `image` if this names one."""
 
     KIND: ClassVar[str] = "prepared"
     attempt: wire_types.Attempt
     ports: Annotated[list[wire_types.Port], MaxItems(1024)] = field(default_factory=list)
     python: wire_types.Path = ""
+    image: wire_types.Path = ""
 
 
 @dataclass(frozen=True)

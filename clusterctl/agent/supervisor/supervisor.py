@@ -181,7 +181,7 @@ class Supervisor:
         return Attempt(self._loop, self._run, self._markers, prepare, self._record, *resources, self._state.dropped)
 
     def _set_attempt(self, attempt: Attempt) -> None:
-        self._attempt = attempt
+        self._attempt, self._has_reported_keeper = attempt, False
         if self._activity is not None:
             self._activity.stop()
         self._activity = sampling.ActivityMonitor(self._loop, self._run, attempt, self._samples)
@@ -322,7 +322,8 @@ class Supervisor:
         self._fsync_queue.add(self._run.prepare_file)
         fencing.renew_lease(self._run.lease_file)
         self._set_attempt(attempt)
-        self._record(events.Prepared(prepare.attempt, list(attempt.ports.attempt_ports), attempt.python))
+        image = prepare.container["image"] if prepare.container else ""
+        self._record(events.Prepared(prepare.attempt, list(attempt.ports.attempt_ports), attempt.python, image))
         self._forking.prepare_forkserver(attempt)
         return self._build_prepared_reply(attempt)
 

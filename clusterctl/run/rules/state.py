@@ -208,6 +208,7 @@ class NodeState:
         clock_ahead_s: Seconds by which the wall clock of the node is ahead of the head's; 0 if unknown.
         boot: Boot id of the machine when the node was prepared; "" before the node is prepared.
         python: Path of the workers' interpreter; "" before the node is prepared.
+        image: Image of the workers' container; "" without a container.
         seq: Sequence number of the last applied event.
     """
 
@@ -233,6 +234,7 @@ class NodeState:
     clock_ahead_s: float = 0.0
     boot: str = ""
     python: str = ""
+    image: str = ""
     seq: int = 0
 
     def describe_silence(self, seconds: float | None = None) -> str:
