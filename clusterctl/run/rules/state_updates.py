@@ -94,8 +94,8 @@ def _remaining(node: NodeState, event: events.Swept) -> tuple[RemainingProcess, 
 def _apply_current(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
     match event:
         case events.Prepared():
-            place = {"python": event.python, "image": event.image}
-            return _with_node(state, replace(node, prepared=True, boot=stamp.boot, **place))
+            node = replace(node, prepared=True, boot=stamp.boot, python=event.python, image=event.image)
+            return _with_node(state, node)
         case events.Started():
             return _started(state, node, event, stamp.mono)
         case events.Exited():
