@@ -47,7 +47,7 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The node is ready for the attempt. `python` is the workers' interpreter, and `image` the one of their container."""
+    """The node is ready for the attempt. `python` is the workers' interpreter, `image` the one of their container."""
 
     KIND: ClassVar[str] = "prepared"
     attempt: wire_types.Attempt
