@@ -6,8 +6,9 @@ idle time ends with:
 * **Progress** of a worker: steps, collectives, `clusterctl.progress`, and the numbers of printed steps.
 * A **declared phase**, until the limit of the phase is over.
 * **Activity**: output, transfers, watched files, CPU time of *all* ranks. After the first progress, and while a rank
-  waits in a collective, activity counts only for a limited time: a rank that retries and prints all the time must not
-  hide that the group is stuck.
+  waits for others, activity counts only for a limited time: a rank that retries and prints all the time must not hide
+  that the group is stuck. A rank waits for others in a collective, or if its main thread has been in one call for the
+  limit, and the kernel says that this thread waits for another thread or for a network socket.
 
 All times are arguments, measured on the head's monotonic clock. A run is judged at the last moment at which *every*
 live rank had a sample. So a controller without samples neither suspects nor confirms a stall.
@@ -36,6 +37,12 @@ FRESH_S, FRESH_FOR_S = 2.5, 6.0
 """A main thread computes if it returns to Python at least every 2.5 s for 6 s.
 
 A thread that polls every 5 s only waits.
+"""
+_PEER_WAITS = ("futex", "sk_wait_data", "inet_", "tcp_", "wait_woken", "__skb_wait")
+"""How the names of kernel functions begin in which a thread waits for another thread or for a network socket.
+
+`torch.distributed` waits there for the data of other ranks. A thread that waits for a file, a pipe or a child process
+waits in other functions.
 """
 
 
@@ -78,6 +85,7 @@ class RankObservation:
     collectives: int = 0
     ended_collectives: int = 0
     is_in_collective: bool = False
+    waits_since: float | None = None
     printed_steps: int = 0
     printed_step: float | None = None
     own_step: float | None = None
@@ -166,6 +174,7 @@ def update_rank_observation(
         collectives=sum(begun for begun, _ in sequences),
         ended_collectives=sum(ended for _, ended in sequences),
         is_in_collective=any(begun > ended for begun, ended in sequences),
+        waits_since=now - main_age if main_age and (activity.get("wchan") or "").startswith(_PEER_WAITS) else None,
         printed_steps=printed_steps,
         printed_step=printed_step,
         own_step=own_step,
@@ -202,7 +211,7 @@ The set-up is also over after several ranks have printed as many steps as the th
 INDIRECT_LIMIT_S = 120.0
 """The shortest limit in seconds if steps are visible only as collectives or printed numbers: set-up may continue."""
 BUSY_FACTOR = 3.0
-"""While some ranks wait in a collective and other ranks are active, the limit is longer by this factor."""
+"""While some ranks wait for others and other ranks are active, the limit is longer by this factor."""
 CONFIRM_MIN_S, CONFIRM_MAX_S, CONFIRM_SHARE = 15.0, 60.0, 0.2
 SAME_ADVANCE_S = 1.0
 """Ranks report one step at slightly different times. All progress within this many seconds is one advance."""
@@ -411,7 +420,7 @@ def _add_progress(watch: StallWatch, moment: float, seen_at: float, now: float, 
 
 
 def find_busy_limit_s(watch: StallWatch, limits: StallSpec) -> float:
-    """Return the longest allowed time without progress while some ranks wait in a collective and others are active."""
+    """Return the longest allowed time without progress while some ranks wait for others and other ranks are active."""
     top = find_max_stall_limit_s(watch, limits)
     return limits.busy_timeout or min(BUSY_FACTOR * top, max(top, _default_max_limit_s(watch)))
 
@@ -443,7 +452,10 @@ def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tup
     names = sorted({f"`{phase[0]}`" for phase in phases})
     reason += f" in phase {', '.join(names)}" if names else ""
     since, stuck_at, longest = view_time - active_at, progressed_at, float("inf")
-    if any(view.is_in_collective for view in live):
+    is_waiting = _has_started(watch) and any(
+        view.waits_since is not None and view_time - view.waits_since >= limit for view in live
+    )
+    if is_waiting or any(view.is_in_collective for view in live):
         longest = find_busy_limit_s(watch, limits)
         # A change of watched files shows that a rank saves a checkpoint and does not only retry.
         stuck_at = max(progressed_at, watch.watched_at or progressed_at)

@@ -26,6 +26,7 @@ class Rank:
     cpu: Callable[[float], float] = lambda t: 0.0
     starved: Callable[[float], float] | None = None
     main_age: Callable[[float], float] = lambda t: t
+    wchan: Callable[[float], str | None] = lambda t: None
     phase: Callable[[float], tuple[str, float, float] | None] = lambda t: None
     alive: Callable[[float], bool] = lambda t: True
     frameworks: tuple[str, ...] = ("torch",)
@@ -46,6 +47,7 @@ class Rank:
             "written": self.written(t),
             "cpu_s": self.cpu(t),
             "starved_s": self.starved(t) if self.starved else None,
+            "wchan": self.wchan(t),
             "inside": self.inside(t) if self.injected else None,
         }
 

@@ -117,6 +117,25 @@ def test_a_rank_that_waits_with_others_and_spins_there_gets_no_longer_limit():
     assert watch(ranks, FREEZE + 60, gpus=True).confirmed is not None
 
 
+@pytest.mark.parametrize(
+    ("wchan", "main_age", "limit_s"),
+    [
+        pytest.param("futex_do_wait", lambda t: max(0.0, t - FREEZE), 30.0, id="for another thread, as in gloo's recv"),
+        pytest.param("sk_wait_data", lambda t: max(0.0, t - FREEZE), 30.0, id="for a socket, as in a store"),
+        pytest.param("futex_do_wait", lambda t: 1.0, 1500.0, id="its main thread runs now and then"),
+        pytest.param("do_wait", lambda t: max(0.0, t - FREEZE), 1500.0, id="for its own child process"),
+        pytest.param("pipe_read", lambda t: max(0.0, t - FREEZE), 1500.0, id="for data of a loader"),
+        pytest.param(None, lambda t: max(0.0, t - FREEZE), 1500.0, id="the kernel does not tell"),
+    ],
+)
+def test_a_rank_whose_main_thread_is_in_one_call_waits_for_others_as_in_a_collective(wchan, main_age, limit_s):
+    ranks = two(step=steps(0.5, FREEZE), wchan=lambda t: wchan, main_age=main_age)
+    ranks[1] = Rank(step=steps(0.5, FREEZE), node="b", output=int)
+    seen = watch(ranks, FREEZE + limit_s + 70, SHORT)
+    assert FREEZE + limit_s - 3 <= seen.suspected <= FREEZE + limit_s + 5
+    assert seen.confirmed is not None
+
+
 def test_a_silent_stall_keeps_the_limit_by_which_it_was_suspected():
     seen = watch(two(**STILL), FREEZE + 120, SHORT)
     assert seen.suspected <= FREEZE + 15
