@@ -34,7 +34,7 @@ WAYS ?= builtin openssh command srun
 WAY_SUITES := $(addprefix tests/lab/test_,faults.py adoption.py up.py remaining.py srun.py)
 SYSTEM_BENCH := pdsh clustershell
 
-.PHONY: help up test check lock unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants worlds fuzz soak why transports screens
+.PHONY: help up test check lock unit agent lab-tests e2e lab browser bench format dist clean killer controls heavy health-repeat docs mutants worlds fuzz soak why transports screens
 
 help:  ## Show what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,11 @@ transports: $(VENV)/.dev $(VENV)/.system  ## The suites of faults, adoption, sta
 
 screens: $(VENV)/.dev $(VENV)/.system  ## Capture the screens that people see most (docs/screens); SCREENS_ARGS='--columns 60 --plain'
 	$(BIN)/python -m tests.screens docs/screens $(SCREENS_ARGS)
+
+browser: $(VENV)/.dev $(VENV)/.system  ## The live page in a real Chromium, which this installs
+	@$(MAKE) --no-print-directory system PACKAGES=chromium
+	$(PIP) playwright
+	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/e2e/test_serve_browser.py $(PYTEST_ARGS)
 
 worlds: $(VENV)/.dev $(VENV)/.system  ## Play runs in every world that machines may live in, for longer than a false alarm takes
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_worlds.py $(PYTEST_ARGS)

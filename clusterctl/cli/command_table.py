@@ -150,6 +150,23 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
             "Remove old runs from this head and from nodes", ("clusterctl clean",), "rm remove prune purge gc cleanup"
         ),
     },
+    "Team": {
+        "serve": CommandHelp(
+            "Serve a live page of all runs for browsers",
+            ("clusterctl serve",),
+            "web browser ui http url",
+        ),
+        "metrics": CommandHelp(
+            "Give metrics of all runs to Prometheus",
+            ("clusterctl metrics", "clusterctl metrics --listen 9736", "clusterctl metrics --textfile DIR"),
+            "prometheus grafana exporter scrape openmetrics",
+        ),
+        "notify": CommandHelp(
+            "Send a test message to each target of `notify`",
+            ("clusterctl notify --test",),
+            "slack webhook message alert",
+        ),
+    },
     "Set-up": {
         "init": CommandHelp(
             "Write a first cluster file, or copy a ready-to-run job",
@@ -171,18 +188,8 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
             ),
             "validate lint env ranks settings view schema",
         ),
-        "notify": CommandHelp(
-            "Send a test message to each target of `notify`",
-            ("clusterctl notify --test",),
-            "slack webhook message alert",
-        ),
         "export": CommandHelp(
             "Convert the cluster file for Slurm or Kubernetes", ("clusterctl export slurm cluster.yaml",)
-        ),
-        "metrics": CommandHelp(
-            "Give metrics of all runs to Prometheus",
-            ("clusterctl metrics", "clusterctl metrics --listen 9736", "clusterctl metrics --textfile DIR"),
-            "prometheus grafana exporter scrape openmetrics",
         ),
         "completion": CommandHelp("Print the completion script of a shell", ('eval "$(clusterctl completion bash)"',)),
         "doctor": CommandHelp("Check whether this machine can start runs", ("clusterctl doctor",)),

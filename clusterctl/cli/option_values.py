@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from datetime import time as clock_time
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -178,3 +179,21 @@ def parse_rank_set(text: str | None) -> frozenset[int] | None:
             raise click.BadParameter(f"`{text}` is not a set of ranks; write e.g. `0-3,7`", param_hint="--rank")
         ranks |= set(range(first, last + 1))
     return frozenset(ranks)
+
+
+def parse_listen_address(text: str) -> tuple[str, int]:
+    """Return the address and the port of `PORT`, `ADDRESS:PORT` or `[ADDRESS]:PORT`.
+
+    Raises:
+        click.BadParameter: The text does not have this form.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    try:
+        address, number = str(ip_address("127.0.0.1" if host == "localhost" else host)), int(port)
+    except ValueError:
+        number, address = -1, ""
+    if not 0 <= number <= 65535:
+        said = f"`{text}` is not PORT or ADDRESS:PORT with an IP address, e.g. 9736 or 127.0.0.1:9736"
+        raise click.BadParameter(said, param_hint="--listen")
+    return address, number

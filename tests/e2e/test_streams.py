@@ -55,6 +55,7 @@ CASES: dict[str, list[Case]] = {
     "profile": [Case(("profile", "--rank", "0", "--for", "1s"), code=4)],
     "stats": [Case(("stats",)), Case(("stats", "--watch", "1h")), Case(("stats", "--watch", "90d"))],
     "metrics": [Case(("metrics",))],
+    "serve": [Case(("serve", "--listen", "gpu01:80"), code=2)],
     "top": [Case(("top",))],
     "who": [Case(("who",)), Case(("who", "--watch", "1h"))],
     "exec": [

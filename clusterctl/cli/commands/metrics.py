@@ -21,6 +21,7 @@ from typing_extensions import override
 from clusterctl.cli import options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.node_stats import read_run_gpus
+from clusterctl.cli.option_values import parse_listen_address
 from clusterctl.cli.run_views import make_sampled_activity
 from clusterctl.errors import RefusedError
 from clusterctl.render.metrics_text import CONTENT_TYPE, MAX_SAMPLE_AGE_S, RunMetrics, render_metrics
@@ -197,21 +198,3 @@ def _serve(source: MetricsSource, listen: str, common: CommonOptions) -> None:
         if not common.quiet:
             console.write_stderr("Ctrl-C ends it")
         server.serve_forever()
-
-
-def parse_listen_address(text: str) -> tuple[str, int]:
-    """Return the address and the port of `PORT`, `ADDRESS:PORT` or `[ADDRESS]:PORT`.
-
-    Raises:
-        click.BadParameter: The text does not have this form.
-    """
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    try:
-        address, number = str(ip_address("127.0.0.1" if host == "localhost" else host)), int(port)
-    except ValueError:
-        number, address = -1, ""
-    if not 0 <= number <= 65535:
-        said = f"`{text}` is not PORT or ADDRESS:PORT with an IP address, e.g. 9736 or 127.0.0.1:9736"
-        raise click.BadParameter(said, param_hint="--listen")
-    return address, number

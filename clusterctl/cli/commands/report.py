@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import time
 from collections.abc import Iterator
 
@@ -13,21 +12,19 @@ from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.follow.event_messages import EventFormatter
-from clusterctl.cli.follow.exit_report import list_workdirs_of_failed_run
 from clusterctl.cli.option_values import write_output
+from clusterctl.cli.run_problems import load_findings, render_failure
 from clusterctl.cli.run_views import read_last_output_lines, warn_of_unreadable_lines
 from clusterctl.cli.status_views import build_report_view
-from clusterctl.cli.verdicts import load_verdict
 from clusterctl.formatting import plural
 from clusterctl.render import run_messages
 from clusterctl.render.charts import TimelineEvent
 from clusterctl.render.console import Terminal
-from clusterctl.render.end_report import ReportContext, render_end_report, render_verdict
-from clusterctl.render.report_page import FindingRow, ReportData, render_report_page
+from clusterctl.render.report_page import ReportData, render_report_page
 from clusterctl.render.run_trace import build_run_trace
 from clusterctl.render.trace_events import encode_trace
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.sample_files import find_memory_before_kill, read_curves
+from clusterctl.run.record.sample_files import read_curves
 from clusterctl.run.record.state_reader import (
     StampedNodeEvent,
     StateReader,
@@ -36,8 +33,7 @@ from clusterctl.run.record.state_reader import (
     load_state_and_attendance,
 )
 from clusterctl.run.rules import controller_events
-from clusterctl.run.rules.state import RunPhase, RunState
-from clusterctl.why.verdict import ProblemKind
+from clusterctl.run.rules.state import RunState
 
 _FAILURE_EVENTS = (controller_events.StartFailed, controller_events.StallChanged, controller_events.AttemptEndDecided)
 _WARNING_STARTS = ("warn:", "warning:", "unhealthy:", "lost")
@@ -81,8 +77,8 @@ def command(common: CommonOptions, reference: str | None, output: str | None, *,
             now=time.time(),
             events=events,
             curves=curves,
-            findings=_load_findings(run),
-            failure_report=_render_failure(run, state, terminal),
+            findings=load_findings(run),
+            failure_report=render_failure(run, state, terminal),
             last_lines=list(_read_last_lines(run, state)),
         )
     )
@@ -142,36 +138,6 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
 
     reader.apply_new_events(add_controller_event, add_node_event)
     return reader.state, sorted(found, key=lambda tick: tick.time)
-
-
-def _render_failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
-    """Return lines with the final report of a run and the verdict of `why`; no lines for a run without a problem."""
-    well = state.phase is RunPhase.SUCCEEDED or (not state.is_over and state.stall is None)
-    if well:
-        return []
-    context = ReportContext(
-        folders=list_workdirs_of_failed_run(run, state), node_memory=find_memory_before_kill(run, state)
-    )
-    verdict = load_verdict(run, state, live=False)
-    if state.phase is RunPhase.CANCELLED and verdict.kind is ProblemKind.NONE and not state.remaining:
-        return []  # the user stopped a run that had no problem
-    ended = render_end_report(state, terminal, context) if state.is_over else []
-    return [*ended, "", *render_verdict(verdict, terminal)]
-
-
-def _load_findings(run: RunDir) -> list[FindingRow]:
-    """Return the findings of the checks before the start; equal findings of several nodes are merged."""
-    try:
-        told = json.loads((run.path / "health.json").read_bytes())["findings"]
-        known = [(str(f["status"]), str(f["check"]), str(f["message"]), f["node"]) for f in told]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return []
-    alike: dict[tuple[str, str, str], list[str]] = {}
-    for status, check, message, node in known:
-        if status not in ("PASS", "SKIP"):
-            alike.setdefault((status, check, message), []).extend([] if node is None else [str(node)])
-    found = [FindingRow(status=s, check=c, message=m, nodes=nodes) for (s, c, m), nodes in alike.items()]
-    return sorted(found, key=lambda one: one.status != "FAIL")
 
 
 def _read_last_lines(run: RunDir, state: RunState) -> Iterator[tuple[str, list[str]]]:

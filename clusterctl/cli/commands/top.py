@@ -12,22 +12,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import cluster_selection, node_stats
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.follow.keyboard import AlternateScreen
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.node_stats import StatsSource
 from clusterctl.cli.option_values import parse_interval_option
-from clusterctl.cli.run_views import read_last_output_lines
-from clusterctl.cli.status_views import build_run_view
-from clusterctl.logs.safe_text import strip_colours
+from clusterctl.cli.run_data import RunDataReader
 from clusterctl.render.top_rows import SORTS, FoldLevel, TableOrder, TopData
 from clusterctl.render.top_screen import compute_fold_level, render_top
-from clusterctl.run.record import sample_files
-from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.record.state_reader import StateReader
-from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console, Terminal
@@ -108,7 +101,7 @@ def _apply_key(key: str, order: TableOrder, page: int) -> TableOrder:
 @contextlib.contextmanager
 def _open_source(common: CommonOptions, source: StatsSource, console: Console) -> Iterator[Callable[[], TopData]]:
     if source.run is not None:
-        yield _RunDataReader(source.run).load_data
+        yield RunDataReader(source.run).load_data
         return
     spec = cluster_selection.load_chosen_cluster_file(common, source.cluster_file, console=console).spec
     with open_reachable_sessions(spec, spec.hosts) as (sessions, errors):
@@ -123,53 +116,3 @@ def _open_source(common: CommonOptions, source: StatsSource, console: Console) -
         # Measure in a separate thread, so that a slow node does not delay the reaction to keys.
         threading.Thread(target=probe_again, name="look", daemon=True).start()
         yield lambda: TopData(nodes=stats, title=f"{source.cluster_file}: no active run")
-
-
-_FIRST_SAMPLES = 400
-"""The number of samples of each kind to read at the start, for all nodes together."""
-_LAST_OUTPUT_BYTES = 4096
-
-
-class _RunDataReader:
-    """Reads the files of a run for each update of the screen."""
-
-    def __init__(self, run: RunDir) -> None:
-        self._run, self._reader = run, StateReader(run)
-        self._gpus = node_stats.read_run_gpus(run)
-        self._recent: dict[str, sample_files.NodeStats] = {}
-
-    def load_data(self) -> TopData:
-        """Return the newest values for the screen."""
-        self._reader.apply_new_events()
-        state = self._reader.state
-        nodes = sorted(state.nodes.values(), key=lambda node: node.node_rank)
-        most = _FIRST_SAMPLES // max(1, len(nodes))
-        for node in nodes:
-            if node.node not in self._recent:
-                self._recent[node.node] = sample_files.NodeStats(self._run, node.node, max_first=most)
-        recent = {node.node: self._recent[node.node] for node in nodes}
-        for samples in recent.values():
-            samples.refresh()
-        newest = {name: r.activity for name, r in recent.items() if r.activity is not None}
-        of_attempt = [s for s in newest.values() if s.get("attempt") == state.attempt]
-        times = [newest[name]["t"] - state.clock_ahead_s(name) for name in newest if newest[name] in of_attempt]
-        paces = {w.rank: p for w in state.workers.values() if (p := recent[w.node].steps_per_s(w.rank)) is not None}
-        stats = [node_stats.build_node_stats(state, name, r.health) for name, r in recent.items()]
-        return TopData(
-            nodes=stats,
-            view=build_run_view(self._run, state, has_controller=self._run.is_attended, newest_samples=newest),
-            gpus_by_node=self._gpus,
-            step_rates=paces,
-            trends={
-                (node.node, which): recent[node.node].list_utilisation(which)
-                for node in stats
-                for which in (None, *(gpu.gpu for gpu in node.gpus))
-            },
-            ranks_sampled_at=min(times, default=None),
-            read_last_line=lambda rank: self._last_line(state, rank),
-        )
-
-    def _last_line(self, state: RunState, rank: int) -> str:
-        path = self._run.node(state.workers[rank].node) / format_output_path(state.attempt, rank)
-        lines = reversed(read_last_output_lines(path, _LAST_OUTPUT_BYTES))
-        return next((text for line in lines if (text := strip_colours(line).strip())), "")

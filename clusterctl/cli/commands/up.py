@@ -25,6 +25,7 @@ from clusterctl.render.launch_plan import render_plan
 from clusterctl.run.controller.run_start import start_controller
 from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.code_selection import ExcludedPath
+from clusterctl.run.record.rundir import read_server_link
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
@@ -165,6 +166,8 @@ def command(
         shows_timings=timings,
         shows_output=not detach,
     )
+    if console.err.live and not common.quiet and (link := read_server_link()) is not None:
+        console.write_stderr(f"live page: {link}#{run.run}")
     screen = RunScreen(run, console, screen_options)
     end_reason = screen.follow()
     if not (detach and end_reason is FollowEndReason.STARTED):

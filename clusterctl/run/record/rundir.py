@@ -27,6 +27,20 @@ def find_runs_root() -> Path:
     return platformdirs.user_state_path("clusterctl") / "runs"
 
 
+def find_server_file() -> Path:
+    """Return the file with the link of a running `clusterctl serve`, which holds its lock."""
+    return platformdirs.user_state_path("clusterctl") / "serve.json"
+
+
+def read_server_link() -> str | None:
+    """Return the link of the `clusterctl serve` that runs; `None` if none runs."""
+    path = find_server_file()
+    try:
+        return str(json.loads(path.read_bytes())["url"]) if lock_files.is_locked(path) else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class RunDir:
     """Every path of a run on the head."""
