@@ -45,6 +45,8 @@ _MIN_RETRANSMISSIONS = 2
 _LOOPBACK = ("127.", "::1")
 _IDLE_CORES = 0.02
 _AWAITED_KEY = "the awaited key"
+_NO_ROUND = re.compile(r"(?:[._]|\b)(?:fd|fileno|pid|port|seed|rank|src|dst|peer)$")
+"""Names of numbers that differ between ranks in the same round."""
 _NEW_GROUP = "_new_process_group_helper"
 """The function of `torch.distributed` that creates each process group."""
 _NUMBER = re.compile(r"\d+")
@@ -533,7 +535,7 @@ def _judge_by_store_keys(hang: HangAnalysis) -> Verdict | None:
     """Judge ranks that wait for keys of a store. The rank that has not set an awaited key is the cause.
 
     A rank that has set later keys of this kind has skipped the key. If no rank has skipped a key, the cause is a rank
-    that waits for no key itself.
+    that waits for no key itself, or for its own.
     """
     awaited = {rank: snapshot.awaited_key for rank, snapshot in hang.snapshots.items() if snapshot.awaited_key}
     set_keys = {rank: tuple(map(_split_key, snapshot.set_keys)) for rank, snapshot in hang.snapshots.items()}
@@ -544,7 +546,7 @@ def _judge_by_store_keys(hang: HangAnalysis) -> Verdict | None:
             continue
         if has_passed:
             skipped[owner] = key
-        elif owner not in awaited:
+        elif awaited.get(owner, key) == key:
             late[owner] = key
     found = skipped or late
     if not found:
@@ -554,7 +556,7 @@ def _judge_by_store_keys(hang: HangAnalysis) -> Verdict | None:
         classify_missing_ranks(hang, found),
         Confidence.LIKELY if len(found) == 1 else Confidence.AMBIGUOUS,
         f"{hang.describe(found)} did not set {', '.join(sorted(found.values()))}, and {format_waiting(waiting)} in a "
-        f"store{'; it has set later keys' if skipped else hang.describe_reason(found)}",
+        f"store{'; it has set later keys' if skipped else ''}",
         found,
         lambda rank: f"it did not set {found[rank]}",
     )
@@ -591,9 +593,12 @@ def _find_differing_value(hang: HangAnalysis) -> tuple[int, str] | None:
     Several values may differ if they name the same rank. Numbers of libraries do not count: they may differ at any
     time, such as the number of batches that a loader has ready. Rank 0 often has 0 where others have another number, or
     the other way round, so such numbers of rank 0 do not count.
+
+    If ranks wait for each other in rounds, a rank that has skipped its part of a round is the last one that waits, and
+    has the highest number.
     """
     frames = next(iter(hang.snapshots.values())).frames or ()
-    own = next((f"{frame.function}." for frame in frames if is_user_code(frame.file)), _AWAITED_KEY)
+    own = next((f"{frame.function}." for frame in frames if is_user_code(frame.file)), "-")
     values_by_rank = {
         rank: {**snapshot.call_values, **({_AWAITED_KEY: snapshot.awaited_key} if snapshot.awaited_key else {})}
         for rank, snapshot in hang.snapshots.items()
@@ -607,9 +612,28 @@ def _find_differing_value(hang: HangAnalysis) -> tuple[int, str] | None:
         rank = next(rank for rank, value in values.items() if value == rest[0][0])
         is_hash = values[rank].startswith("#")
         is_telling = rank != 0 or (name != _AWAITED_KEY and "0" not in values.values())
-        if is_hash or (name.startswith((own, _AWAITED_KEY)) and is_telling):
+        if is_hash or (name.startswith((own, _AWAITED_KEY)) and is_telling and not _NO_ROUND.search(name)):
             found[rank] = f"`{name}`" if is_hash else f"`{name}` ({values[rank]}, the others {usual})"
+    found = found or (_find_leaders(values_by_rank, own) if len(values_by_rank) > 2 else {})
     return next(iter(found.items())) if len(found) == 1 else None
+
+
+def _find_leaders(values_by_rank: Mapping[int, Mapping[str, str]], own: str) -> dict[int, str]:
+    """Return the ranks that are ahead of all others by a number of their code, each with this number as words.
+
+    Numbers that may be ranks, and numbers that are further apart than ranks in rounds can be, do not count.
+    """
+    world, found = len(values_by_rank), dict[int, str]()
+    for name in sorted(set.intersection(*map(set, values_by_rank.values()))):
+        values = {rank: each[name] for rank, each in values_by_rank.items()}
+        if not name.startswith(own) or not all(map(str.isdecimal, values.values())):
+            continue
+        *_, second, highest = sorted(map(int, values.values()))
+        lowest = min(map(int, values.values()))
+        if second < highest <= lowest + world and lowest >= world and not _NO_ROUND.search(name):
+            rank = next(rank for rank, value in values.items() if int(value) == highest)
+            found[rank] = f"`{name}` ({highest}, the others at most {second})"
+    return found
 
 
 # --- rules that use connections between ranks

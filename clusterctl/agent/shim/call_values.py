@@ -37,6 +37,9 @@ def read_call_values(main_thread: int) -> dict[str, str]:
     for _ in range(_MAX_FRAMES):
         if frame is None:
             break
+        if frame.f_code.co_filename == __file__:  # A method of a store, as `watch_stores` has replaced it.
+            frame = frame.f_back
+            continue
         code, values = frame.f_code, frame.f_locals
         for name, value in _list_values(dict(values)):
             if len(found) < _MAX_VALUES:

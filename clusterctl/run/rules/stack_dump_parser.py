@@ -57,7 +57,7 @@ class RankStack:
 
 
 def parse_faulthandler_dump(text: str, main_thread: int | None = None) -> tuple[ThreadStack, ...]:
-    """Return the threads in the last dump of faulthandler.
+    """Return the threads in the last dump of faulthandler, without the shim's thread and without calls of the shim.
 
     Args:
         text: The dump. Lines of another format are skipped.
@@ -78,9 +78,12 @@ def parse_faulthandler_dump(text: str, main_thread: int | None = None) -> tuple[
     if main not in idents:
         main = next((ident for ident, is_current, _ in blocks if is_current), idents[-1] if idents else None)
     return tuple(
-        ThreadStack(ident=ident, is_main=ident == main, frames=tuple(frames))
+        ThreadStack(
+            ident=ident, is_main=ident == main, frames=tuple(frame for frame in frames if _SHIM_PATH not in frame.file)
+        )
         for ident, _, frames in blocks
-        if not any(_SHIM_PATH in frame.file for frame in frames)
+        # The thread of the shim begins in the shim. Other threads may be in a call that the shim has wrapped.
+        if not frames or _SHIM_PATH not in frames[-1].file
     )
 
 

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from clusterctl.agent.watch import evidence_collector
+from clusterctl.run.rules.stack_dump_parser import parse_rank_stacks
 from tests.agent.stalls.test_frameworks import rendezvous
 
 __all__ = ["rendezvous"]
@@ -137,3 +138,6 @@ def test_the_key_for_which_a_rank_waits_in_a_store_and_the_keys_that_it_set_are_
     )["ranks"]["0"]
 
     assert (found["calls"]["awaited_key"], found["calls"]["set_keys"]) == ("b/7", ["a/0", "a/1", "a/2"])
+    assert found["calls"]["values"]["<module>.step"] == "2"
+    (stack,) = parse_rank_stacks({"0": found})
+    assert [frame.function for frame in stack.main_thread_frames or ()] == ["<module>"]

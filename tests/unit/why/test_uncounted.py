@@ -236,6 +236,10 @@ def test_the_rank_that_sets_no_key_and_waits_for_none_is_named() -> None:
     assert named(verdict) == [2]
 
 
+def test_the_rank_that_waits_for_its_own_key_is_named() -> None:
+    assert named(of(*(at_store("w/5/0", f"w/4/{rank}", *(["w/5/1"] if rank == 1 else [])) for rank in range(3)))) == [0]
+
+
 def test_the_only_rank_that_sets_a_key_is_named_where_it_skipped_one() -> None:
     reader = at_store("step/7", "done/1/6")
     verdict = of(at_store("done/1/7", "step/6", "step/8"), reader, reader)
@@ -254,6 +258,9 @@ def test_of_ranks_that_wait_for_one_key_the_one_that_waits_for_another_is_named(
         (["#bb", "#aa", "#aa", "#aa"], [0]),
         (["7", "7", "6", "7"], [2]),
         (["6", "7", "7", "7"], [0]),
+        (["51", "50", "53", "52"], [2]),  # each waits for the next one, and the last one skipped something
+        (["51", "50", "59", "52"], []),
+        (["1", "0", "3", "2"], []),  # ranks
         (["1", "0", "0", "0"], []),  # the peer of rank 0 is another one
         (["#aa", "#aa", "#bb", "#bb"], []),
         (["#aa", "#bb", "#cc", "#dd"], []),  # a name with the rank in it
@@ -278,6 +285,10 @@ def test_two_values_that_name_two_ranks_name_none() -> None:
 
 def test_rank_0_may_wait_for_another_key_than_the_others_that_wait_for_it() -> None:
     assert named(of(*(at_store(key) for key in ("x/1", "x/0", "x/0", "x/0")))) == []
+
+
+def test_numbers_of_files_and_connections_name_nobody() -> None:
+    assert named(of(*(polls(call_values={"load.self.fd": number}) for number in "7757"))) == []
 
 
 def test_a_number_of_a_library_names_nobody() -> None:
