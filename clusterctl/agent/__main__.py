@@ -10,6 +10,7 @@ _MODULES = {
     "gpu-memory-wait": "facts.gpu_memory_wait",
     "environment": "environment.maker",
     "container": "environment.container_maker",
+    "enter": "environment.container_entry",
 }
 """The modules whose function `main` runs a command, by command."""
 
@@ -33,8 +34,8 @@ def main(argv: list[str] | None = None) -> int:
 
         waiter.main(arguments)
     sys.stderr.write(
-        "usage: serve | facts | environment | container | sampler SECONDS | gpu-memory-wait GPUS SECONDS RUN"
-        " | wait NUMBERS\n"
+        "usage: serve | facts | environment | container | enter FILE | sampler SECONDS"
+        " | gpu-memory-wait GPUS SECONDS RUN | wait NUMBERS\n"
     )
     return 2
 

@@ -6,6 +6,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +107,17 @@ def test_signals_stacks_and_other_commands_are_as_without_a_container(with_podma
     assert "/show.py:" in str(shown)
     inside = project.run("exec", "--env", "--", "cat", "/proc/self/environ")
     assert "FROM_IMAGE=yes" in inside.stdout, inside.stderr
+    shell = subprocess.run(
+        ["script", "-qec", f"{sys.executable} -m clusterctl shell --rank 1", "/dev/null"],
+        cwd=project.folder,
+        env=dict(project.env),
+        input="echo $FROM_IMAGE-$RANK; exit 5\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (shell.returncode, "yes-1" in shell.stdout) == (5, True), shell.stdout
     assert f"python /usr/bin/python3 in {IMAGE}" in project.run("status").stdout
     pid = project.json("status")["workers"][1]["pid"]
     node.signal(pid, signal.SIGSEGV)

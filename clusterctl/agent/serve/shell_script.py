@@ -5,13 +5,14 @@ The script is a file, because it may contain secrets, and all users of a machine
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import tempfile
 from typing import TYPE_CHECKING
 
 from clusterctl.agent import inject
-from clusterctl.agent.linux import proc, spawn
+from clusterctl.agent.linux import helper_process, proc, spawn
 from clusterctl.agent.protocol.command_messages import ErrorKind, RequestError
 from clusterctl.agent.serve.node_commands import build_program, make_python_path_setup, read_account, resolve_folder
 
@@ -36,20 +37,21 @@ def write_shell_script(
 ) -> None:
     """Write a script that removes itself and executes the shell; answer with the path of the script."""
     rank = arguments.get("rank")
-    if arguments.get("container"):
-        hint = "`clusterctl exec --env -- COMMAND` runs a command in a container"
-        raise RequestError(ErrorKind.REFUSED, "a shell in the container of the workers is not possible", hint)
     program = _copy_rank_environment(runs, rank) if rank else None
+    container = arguments.get("container")
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else session.state_root
 
     def write() -> command_payload_types.ShellScriptAnswer:
         argv = [str(word) for word in arguments.get("argv") or [read_account()[2] or "/bin/sh"]]
         if program is not None:
-            whole = spawn.Program([spawn.encode_text(word) for word in argv], program.env, program.cwd)
+            words = [spawn.encode_text(word) for word in argv]
+            whole = spawn.Program(words, program.env, program.cwd, container=program.container)
         else:
             whole = build_program(arguments, argv, resolve_folder(arguments.get("cwd")))
-            prepare = make_python_path_setup(arguments)
+            prepare = None if container else make_python_path_setup(arguments)
             whole = prepare(whole) if prepare else whole
+        if container or whole.container is not None:
+            whole = _enter_container(session, arguments, program, os.fsdecode(whole.cwd), folder)
         descriptor, path = tempfile.mkstemp(prefix="clusterctl-shell-", dir=folder)
         with open(descriptor, "wb") as file:
             file.write(format_script(whole))
@@ -57,6 +59,40 @@ def write_shell_script(
 
     # Run `write` in a helper process, because a directory service or a file server may hang.
     session.run_task(request_id, lambda _out: write())
+
+
+def _enter_container(
+    session: AgentSession,
+    arguments: command_payload_types.WriteScriptArguments,
+    rank: spawn.Program | None,
+    cwd: str,
+    folder: str,
+) -> spawn.Program:
+    """Return a program that runs the shell in the container of a rank, or in a container of its own.
+
+    Args:
+        session: The session.
+        arguments: The request.
+        rank: The environment of the rank, or `None`.
+        cwd: The working directory.
+        folder: Folder for a file that the program removes.
+    """
+    request = {
+        "argv": arguments.get("argv") or ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"],
+        "cwd": cwd,
+        "env": {os.fsdecode(name): os.fsdecode(value) for name, value in rank.env.items()}
+        if rank
+        else arguments.get("env") or {},
+        "prologue": None if rank else arguments.get("prologue"),
+        "pid": rank.container if rank else None,
+        "container": arguments.get("container"),
+        "root": session.state_root,
+    }
+    descriptor, path = tempfile.mkstemp(prefix="clusterctl-shell-", dir=folder)
+    with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+        json.dump(request, file)
+    argv = [spawn.encode_text(word) for word in helper_process.build_agent_command("enter", path)]
+    return spawn.Program(argv, dict(os.environb))
 
 
 def format_script(program: spawn.Program) -> bytes:
@@ -92,4 +128,5 @@ def _copy_rank_environment(runs: RunCommands, arguments: command_payload_types.R
     except OSError as error:
         text = f"cannot read the working directory of rank {rank}: {error.strerror}"
         raise RequestError(ErrorKind.REFUSED, text) from error
-    return spawn.Program(argv=[], env=env, cwd=cwd)
+    is_elsewhere = not os.path.samefile(f"/proc/{process.pid}/root", "/")
+    return spawn.Program(argv=[], env=env, cwd=cwd, container=process.pid if is_elsewhere else None)
