@@ -132,7 +132,7 @@ class _CheckCommands:
         )
         prepare = None
         if arguments.get("container"):
-            prepare = node_commands.make_container_setup(self._session.state_root, arguments)
+            prepare = functools.partial(node_commands.prepare_container, self._session.state_root, arguments)
         else:
             program = node_commands.put_python_first_on_path(program, python)
         output: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}

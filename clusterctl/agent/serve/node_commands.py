@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pwd
 import sys
@@ -70,7 +71,7 @@ class _NodeCommands:
         stdin = str(arguments.get("stdin", "")).encode("utf-8", "surrogateescape")
         prepare = make_python_path_setup(arguments)
         if arguments.get("container"):
-            prepare = make_container_setup(self._session.state_root, arguments)
+            prepare = functools.partial(prepare_container, self._session.state_root, arguments)
         running = self._session.children.start_program(program, stdin, take, end, prepare)
         self._running[request_id] = running
         timeout = arguments.get("timeout")
@@ -119,52 +120,51 @@ def put_python_first_on_path(program: spawn.Program, python: str) -> spawn.Progr
 
 def make_python_path_setup(arguments: command_payload_types.ProgramArguments) -> child_processes.PrepareProgram | None:
     """Return the argument `prepare` of `start_program` that puts the folder of the job's Python first on PATH."""
-    if "python_hint" not in arguments:
-        return None
-
-    def prepare(program: spawn.Program) -> spawn.Program:
-        from clusterctl.agent.supervisor import workers
-
-        try:
-            python = workers.resolve_python(os.fsdecode(program.cwd), arguments.get("python"), arguments["python_hint"])
-        except (command_messages.RequestError, OSError):
-            # Run the program without the job's Python, because it may not need Python.
-            return program
-        return put_python_first_on_path(program, python)
-
-    return prepare
+    return functools.partial(_prepare_python_path, arguments) if "python_hint" in arguments else None
 
 
-def make_container_setup(
-    root: str, arguments: command_payload_types.ProgramArguments | command_payload_types.ProbeArguments
-) -> child_processes.PrepareProgram:
-    """Return the argument `prepare` of `start_program` that starts a container for the program alone.
+def _prepare_python_path(arguments: command_payload_types.ProgramArguments, program: spawn.Program) -> spawn.Program:
+    from clusterctl.agent.supervisor import workers
+
+    try:
+        python = workers.resolve_python(os.fsdecode(program.cwd), arguments.get("python"), arguments["python_hint"])
+    except (command_messages.RequestError, OSError):
+        # Run the program without the job's Python, because it may not need Python.
+        return program
+    return put_python_first_on_path(program, python)
+
+
+def prepare_container(
+    root: str,
+    arguments: command_payload_types.ProgramArguments | command_payload_types.ProbeArguments,
+    program: spawn.Program,
+) -> spawn.Program:
+    """Start a container for a program alone, and return the program that runs in it.
+
+    Call this in the process that becomes the program. If the container cannot be started, the process ends.
 
     Args:
         root: The state root.
         arguments: The program and its container.
+        program: The program as it runs without a container.
     """
+    from clusterctl.agent.environment import container_keeper
 
-    def prepare(program: spawn.Program) -> spawn.Program:
-        from clusterctl.agent.environment import container_keeper
-
-        container = arguments.get("container")
-        assert container is not None
-        folder = os.fsdecode(program.cwd)
-        spawn.reset_signals()
-        try:
-            keeper = container_keeper.start_program_keeper(root, container, [folder, helper_process.find_import_root()])
-        except command_messages.RequestError as error:
-            os.write(2, f"clusterctl: {error}\n".encode("utf-8", "replace"))
-            os._exit(spawn.EXIT_NOT_EXECUTABLE)
-        given = {encode_text(name): encode_text(value) for name, value in (arguments.get("env") or {}).items()}
-        python = encode_text(arguments.get("python") or "python3")
-        env = spawn.prepend_program_folder(python, {**keeper.read_environment(), **given})
-        # Before the first sync there is no code folder.
-        cwd = program.cwd if os.path.isdir(folder) else b"/"
-        return spawn.Program(program.argv, env, cwd, program.prologue, program.tag, keeper.pid)
-
-    return prepare
+    container = arguments.get("container")
+    assert container is not None
+    folder = os.fsdecode(program.cwd)
+    spawn.reset_signals()
+    try:
+        keeper = container_keeper.start_program_keeper(root, container, [folder, helper_process.find_import_root()])
+    except (command_messages.RequestError, OSError) as error:
+        os.write(2, f"clusterctl: {error}\n".encode("utf-8", "replace"))
+        os._exit(spawn.EXIT_NOT_EXECUTABLE)
+    given = {encode_text(name): encode_text(value) for name, value in (arguments.get("env") or {}).items()}
+    python = encode_text(arguments.get("python") or "python3")
+    env = spawn.prepend_program_folder(python, {**keeper.read_environment(), **given})
+    # Before the first sync there is no code folder.
+    cwd = program.cwd if os.path.isdir(folder) else b"/"
+    return spawn.Program(program.argv, env, cwd, program.prologue, program.tag, keeper.pid)
 
 
 _LOOK_UP_TIMEOUT_S = 3.0

@@ -315,18 +315,16 @@ class PeerRecorder:
             create_file(self._alone)
 
     def _watch_groups(self, module: Any) -> None:
-        from .call_values import watch_stores
+        from . import call_values, collective_recorder
 
-        watch_stores()
+        call_values.watch_stores()
         register_group = find_name(REGISTER_GROUP)
         if register_group is not None:
 
             def register_process_group(name: Any, group: Any) -> None:
                 register_group(name, group)
                 if self._is_rank and os.getpid() == self._pid:
-                    from .collective_recorder import watch_group
-
-                    watch_group(name, group)
+                    collective_recorder.watch_group(name, group)
 
             module._register_process_group = register_process_group  # noqa: SLF001
         # Without this function the shim cannot see whether the process meets a peer, and assumes that the process does.

@@ -152,15 +152,15 @@ class StartSequence(ThreadOwnedAttributes):
         run = self._run
         if run.spec.environment is None:
             return
+        # These modules load what reads locks and downloads packages, which most starts do not need.
+        from clusterctl.run.environments import container_start, environment_start
+
         if run.spec.environment.container is not None:
-            from clusterctl.run.environments.container_start import ImageProvider
-
-            ImageProvider(run.folder, run.spec, run.post_event).provide(run.spec.environment, sessions)
+            provider = container_start.ImageProvider(run.folder, run.spec, run.post_event)
+            provider.provide(run.spec.environment, sessions)
             return
-        # This module loads what reads locks and downloads packages, which most starts do not need.
-        from clusterctl.run.environments.environment_start import EnvironmentMaker
-
-        spec = EnvironmentMaker(run.folder, run.post_event).make(run.spec, run.spec.environment, sessions)
+        maker = environment_start.EnvironmentMaker(run.folder, run.post_event)
+        spec = maker.make(run.spec, run.spec.environment, sessions)
         if spec != run.spec:
             run.executor.call_on_loop(lambda: self._use_spec(spec))
 

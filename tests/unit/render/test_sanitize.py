@@ -126,6 +126,7 @@ OTHERS = {
     "clusterctl/run/controller/detached_process.py": "writes to the controller's log",
     "clusterctl/run/controller/executor.py": "writes to the controller's log",
     "clusterctl/run/controller/reconnection.py": "writes to the controller's log",
+    "clusterctl/run/controller/run_start.py": "answers in ASCII JSON on the pipe of the program that started it",
     "clusterctl/render/console.py": "is behind the door",
 }
 
