@@ -21,6 +21,7 @@ from clusterctl.why.stack_position import (
     Activity,
     describe_kernel_wait,
     describe_wchan,
+    has_lock_wait,
     is_computing,
     is_listening,
     is_polling,
@@ -434,6 +435,9 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
         # A rank in an operation without a number (such as a wait for a key of the store) may wait for another of these
         # ranks.
         roots = [rank for rank in roots if rank not in at_peers] or roots
+        if len(roots) > len(waiting) and all(is_polling(hang.snapshots[rank]) for rank in roots):
+            return _judge_polling_majority(hang, roots, waiting)
+        roots = _remove_polling(hang, roots)
         cls = classify_missing_ranks(hang, roots)
         certain = certain and (cls is not Fault.GIL_HELD or hang.certainly_holds_interpreter_lock(roots[0]))
     op = next((group.op for group in found if group.op), None) or "a collective"
@@ -444,6 +448,33 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
         f"{hang.describe(roots)} did not join {op}, in which {format_waiting(waiting - set(roots))}{reason}",
         roots,
     )
+
+
+def _judge_polling_majority(hang: HangAnalysis, polling: Sequence[int], waiting: Collection[int]) -> Verdict | None:
+    """Judge a hang in which most ranks check something again and again, and a few have gone on to a collective."""
+    op = next(filter(None, (collectives.find_current_operation(hang.snapshots[rank]) for rank in waiting)), "")
+    have = "has" if len(waiting) == 1 else "have"
+    return hang.build_verdict(
+        Fault.MISMATCH,
+        Confidence.AMBIGUOUS,
+        f"{hang.describe(polling)} check something again and again, and {format_ranks(sorted(waiting))} {have} gone on "
+        f"to {op or 'a collective'}: what the others check for may be missing there",
+        waiting,
+        lambda _: "it has gone on without the others",
+    )
+
+
+def _remove_polling(hang: HangAnalysis, ranks: Sequence[int]) -> list[int]:
+    """Return the ranks that do not wait for another of these ranks, or all of them.
+
+    A rank that checks something again and again, or waits for the lock of a file, may wait for a rank that does
+    neither. That rank must not read from another rank.
+    """
+    reads = {rank for rank, socket, peer in _list_sockets(hang) if socket["awaited"] and peer not in (None, rank)}
+    others = [
+        rank for rank in ranks if not is_polling(hang.snapshots[rank]) and not has_lock_wait(hang.snapshots[rank])
+    ]
+    return list(ranks) if not others or reads.intersection(others) else others
 
 
 def find_root_ranks(hang: HangAnalysis) -> set[int]:
@@ -718,6 +749,7 @@ def _judge_by_stacks(hang: HangAnalysis) -> Verdict | None:
         waits = [rank for rank, snapshot in hang.snapshots.items() if is_waiting_for_network(snapshot)]
     others = [r for r, at in hang.positions.items() if r not in waits and at.activity is not Activity.UNKNOWN]
     if waits and others and len(others) <= len(waits):
+        others = _remove_polling(hang, others)
         few = len(others) == 1 or 2 * len(others) < len(waits)
         reason = hang.describe_reason(others)
         return hang.build_verdict(

@@ -185,6 +185,11 @@ def is_polling(snapshot: RankSnapshot) -> bool:
     )
 
 
+def has_lock_wait(snapshot: RankSnapshot) -> bool:
+    """Return whether a rank waits for the lock of a file."""
+    return describe_kernel_wait(snapshot) == FILE_LOCK
+
+
 def is_waiting_outside(snapshot: RankSnapshot) -> bool:
     """Return whether a rank waits for something that need not be of this run: a socket, a lock file, an event."""
     return describe_kernel_wait(snapshot) in (NETWORK, FILE_LOCK, POLL) or is_polling(snapshot)

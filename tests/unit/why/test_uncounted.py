@@ -293,3 +293,24 @@ def test_numbers_of_files_and_connections_name_nobody() -> None:
 
 def test_a_number_of_a_library_names_nobody() -> None:
     assert named(of(*(polls(call_values={"_get_data.ready": number}) for number in "2232"))) == []
+
+
+def test_a_rank_that_polls_is_not_named_beside_one_that_waits_for_an_answer() -> None:
+    verdict = of(polls(39), waiting("barrier"), elsewhere(50, "wait_woken"), waiting("barrier"))
+
+    assert (verdict.confidence, named(verdict)) == (Confidence.LIKELY, [2])
+
+
+def test_a_rank_that_polls_is_named_too_if_the_other_one_reads_from_a_rank() -> None:
+    reader = at_socket(reads(2))
+    verdict = of(polls(39, sockets=(answers(2),)), waiting("barrier"), reader, waiting("barrier"))
+
+    assert named(verdict) != [2]
+
+
+def test_the_only_rank_that_has_gone_on_while_all_others_poll_is_named_with_doubt() -> None:
+    counted = {"seq": {"0": (8, 8)}}
+    verdict = of(*(polls(35, **counted) for _ in range(3)), waiting(seq={"0": (9, 8)}))
+
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.MISMATCH, Confidence.AMBIGUOUS, [3])
+    assert "gone on to" in verdict.summary
