@@ -377,10 +377,9 @@ def _judge_new_groups(hang: HangAnalysis) -> Verdict | None:
         for rank, snapshot in hang.snapshots.items()
         if {f"{_NEW_GROUP}.group_name", f"{_NEW_GROUP}.group_size"} <= (values := snapshot.call_values).keys()
     }
-    conflicts = {
-        rank: sum((name == other_name) != (size == other_size) for other_name, other_size in groups.values())
-        for rank, (name, size) in groups.items()
-    }
+    names, sizes = Counter(name for name, _ in groups.values()), Counter(size for _, size in groups.values())
+    alike = Counter(groups.values())
+    conflicts = {rank: names[group[0]] + sizes[group[1]] - 2 * alike[group] for rank, group in groups.items()}
     wrong = [rank for rank, count in conflicts.items() if count > 1 and count == max(conflicts.values())]
     if len(wrong) != 1:
         return None
