@@ -134,7 +134,7 @@ class _TargetMessages:
         if self._left_out:
             message = message.add_line(f"{self._left_out} messages before were left out (notify.max_per_minute)")
             self._left_out = 0
-        self._send(replace(message.redact(self._secrets), repeat=is_repeat))
+        self._send(message.finish(self._secrets, repeat=is_repeat))
 
     def _is_over_limit(self, message: Message) -> bool:
         is_full = len(self._sent_at) == self._sent_at.maxlen and time.monotonic() - self._sent_at[0] < _MINUTE_S

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.config.secret_redaction import redact_text
+from clusterctl.config.secret_redaction import REDACTED, redact_text
 from clusterctl.formatting import describe_duration, plural
 from clusterctl.logs.safe_text import clean_text, strip_colours
 from clusterctl.run.rules import controller_events as head
@@ -29,6 +30,10 @@ NEVER_LEFT_OUT = (MessageEvent.START, MessageEvent.FAILURE, MessageEvent.END)
 """The events whose messages the limit of messages a minute does not leave out."""
 _MAX_TEXT = 1500
 """The largest number of characters of a text. Discord accepts 2,000 for the whole message."""
+_MAX_READ = 65536
+"""Characters of a text after which the rest does not count."""
+_MIN_SECRET_LINE = 8
+"""A line of a secret with fewer characters, such as `{`, may stand in any text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,7 @@ class Message:
 
     Attributes:
         id: Identifies the event of the run; every controller of the run computes the same id.
-        text: Details: one sentence a line.
+        text: Details: one sentence a line. `finish` makes the text of workers and nodes harmless.
         command: The command to type.
         time: The time of the event (head's wall clock, seconds).
         repeat: Whether the target may have received the message already.
@@ -59,14 +64,22 @@ class Message:
 
     def add_line(self, text: str) -> Message:
         """Return the message with more lines below its text."""
-        return replace(self, text=shorten_text(f"{self.text}\n{text}"))
+        return replace(self, text=f"{self.text}\n{text}")
 
-    def redact(self, secrets: tuple[str, ...]) -> Message:
-        """Return the message without `secrets` and without texts that look like secrets."""
-        text = self.text
-        for secret in filter(None, secrets):
-            text = text.replace(secret, "***")
-        return replace(self, text=redact_text(text))
+    def finish(self, secrets: Collection[str] = (), *, repeat: bool = False) -> Message:
+        """Return the message as it is sent: clean lines of limited length, without `secrets` and what looks like one.
+
+        The text is shortened last, because half of a secret would not be recognised.
+        """
+        lines = [strip_colours(clean_text(line)).strip() for line in self.text[:_MAX_READ].splitlines()]
+        text = "\n".join(line for line in lines if line)
+        parts = {line.strip() for secret in secrets for line in secret.splitlines() if len(line) >= _MIN_SECRET_LINE}
+        # A secret may be a part of another one.
+        for secret in sorted(filter(None, {*secrets, *parts}), key=len, reverse=True):
+            text = text.replace(secret, REDACTED)
+        text = redact_text(text)
+        text = text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+        return replace(self, text=text, repeat=repeat)
 
 
 class MessageFold:
@@ -129,17 +142,10 @@ class MessageFold:
             run=self._run,
             event=event,
             title=f"{self._run} {what}",
-            text=shorten_text(text),
+            text=text,
             command=command or f"clusterctl status {self._run}",
             time=time,
         )
-
-
-def shorten_text(text: str) -> str:
-    """Return a text of a worker or node as harmless lines of a limited total length."""
-    lines = [strip_colours(clean_text(line)).strip() for line in text[: 2 * _MAX_TEXT].splitlines()]
-    whole = "\n".join(line for line in lines if line)
-    return whole if len(whole) <= _MAX_TEXT else whole[: _MAX_TEXT - 1] + "…"
 
 
 def build_request(target: str, url: str, message: Message) -> tuple[str, dict[str, Any]]:

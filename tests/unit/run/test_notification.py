@@ -94,7 +94,7 @@ CREATED = head.RunCreated(run=RUN, name="llm", path="/x/cluster.yaml")
 )
 def test_an_event_causes_a_message(events: list[head.ControllerEvent], expected: list[tuple[str, ...]]) -> None:
     fold = MessageFold(RUN)
-    made = [message for event in events if (message := fold.add(1000.0, event)) is not None]
+    made = [message.finish() for event in events if (message := fold.add(1000.0, event)) is not None]
 
     assert [(m.event.value, m.title, m.text, m.command) for m in made] == expected
     assert [m.needs_verdict for m in made] == [command == WHY for *_, command in expected]
@@ -189,13 +189,29 @@ def test_a_worker_calls_nobody_by_its_text() -> None:
 
 
 def test_a_secret_is_in_no_message() -> None:
-    said = message("boom: s3same hf_abcdefghijklmnopqrst API_KEY=abc").redact(("s3same", ""))
+    said = message("boom: s3same hf_abcdefghijklmnopqrst API_KEY=abc").finish(("s3same", ""))
     assert said.text == "boom: *** *** API_KEY=***"
+
+
+@pytest.mark.parametrize(
+    ("secrets", "text"),
+    [
+        pytest.param(["s3same-and-more"], f"{'x' * 1490} s3same-and-more", id="at the limit of the text"),
+        pytest.param(["s3same", "s3same-and-more"], "boom: s3same-and-more", id="the beginning of another secret"),
+        pytest.param(["s3same-and-more"], "boom: s3same\x1b[1m-and-more", id="colours inside"),
+        pytest.param(["-----KEY-----\ns3same-and-more\n"], "boom:\n  s3same-and-more", id="one line of several"),
+    ],
+)
+def test_no_part_of_a_secret_is_in_a_message(secrets: list[str], text: str) -> None:
+    said = message("boom").add_line(text).finish(secrets).text
+
+    assert "s3s" not in said
+    assert "and-more" not in said
 
 
 @given(st.text(max_size=5000))
 def test_text_of_a_worker_becomes_short_and_harmless(text: str) -> None:
-    said = message().add_line(text)
+    said = message().add_line(text).finish()
     values = build_variables(said)
 
     assert len(said.text) <= 1500
