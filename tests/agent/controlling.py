@@ -186,9 +186,9 @@ class Run:
 
     # --- a controller in this process
 
-    def start(self, preflight: Preflight | None = None) -> None:
+    def start(self, preflight: Preflight | None = None, max_wait_s: float = 0.0) -> None:
         """Start the run."""
-        self._controller = Controller(self.dir, self.spec, self.nodes.dial, preflight)
+        self._controller = Controller(self.dir, self.spec, self.nodes.dial, preflight, max_wait_s)
         self._work(self._controller.start)
 
     def adopt(self, *, cancel: bool = False) -> None:

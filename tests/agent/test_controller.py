@@ -10,11 +10,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
+from clusterctl.agent.facts.claim_files import collect_claims
 from clusterctl.agent.linux import proc
 from clusterctl.config.spec import HostSpec, NetworkSpec, TransportKind
 from clusterctl.errors import ConnectError
@@ -374,6 +377,29 @@ def test_a_node_that_is_lost_while_it_is_checked_ends_the_start_by_its_name(make
     assert run.state.error is not None
     assert (run.state.error["node"], run.state.error["message"]) == ("b", "the connection was lost")
     assert run.state.attempt == -1
+
+
+class _SickNode(Preflight):
+    """Checks that find node b unfit."""
+
+    @override
+    def __call__(self, sessions: object, post: object) -> dict[str, str]:
+        return {"b": "its disk is full"}
+
+    @override
+    def check_code(self, sessions: object) -> None:
+        pass
+
+
+def test_a_run_that_waited_for_gpus_gives_back_those_of_a_node_that_is_unfit(make_run: MakeRun) -> None:
+    run = make_run(UNTIL_GO, min_nodes=1)
+    gpus = 960 + 2 * (os.getpid() % 100)  # Of no other test that runs now.
+    run.spec = replace(run.spec, hosts=tuple(replace(h, gpus=(gpus + i,)) for i, h in enumerate(run.spec.hosts)))
+
+    run.start(_SickNode(run.dir, run.spec, strict=False), max_wait_s=60.0)
+    run.reaches(all_running, what="the worker of node a")
+
+    assert [claim["node"] for claim in collect_claims()["claims"] if claim["run"] == run.dir.run] == ["a"]
 
 
 # --- far away

@@ -124,6 +124,8 @@ class StartSequence(ThreadOwnedAttributes):
         if self._preflight is not None:
             unfit |= self._preflight(sessions, run.post_event)
             self._demote_missing([h.name for h in run.spec.worker_hosts if h.name in unfit])
+            if self._max_wait_s > 0:
+                wait.leave(unfit)
         if self._max_wait_s <= 0 and layout.get_job(run.spec).nodes is not None:
             wait.look([host.name for host in run.spec.worker_hosts])
             self._take_nodes(layout.choose_nodes(run.spec, wait.busy), wait.busy)

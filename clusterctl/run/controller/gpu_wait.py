@@ -11,7 +11,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 
 from clusterctl.agent.protocol.command_payload_types import QueueAnswer, QueueArguments
@@ -20,7 +20,7 @@ from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.formatting import describe_duration
 from clusterctl.plan.layout import choose_ready_nodes, list_claimed_gpus
 from clusterctl.run.controller.controlled_run import ControlledRun
-from clusterctl.run.nodes.fan_out import CancelledError, call_all
+from clusterctl.run.nodes.fan_out import CancelledError, call_all, select_sessions
 from clusterctl.run.nodes.network_probe import build_node_facts
 from clusterctl.run.rules.controller_events import WAIT_STEP, StartStepProgress
 from clusterctl.session.node_session import Session
@@ -108,12 +108,16 @@ class GpuWait:
                 self._pending.pop(node, None)
                 self._views.pop(node, None)
             return error
-        number, self._number = self._number, None
-        # A session that is lost has no ticket.
-        with contextlib.suppress(NodeError):
-            self._ask_all([n for n in nodes if n not in names and n in self._run.links.sessions], claim=False)
-        self._number = number
+        self.leave(node for node in nodes if node not in names)
         return None
+
+    def leave(self, nodes: Iterable[str]) -> None:
+        """Give back the places and the claims on nodes that the run does not use."""
+        number, self._number = self._number, None
+        # A lost session has no ticket, and a node that refuses to answer has removed it first.
+        with contextlib.suppress(ClusterctlError):
+            self._ask_all([node for node in nodes if node in self._run.links.sessions], claim=False)
+        self._number = number
 
     def _exchange(self, nodes: Collection[str]) -> None:
         """Ask each node that owes no answer, then wait for an answer, and take all that have arrived."""
@@ -141,8 +145,7 @@ class GpuWait:
         def ask(node: str, session: Session) -> QueueAnswer:
             return QUEUE.call(session, self._build_request(node, session, claim=claim))
 
-        sessions = self._run.links.sessions
-        views, errors = call_all({node: sessions[node] for node in nodes}, ask)
+        views, errors = call_all(select_sessions(self._run.links.sessions, nodes), ask)
         for error in errors.values():
             raise error
         return views
