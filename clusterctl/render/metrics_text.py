@@ -110,7 +110,7 @@ class RunMetrics:
     gpus: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
-def render_metrics(runs: Iterable[RunMetrics], *, omitted: int, read_s: float, now: float) -> str:
+def render_metrics(runs: Iterable[RunMetrics], *, omitted: int, read_s: float, now: float, uid: int) -> str:
     """Return the metrics of runs.
 
     Args:
@@ -118,11 +118,13 @@ def render_metrics(runs: Iterable[RunMetrics], *, omitted: int, read_s: float, n
         omitted: How many active runs are left out.
         read_s: How long the caller has read the runs, in seconds.
         now: The head's wall clock.
+        uid: The user whose runs these are. Without it, the files of two users would have the same series.
     """
+    user = {"uid": str(uid)}
     samples: list[_Sample] = [
-        ("build_info", render_labels({"version": __version__}), 1),
-        ("runs_omitted", "", omitted),
-        ("scrape_duration_seconds", "", read_s),
+        ("build_info", render_labels({**user, "version": __version__}), 1),
+        ("runs_omitted", render_labels(user), omitted),
+        ("scrape_duration_seconds", render_labels(user), read_s),
     ]
     for run in runs:
         samples += _list_run_samples(run)

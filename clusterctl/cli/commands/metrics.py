@@ -83,7 +83,8 @@ class MetricsSource:
             began, now = time.perf_counter(), time.time()
             runs = list(self._list_shown_runs(now))
             read_s = time.perf_counter() - began
-            return render_metrics(runs[:MAX_RUNS], omitted=max(0, len(runs) - MAX_RUNS), read_s=read_s, now=now)
+            omitted = max(0, len(runs) - MAX_RUNS)
+            return render_metrics(runs[:MAX_RUNS], omitted=omitted, read_s=read_s, now=now, uid=os.getuid())
 
     def _list_shown_runs(self, now: float) -> Iterator[RunMetrics]:
         readers, self._readers = self._readers, {}

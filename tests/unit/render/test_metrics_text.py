@@ -46,7 +46,14 @@ def run_metrics(state: RunState = RUNNING, **more: Any) -> RunMetrics:
 
 
 def render(*runs: RunMetrics) -> str:
-    return render_metrics(runs, omitted=0, read_s=0.1, now=NOW)
+    return render_metrics(runs, omitted=0, read_s=0.1, now=NOW, uid=1000)
+
+
+def test_the_files_of_two_users_have_no_series_in_common() -> None:
+    first, second = (render_metrics([], omitted=0, read_s=0.1, now=NOW, uid=uid) for uid in (1000, 1001))
+    series = [{line.rpartition(" ")[0] for line in text.splitlines() if line[0] != "#"} for text in (first, second)]
+
+    assert series[0].isdisjoint(series[1])
 
 
 def samples(text: str, name: str) -> list[tuple[dict[str, str], float]]:
