@@ -282,10 +282,12 @@ def make_spec(
     Raises:
         ConfigError: The document has mistakes.
     """
+    # YAML has no pairs of surrogates, as JSON has them, but the escapes of Python.
+    text = json.dumps({"version": 1, **document}, ensure_ascii=False)
     source = ClusterFileText(
         path="document",
         absolute_path=os.path.abspath(os.path.join(folder, "cluster.yaml")),
-        content=json.dumps({"version": 1, **document}).encode(),
+        content=text.encode("ascii", "backslashreplace"),
     )
     return parse_cluster_file(
         [source],
