@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import subprocess
 import threading
@@ -201,13 +202,15 @@ def save_image(image: str, why: str) -> Path:
     runtime, identity = found
     archive = get_cache_folder("images") / f"{identity[:24]}.tar"
     if not archive.is_file():
-        part = archive.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        done = _run_on_head([runtime, "save", "--output", str(part), image])
-        if done.returncode:
+        # Another run may be saving the same image.
+        part = archive.with_name(f".{secrets.token_hex(8)}.tar")
+        try:
+            done = _run_on_head([runtime, "save", "--output", str(part), image])
+            if done.returncode:
+                raise EnvironmentFailed(f"cannot save `{image}` on this head: {done.stderr.strip()}")
+            part.replace(archive)
+        finally:
             part.unlink(missing_ok=True)
-            raise EnvironmentFailed(f"cannot save `{image}` on this head: {done.stderr.strip()}")
-        part.replace(archive)
     return archive
 
 
