@@ -36,6 +36,7 @@ _CHANGED_KEYS = {
     "job.stop_signal": "workers get SIGTERM",
     "job.framework": "workers get the variables of torch",
     "job.launcher": "a shell starts each worker",
+    "environment.container": "pods run its image, without `args` and `mounts`",
     "env_file": "the job contains its present values",
 }
 """Keys that have an unusual effect in pods, each with a description of this effect."""

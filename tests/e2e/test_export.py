@@ -23,4 +23,6 @@ def test_what_is_left_out_is_said_and_hosts_can_be_left_out(make_head: MakeHead)
     assert made.returncode == 0, made.stderr
     assert "warning: not carried over: `stall.action`\nwarning: `hosts[].role`: spares get no pods\n" in made.stderr
     assert "# not carried over: `stall.action`" in made.stdout
+    with_image = head.run("export", "k8s", "--exclude", "gpu02", "--set", "environment.container.image=lab/tools:1")
+    assert 'image: "lab/tools:1"' in with_image.stdout, with_image.stderr
     assert "no worker host is left" in head.run("export", "k8s", "--nodes", "gpu03").stderr

@@ -11,6 +11,7 @@ import click
 from clusterctl.cli import cluster_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.option_values import list_cluster_files
+from clusterctl.plan.launch import build_container
 from clusterctl.plan.layout import choose_nodes
 from clusterctl.render import export_kubernetes, export_slurm
 
@@ -20,7 +21,7 @@ from clusterctl.render import export_kubernetes, export_slurm
 @options.cluster_file_argument
 @options.nodes_option
 @options.exclude_option("Leave out these nodes.")
-@click.option("--image", metavar="IMAGE", help="Container image for the pods (k8s only).")
+@click.option("--image", metavar="IMAGE", help="Image for the pods (k8s only), by default that of the file.")
 @click.pass_obj
 def command(
     common: CommonOptions, *, path: str | None, kind: str, image: str | None, nodes: str | None, exclude: str | None
@@ -42,7 +43,9 @@ def command(
     notes = (export_kubernetes if kind == "k8s" else export_slurm).list_unsupported_settings(spec, loaded.written_keys)
     if kind == "k8s":
         assert spec.job is not None, "it was required"
-        text = export_kubernetes.render_manifest(spec, spec.job, image=image or "IMAGE", unsupported=notes)
+        container = build_container(spec)
+        image = image or (container["image"] if container else "IMAGE")
+        text = export_kubernetes.render_manifest(spec, spec.job, image=image, unsupported=notes)
     else:
         paths = [os.path.abspath(path) for path in list_cluster_files(path, common.files)]
         folder = os.path.dirname(paths[0])
