@@ -148,6 +148,8 @@ ELSEWHERE: Final = {
     "clusterctl up --exclude NODE": "tests/e2e/test_taking_part.py",
     "clusterctl up --min-nodes N": "tests/e2e/test_taking_part.py",
     "clusterctl up --wait": "tests/e2e/test_line.py",
+    "clusterctl reserve --for 2h --note TEXT": "tests/e2e/test_line.py",
+    "clusterctl reserve --release": "tests/e2e/test_line.py",
     "clusterctl exec -w NODES -- hostname": "tests/lab/test_cli.py",
     "clusterctl exec --in-job -- python -c 'import torch'": "tests/e2e/test_exec_input.py",
     "clusterctl exec --env -- python -V": "tests/lab/test_environments.py",

@@ -93,6 +93,11 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
             ("clusterctl who",),
             "free users owner occupied busy gpustat w",
         ),
+        "reserve": CommandHelp(
+            "Hold GPUs for a person until a time",
+            ("clusterctl reserve --for 2h --note TEXT", "clusterctl reserve --release"),
+            "book hold claim block salloc lock keep",
+        ),
         "health": CommandHelp(
             "Check GPUs, drivers, disks, clocks and network of all nodes",
             ("clusterctl health cluster.yaml", "clusterctl health --record health.json"),

@@ -133,6 +133,7 @@ ENVIRONMENT = Request(
     Command.ENVIRONMENT, command_payload_types.EnvironmentArguments, command_payload_types.EnvironmentAnswer, 300.0
 )
 QUEUE = Request(Command.QUEUE, command_payload_types.QueueArguments, command_payload_types.QueueAnswer)
+RESERVE = Request(Command.RESERVE, command_payload_types.ReserveArguments, command_payload_types.ReserveAnswer)
 # The node reserves disk space for all ranks. The node also claims GPUs, which an earlier run may still be releasing.
 PREPARE = Request(Command.PREPARE, run_requests.PrepareArguments, command_payload_types.PrepareAnswer, 60.0)
 # The node starts a waiter and a worker for each rank.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import yaml
 
 from clusterctl.agent.facts import claim_files
@@ -61,3 +62,42 @@ def test_a_run_waits_behind_the_others_and_starts_when_it_is_its_turn(make_head:
     wait_for(lambda: phases(ben) == {second: "running"}, 60, "its turn")
     (claim,) = claims(second)
     assert claim.get("kind", "run") == "run"
+
+
+def test_gpus_are_reserved_for_the_runs_of_their_owner_until_they_are_given_back(make_head: MakeHead) -> None:
+    ann = write(make_head())
+    done = ann.run(*typed("clusterctl reserve --for 2h --note TEXT", TEXT="paper deadline"))
+    try:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("1 GPU on localhost reserved until 20")
+        (seen,) = [claim for claim in claim_files.collect_claims()["claims"] if claim.get("note") == "paper deadline"]
+        assert (seen["kind"], seen["name"]) == ("reservation", "local")
+        assert ann.run("up", "--no-health", "--command", "true").returncode == 0
+    finally:
+        released = ann.run(*typed("clusterctl reserve --release"))
+    assert (released.returncode, released.stdout) == (0, "1 reservation ended on localhost\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param((), "`reserve` needs either `--for DURATION` or `--release`", id="no time"),
+        pytest.param(("--for", "1h", "--release"), "needs either", id="both"),
+        pytest.param(("--for", "31d"), "at most 30d", id="for ever"),
+        pytest.param(("--for", "soon"), "`soon` is not a duration", id="no duration"),
+    ],
+)
+def test_a_reservation_needs_an_end(make_head: MakeHead, words: tuple[str, ...], said: str) -> None:
+    done = write(make_head()).run("reserve", *words)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_hosts_without_gpus_have_nothing_to_reserve(make_head: MakeHead) -> None:
+    head = make_head()
+    head.write_local({"command": "true"})
+
+    done = head.run("reserve", "--for", "1h")
+
+    assert (done.returncode, "localhost: no GPU to reserve" in done.stderr) == (6, True)

@@ -83,6 +83,7 @@ READS_A_FILE: dict[str, tuple[str, ...]] = {
     "health": (),
     "stats": ("cluster.yaml",),
     "who": (),
+    "reserve": ("--release",),
     "top": ("cluster.yaml",),
     "exec": ("--", "true"),
     "shell": (),

@@ -58,6 +58,7 @@ CASES: dict[str, list[Case]] = {
     "serve": [Case(("serve", "--listen", "gpu01:80"), code=2)],
     "top": [Case(("top",))],
     "who": [Case(("who",)), Case(("who", "--watch", "1h"))],
+    "reserve": [Case(("reserve", "--release"))],
     "exec": [
         Case(("exec", "--", "sh", "-c", "echo there; exit 7"), code=7),
         Case((*STREAM, "sh", "-c", "echo there; sleep 600")),

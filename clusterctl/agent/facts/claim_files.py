@@ -13,20 +13,19 @@ import json
 import os
 import stat
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clusterctl.agent.linux import gpu_devices, proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
 SHARED = "/var/tmp"  # noqa: S108, RUF100
 PREFIX = "clusterctl-gpus-"
 LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 MAX_RECORD_BYTES = 4096
-WAITING = "waiting"
+WAITING, RESERVATION = "waiting", "reservation"
 _MAX_NUMBER = 1_000_000_000
 _MAX_VALUE = 1e11
 _MAX_CLAIMS_OF_USER = 64
@@ -113,17 +112,39 @@ class Ticket(NamedTuple):
         return number is None or (self.number, self.run, self.node) < (number, run, node)
 
 
-def read_ticket(folder: str) -> Ticket | None:
-    """Return the ticket in a folder of claims; `None` if there is none, or if the run or its head is gone."""
-    with open_claim(folder, get_host_file_name()) as fd:
-        if fd is None or not is_locked(fd):
-            return None
-        record = read_record(fd)
-        number, wanted = record.get("number"), record.get("wanted")
+class Record(NamedTuple):
+    """The description of a run or reservation that its folder of claims contains, and the uid of its owner."""
+
+    folder: str
+    user: int
+    fields: dict[str, Any]
+
+    def is_reservation_of(self, head: str) -> bool:
+        """Return whether this user reserved the GPUs from this head."""
+        mine = self.user == os.geteuid() and self.fields.get("head") == head != ""
+        return mine and self.fields.get("kind") == RESERVATION
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """The ticket, if the run has waited in line."""
+        number, wanted = self.fields.get("number"), self.fields.get("wanted")
         if type(number) is not int or not 0 < number <= _MAX_NUMBER or not isinstance(wanted, list):
             return None
-        names = str(record.get("run")), str(record.get("node"))
-        return Ticket(number, *names, os.fstat(fd).st_uid, record.get("kind") == WAITING, frozenset(map(str, wanted)))
+        names = str(self.fields.get("run")), str(self.fields.get("node"))
+        is_waiting = self.fields.get("kind") == WAITING
+        return Ticket(number, *names, self.user, is_waiting, frozenset(map(str, wanted)))
+
+
+def read_folder(folder: str) -> Record | None:
+    """Return the description in a folder of claims; `None` if there is none, or if its process is gone."""
+    with open_claim(folder, get_host_file_name()) as fd:
+        return None if fd is None or not is_locked(fd) else Record(folder, os.fstat(fd).st_uid, read_record(fd))
+
+
+def list_records(shared: str = SHARED) -> list[Record]:
+    """Return the descriptions of all runs and reservations of this machine."""
+    folders = [os.path.join(shared, name) for name in sorted(os.listdir(shared)) if name.startswith(PREFIX)]
+    return [record for folder in folders if (record := read_folder(folder)) is not None]
 
 
 @contextlib.contextmanager

@@ -41,6 +41,7 @@ class Command(str, Enum):
     CODE = "code"
     ENVIRONMENT = "environment"
     QUEUE = "queue"
+    RESERVE = "reserve"
     PREPARE = "prepare"
     START = "start"
     STOP = "stop"

@@ -294,6 +294,17 @@ class QueueArguments(RunArguments):
     head: str
 
 
+class ReserveArguments(TypedDict):
+    """RESERVE: hold GPUs for `seconds`, in place of the earlier reservations of this user and `head`; 0 ends these."""
+
+    node: str
+    gpus: list[int]
+    seconds: float
+    name: str
+    head: str
+    note: str
+
+
 class ReadArguments(RunArguments):
     """READ: read `length` bytes of a file of the run, from `offset` on."""
 
@@ -578,6 +589,12 @@ class QueueAnswer(TypedDict):
     holders: Annotated[list[wire_types.Name], MaxItems(1024)]
     ahead: Annotated[list[wire_types.Name], MaxItems(1024)]
     highest: wire_types.Count
+
+
+class ReserveAnswer(TypedDict):
+    """How many earlier reservations have ended."""
+
+    ended: wire_types.Count
 
 
 class ReceiveAnswer(TypedDict, total=False):

@@ -48,9 +48,9 @@ class GpuQueue:
         try:
             if arguments["number"] is None:
                 self.leave(key)
-                return GpuClaims(*key).survey(gpus)._asdict()
+                return GpuClaims(*key, head=str(arguments["head"])).survey(gpus)._asdict()
             place = self._places.setdefault(key, _Place(*key, gpus))
-            place.gpus = gpus
+            place.gpus, place.claims.head = gpus, str(arguments["head"])
             if place.request_id is not None and place.last is not None:
                 # The head has a newer request, so it needs no answer to the earlier one.
                 self._session.answer(place.request_id, place.last._asdict())

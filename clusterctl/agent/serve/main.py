@@ -53,11 +53,12 @@ def _make_check_handlers(session: AgentSession) -> Handlers:
 
 
 def _make_run_handlers(session: AgentSession) -> Handlers:
-    from clusterctl.agent.serve import file_commands, run_commands, shell_script
+    from clusterctl.agent.serve import file_commands, reservations, run_commands, shell_script
 
     runs = run_commands.RunCommands(session)
     return {
         **runs.make_handlers(),
         **file_commands.make_file_handlers(session, runs),
+        Command.RESERVE: functools.partial(reservations.handle_reserve, session),
         Command.SHELL_SCRIPT: functools.partial(shell_script.write_shell_script, session, runs),
     }

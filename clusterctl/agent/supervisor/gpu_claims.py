@@ -25,16 +25,18 @@ from clusterctl.agent.facts.claim_files import (
     LOCK,
     MAX_RECORD_BYTES,
     PREFIX,
+    RESERVATION,
     SHARED,
     WAITING,
+    Record,
     Ticket,
     get_host_file_name,
     is_locked,
     list_gpu_file_names,
     name_unknown_gpu,
     open_claim,
+    read_folder,
     read_record,
-    read_ticket,
 )
 from clusterctl.agent.linux import helper_process, proc
 
@@ -77,11 +79,19 @@ class GpuClaims:
         waiters: Function that returns the pids of the run's waiters. Waiters hold the claims if the supervisor has
             died.
         root: Prefix of /dev, /proc and /sys.
+        head: Host name of the head; the run may use what the same user has reserved from there.
     """
 
     def __init__(
-        self, run: str, node: str, shared: str = SHARED, waiters: Callable[[], Iterable[int]] = tuple, root: str = ""
+        self,
+        run: str,
+        node: str,
+        shared: str = SHARED,
+        waiters: Callable[[], Iterable[int]] = tuple,
+        root: str = "",
+        head: str = "",
     ) -> None:
+        self.head = head
         self._run, self._node, self._shared = run, node, shared
         self._waiter_pids, self._root = waiters, root
         self._locks: dict[str, int] = {}
@@ -213,19 +223,23 @@ class GpuClaims:
         names = self._name_gpus(gpu_indices)
         holders: dict[str, str] = {}
         tickets: list[Ticket] = []
-        highest = 0
+        granted: set[str] = set()
         for folder in self._list_other_folders():
-            ticket = read_ticket(folder)
-            highest = max(highest, 0 if ticket is None else ticket.number)
-            if ticket is not None and self._is_blocked_by(ticket, names):
-                tickets.append(ticket)
+            record = read_folder(folder)
+            tickets += [ticket] if record is not None and (ticket := record.ticket) is not None else []
             for name, index in names.items():
                 with open_claim(folder, name) as fd:
-                    if fd is not None and is_locked(fd) and not self._is_mine(folder, fd):
-                        holders.setdefault(folder, _describe_holder(index, fd, os.path.join(folder, name)))
-        if any((ticket.run, ticket.user) == (self._run, os.geteuid()) for ticket in tickets):
+                    if fd is None or not is_locked(fd):
+                        continue
+                    if self._is_mine(record, fd):
+                        granted.add(name)
+                    else:
+                        holders.setdefault(folder, _describe_holder(index, fd, folder, name))
+        ahead = sorted(ticket for ticket in tickets if self._is_blocked_by(ticket, names.keys() - granted))
+        if any((ticket.run, ticket.user) == (self._run, os.geteuid()) for ticket in ahead):
             raise GpuClaimError("another node of this run is on this machine, and wants the same GPUs")
-        return QueueView([*holders.values()], [_describe_ticket(ticket) for ticket in sorted(tickets)], highest)
+        highest = max((ticket.number for ticket in tickets), default=0)
+        return QueueView([*holders.values()], [_describe_ticket(ticket) for ticket in ahead], highest)
 
     def _is_blocked_by(self, ticket: Ticket, names: Collection[str]) -> bool:
         return (
@@ -235,17 +249,17 @@ class GpuClaims:
             and any(_strip_boot_id(name) in ticket.wanted for name in names)
         )
 
-    def _is_mine(self, folder: str, fd: int) -> bool:
-        """Return whether this run holds a locked file.
+    def _is_mine(self, record: Record | None, fd: int) -> bool:
+        """Return whether this run holds a locked file, or may use it.
 
         After a restart of the supervisor, the waiters still hold locks. Before the first attempt, the session of a run
-        that has waited in line holds them.
+        that has waited in line holds them. A reservation is for the runs of the same user and head.
         """
         if any(_has_file_open(pid, fd) for pid in self._waiter_pids()):
             return True
-        ticket = read_ticket(folder)
-        own = (self._run, self._node, os.geteuid())
-        return ticket is not None and (ticket.run, ticket.node, ticket.user) == own
+        ticket = None if record is None else record.ticket
+        is_session = ticket is not None and ticket[1:4] == (self._run, self._node, os.geteuid())
+        return is_session or (record is not None and record.is_reservation_of(self.head))
 
     def _list_other_folders(self) -> Iterator[str]:
         """Yield the folders of the other runs; remove folders of the user's ended runs."""
@@ -256,15 +270,18 @@ class GpuClaims:
 
     def _find_holder(self, name: str, index: int) -> str | None:
         """Return a text about another run that has locked a GPU, or waits for it before this run; else `None`."""
-        ahead = None
+        is_granted, ahead = False, None
         for folder in self._list_other_folders():
+            record = read_folder(folder)
             with open_claim(folder, name) as fd:
                 if fd is not None and is_locked(fd):
-                    return None if self._is_mine(folder, fd) else _describe_holder(index, fd, f"{folder}/{name}")
-            ticket = read_ticket(folder)
+                    if not self._is_mine(record, fd):
+                        return _describe_holder(index, fd, folder, name)
+                    is_granted = True
+            ticket = None if record is None else record.ticket
             if ticket is not None and self._is_blocked_by(ticket, [name]):
                 ahead = f"{_describe_ticket(ticket)} waits for GPU {index}; with `--wait`, this run waits behind it"
-        return ahead
+        return None if is_granted else ahead
 
     def release(self, claim_names: Iterable[str] | None = None, *, keep_folder: bool = False) -> None:
         """Release claims, by default all. A waiter that has inherited the descriptor of a claim keeps the lock."""
@@ -322,14 +339,23 @@ def _describe_ticket(ticket: Ticket) -> str:
     return f"run {_format_name(ticket.run)}{other}"
 
 
-def _describe_holder(index: int, fd: int, path: str) -> str:
-    """Describe the holder of a GPU: the owner of the locked file, and the run that the file names."""
-    user, record = os.fstat(fd).st_uid, read_record(fd)
+def _describe_holder(index: int, fd: int, folder: str, name: str) -> str:
+    """Describe the holder of a GPU: the owner of the locked file, and the run or reservation that the folder names."""
+    user, record, about = os.fstat(fd).st_uid, read_record(fd), read_folder(folder)
+    owner = proc.find_user_name(user)
     if not record.get("run"):
-        owner = proc.find_user_name(user)
+        path = os.path.join(folder, name)
         return f"GPU {index} is locked by {owner}, whose claim names no run: as root, `fuser -k {path}` frees the GPU"
+    if about is not None and about.fields.get("kind") == RESERVATION:
+        until, note = about.fields.get("until"), _format_name(about.fields.get("note") or "")
+        end = (
+            time.strftime(" until %Y-%m-%d %H:%M", time.localtime(until))
+            if type(until) is int and 0 < until < 1 << 40
+            else ""
+        )
+        return f"GPU {index} is reserved by {owner}{end}" + (f": {note}" if note else "")
     node = f" (node {_format_name(record['node'])})" if record.get("node") else ""
-    other = f" of {proc.find_user_name(user)}" if user != os.geteuid() else ""
+    other = f" of {owner}" if user != os.geteuid() else ""
     return f"GPU {index} is held by run {_format_name(record['run'])}{other}{node}"
 
 

@@ -177,6 +177,7 @@ class Supervisor:
                 attempt.adopt_worker(worker, self._state)
 
     def _make_attempt(self, prepare: run_requests.PrepareArguments) -> Attempt:
+        self._claims.head = prepare.head
         resources = (self._claims, self._ports, self._keeper)
         return Attempt(self._loop, self._run, self._markers, prepare, self._record, *resources, self._state.dropped)
 
