@@ -62,6 +62,7 @@ def test_a_run_waits_behind_the_others_and_starts_when_it_is_its_turn(make_head:
     wait_for(lambda: phases(ben) == {second: "running"}, 60, "its turn")
     (claim,) = claims(second)
     assert claim.get("kind", "run") == "run"
+    ben.run("down", second)
 
 
 def test_gpus_are_reserved_for_the_runs_of_their_owner_until_they_are_given_back(make_head: MakeHead) -> None:
