@@ -216,6 +216,14 @@ def test_the_link_is_private_and_goes_with_its_server(make_head: MakeHead) -> No
     assert not file.exists()
 
 
+def test_up_on_a_terminal_prints_the_link_of_its_run(make_head: MakeHead) -> None:
+    head = make_head()
+    head.write_local({"command": "true"})
+    with serving(head.env, typed("clusterctl serve")) as server, head.terminal("up", "--no-health") as screen:
+        screen.expect(f"live page: {server.url}#local-")
+        screen.wait()
+
+
 @pytest.mark.parametrize(
     ("address", "code", "message"),
     [

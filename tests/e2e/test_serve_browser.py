@@ -48,6 +48,10 @@ HOSTILE = (
     "--></style><style>*{display:none}</style>",
     "&lt;img src=x onerror=stolen=1&gt;",
 )
+STEERING = [
+    chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x200B, 0x2010), *range(0x2028, 0x202F), 0xFEFF)
+]
+"""Characters that control a terminal, reorder text or are invisible."""
 
 Open = Callable[..., Any]
 
@@ -106,7 +110,7 @@ def test_1600_gpus_are_painted_within_a_second_and_cost_little_while_they_change
     page.close()
     page = open_page(server, run.run)
     first_ms = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    page.wait_for_function("document.querySelectorAll('.cell').length === 1600")
+    wait_until(page, "document.querySelectorAll('.cell').length === 1600")
 
     cpu, wall, end = cpu_seconds(server.pid), time.monotonic(), time.monotonic() + 30
     step = 800
@@ -122,6 +126,11 @@ def test_1600_gpus_are_painted_within_a_second_and_cost_little_while_they_change
     assert first_ms < 1000
     assert int(re.findall(r"step (\d+)", shown)[0]) > 800
     assert share < 0.05
+
+
+def wait_until(page: Any, expression: str) -> None:
+    """Wait for the page. `wait_for_function` of playwright needs `eval`, which the policy of the page forbids."""
+    wait_for(lambda: page.evaluate(expression), what=expression, every=0.2)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -150,7 +159,7 @@ def test_the_keyboard_moves_over_the_gpus_and_chooses_the_output(big: dict[str, 
     for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Enter"):
         page.keyboard.press(key)
     label = page.evaluate("document.activeElement.getAttribute('aria-label')")
-    page.wait_for_function("document.querySelector('#log').innerText.includes(' r10 ')")
+    wait_until(page, "document.querySelector('#log').innerText.includes(' r10 ')")
 
     assert label.startswith("gpu002, GPU 2, rank 10 stopped")
     assert page.locator("#about").inner_text() == label
@@ -172,7 +181,7 @@ raise ValueError(" ".join(json.load(open("texts.json"))))
 def test_hostile_texts_are_shown_as_text(make_head: MakeHead, open_page: Open, tmp_path: Path) -> None:
     head: LocalHead = make_head()
     (head.folder / "job.py").write_text(JOB)
-    (head.folder / "texts.json").write_text(json.dumps([f"{hostile.MARK}{text}" for text in HOSTILE]))
+    (head.folder / "texts.json").write_text(json.dumps([f"{hostile.MARK}{text}" for text in (*HOSTILE, *STEERING)]))
     head.write_local({"script": "job.py", "grace": "1s"}, workers=(1, 1))
     run = head.start()
     wait_for(lambda: head.run("logs", run).stdout.count(hostile.MARK) >= len(HOSTILE), what="the output", every=0.5)
@@ -193,13 +202,14 @@ def test_hostile_texts_are_shown_as_text(make_head: MakeHead, open_page: Open, t
     with serving({**head.env, "XDG_STATE_HOME": str(tmp_path)}, typed("clusterctl serve")) as server:
         page = open_page(server, run)
         page.wait_for_selector("#failure:not([hidden])")
-        page.wait_for_function("document.querySelector('#log').childElementCount > 10")
+        wait_until(page, f"document.querySelector('#log').childElementCount > {len(HOSTILE)}")
         shown = page.locator("main").inner_text()
         tags = page.evaluate("[...new Set([...document.querySelectorAll('*')].map(one => one.localName))]")
         stolen = page.evaluate("typeof stolen")
         page.close()
 
     assert stolen == "undefined"
+    assert hostile.found_in(shown, speaking=True) == []
     assert {"img", "iframe", "object"}.isdisjoint(tags)
     for text in HOSTILE:
         assert text.partition("\n")[0].replace("\u202e", "\\u202e") in shown
