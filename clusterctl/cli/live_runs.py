@@ -30,7 +30,7 @@ MAX_RUNS = 100
 """The most runs in the list; the newest come first."""
 MAX_RANKS = 64
 """The most ranks whose output a browser can follow at once."""
-_LIST_INTERVAL_S, _NODES_INTERVAL_S, _CURVES_INTERVAL_S = 5.0, 2.0, 30.0
+_LIST_INTERVAL_S, _NODES_INTERVAL_S, _CURVES_INTERVAL_S, _ENDED_INTERVAL_S = 5.0, 2.0, 30.0, 15.0
 _FORGET_AFTER_S = 60.0
 """A run that no browser shows is forgotten after this time, so that a reload does not read all its files again."""
 _MAX_LOG_LINES, _MAX_LOG_BATCHES = 400, 20
@@ -153,7 +153,7 @@ class _RunFeed:
     def read(self, now: float) -> Mapping[str, bytes]:
         if now < self._nodes_due:
             return self._sections
-        was_over, self._nodes_due = self.is_over, now + _NODES_INTERVAL_S
+        is_first, was_over, self._nodes_due = self.view is None, self.is_over, now + _NODES_INTERVAL_S
         data = self._reader.load_data()
         self.view = view = data.view
         if view is None:
@@ -165,6 +165,11 @@ class _RunFeed:
         for node, row in rows.items():
             self._put(f" {node}", "row", row)
         self._put_failure(view)
+        if is_first:
+            self._nodes_due = now  # The curves follow with the next read, because the GPUs should appear soon.
+            return self._sections
+        if self.is_over:
+            self._nodes_due = now + _ENDED_INTERVAL_S
         if now >= self._curves_due or (self.is_over and not was_over):
             self._curves_due = math.inf if self.is_over else now + _CURVES_INTERVAL_S
             self._put("curves", "curves", self._draw_curves(view.state, now))

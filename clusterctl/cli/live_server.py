@@ -141,7 +141,10 @@ class LiveServer:
             self._wake.clear()
             if self._browsers:
                 watched = {browser.watch for browser in self._browsers if browser.watch is not None}
-                update = await asyncio.to_thread(self._reader.read, watched)
+                try:
+                    update = await asyncio.to_thread(self._reader.read, watched)
+                except OSError:
+                    continue  # `clean` has removed a run meanwhile; the next read finds what is there.
                 for browser in self._browsers:
                     browser.offer(update)
 

@@ -7,6 +7,8 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 
 from clusterctl.agent.protocol.record_types import ActivitySample
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_index_path, format_output_path
@@ -125,13 +127,22 @@ def build_report_view(run: RunDir, state: RunState, *, has_controller: bool, ste
 
 def describe_stalled_ranks(run: RunDir, state: RunState) -> list[str]:
     """Return lines with the stacks of the ranks of a stalled run, from the stored evidence."""
-    nodes = {rank: worker.node for rank, worker in state.workers.items()}
+    nodes = tuple((rank, worker.node) for rank, worker in state.workers.items())
     for name in reversed(list_stall_folders(str(run.path))):
-        if found := read_evidence(run.path / name):
-            with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
-                return summarize_stacks(
-                    stack_dump_parser.fold_stacks(stack_dump_parser.parse_rank_stacks(found)), nodes
-                )
+        folder = run.path / name
+        with contextlib.suppress(OSError):
+            if lines := _summarize_evidence(folder, folder.stat().st_mtime_ns, nodes):
+                return lines
+    return []
+
+
+@lru_cache(maxsize=4)
+def _summarize_evidence(folder: Path, _: int, nodes: tuple[tuple[int, str], ...]) -> list[str]:
+    """Return the lines about the stacks in a folder of evidence. Parsing takes long, and screens ask each second."""
+    if found := read_evidence(folder):
+        with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
+            stacks = stack_dump_parser.fold_stacks(stack_dump_parser.parse_rank_stacks(found))
+            return summarize_stacks(stacks, dict(nodes))
     return []
 
 
