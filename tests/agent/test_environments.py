@@ -138,6 +138,8 @@ def test_a_script_with_the_name_of_a_python_is_none(node: Node, folder: Path, tm
 
 def test_the_oldest_unused_entries_go_until_the_size_fits(node: Node, folder: Path) -> None:
     talk = node.talk()
+    (folder / "images").mkdir(parents=True)
+    (folder / "images/torch.sif").write_bytes(bytes(400_000))
     for number in (1, 2, 3):
         script = f"mkdir -p packages py{number}; head -c 100000 /dev/zero | tee py{number}/data > packages/{number}.whl"
         assert make(talk, request(folder, script, name=f"py{number}", uses=[f"{number}.whl"]), 10 * number)[0] == 0
@@ -147,6 +149,7 @@ def test_the_oldest_unused_entries_go_until_the_size_fits(node: Node, folder: Pa
     assert sorted(p.name for p in folder.glob("py*")) == ["py1", "py3"]
     assert sorted(p.name for p in (folder / "packages").iterdir()) == ["1.whl", "3.whl"]
     assert answer["removed"] > 150_000
+    assert (folder / "images/torch.sif").exists(), "no environment uses it, but runs of apptainer may"
 
 
 def test_compiled_code_goes_with_its_environment_and_other_caches_stay(node: Node, folder: Path) -> None:

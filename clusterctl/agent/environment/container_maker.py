@@ -40,8 +40,8 @@ def get_image(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: `container` (`command_payload_types.Container`), `root` (the state root), `python` (the interpreter of
-            the workers), `pull` (whether the node may pull the image), and `archive` (a file of the packages to load,
-            or missing).
+            the workers), `pull` (whether the node may pull the image), and `archive` (a file in `images` of the state
+            root to load, or missing).
 
     Returns:
         `id` of the image, `None` if the node lacks it; `why` a pull was not possible; `python`, the version of Python
@@ -52,17 +52,21 @@ def get_image(request: dict[str, Any]) -> dict[str, Any]:
     """
     folder, container = os.path.expanduser(container_keeper.FOLDER), request["container"]
     store.make_folder(folder)
-    os.makedirs(f"{folder}/images", exist_ok=True)
     image, runtime = container["image"], container_keeper.choose_runtime(container["runtime"])
     file = container_commands.get_image_file(folder, image)
-    key = container_commands.get_settings_key(container, image)
-    with open(f"{folder}/.locks/image-{key}", "a") as lock:
+    received = f"{request['root']}/images"
+    # Nodes may share the home, and so the files of apptainer. Docker and podman keep images of their own on each node.
+    place = f"{folder}/images" if runtime == "apptainer" else received
+    os.makedirs(place, exist_ok=True)
+    with open(f"{place}/.{os.path.basename(file)}.lock", "a") as lock:
         # Another run may be pulling the same image.
         fcntl.flock(lock, fcntl.LOCK_EX)
         found, why = container_keeper.find_image(runtime, image), ""
         if request.get("archive"):
-            archive = f"{folder}/packages/{request['archive']}"
-            why = _run_runtime(container_commands.build_load_command(runtime, archive, file))
+            archive, part = f"{received}/{request['archive']}", f"{file}.part"
+            why = _run_runtime(container_commands.build_load_command(runtime, archive, part))
+            if runtime == "apptainer" and not why:
+                os.replace(part, file)
             with contextlib.suppress(OSError):
                 os.unlink(archive)
         elif found is None and request["pull"]:
@@ -71,7 +75,7 @@ def get_image(request: dict[str, Any]) -> dict[str, Any]:
             found = container_keeper.find_image(runtime, image)
         if found is None:
             return {"id": None, "why": why, "python": None, "runtime": runtime}
-        known = f"{folder}/images/{container_commands.get_settings_key(container, found)}.json"
+        known = f"{place}/{container_commands.get_settings_key(container, found)}.json"
         tried = syscalls.read_json(known)
         if tried is None or tried.get("name") != request["python"]:
             tried = {"name": request["python"], "python": _try_container(request["root"], container, request["python"])}
@@ -95,14 +99,14 @@ def _pull(runtime: str, image: str, file: str) -> str:
 
 def _run_runtime(argv: list[str]) -> str:
     """Run a command of the runtime and pass its output on; return its last line if it fails, or ""."""
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert process.stdout is not None
     last = ""
-    for line in process.stdout:
-        sys.stdout.buffer.write(line)
-        sys.stdout.flush()
-        last = line.decode("utf-8", "replace").strip() or last
-    return last if process.wait() else ""
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            sys.stdout.buffer.write(line)
+            sys.stdout.flush()
+            last = line.decode("utf-8", "replace").strip() or last
+    return last if process.returncode else ""
 
 
 def _try_container(root: str, container: Container, python: str) -> str | None:

@@ -3,6 +3,7 @@
 id             a random text: nodes that read the same id share the folder, as with a home on a file server
 packages/      wheels, Pythons and tools that the head has sent
 cache/         the cache of uv, which environments share by hard links
+images/        images of apptainer, which are no entries
 .locks/NAME    locked while an entry is made
 .current/LINK  leads to the environment that the last `up` of a cluster file has made
 NAME/          an entry: a virtual environment, a Python, or the record of a setup
@@ -153,6 +154,7 @@ def measure(place: str) -> int:
 def _measure_entries(folder: str) -> dict[str, int]:
     """Return the size in bytes of each entry, also of torn ones, and of the packages."""
     names = [name for name in _list_names(folder) if os.path.isdir(f"{folder}/{name}") and not name.startswith(".")]
+    names = [name for name in names if name != "images"]
     markers = {name: syscalls.read_json(f"{folder}/{name}/{MARKER}") for name in names if name != "cache"}
     return {
         name: measure(f"{folder}/{name}") if marker is None else int(marker.get("bytes", 0))

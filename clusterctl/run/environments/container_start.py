@@ -16,7 +16,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, ContainerSpec, EnvironmentSpec
 from clusterctl.errors import ClusterctlError, EnvironmentFailed, NodeEnvironmentError
 from clusterctl.plan.launch import build_container
-from clusterctl.run.environments.node_entries import call_until_failure, get_environments_folder, run_agent_command
+from clusterctl.run.environments.node_entries import call_until_failure, run_agent_command
 from clusterctl.run.environments.recipe import get_cache_folder
 from clusterctl.run.nodes.distribution import send_files
 from clusterctl.run.nodes.fan_out import Progress, raise_first
@@ -136,7 +136,7 @@ class ImageProvider:
             step.set_waiting(node, "receiving the image")
         files = build_file_upload([str(archive)], _MAX_IMAGE_BYTES)
         places = {
-            node: Destination(get_environments_folder(session), "packages", is_folder=True)
+            node: Destination(str(session.hello["state_root"]), "images", is_folder=True)
             for node, session in sessions.items()
         }
         total = files.size_bytes * len(sessions)
