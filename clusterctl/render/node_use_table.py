@@ -56,7 +56,7 @@ def _make_key(node: NodeUse, now: float) -> object:
     holders = tuple(
         (h.kind, h.gpus, h.user, h.name, h.workers, h.until, h.note, h.is_idle(now), len(h.pids)) for h in node.holders
     )
-    return (node.gpus, holders, node.error)
+    return (node.gpus, holders, node.error, node.is_known)
 
 
 def _list_rows(alike: Sequence[NodeUse], now: float, *, wide: bool) -> list[list[Cell | str]]:
@@ -67,6 +67,8 @@ def _list_rows(alike: Sequence[NodeUse], now: float, *, wide: bool) -> list[list
     if len(rows) > _MAX_ROWS:
         more = f"{len(rows) - _MAX_ROWS + 1} holders more"
         rows = [*rows[: _MAX_ROWS - 1], ["", "", "", "", "", Cell(more, (DIM,))]]
+    if not first.is_known:
+        rows.append(["-", "-", "-", "-", "-", Cell("its use cannot be seen", (YELLOW,))])
     if first.free_gpus or first.is_free:
         which = "-" if not first.free_gpus else fold_ranks(first.free_gpus)
         rows.append([which, "-", "-", "-", "-", Cell("free", (GREEN,))])

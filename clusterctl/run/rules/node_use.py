@@ -84,6 +84,7 @@ class NodeUse:
     Attributes:
         gpus: Indices of the GPUs of the node.
         error: Why the node could not be asked; "" if it answered.
+        is_known: Whether the node could list its claims and the processes on its GPUs.
         notes: What could not be seen.
     """
 
@@ -91,18 +92,20 @@ class NodeUse:
     gpus: tuple[int, ...] = ()
     holders: tuple[Holder, ...] = ()
     error: str = ""
+    is_known: bool = True
     notes: tuple[str, ...] = ()
 
     @property
     def free_gpus(self) -> tuple[int, ...]:
         """The GPUs without a holder."""
         held = {gpu for holder in self.holders for gpu in holder.gpus}
-        return tuple(gpu for gpu in self.gpus if gpu not in held)
+        return tuple(gpu for gpu in self.gpus if gpu not in held and self.is_known)
 
     @property
     def is_free(self) -> bool:
         """Whether no run, reservation or process uses the node."""
-        return not self.error and all(holder.kind is HolderKind.WAITING for holder in self.holders)
+        is_answered = self.is_known and not self.error
+        return is_answered and all(holder.kind is HolderKind.WAITING for holder in self.holders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +214,14 @@ def build_node_use(
         node=node,
         gpus=tuple(sorted(devices.keys() | claimed)),
         holders=tuple(sorted(found, key=lambda holder: (not holder.gpus, holder.gpus, holder.kind.value, holder.name))),
+        is_known=claims["status"] == "ok" and (users["status"] == "absent" or _is_listed(users)),
         notes=tuple(notes),
     )
     return use, new
+
+
+def _is_listed(users: Mapping[str, Any]) -> bool:
+    return bool(users["status"] == "ok" and users["data"]["status"] == "ok")
 
 
 def _convert_time(time: float, ahead: float) -> float:
@@ -274,7 +282,7 @@ def _list_notes(claims: Mapping[str, Any], users: Mapping[str, Any], hidden: _Pa
     data = users["data"]
     if users["status"] not in ("ok", "absent"):
         yield f"the processes on GPUs cannot be listed: {users['reason'] or users['status']}"
-    elif users["status"] == "ok" and data["status"] != "ok":
+    elif users["status"] == "ok" and not _is_listed(users):
         yield f"the processes on GPUs cannot be listed: {data['reason']}"
     if hidden.idle:
         where = fold_ranks(hidden.gpus)

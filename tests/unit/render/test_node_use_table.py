@@ -97,3 +97,9 @@ def test_a_node_with_many_holders_has_few_rows(pipe: Terminal) -> None:
     lines = render_node_use([NodeUse(node="n1", gpus=(0, 1), holders=many)], NOW, pipe)
     assert lines[24].split() == ["77", "holders", "more"]
     assert len(lines) == 27
+
+
+def test_a_node_that_cannot_be_seen_has_a_row_and_is_not_free(pipe: Terminal) -> None:
+    lines = render_node_use([NodeUse(node="n1", gpus=(0,), is_known=False)], NOW, pipe)
+    assert lines[1].endswith("its use cannot be seen")
+    assert lines[3] == "0 of 1 node free, 0 of 1 GPU free"

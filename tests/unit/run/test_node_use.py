@@ -177,7 +177,16 @@ NOT_LISTED = "the processes on GPUs cannot be listed: "
     ],
 )
 def test_what_cannot_be_seen_is_said(users: dict[str, Any], notes: tuple[str, ...]) -> None:
-    assert use(users=users).notes == notes
+    found = use(users=users)
+    assert found.notes == notes
+    assert found.is_known is not any(note.startswith(NOT_LISTED) for note in notes)
+
+
+def test_a_node_whose_gpus_cannot_be_seen_is_not_free() -> None:
+    users = {"status": "timeout", "reason": "the driver does not answer", "data": {}}
+    found = use(claims=[claim(kind="waiting", gpus=(0,))], users=users)
+    assert (found.is_free, found.free_gpus) == (False, ())
+    assert not use(users=users).is_free
 
 
 SECOND = IdleRecord(NOW - H, 100.0, NOW - 2 * H)
