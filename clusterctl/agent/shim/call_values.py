@@ -91,7 +91,12 @@ def _make_recorded(original: Any, name: str) -> Any:
             set_keys.append(str(key))
             return original(self, key, *args, **kwargs)
         awaited_keys[:] = [key] if isinstance(key, str) else [str(each) for each in key][-1:]
-        result = original(self, key, *args, **kwargs)
+        try:
+            result = original(self, key, *args, **kwargs)
+        except BaseException:
+            # The program may go on to something else.
+            awaited_keys.clear()
+            raise
         if name != "check" or result:
             awaited_keys.clear()
         return result

@@ -141,3 +141,21 @@ def test_the_key_for_which_a_rank_waits_in_a_store_and_the_keys_that_it_set_are_
     assert found["calls"]["values"]["<module>.step"] == "2"
     (stack,) = parse_rank_stacks({"0": found})
     assert [frame.function for frame in stack.main_thread_frames or ()] == ["<module>"]
+
+
+def test_a_key_that_a_store_did_not_give_in_time_is_not_awaited_any_more(bench):
+    script = BEGIN + (
+        "import datetime\n"
+        "store = dist.HashStore()\n"
+        "store.set_timeout(datetime.timedelta(milliseconds=50))\n"
+        "try: store.get('b/7')\n"
+        "except RuntimeError: print('up'); time.sleep(1000)\n"
+    )
+    worker = bench.start(script)
+    worker.armed()
+    worker.prints("up")
+    found = evidence_collector.collect_evidence(
+        [worker.facts], str(bench.status_dir), str(bench.tmp_path / "s"), time.monotonic() + 4
+    )["ranks"]["0"]
+
+    assert found["calls"]["awaited_key"] is None
