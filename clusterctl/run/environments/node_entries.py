@@ -20,7 +20,9 @@ T = TypeVar("T")
 _BUILD_LIMIT_S = 3600.0
 _CHECK_S = 0.5
 """How often a node that is at work learns of the failure of another node, in seconds."""
-_QUOTED_LINES = 4
+_QUOTED_LINES, _MAX_QUOTE = 4, 1000
+_MAX_OUTPUT_BYTES = 1 << 20
+"""The most bytes of the output of a node that the head keeps: the last ones."""
 
 
 def get_environments_folder(session: Session) -> str:
@@ -91,7 +93,9 @@ def run_agent_command(
     limit_s: float = _BUILD_LIMIT_S,
     quoted_lines: int = _QUOTED_LINES,
 ) -> str:
-    """Run a command of the agent on a node, and return its output. Append the output to a file of the run directory.
+    """Run a command of the agent on a node, and return the end of its output.
+
+    The end of the output is also appended to a file of the run directory.
 
     Args:
         run: The run directory.
@@ -109,10 +113,14 @@ def run_agent_command(
         NodeError: The node was lost.
         CancelledError: Another node has failed first.
     """
-    output = bytearray()
+    output, name = bytearray(), "whole output"
 
     def take(data: StreamData) -> None:
+        nonlocal name
         output.extend(data.payload)
+        if len(output) > 2 * _MAX_OUTPUT_BYTES:
+            del output[:-_MAX_OUTPUT_BYTES]
+            name = "end of the output"
 
     stream = session.allocate_streams(take, count=2)
     asked: ExecArguments = {"agent_command": command, "stdin": json.dumps(request), "stream": stream}
@@ -130,8 +138,8 @@ def run_agent_command(
         return text
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     why = f"it took longer than {limit_s:g} s" if answer.get("timed_out") else f"exit code {answer['exit_code']}"
-    last = f": {' '.join(lines[-quoted_lines:])}" if lines else ""
-    raise NodeEnvironmentError(node, f"the {what} failed: {why}{last}", hint=f"the whole output is in {log}")
+    last = f": {' '.join(lines[-quoted_lines:])[-_MAX_QUOTE:]}" if lines else ""
+    raise NodeEnvironmentError(node, f"the {what} failed: {why}{last}", hint=f"the {name} is in {log}")
 
 
 def build_python_request(folder: str, name: str, archive: str) -> dict[str, Any]:
