@@ -89,13 +89,14 @@ def _count_torch_steps(counters: ProgressCounters) -> None:
 def _declare_compiling(counters: ProgressCounters) -> None:
     """Let each run of `torch.compile` be a phase: compilers may work for minutes without a visible sign.
 
-    torch calls the second function once for each call of the first.
+    torch calls the second function once for each call of the first, but also if the program has removed the first one,
+    or if a function of the program has failed before it.
     """
     begin, end = find_name(COMPILE_START), find_name(COMPILE_END)
     phases: list[tuple[str, float, float]] = []
     if begin is not None and end is not None:
         begin(lambda *_: phases.append(counters.begin_phase("torch.compile", _COMPILE_LIMIT)))
-        end(lambda *_: counters.end_phase(phases.pop()))
+        end(lambda *_: counters.end_phase(phases.pop()) if phases else None)
 
 
 def _count_keras_steps(counters: ProgressCounters, module: Any) -> None:

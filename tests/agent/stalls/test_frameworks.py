@@ -169,3 +169,13 @@ def test_a_rank_that_compiles_is_in_a_phase_until_the_code_is_made(bench, until)
     (bench.tmp_path / "go").write_text("")
     worker.prints("result 2.0")
     until(lambda: (s := worker.said()) and s["phase"] is None)
+
+
+def test_a_program_that_removes_the_begin_of_a_phase_compiles(bench):
+    script = (
+        "import torch, torch._dynamo.callback as callback\n"
+        "callback.callback_handler.start_callbacks.clear()\n"
+        "print(torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)).item())\n"
+    )
+    worker = bench.start(script)
+    assert worker.wait() == 0, worker.text
