@@ -45,12 +45,10 @@ def _release(node: Node) -> Iterator[None]:
         reserve(talk, 0)
 
 
-def test_a_reservation_is_seen_by_all_used_by_its_owner_and_ends_by_itself_though_its_head_is_gone(
-    node: Node, nodes: Callable[[], Node]
-) -> None:
+def test_a_reservation_is_seen_by_all_and_used_by_its_owner_alone(node: Node, nodes: Callable[[], Node]) -> None:
     other = nodes()
     talk, theirs = node.talk(), other.talk()
-    assert reserve(talk, 15, note="paper\x1b[2J") == 0
+    assert reserve(talk, 900, note="paper\x1b[2J") == 0
     talk.kill()
 
     (told,) = holders(other, theirs)
@@ -59,7 +57,7 @@ def test_a_reservation_is_seen_by_all_used_by_its_owner_and_ends_by_itself_thoug
     assert " until 20" in told
     (seen,) = mine()
     assert (seen["kind"], seen["name"], seen["note"]) == ("reservation", "llama", "paper?[2J")
-    assert seen["until"] - seen["since"] == 15
+    assert seen["until"] - seen["since"] == 900
     with pytest.raises(Refused, match=f"GPU {GPU} is reserved by"):
         other.prepare(theirs, gpus=[GPU], head="elsewhere")
     with pytest.raises(Refused, match=f"GPU {GPU} is reserved by"):
@@ -67,9 +65,18 @@ def test_a_reservation_is_seen_by_all_used_by_its_owner_and_ends_by_itself_thoug
     owner = node.talk()
     assert holders(node, owner, head=HEAD) == []
     node.prepare(owner, gpus=[GPU], head=HEAD)
-    theirs.eventually(lambda: not [claim for claim in mine() if claim.get("kind") == "reservation"])
+    assert reserve(owner, 0) == 1
 
     assert holders(other, theirs) == [f"GPU {GPU} is held by run {node.run} (node node.0)"]
+
+
+def test_a_reservation_ends_by_itself_though_its_head_is_gone(node: Node) -> None:
+    talk, other = node.talk(), node.talk()
+    reserve(talk, 2)
+    talk.kill()
+
+    other.eventually(lambda: not mine())
+    assert holders(node, other) == []
 
 
 def test_a_later_reservation_replaces_an_earlier_one_and_both_can_be_given_back(node: Node) -> None:

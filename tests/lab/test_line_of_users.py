@@ -55,6 +55,7 @@ class Run:
     name: str
     killed: str = ""
     id: str = ""
+    lost_agent: bool = False
 
 
 def user_head(folder: Path, env: Mapping[str, str], nodes: Sequence[Node], uid: int | None) -> Head:
@@ -152,6 +153,8 @@ def test_who_waits_for_its_turn_gets_it_in_order_and_never_two_on_a_gpu(
                 run.id = run.id or find_id(run)
                 if run.id and not run.killed and chance.random() < 0.02:
                     kill(run, made, chance)
+                    for other in alive if run.killed == "agent" else []:
+                        other.lost_agent = True
             for run in [run for run in alive if run.process.poll() is not None]:
                 alive.remove(run)
                 over.append(run)
@@ -167,8 +170,10 @@ def test_who_waits_for_its_turn_gets_it_in_order_and_never_two_on_a_gpu(
     collisions = lab.shared / "two-on-a-gpu"
     assert not collisions.exists(), collisions.read_text()
     served = [run for run in over if not run.killed]
-    bad = {run.name: (run.head.folder / f"{run.name}.log").read_text() for run in served if run.process.returncode}
-    assert not bad, bad
+    # A start that loses a node ends with 4; a run that waits connects again, and has its place.
+    allowed = {run.name: (0, 4) if run.lost_agent else (0,) for run in served}
+    bad = [run for run in served if run.process.returncode not in allowed[run.name]]
+    assert not bad, [(run.head.folder / f"{run.name}.log").read_text() for run in bad]
     moments = {run.name: times(run) for run in served}
     for early, late in itertools.permutations(served, 2):
         (_, queued, granted), (created, _, later) = moments[early.name], moments[late.name]

@@ -2,7 +2,7 @@
 
 The wall time is the sum of these parts:
 
-* **start**: from `up` to the first step of the first attempt.
+* **start**: from `up`, or from the end of its wait for GPUs, to the first step of the first attempt.
 * **restart**: from the end of an attempt to the first step of the next attempt.
 * **stalled**: without progress for longer than the limit of the stall detection, counted from the last progress.
 * **lost**: work that a later attempt did again: by the numbers of the steps, if the job counts them over all attempts;
@@ -91,8 +91,9 @@ def measure_goodput(state: RunState, now: float) -> Goodput:
     """
     if state.created is None:
         return Goodput(lost_steps=None, is_lost_known=False)
-    begin = state.created
+    begin = state.created if state.waited_until is None else state.waited_until
     end = max(begin, now if state.ended is None else state.ended)
+    begin = end if state.phase is RunPhase.WAITING else begin
     attempts = _list_attempts(state, end)
     has_steps = any(attempt.times.first_step_at is not None for attempt in attempts)
     losses = _find_losses([attempt.times for attempt in attempts], has_steps=has_steps)

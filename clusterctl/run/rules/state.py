@@ -318,6 +318,7 @@ class RunState:
         unreadable_lines: The first unreadable line of each file of the run, with the reason.
         results: The files that were fetched at the end, or `None`.
         waits_for: What a waiting run waits for, one text for each node.
+        waited_until: When the run had its GPUs, on the head's wall clock; `None` if it did not wait.
     """
 
     run: str = ""
@@ -325,6 +326,7 @@ class RunState:
     path: str = ""
     phase: RunPhase = RunPhase.STARTING
     waits_for: tuple[str, ...] = ()
+    waited_until: float | None = None
     attempt: int = -1
     world_size: int = 0
     master_addr: str | None = None

@@ -202,7 +202,8 @@ def _update_times(
     match event:
         case head.StartStepProgress(name=head.WAIT_STEP):
             phase = RunPhase.STARTING if event.ended else RunPhase.WAITING
-            return replace(state, phase=phase, waits_for=tuple(f"{node}: {what}" for node, what in event.waiting))
+            waits_for = tuple(f"{node}: {what}" for node, what in event.waiting)
+            return replace(state, phase=phase, waits_for=waits_for, waited_until=time)
         case head.StartStepProgress(name="start", ended=True, failed=False):
             return replace(state, times=replace(times, started=time))
         case head.FirstStepSeen() if event.attempt == state.attempt:

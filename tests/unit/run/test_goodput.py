@@ -23,6 +23,8 @@ from tests.unit.run.told import attempt, told, wrote
 
 Journal = list[tuple[float, head.ControllerEvent]]
 CREATED = head.RunCreated(run="r-1", name="r", path="/c.yaml")
+WAITS = head.StartStepProgress(name=head.WAIT_STEP)
+SERVED = head.StartStepProgress(name=head.WAIT_STEP, ended=True)
 UP = head.StartStepProgress(name="start", ended=True)
 
 
@@ -63,6 +65,8 @@ CRASHED: Journal = [*ONE, (118.0, decided(0)), (120.0, again(1, own_step=99))]
     [
         pytest.param([], 50.0, {}, None, id="no run"),
         pytest.param([(0.0, CREATED)], 7.0, {"start": 7.0}, 0, id="no attempt yet"),
+        pytest.param([(0.0, CREATED), (1.0, WAITS)], 7.0, {}, 0, id="in line"),
+        pytest.param([(0.0, CREATED), (1.0, WAITS), (5.0, SERVED)], 7.0, {"start": 2.0}, 0, id="after the line"),
         pytest.param(ONE[:3], 7.0, {"start": 7.0}, 0, id="workers start"),
         pytest.param(ONE[:3], 40.0, {"start": 8.0, "productive": 32.0}, 0, id="no step known: from the workers' start"),
         pytest.param(ONE[:2], 40.0, {"start": 5.0, "productive": 35.0}, 0, id="no step and no end of the start known"),
