@@ -170,14 +170,25 @@ def find_pids(kind: str, node: Node, run: str) -> list[int]:
     return node.pids_of(patterns[kind])
 
 
-def kill_and_end(kinds: Sequence[str], wait_s: float, node: Node, project: Project) -> None:
-    """Start a run, kill processes of it, end it with `down`, and check that nothing of its container remains."""
+def kill_and_end(kinds: Sequence[str], wait_s: float | None, node: Node, project: Project) -> None:
+    """Start a run, kill processes of it, end it with `down`, and check that nothing of its container remains.
+
+    Args:
+        kinds: The processes.
+        wait_s: When to kill, in seconds after the start of the run; `None`: as soon as a rank works.
+        node: The node.
+        project: The project.
+    """
     folder = project.folder.parent / "state/clusterctl/runs"
     folder.mkdir(parents=True, exist_ok=True)
     known = set(folder.iterdir())
     started = project.start("up", "-d", "--no-health")
     run = wait_for(lambda: next((path.name for path in folder.iterdir() if path not in known), None), what="the run")
-    time.sleep(wait_s)
+    if wait_s is None:
+        wait_for(lambda: find_pids("rank", node, run), 60.0, "a rank")
+        assert containers(node)
+    else:
+        time.sleep(wait_s)
     for kind in kinds:
         if kind == "controller":
             pid = lock_holder(folder / run / "lock")
@@ -196,7 +207,7 @@ def test_no_container_remains_whatever_is_killed(with_podman: Any, project: Proj
     (node,) = with_podman()
     project.declare([node], env={"WAIT": "1"})
     for kinds in (["keeper", "monitor"], ["controller", "agent", "supervisor", "monitor", "rank"]):
-        kill_and_end(kinds, 3.0, node, project)
+        kill_and_end(kinds, None, node, project)
 
 
 @pytest.mark.skipif("CLUSTERCTL_LONG" not in os.environ, reason="takes an hour: `make killer`")
