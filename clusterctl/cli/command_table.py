@@ -88,16 +88,6 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
         ),
     },
     "Nodes": {
-        "who": CommandHelp(
-            "Show which GPUs are free, and who uses the others",
-            ("clusterctl who",),
-            "free users owner occupied busy gpustat w",
-        ),
-        "reserve": CommandHelp(
-            "Hold GPUs for a person until a time",
-            ("clusterctl reserve --for 2h --note TEXT", "clusterctl reserve --release"),
-            "book hold claim block salloc lock keep",
-        ),
         "health": CommandHelp(
             "Check GPUs, drivers, disks, clocks and network of all nodes",
             ("clusterctl health cluster.yaml", "clusterctl health --record health.json"),
@@ -156,6 +146,16 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
         ),
     },
     "Team": {
+        "who": CommandHelp(
+            "Show which GPUs are free, and who uses the others",
+            ("clusterctl who",),
+            "free users owner occupied busy gpustat w",
+        ),
+        "reserve": CommandHelp(
+            "Hold GPUs for a person until a time",
+            ("clusterctl reserve --for 2h --note TEXT", "clusterctl reserve --release"),
+            "book hold claim block salloc lock keep",
+        ),
         "serve": CommandHelp(
             "Serve a live page of all runs for browsers",
             ("clusterctl serve",),
