@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,3 +145,15 @@ def test_a_program_that_cannot_start_is_named_once(tmp_path: Path, command: tupl
 def test_a_controller_without_the_variable_says_so(tmp_path: Path) -> None:
     notes = send(make_run(tmp_path, FAILED), make_spec(tmp_path, hook="NOWHERE_SET"))
     assert notes == ["notify.webhook: the variable NOWHERE_SET is not set, so no message is sent"]
+
+
+@pytest.mark.timeout(60)
+def test_a_url_in_a_file_that_hangs_delays_neither_the_run_nor_another_target(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "hook")
+    spec = make_spec(tmp_path, command=("sh", "-c", f"cat >{tmp_path}/got"))
+    spec = replace(spec, notify=replace(spec.notify, webhook=SecretSpec(file=str(tmp_path / "hook"))))
+    notifier = Notifier(make_run(tmp_path, trouble("one")), spec, lambda _: None)
+    notifier.start()
+
+    wait_for((tmp_path / "got").exists, what="the program")
+    (tmp_path / "hook").write_text("")

@@ -53,12 +53,7 @@ class Notifier:
         self._threads: list[threading.Thread] = []
         self._end = _RunEnd()
         for target in list_targets(spec.notify):
-            try:
-                url = read_url(spec.notify.addresses[target], os.environ) if target != "command" else ""
-            except DeliveryError as error:
-                note(f"notify.{target}: {error}, so no message is sent")
-                continue
-            work = _TargetMessages(run, spec, target, url, note, self._end).send_all
+            work = _TargetMessages(run, spec, target, note, self._end).send_all
             self._threads.append(threading.Thread(target=work, name=f"notify-{target}", daemon=True))
 
     def start(self) -> None:
@@ -86,11 +81,10 @@ class _TargetMessages:
     """The messages to one target, in order. All methods run in the thread of the target."""
 
     def __init__(
-        self, run: RunDir, spec: ClusterSpec, target: str, url: str, note: Callable[[str], object], end: _RunEnd
+        self, run: RunDir, spec: ClusterSpec, target: str, note: Callable[[str], object], end: _RunEnd
     ) -> None:
-        self._run, self._spec, self._target, self._url = run, spec, target, url
+        self._run, self._spec, self._target, self._url = run, spec, target, ""
         self._note, self._end = note, end
-        self._secrets = (*spec.secrets.values(), url)
         path = run.path / f"notify-{target}.jsonl"
         self._results = _read_results(LineTail(path).read_new_lines())
         self._journal = LineFile(path, _RESERVE_BYTES)
@@ -101,6 +95,9 @@ class _TargetMessages:
     def send_all(self) -> None:
         """Send the messages until the run has ended. An unexpected error ends only the messages to this target."""
         try:
+            if self._target != "command":
+                # The file of the URL may lie on a mount that hangs.
+                self._url = read_url(self._spec.notify.addresses[self._target], os.environ)
             events, fold = LineTail(self._run.events), MessageFold(self._run.run)
             is_over = False
             while not is_over:
@@ -108,6 +105,8 @@ class _TargetMessages:
                 is_over = self._end.reached.wait(_POLL_S)
                 for line in events.read_new_lines():
                     self._send_message_about(line, fold)
+        except DeliveryError as error:
+            self._note(f"notify.{self._target}: {error}, so no message is sent")
         except Exception as error:
             # A traceback could contain the URL.
             self._warn(f"stopped by {type(error).__name__}")
@@ -134,7 +133,7 @@ class _TargetMessages:
         if self._left_out:
             message = message.add_line(f"{self._left_out} messages before were left out (notify.max_per_minute)")
             self._left_out = 0
-        self._send(message.finish(self._secrets, repeat=is_repeat))
+        self._send(message.finish((*self._spec.secrets.values(), self._url), repeat=is_repeat))
 
     def _is_over_limit(self, message: Message) -> bool:
         is_full = len(self._sent_at) == self._sent_at.maxlen and time.monotonic() - self._sent_at[0] < _MINUTE_S
