@@ -85,6 +85,7 @@ def test_gpus_are_reserved_for_the_runs_of_their_owner_until_they_are_given_back
         pytest.param((), "`reserve` needs either `--for DURATION` or `--release`", id="no time"),
         pytest.param(("--for", "1h", "--release"), "needs either", id="both"),
         pytest.param(("--for", "31d"), "at most 30d", id="for ever"),
+        pytest.param(("--for", "1h", "--note", "x" * 201), "at most 200 characters", id="a long note"),
         pytest.param(("--for", "soon"), "`soon` is not a duration", id="no duration"),
     ],
 )

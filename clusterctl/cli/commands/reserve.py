@@ -23,6 +23,8 @@ from clusterctl.session.node_session import Session
 from clusterctl.session.request_definitions import RESERVE
 
 _MAX_S = 30 * 86400.0
+_MAX_NOTE = 200
+"""The most characters of a note: nodes read only the first 4096 bytes of the file that describes a reservation."""
 
 
 @click.command("reserve", cls=CliCommand, reads_file=True)
@@ -46,6 +48,8 @@ def command(
         raise click.UsageError("`reserve` needs either `--for DURATION` or `--release`")
     if (seconds or 0.0) > _MAX_S:
         raise click.BadParameter("at most 30d", param_hint="--for")
+    if len(note) > _MAX_NOTE:
+        raise click.BadParameter(f"at most {_MAX_NOTE} characters", param_hint="--note")
     console = common.console()
     spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
     hosts = {host.name: host for host in cluster_selection.select_spec_hosts(spec, nodes)}
