@@ -424,6 +424,8 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
     if not roots:
         return _judge_cycle(hang, found, late | waiting)
     at_peers = [rank for rank in roots if is_waiting_for_peers(hang.snapshots[rank])]
+    if len(roots) > len(waiting) and (at_peers == roots or all(is_polling(hang.snapshots[rank]) for rank in roots)):
+        return _judge_advanced_ranks(hang, roots, waiting, is_at_peers=at_peers == roots)
     if len(at_peers) == len(roots) < len(hang.snapshots):
         # These ranks wait too: in another collective, or in a collective without a number.
         cls, certain = Fault.MISMATCH, False
@@ -434,8 +436,6 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
         # A rank in an operation without a number (such as a wait for a key of the store) may wait for another of these
         # ranks.
         roots = [rank for rank in roots if rank not in at_peers] or roots
-        if len(roots) > len(waiting) and all(is_polling(hang.snapshots[rank]) for rank in roots):
-            return _judge_polling_majority(hang, roots, waiting)
         roots = _remove_polling(hang, roots)
         cls = classify_missing_ranks(hang, roots)
         certain = certain and (cls is not Fault.GIL_HELD or hang.certainly_holds_interpreter_lock(roots[0]))
@@ -449,16 +449,22 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
     )
 
 
-def _judge_polling_majority(hang: HangAnalysis, polling: Sequence[int], waiting: Collection[int]) -> Verdict | None:
-    """Judge a hang in which most ranks check something again and again, and a few have gone on to a collective."""
-    op = next(filter(None, (collectives.find_current_operation(hang.snapshots[rank]) for rank in waiting)), "")
-    have = "has" if len(waiting) == 1 else "have"
+def _judge_advanced_ranks(
+    hang: HangAnalysis, others: Sequence[int], ranks: Collection[int], *, is_at_peers: bool
+) -> Verdict | None:
+    """Judge a few ranks that have gone on to a collective, while most ranks still wait for something else.
+
+    The others wait for their peers, or check something again and again.
+    """
+    op = next(filter(None, (collectives.find_current_operation(hang.snapshots[rank]) for rank in ranks)), "")
+    have, it = ("has", "it") if len(ranks) == 1 else ("have", "they")
     return hang.build_verdict(
         Fault.MISMATCH,
-        Confidence.AMBIGUOUS,
-        f"{hang.describe(polling)} check something again and again, and {format_ranks(sorted(waiting))} {have} gone on "
-        f"to {op or 'a collective'}: what the others check for may be missing there",
-        waiting,
+        Confidence.LIKELY if is_at_peers and len(ranks) == 1 else Confidence.AMBIGUOUS,
+        f"{format_ranks(sorted(ranks))} {have} gone on to {op or 'a collective'}, and {hang.describe(others)} "
+        f"{'wait for their peers' if is_at_peers else 'check something again and again'}: "
+        f"{it} may have left out a part that the others wait for",
+        ranks,
         lambda _: "it has gone on without the others",
     )
 

@@ -314,3 +314,10 @@ def test_the_only_rank_that_has_gone_on_while_all_others_poll_is_named_with_doub
 
     assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.MISMATCH, Confidence.AMBIGUOUS, [3])
     assert "gone on to" in verdict.summary
+
+
+def test_the_only_rank_that_has_gone_on_while_the_others_wait_in_recv_is_named() -> None:
+    receives = {"op": "recv", "seq": {"0": (8, 8)}}
+    verdict = of(waiting(**receives), waiting(seq={"0": (9, 8)}), waiting(**receives), waiting(**receives))
+
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.MISMATCH, Confidence.LIKELY, [1])
