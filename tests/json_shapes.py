@@ -62,7 +62,17 @@ RANKS: Final[Schema] = {"type": "string", "pattern": r"^\d+(-\d+)?(,\d+(-\d+)?)*
 SIGNAL: Final[Schema] = {"type": "string", "pattern": r"^SIG[A-Z0-9+]+$|^signal \d+$"}
 
 RUN_STATE = one_of(
-    "starting", "running", "stalled", "restarting", "stopping", "succeeded", "failed", "cancelled", "lost", "unreadable"
+    "waiting",
+    "starting",
+    "running",
+    "stalled",
+    "restarting",
+    "stopping",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "lost",
+    "unreadable",
 )
 WORKER_STATE = one_of("pending", "starting", "running", "exited", "lost")
 VERDICT = one_of("PASS", "WARN", "FAIL", "SKIP", "UNKNOWN")

@@ -101,7 +101,7 @@ def test_what_a_node_is_doing_in_a_word(state: RunState, words: list[str]) -> No
 
 def test_the_words_of_states_are_those_of_the_documents() -> None:
     assert [phase.value for phase in RunPhase] == [
-        "starting", "running", "stalled", "restarting", "stopping", "succeeded", "failed", "cancelled", "lost",
+        "waiting", "starting", "running", "stalled", "restarting", "stopping", "succeeded", "failed", "cancelled", "lost",
         "unreadable",
     ]  # fmt: skip
     assert [phase.value for phase in RunPhase if phase.is_final] == [
