@@ -28,13 +28,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh fish zsh tmux fuse3 gcc libc6-dev \
-                locales systemd libpam-oath oathtool slurm-wlm munge krb5-kdc krb5-admin-server krb5-user \
-                podman runc busybox-static
+                locales systemd libpam-oath oathtool slurm-wlm munge krb5-kdc krb5-admin-server krb5-user
 WAYS ?= builtin openssh command srun
 WAY_SUITES := $(addprefix tests/lab/test_,faults.py adoption.py up.py remaining.py srun.py)
 SYSTEM_BENCH := pdsh clustershell
+SYSTEM_CONTAINERS := podman runc busybox-static
 
-.PHONY: help up test check lock unit agent lab-tests e2e lab browser bench format dist clean killer controls heavy health-repeat docs mutants worlds fuzz soak why transports screens
+.PHONY: help up test check lock unit agent lab-tests e2e lab browser containers bench format dist clean killer controls heavy health-repeat docs mutants worlds fuzz soak why transports screens
 
 help:  ## Show what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,10 @@ browser: $(VENV)/.dev $(VENV)/.system  ## The live page in a real Chromium, whic
 	@$(MAKE) --no-print-directory system PACKAGES=chromium
 	$(PIP) playwright
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/e2e/test_serve_browser.py $(PYTEST_ARGS)
+
+containers: $(VENV)/.dev $(VENV)/.system  ## Runs in containers of a real podman, which this installs (`make test` skips them without podman)
+	@$(MAKE) --no-print-directory system PACKAGES="$(SYSTEM_CONTAINERS)"
+	$(BIN)/python -m pytest tests/lab/test_containers.py $(PYTEST_ARGS)
 
 worlds: $(VENV)/.dev $(VENV)/.system  ## Play runs in every world that machines may live in, for longer than a false alarm takes
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_worlds.py $(PYTEST_ARGS)
