@@ -82,10 +82,10 @@ def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:
     """Return the GPUs that a run uses on each node, in the order of local ranks. Omit nodes that use all GPUs."""
     try:
         hosts = json.loads(run.spec.read_text())["hosts"]
-    except (OSError, ValueError, KeyError):
-        return {}
-    gpus = {host["name"]: host.get("gpus") for host in hosts}
-    return {n: tuple(range(g)) if isinstance(g, int) else tuple(g) for n, g in gpus.items() if g is not None}
+        gpus = {host["name"]: host.get("gpus") for host in hosts}
+        return {n: tuple(range(g)) if isinstance(g, int) else tuple(g) for n, g in gpus.items() if g is not None}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # The file is missing or damaged.
 
 
 # --- measurements on nodes
