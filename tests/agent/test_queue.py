@@ -32,10 +32,11 @@ def wait(node: Node, talk: Talk, number: int) -> dict[str, Any]:
 
 def test_who_waits_is_told_once_the_head_that_held_the_gpu_is_gone(nodes: Callable[[], Node]) -> None:
     first, second, third = nodes(), nodes(), nodes()
-    holder, waiter, last = first.talk(), second.talk(), third.talk(idle=2.0)
+    holder, waiter = first.talk(), second.talk()
     holder.ask(Command.QUEUE, **asked(first, 1, claim=True))
     held = f"GPU {GPU} is held by run {first.run} (node node.0)"
     assert wait(second, waiter, 2) == {"holders": [held], "ahead": [], "highest": 1}
+    last = third.talk(idle=5.0)
     assert wait(third, last, 3) == {"holders": [held], "ahead": [f"run {second.run}"], "highest": 2}
     with pytest.raises(Refused, match="held by run"):
         waiter.ask(Command.QUEUE, **asked(second, 2, claim=True))
