@@ -38,14 +38,14 @@ def test_who_waits_is_told_once_the_head_that_held_the_gpu_is_gone(nodes: Callab
     assert wait(second, waiter, 2) == {"holders": [held], "ahead": [], "highest": 1}
     last = third.talk(idle=5.0)
     assert wait(third, last, 3) == {"holders": [held], "ahead": [f"run {second.run}"], "highest": 2}
+    # The head of the third is as good as dead: nothing comes from it any more.
+    last.process.wait(30)
     with pytest.raises(Refused, match="held by run"):
         waiter.ask(Command.QUEUE, **asked(second, 2, claim=True))
     again = waiter.post(Command.QUEUE, **asked(second, 2))
     assert waiter.answer(again)["holders"] == [held]
     told = waiter.post(Command.QUEUE, **asked(second, 2))
 
-    # The head of the third is as good as dead: nothing comes from it any more.
-    last.process.wait(30)
     holder.kill()
 
     assert waiter.answer(told) == {**NOBODY, "highest": 0}
