@@ -44,7 +44,7 @@ def test_a_container_keeps_the_python_of_a_host_and_its_nodes_pull_by_default(
     ("text", "words"),
     [
         pytest.param("environment: {uv: .}\n", "has neither `uv.lock` nor `requirements.txt`", id="no lock"),
-        pytest.param("environment: {venv: .venv}\n", "it has no `pyvenv.cfg`", id="no venv"),
+        pytest.param("environment: {venv: .venv}\n", "has neither `pyvenv.cfg` nor `conda-meta/history`", id="no venv"),
         pytest.param("environment: {python: '3.11'}\n", "one of `uv`, `venv`, `container` is missing", id="no source"),
         pytest.param("environment: {uv: a, venv: b}\n", "`uv` and `venv` exclude each other", id="two sources"),
         pytest.param("environment: {uv: ., python: 3}\n", "is not a version such as `3.11`", id="version"),

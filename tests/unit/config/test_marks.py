@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 LONGER_THAN_A_CHARACTER = {
     "idle_without_gpus": "30m",
+    "nodes_backwards": "2..1",
+    "nodes_in_words": "all",
+    "env_in_job": "env",
+    "conda": "conda",
     "idle_too_soon": "59s",
     "idle_without_samples": "1h",
     "results_outside": "../x",

@@ -78,4 +78,11 @@ def worker(rank: int, **changes: Any) -> dict[str, Any]:
 
 def node(number: int, state: str) -> dict[str, Any]:
     address = f"10.0.0.{number + 1}"
-    return {"node": f"n{number}", "node_rank": number, "address": address, "python": None, "state": state}
+    return {
+        "node": f"n{number}",
+        "node_rank": number,
+        "address": address,
+        "python": None,
+        "image": None,
+        "state": state,
+    }
