@@ -90,7 +90,8 @@ def head(make_head: MakeHead) -> LocalHead:
 @pytest.fixture(scope="module")
 def live(head: LocalHead) -> str:
     """What `up` shows on a terminal of a run with hostile workers."""
-    with head.terminal("up", "--no-health", "--verbose") as screen:
+    without_bell = head.__class__(head.folder, {**head.env, "CLUSTERCTL_NO_BELL": "1"})
+    with without_bell.terminal("up", "--no-health", "--verbose") as screen:
         screen.expect(hostile.MARK)
         wait_for(lambda: len(samples(head)) == 2, what="a sample of each node")
         (head.folder / "go").touch()

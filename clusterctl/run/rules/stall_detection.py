@@ -455,11 +455,12 @@ def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tup
     is_waiting = _has_started(watch) and any(
         view.waits_since is not None and view_time - view.waits_since >= limit for view in live
     )
-    if is_waiting or any(view.is_in_collective for view in live):
+    is_in_collective = any(view.is_in_collective for view in live)
+    if is_waiting or is_in_collective:
         longest = find_busy_limit_s(watch, limits)
         # A change of watched files shows that a rank saves a checkpoint and does not only retry.
         stuck_at = max(progressed_at, watch.watched_at or progressed_at)
-        if any(_is_cpu_bound(view) for view in live):
+        if is_in_collective and any(_is_cpu_bound(view) for view in live):
             limit = max(limit, min(BUSY_FACTOR * max(limit, limits.timeout or 0.0), longest))
     elif _has_started(watch):
         longest = max(find_max_stall_limit_s(watch, limits), _default_max_limit_s(watch))
