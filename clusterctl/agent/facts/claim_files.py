@@ -26,7 +26,8 @@ PREFIX = "clusterctl-gpus-"
 LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 MAX_RECORD_BYTES = 4096
 WAITING, RESERVATION = "waiting", "reservation"
-_MAX_NUMBER = 1_000_000_000
+MAX_NUMBER = 1_000_000_000
+"""The highest number of a ticket. Tickets with equal numbers have an order too."""
 _MAX_VALUE = 1e11
 _MAX_CLAIMS_OF_USER = 64
 """The most listed claims of one user, so that nobody can hide the claims of others behind many of his own."""
@@ -128,7 +129,7 @@ class Record(NamedTuple):
     def ticket(self) -> Ticket | None:
         """The ticket, if the run has waited in line."""
         number, wanted = self.fields.get("number"), self.fields.get("wanted")
-        if type(number) is not int or not 0 < number <= _MAX_NUMBER or not isinstance(wanted, list):
+        if type(number) is not int or not 0 < number <= MAX_NUMBER or not isinstance(wanted, list):
             return None
         names = str(self.fields.get("run")), str(self.fields.get("node"))
         is_waiting = self.fields.get("kind") == WAITING

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from clusterctl.agent.facts.claim_files import (
     LOCK,
+    MAX_NUMBER,
     MAX_RECORD_BYTES,
     PREFIX,
     RESERVATION,
@@ -182,7 +183,7 @@ class GpuClaims:
         """Describe this run to all users of the machine, also if it claims no GPU; a later call adds details.
 
         `who` shows the details: `kind` (`run`, `reservation` or `waiting`), `name`, `since`, `until`, `note`, `head`,
-        `workers`, `step` and `step_at`. Nothing depends on them, so no error is raised.
+        `workers`, `step` and `step_at`. A run works without a description, so no error is raised.
         """
         with contextlib.suppress(OSError, GpuClaimError):
             self._describe_run(details)
@@ -238,7 +239,8 @@ class GpuClaims:
         ahead = sorted(ticket for ticket in tickets if self._is_blocked_by(ticket, names.keys() - granted))
         if any((ticket.run, ticket.user) == (self._run, os.geteuid()) for ticket in ahead):
             raise GpuClaimError("another node of this run is on this machine, and wants the same GPUs")
-        highest = max((ticket.number for ticket in tickets), default=0)
+        # A run takes the next number. Above the limit it would have no ticket, so it shares the highest number then.
+        highest = min(max((ticket.number for ticket in tickets), default=0), MAX_NUMBER - 1)
         return QueueView([*holders.values()], [_describe_ticket(ticket) for ticket in ahead], highest)
 
     def _is_blocked_by(self, ticket: Ticket, names: Collection[str]) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent.facts.claim_files import PREFIX, Ticket
+from clusterctl.agent.facts.claim_files import MAX_NUMBER, PREFIX, Ticket
 from clusterctl.agent.supervisor.gpu_claims import GpuClaimError, GpuClaims
 
 if TYPE_CHECKING:
@@ -236,6 +236,18 @@ def test_a_file_that_is_no_ticket_blocks_nobody(folder: str, record: dict[str, o
 
     assert run.survey([0]) == ([], [], 0)
     stranger.release()
+
+
+def test_a_run_has_a_place_in_line_behind_the_highest_number_that_a_stranger_can_take(folder: str) -> None:
+    stranger, run, later = (GpuClaims(name, "n1", folder) for name in ("run-1", "run-2", "run-3"))
+    stranger.take_ticket(MAX_NUMBER, [0], {})
+
+    run.take_ticket(1 + run.survey([0]).highest, [0], {})
+    later.take_ticket(1 + later.survey([0]).highest, [0], {})
+
+    assert later.survey([0]).ahead == ["run run-1", "run run-2"]
+    for claims in (stranger, run, later):
+        claims.release()
 
 
 def test_where_nobody_may_wait_the_reason_is_told(tmp_path: Path) -> None:
