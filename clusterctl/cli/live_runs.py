@@ -122,14 +122,9 @@ class _RunList:
         if (end := read_summary(run.summary, run.events)) is not None:
             return RunSnapshot(state=end.state, has_controller=False, activity={0: WorkerActivity(step=end.step)})
         reader = self._readers.setdefault(run.run, StateReader(run))
-        state, attended = load_state_and_attendance(run, lambda _: _read_new_events(reader))
+        state, attended = load_state_and_attendance(run, lambda _: reader.load_state())
         newest = sample_files.read_latest_activities(run, state, sample_files.PROGRESS_FIELDS)
         return RunSnapshot(state=state, has_controller=attended, activity=make_sampled_activity(state, newest, now))
-
-
-def _read_new_events(reader: StateReader) -> RunState:
-    reader.apply_new_events()
-    return reader.state
 
 
 class _RunFeed:

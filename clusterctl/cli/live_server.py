@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from ipaddress import ip_address
@@ -23,7 +22,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from clusterctl.cli.live_runs import MAX_RANKS, LiveReader, LiveUpdate, Watch
-from clusterctl.cli.option_values import parse_rank_set
+from clusterctl.cli.option_values import is_own_host, parse_rank_set
 from clusterctl.render.live_page import load_live_page
 
 MAX_BROWSERS = 100
@@ -198,19 +197,3 @@ class LiveServer:
                 self._browsers.discard(browser)
 
         return StreamingResponse(stream(), media_type="text/event-stream")
-
-
-def is_own_host(header: str, *, is_loopback: bool) -> bool:
-    """Return whether a `Host` header names this server.
-
-    A page of another site that resolves its own name to this machine (DNS rebinding) has another name in this header.
-    An address cannot be rebound.
-    """
-    name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() and not header.endswith("]") else header
-    if name.lower() == "localhost":
-        return True
-    try:
-        address = ip_address(name.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return not is_loopback and name.lower() in {socket.gethostname().lower(), os.uname().nodename.lower()}
-    return address.is_loopback or not is_loopback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -197,3 +198,23 @@ def parse_listen_address(text: str) -> tuple[str, int]:
         said = f"`{text}` is not PORT or ADDRESS:PORT with an IP address, e.g. 9736 or 127.0.0.1:9736"
         raise click.BadParameter(said, param_hint="--listen")
     return address, number
+
+
+def is_own_host(header: str, *, is_loopback: bool) -> bool:
+    """Return whether a `Host` header names the server that got it.
+
+    A page of another site that resolves its own name to this machine (DNS rebinding) has another name in this header.
+    An address cannot be rebound.
+
+    Args:
+        header: The header.
+        is_loopback: Whether the server listens on a loopback address.
+    """
+    name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() and not header.endswith("]") else header
+    if name.lower() == "localhost":
+        return True
+    try:
+        address = ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return not is_loopback and name.lower() == os.uname().nodename.lower()
+    return address.is_loopback or not is_loopback

@@ -34,7 +34,7 @@ class RunDataReader:
 
     def load_data(self) -> TopData:
         """Return the newest values for the screen."""
-        state, attended = load_state_and_attendance(self._run, self._load_state)
+        state, attended = load_state_and_attendance(self._run, lambda _: self._reader.load_state())
         nodes = sorted(state.nodes.values(), key=lambda node: node.node_rank)
         most = _FIRST_SAMPLES // max(1, len(nodes))
         for node in nodes:
@@ -67,10 +67,6 @@ class RunDataReader:
             ranks_sampled_at=min(times, default=None),
             read_last_line=lambda rank: self._last_line(state, rank),
         )
-
-    def _load_state(self, _: RunDir) -> RunState:
-        self._reader.apply_new_events()
-        return self._reader.state
 
     def clock_ahead_s(self, node: str) -> float:
         """Return by how many seconds the wall clock of a node is ahead of the head's; 0 if unknown."""

@@ -33,13 +33,13 @@ def render_failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str
 def load_findings(run: RunDir) -> list[FindingRow]:
     """Return the findings of the checks before the start; equal findings of several nodes are merged."""
     try:
-        told = json.loads((run.path / "health.json").read_bytes())["findings"]
-        known = [(str(f["status"]), str(f["check"]), str(f["message"]), f["node"]) for f in told]
+        found = json.loads((run.path / "health.json").read_bytes())["findings"]
+        known = [(str(f["status"]), str(f["check"]), str(f["message"]), f["node"]) for f in found]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return []
     alike: dict[tuple[str, str, str], list[str]] = {}
     for status, check, message, node in known:
         if status not in ("PASS", "SKIP"):
             alike.setdefault((status, check, message), []).extend([] if node is None else [str(node)])
-    found = [FindingRow(status=s, check=c, message=m, nodes=nodes) for (s, c, m), nodes in alike.items()]
-    return sorted(found, key=lambda one: one.status != "FAIL")
+    rows = [FindingRow(status=s, check=c, message=m, nodes=nodes) for (s, c, m), nodes in alike.items()]
+    return sorted(rows, key=lambda one: one.status != "FAIL")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import zlib
 
+from clusterctl.agent.protocol.command_messages import ENVIRONMENTS_FOLDER
+
 _WORKDIR_ROOT = "~/.local/share/clusterctl/work"
 
 
@@ -18,13 +20,10 @@ def build_default_workdir(cluster_name: str, cluster_folder: str) -> str:
     return f"{_WORKDIR_ROOT}/{cluster_name}-{zlib.crc32(os.fsencode(cluster_folder)):08x}"
 
 
-_ENVIRONMENTS_ROOT = "~/.local/share/clusterctl/environments"
-
-
 def build_environment_python(*settings: str | None) -> str:
     """Return the path on a node of the Python that the last `up` with these settings has made, through a link."""
     digest = zlib.crc32("\0".join(part or "" for part in settings).encode("utf-8", "surrogateescape"))
-    return f"{_ENVIRONMENTS_ROOT}/.current/{digest:08x}/bin/python"
+    return f"~/{ENVIRONMENTS_FOLDER}/.current/{digest:08x}/bin/python"
 
 
 def rename_default_workdir(workdir: str | None, old: str, new: str) -> str | None:

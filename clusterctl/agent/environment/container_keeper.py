@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_messages import RequestError
     from clusterctl.agent.protocol.command_payload_types import Container
 
-FOLDER = "~/.local/share/clusterctl/environments"
+FOLDER = f"~/{command_messages.ENVIRONMENTS_FOLDER}"
 """The folder of environments, which has the images of apptainer."""
 
 _VERSION_LIMIT_S = 10.0

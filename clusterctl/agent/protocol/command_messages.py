@@ -154,6 +154,9 @@ NETWORK_INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_S
 CACHE_VARIABLES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
 """The variables that choose where libraries keep compiled code."""
 
+ENVIRONMENTS_FOLDER = ".local/share/clusterctl/environments"
+"""The folder of environments on a node, below the home."""
+
 DOWNLOAD_VARIABLES = ("HF_HOME", "HF_HUB_CACHE")
 """The variables that choose where libraries of Hugging Face keep downloads."""
 

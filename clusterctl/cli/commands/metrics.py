@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 from typing_extensions import override
@@ -21,7 +20,7 @@ from typing_extensions import override
 from clusterctl.cli import options
 from clusterctl.cli.base_command import CliCommand, CommonOptions
 from clusterctl.cli.node_stats import read_run_gpus
-from clusterctl.cli.option_values import parse_listen_address
+from clusterctl.cli.option_values import is_own_host, parse_listen_address
 from clusterctl.cli.run_views import make_sampled_activity
 from clusterctl.errors import RefusedError
 from clusterctl.render.metrics_text import CONTENT_TYPE, MAX_SAMPLE_AGE_S, RunMetrics, render_metrics
@@ -30,7 +29,6 @@ from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import StateReader, list_runs, load_state_and_attendance, read_summary
 from clusterctl.run.rules.goodput import measure_goodput
-from clusterctl.run.rules.state import RunState
 
 MAX_RUNS = 32
 """The most runs with series; the newest come first."""
@@ -102,11 +100,7 @@ class MetricsSource:
 
 
 def _load_run(run: RunDir, reader: StateReader, now: float) -> RunMetrics:
-    def load(_: RunDir) -> RunState:
-        reader.apply_new_events()
-        return reader.state
-
-    state, attended = load_state_and_attendance(run, load)
+    state, attended = load_state_and_attendance(run, lambda _: reader.load_state())
     goodput = measure_goodput(state, now)
     if state.is_over:
         return RunMetrics(state=state, has_controller=attended, goodput=goodput)
@@ -153,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a scrape."""
-        if self.server.is_loopback and not _is_loopback_name(str(self.headers["Host"])):
+        if self.server.is_loopback and not is_own_host(str(self.headers["Host"]), is_loopback=True):
             # A page of another site in a browser on this head may have a name that leads to 127.0.0.1.
             self.send_error(403, "the header Host has to be an address of this head or localhost")
             return
@@ -170,13 +164,6 @@ class _Handler(BaseHTTPRequestHandler):
     @override
     def log_message(self, *_: Any) -> None:
         """Write nothing: Prometheus asks every few seconds."""
-
-
-def _is_loopback_name(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ip_address(name).is_loopback
-    return False
 
 
 def _encode(text: str) -> bytes:

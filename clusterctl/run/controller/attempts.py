@@ -127,7 +127,7 @@ class StartSequence(ThreadOwnedAttributes):
             if self._max_wait_s > 0:
                 wait.leave(unfit)
         if self._max_wait_s <= 0 and layout.get_job(run.spec).nodes is not None:
-            wait.look([host.name for host in run.spec.worker_hosts])
+            wait.survey([host.name for host in run.spec.worker_hosts])
             self._take_nodes(layout.choose_nodes(run.spec, wait.busy), wait.busy)
         run.executor.call_on_loop(lambda: run.excluded_spares.update(unfit))
         hosts = run.spec.worker_hosts

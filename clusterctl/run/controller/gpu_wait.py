@@ -53,8 +53,8 @@ class GpuWait:
         """The nodes on which other runs hold or await GPUs of this run, each with a sentence."""
         return {node: describe_view(view) for node, view in self._views.items() if not is_ready(view)}
 
-    def look(self, nodes: Collection[str]) -> None:
-        """Look once who uses the GPUs of these nodes.
+    def survey(self, nodes: Collection[str]) -> None:
+        """Ask these nodes once who uses their GPUs.
 
         Raises:
             ClusterctlError: A node does not answer, or refuses to answer.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, TypeVar
 
+from clusterctl.agent.protocol.command_messages import ENVIRONMENTS_FOLDER
 from clusterctl.agent.protocol.command_payload_types import ExecArguments
 from clusterctl.agent.protocol.frames import StreamData
 from clusterctl.errors import ClusterctlError, NodeEnvironmentError
@@ -27,7 +28,7 @@ _MAX_OUTPUT_BYTES = 1 << 20
 
 def get_environments_folder(session: Session) -> str:
     """Return the folder of environments on a node."""
-    return f"{session.hello.get('home') or '/tmp'}/.local/share/clusterctl/environments"
+    return f"{session.hello.get('home') or '/tmp'}/{ENVIRONMENTS_FOLDER}"
 
 
 def call_until_failure(

@@ -140,6 +140,11 @@ class StateReader:
         if errors is not None:
             self._add_unreadable(self._run.events.name, errors)
 
+    def load_state(self) -> RunState:
+        """Apply the new events, and return the state."""
+        self.apply_new_events()
+        return self.state
+
     def _add_unreadable(self, file: str, error: Exception) -> None:
         """Record the first unreadable line of a file."""
         if file not in self._named:
@@ -151,9 +156,7 @@ class StateReader:
 
 def load_state(run: RunDir) -> RunState:
     """Return the state of a run from its journals."""
-    reader = StateReader(run)
-    reader.apply_new_events()
-    return reader.state
+    return StateReader(run).load_state()
 
 
 def load_controller_state(run: RunDir) -> RunState:
