@@ -1,0 +1,129 @@
+"""Measurements of deep checks: their names, their form in facts, and the formulas of bus bandwidth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+FACT = "deep"
+"""The key in the facts of a node whose value lists its measurements as JSON. Without this key nothing was measured."""
+
+
+class Measure(str, Enum):
+    """What a measurement measures.
+
+    Values that end with `_errors` count faults: 0 is healthy. `GEMM_DIGEST`, `PCIE_LINK` and `THROTTLE` are
+    categories (`Measurement.digest`). All other values are rates: less is worse.
+    """
+
+    CONTEXT_ERRORS = "context_errors"  # Of GPUs that torch could not use at all; `detail` has the error.
+    MEMORY_ERRORS = "memory_errors"  # Words that did not have the value written before.
+    GEMM_ERRORS = "gemm_errors"  # Repeats of one GEMM whose bits differ from the first.
+    GEMM_DIGEST = "gemm_digest"  # Hash of the result, the same on all GPUs of a model.
+    GEMM_TFLOPS = "gemm_tflops"
+    MEMORY_BANDWIDTH = "memory_bandwidth"  # GB/s, reads and writes together.
+    HOST_TO_DEVICE = "host_to_device"  # GB/s.
+    DEVICE_TO_HOST = "device_to_host"  # GB/s.
+    CLOCK = "clock"  # MHz under load.
+    PCIE_LINK = "pcie_link"  # Generation and width under load, such as `5x16`.
+    THROTTLE = "throttle"  # Reasons under load that mean a fault, such as `hw_thermal`; `none`.
+    NODE_ALL_REDUCE = "node_all_reduce"  # GB/s of bus bandwidth among the GPUs of a node.
+    PAIR_ALL_REDUCE = "pair_all_reduce"  # The same between two nodes.
+    GROUP_ALL_REDUCE = "group_all_reduce"  # The same among more nodes.
+
+    @property
+    def counts_errors(self) -> bool:
+        """Whether the value counts faults."""
+        return self.value.endswith("_errors")
+
+    @property
+    def is_category(self) -> bool:
+        """Whether a measurement has a digest in place of a value."""
+        return self in (Measure.GEMM_DIGEST, Measure.PCIE_LINK, Measure.THROTTLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One measured value. Repeats are several measurements: of rates the best one counts, because load only slows down.
+
+    Attributes:
+        node: Name of the node, which also holds the measurement in its facts.
+        measure: What was measured.
+        gpu: Index of the GPU, or `None`. Without GPUs, the CPU is measured.
+        peers: The other nodes that took part: one for a pair, more for a group.
+        variant: What else distinguishes the value by design, such as the precision of a GEMM or `ring/simple` of a
+            collective. Values are compared within one variant.
+        model: Everything of the machine that may change the value by design: the model of the GPU or CPU, and
+            for digests the versions of the libraries. Values are compared within one model.
+        value: The number. `None`: it could not be measured, and `detail` says why.
+        digest: The value of a category. `None`: as for `value`.
+        detail: What else was seen, such as power and temperature, or the error.
+    """
+
+    node: str
+    measure: Measure
+    gpu: int | None = None
+    peers: tuple[str, ...] = ()
+    variant: str = ""
+    model: str = ""
+    value: float | None = None
+    digest: str | None = None
+    detail: str = ""
+
+    @property
+    def members(self) -> frozenset[str]:
+        """The nodes that took part."""
+        return frozenset((self.node, *self.peers))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is a value."""
+        return (self.digest if self.measure.is_category else self.value) is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the measurement as an entry of the fact `FACT`."""
+        return {**asdict(self), "measure": self.measure.value, "peers": list(self.peers)}
+
+
+def measurement_from_json(value: Mapping[str, Any]) -> Measurement:
+    """Return a measurement from its JSON.
+
+    Raises:
+        LookupError, TypeError, ValueError: A field is missing, unknown or invalid.
+    """
+    return Measurement(**{**value, "measure": Measure(value["measure"]), "peers": tuple(value.get("peers", ()))})
+
+
+def read_measurements(facts_by_node: Mapping[str, Mapping[str, Any]]) -> list[Measurement]:
+    """Return all measurements in the facts of some nodes."""
+    return [measurement_from_json(entry) for facts in facts_by_node.values() for entry in facts.get(FACT) or ()]
+
+
+def add_measurements(facts_by_node: Mapping[str, dict[str, Any]], measurements: Iterable[Measurement]) -> None:
+    """Write measurements into the facts of their nodes. Each of these nodes then counts as measured."""
+    for facts in facts_by_node.values():
+        facts.setdefault(FACT, [])
+    for measurement in measurements:
+        facts_by_node[measurement.node][FACT].append(measurement.to_json())
+
+
+_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 0, "reduce": 0}
+"""How often a collective sends the share of all other ranks; 0: the whole buffer passes each link once."""
+
+
+def compute_bus_bandwidth(collective: str, *, ranks: int, size_bytes: int, duration_s: float) -> float:
+    """Return the bus bandwidth of a collective in GB/s, by the formulas of nccl-tests (`doc/PERFORMANCE.md`).
+
+    Bus bandwidth does not depend on the number of ranks if the slowest link limits the collective, so that it can be
+    compared with the speed of the hardware.
+
+    Args:
+        collective: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast` or `reduce`.
+        ranks: Number of ranks.
+        size_bytes: The size as in nccl-tests: of the larger buffer of a rank.
+        duration_s: Seconds of one collective.
+    """
+    factor = _PASSES[collective] * (ranks - 1) / ranks or 1.0
+    return factor * size_bytes / duration_s / 1e9

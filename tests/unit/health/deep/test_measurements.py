@@ -1,0 +1,47 @@
+"""Measurements travel in facts, and bus bandwidth follows the formulas of nccl-tests."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clusterctl.health.deep.measurements import (
+    Measure,
+    Measurement,
+    add_measurements,
+    compute_bus_bandwidth,
+    read_measurements,
+)
+
+
+def test_measurements_survive_the_facts() -> None:
+    facts: dict[str, dict[str, object]] = {"a": {}, "b": {"unreachable": "timeout"}}
+    measured = [
+        Measurement(node="a", measure=Measure.GEMM_TFLOPS, gpu=3, variant="bfloat16", model="H100", value=640.5),
+        Measurement(node="a", measure=Measure.GEMM_DIGEST, gpu=3, digest="9f", detail="61 C"),
+        Measurement(node="a", measure=Measure.PAIR_ALL_REDUCE, peers=("b",), detail="timeout"),
+    ]
+
+    add_measurements(facts, measured)
+
+    assert read_measurements(json.loads(json.dumps(facts))) == measured
+    assert [entry.is_measured for entry in measured] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "expected"),
+    [
+        ("all_reduce", 2, 1.0),
+        ("all_reduce", 8, 1.75),
+        ("all_gather", 4, 0.75),
+        ("reduce_scatter", 4, 0.75),
+        ("all_to_all", 8, 0.875),
+        ("broadcast", 8, 1.0),
+        ("reduce", 2, 1.0),
+    ],
+)
+def test_bus_bandwidth_follows_nccl_tests(collective: str, ranks: int, expected: float) -> None:
+    bandwidth = compute_bus_bandwidth(collective, ranks=ranks, size_bytes=10**9, duration_s=1.0)
+
+    assert bandwidth == pytest.approx(expected)
