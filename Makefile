@@ -10,6 +10,7 @@
 #   WAYS         over which ways to the nodes `make transports` plays its suites
 #   KILLER_START   how it starts its ranks              (make killer KILLER_START=fork)
 #   FUZZ_INPUTS  how many inputs `make fuzz` makes up in all
+#   RELEASE_ARGS  what `make release` gets              (make release RELEASE_ARGS=--tag)
 #   MUTANTS      how many `make mutants` draws, by MUTANTS_SEED
 
 SHELL := /bin/bash
@@ -32,9 +33,10 @@ SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh
 WAYS ?= builtin openssh command srun
 WAY_SUITES := $(addprefix tests/lab/test_,faults.py adoption.py up.py remaining.py srun.py)
 SYSTEM_BENCH := pdsh clustershell
+SITE_PACKAGES := zensical==0.0.73,pyyaml
 SYSTEM_CONTAINERS := podman runc busybox-static
 
-.PHONY: help up test check lock unit agent lab-tests e2e lab browser containers bench format dist clean killer controls heavy health-repeat docs mutants worlds fuzz soak why transports screens
+.PHONY: help up test check lock unit agent lab-tests e2e lab browser containers bench format release site clean killer controls heavy health-repeat docs mutants worlds fuzz soak why transports screens
 
 help:  ## Show what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -131,8 +133,11 @@ docs: $(VENV)/.dev  ## Write the generated files again
 	$(BIN)/python -m clusterctl.config.schema docs/cluster-file.md
 	$(BIN)/python -m clusterctl.health.reference_page > docs/health.md
 
-dist: $(VENV)/.dev  ## Build the wheel
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+release: $(VENV)/.dev  ## Build wheel, sdist, .pyz, SBOM and notes into dist/, install and run each; publishes nothing (RELEASE_ARGS=--tag)
+	$(BIN)/python .ci/release.py $(RELEASE_ARGS)
+
+site: $(VENV)/.dev  ## Build the documents as a static site (build/site), and check all its links
+	$(BIN)/uv run --quiet --no-project --with $(SITE_PACKAGES) .ci/site.py
 
 clean:  ## Remove what make made
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -209,6 +209,7 @@ MENTIONED: Final = {
     "pip install 'clusterctl[notify]'": "how apprise gets to the head",
     "pip install 'clusterctl[serve]'": "how starlette and uvicorn get to the head",
     "python -m": "how `module` is meant",
+    "python -m http.server -d build/site": "how a person sees the site",
     "python -I": "a process that is not watched from inside",
     "python -I -S -X utf8 … serve": "how the agent is started",
     "ssh -G": "what clusterctl asks about a host",
