@@ -184,6 +184,11 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
             ),
             "new create setup generate add templates template examples example",
         ),
+        "demo": CommandHelp(
+            "Train on four nodes of this machine, and break them by keys",
+            ("clusterctl demo", "clusterctl demo --keys kfcdq", "clusterctl demo --record demo.cast"),
+            "try tour tutorial playground",
+        ),
         "config": CommandHelp(
             "Check and print the cluster file",
             (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,8 +13,7 @@ from clusterctl.cli.run_problems import load_findings, render_failure
 from clusterctl.cli.run_views import make_sampled_activity
 from clusterctl.logs.follow import LogFollower
 from clusterctl.logs.log_line import LogLine, LogQuery, Skew
-from clusterctl.logs.printed_values import find_printed_values
-from clusterctl.logs.safe_text import strip_colours
+from clusterctl.logs.printed_values import PrintedSeries
 from clusterctl.render import live_page
 from clusterctl.render.charts import TimeAxis
 from clusterctl.render.live_page import encode_event
@@ -34,8 +33,6 @@ _LIST_INTERVAL_S, _NODES_INTERVAL_S, _CURVES_INTERVAL_S, _ENDED_INTERVAL_S = 5.0
 _FORGET_AFTER_S = 60.0
 """A run that no browser shows is forgotten after this time, so that a reload does not read all its files again."""
 _MAX_LOG_LINES, _MAX_LOG_BATCHES = 400, 20
-_MAX_CURVE_LINES, _MAX_POINTS = 20_000, 400
-_MAX_PRINTED_NAMES = 5
 _MACHINES = {"gpu": ("GPU utilisation", "%"), "gpu memory": ("GPU memory", "%"), "power": ("GPU power of a node", "W")}
 
 
@@ -135,7 +132,7 @@ class _RunFeed:
         self.view: RunSnapshot | None = None
         self._reader = RunDataReader(run, with_output_times=False)
         self.clock_ahead_s = self._reader.clock_ahead_s
-        self._printed: _PrintedValues | None = None
+        self._printed: PrintedSeries | None = None
         self._values: dict[str, object] = {}
         self._sections: dict[str, bytes] = {}
         self._nodes_due = self._curves_due = -math.inf
@@ -192,10 +189,10 @@ class _RunFeed:
             return []
         axis = TimeAxis(state.created, now if state.ended is None else state.ended)
         if self._printed is None:
-            self._printed = _PrintedValues(self.run, min(state.workers), self.clock_ahead_s)
+            self._printed = PrintedSeries(self.run.path, min(state.workers), self.clock_ahead_s)
         nodes = dict.fromkeys(node for _, node, _ in state.placements)
         curves = sample_files.read_curves(self.run, {node: self.clock_ahead_s(node) for node in nodes})
-        printed = self._printed.read_series()
+        printed = self._printed.read()
         steps: dict[str, Sequence[Point]] = {f"rank {rank}": points for rank, points in curves.steps.items()}
         if not steps and "step" in printed:
             steps[f"printed by rank {min(state.workers)}"] = printed["step"]
@@ -209,29 +206,6 @@ class _RunFeed:
             ),
         ]
         return [chart for chart in charts if chart is not None]
-
-
-class _PrintedValues:
-    """The losses and steps that a rank has printed, over time."""
-
-    def __init__(self, run: RunDir, rank: int, skew: Skew) -> None:
-        query = LogQuery(ranks=frozenset({rank}), tail=_MAX_CURVE_LINES)
-        self._follower = LogFollower(run.path, query, frame_interval=None, skew=skew)
-        self._series: dict[str, list[Point]] = {}
-        self._add(self._follower.history())
-
-    def read_series(self) -> Mapping[str, Sequence[Point]]:
-        self._add(self._follower.poll())
-        return self._series
-
-    def _add(self, lines: Iterable[LogLine]) -> None:
-        for line in lines:
-            for name, value in find_printed_values(strip_colours(line.text)).items():
-                if name in self._series or len(self._series) < _MAX_PRINTED_NAMES:
-                    points = self._series.setdefault(name, [])
-                    points.append((line.time, value))
-                    if len(points) > _MAX_POINTS:
-                        del points[1::2]
 
 
 class _LogFeed:

@@ -68,6 +68,7 @@ CASES: dict[str, list[Case]] = {
     "cp": [Case(("cp", "localhost:cluster.yaml", "copied.yaml")), Case(("cp", "x"), code=2)],
     "cast": [Case(("cast", "cluster.yaml", "copies/")), Case(("cast", "x"), code=2)],
     "sync": [Case(("sync",))],
+    "demo": [Case(("demo",), code=6)],
     "config": [Case(("config",)), Case(("config", "--env", "0")), Case(("config", "--schema"))],
     "init": [Case(("init", "--help")), Case(("init", "--list"))],
     "notify": [Case(("notify", "--test", "--set", "notify.command=[cat]")), Case(("notify", "--test"), code=6)],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from clusterctl.logs.printed_values import find_printed_values
@@ -34,3 +36,17 @@ from clusterctl.logs.printed_values import find_printed_values
 )
 def test_the_losses_and_the_step_of_a_line_are_found(line: str, values: dict[str, float]) -> None:
     assert find_printed_values(line) == values
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        pytest.param("reward=0.25 after 7", {"reward": 0.25, "step": 7.0}, id="all-groups"),
+        pytest.param("reward=0.25", {"reward": 0.25}, id="a-group-that-took-no-part"),
+        pytest.param("reward=- after 7", {"step": 7.0}, id="no-number"),
+        pytest.param("step 3 loss 1.0", {}, id="not-what-is-found-without-a-pattern"),
+    ],
+)
+def test_a_pattern_names_the_values_itself(line: str, values: dict[str, float]) -> None:
+    pattern = re.compile(r"reward=(?P<reward>\S+)(?: after (?P<step>\d+))?")
+    assert find_printed_values(line, pattern) == values
