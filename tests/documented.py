@@ -128,6 +128,8 @@ ELSEWHERE: Final = {
     "python -m benchmarks": "Makefile",
     "clusterctl ps | head -1": "tests/e2e/test_streams.py",
     "clusterctl exec --stream": "tests/e2e/test_streams.py",
+    "clusterctl demo": "tests/e2e/test_demo.py",
+    "clusterctl demo --keys kq --record demo.cast": "tests/e2e/test_demo.py",
     "clusterctl doctor": "tests/e2e/test_doctor.py",
     "clusterctl notify --test": "tests/e2e/test_notify.py",
     "clusterctl config -q cluster.yaml": "tests/e2e/test_api.py",

@@ -186,7 +186,7 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
         ),
         "demo": CommandHelp(
             "Train on four nodes of this machine, and break them by keys",
-            ("clusterctl demo", "clusterctl demo --keys kfcdq", "clusterctl demo --record demo.cast"),
+            ("clusterctl demo", "clusterctl demo --keys kq --record demo.cast"),
             "try tour tutorial playground",
         ),
         "config": CommandHelp(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.cli import demo_cluster
+from tests.documented import typed
 from tests.e2e.terminal import Terminal
 from tests.lab.waiting import wait_for
 
@@ -43,7 +44,8 @@ def test_a_killed_rank_is_named_on_the_screen_and_in_the_recording_and_nothing_r
     tmp_path: Path, env: Mapping[str, str]
 ) -> None:
     cast = tmp_path / "demo.cast"
-    with Terminal("demo", "--keys", "kq", "--record", str(cast), folder=tmp_path, env=env, rows=36) as screen:
+    arguments = typed("clusterctl demo --keys kq --record demo.cast")
+    with Terminal(*arguments, folder=tmp_path, env=env, rows=36) as screen:
         assert screen.wait() == 0
 
     size, *frames = [json.loads(line) for line in cast.read_text().splitlines()]
@@ -56,7 +58,7 @@ def test_a_killed_rank_is_named_on_the_screen_and_in_the_recording_and_nothing_r
 
 
 def test_a_killed_demo_leaves_nothing(tmp_path: Path, env: Mapping[str, str]) -> None:
-    argv = [sys.executable, "-m", "clusterctl", "demo", "--for", "10m"]
+    argv = [sys.executable, "-m", "clusterctl", *typed("clusterctl demo"), "--for", "10m"]
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as demo:
         assert demo.stdout is not None
         next(line for line in demo.stdout if "4/4   master" in line)
