@@ -336,9 +336,30 @@ FINDING: Final = an_object(
 )
 HEALTH: Final = an_object(
     verdict=VERDICT,
-    nodes=filled(a_list(an_object(node=TEXT, verdict=VERDICT, findings=a_list(FINDING), facts=ANYTHING))),
+    nodes=filled(
+        a_list(an_object(node=TEXT, verdict=VERDICT, offence=or_null(TEXT), findings=a_list(FINDING), facts=ANYTHING))
+    ),
     cluster=a_list(FINDING),
 )
+
+HISTORY: Final = a_list(
+    an_object(
+        node=TEXT,
+        machine=TEXT,
+        host_key=or_null(TEXT),
+        gpus=a_list(an_object(gpu=COUNT, card=or_null(TEXT), model=or_null(TEXT))),
+        checks=COUNT,
+        last_check=TIME,
+        counts=a_map(COUNT),
+        offence=or_null(TEXT),
+        records=a_list(
+            an_object(
+                node=TEXT, kind=one_of("lost", "failure", "verdict", "finding"), cause=TEXT, at=TIME, last_at=TIME,
+                count=COUNT, gpu=or_null(COUNT), card=TEXT, status=TEXT, action=TEXT, run=TEXT, text=TEXT,
+            )
+        ),
+    )
+)  # fmt: skip
 
 ALL: Final[Mapping[str, Schema]] = {
     "up --dry-run": DRY_RUN,
@@ -353,6 +374,7 @@ ALL: Final[Mapping[str, Schema]] = {
     "stats": STATS,
     "who": WHO,
     "health": HEALTH,
+    "health --history": HISTORY,
     "diagnose": DIAGNOSE,
 }
 

@@ -79,6 +79,13 @@ class IdleAction(str, Enum):
     END = "end"
 
 
+class AvoidedNodes(str, Enum):
+    """The nodes that a run takes last."""
+
+    NONE = "none"
+    REPEAT_OFFENDERS = "repeat_offenders"
+
+
 class ResumePolicy(str, Enum):
     """The checkpoints from which an attempt may resume."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from clusterctl.config.field_types import (
     Args,
+    AvoidedNodes,
     Command,
     ConnectionCount,
     Duration,
@@ -307,6 +308,7 @@ class RestartSpec:
         backoff: Pause before the first restart; the pause doubles with each restart up to 5m.
         window: Only restarts within this last period count towards `max_restarts`.
         never_codes: Exit codes after which the run ends without a restart.
+        avoid: Nodes that are taken last as spares and by `job.nodes`, such as machines that failed twice in a week.
     """
 
     max_restarts: Annotated[RestartCount, KeyDocs(3)] = 0
@@ -319,6 +321,7 @@ class RestartSpec:
     backoff_max: float = 300.0
     window: Annotated[DurationOrNone, KeyDocs("6h", "none", unset_text="`none`: all restarts count")] = None
     never_codes: Annotated[ExitCodes, KeyDocs([2, 78])] = ()
+    avoid: Annotated[AvoidedNodes, KeyDocs("repeat_offenders")] = AvoidedNodes.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ _NAME_KEYS = {
     "hostname": "host",
     "user": "user",
     "serial": "serial",
+    "host_key": "hostkey",
     "run": "run",
     "own_run": "run",
     "live_runs": "run",

@@ -54,6 +54,7 @@ class HealthSettings:
                      "still": seconds without progress}]
         own_run      the id of the run that asks for the checks; its processes are not foreign
         place        boot id, pid and network namespace that SSH reaches; two nodes with equal places are one machine
+        host_key     the fingerprint of the node's host key
         connect_ms   how long the connection took to open
 
     The facts of a node that did not report any are `{"unreachable": REASON}`.

@@ -98,6 +98,13 @@ def choose_nodes(spec: ClusterSpec, busy: Collection[str] = ()) -> ClusterSpec:
     return _replace_roles(spec, [name for name in workers if name not in chosen])
 
 
+def move_to_end(spec: ClusterSpec, avoided: Collection[str]) -> ClusterSpec:
+    """Return the spec in which avoided hosts follow the others: spares, and with `job.nodes` all hosts."""
+    has_choice = spec.job is not None and spec.job.nodes is not None
+    is_avoided = {host.name: host.name in avoided and (has_choice or host.role is Role.SPARE) for host in spec.hosts}
+    return dataclasses.replace(spec, hosts=tuple(sorted(spec.hosts, key=lambda host: is_avoided[host.name])))
+
+
 def demote_to_spares(spec: ClusterSpec, missing: Collection[str]) -> ClusterSpec | None:
     """Return the spec in which the missing nodes are spares, which may replace a node later.
 

@@ -41,6 +41,8 @@ class NodeHealth:
     facts: Mapping[str, Any] = field(default_factory=dict)
     summary: str = ""
     """The hardware of the node in a few words, such as `8x H100 80GB · driver 580.65`."""
+    offence: str | None = None
+    """How often the machine failed recently, if it is a repeat offender."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,10 @@ def render_health(report: HealthReport, terminal: Terminal, *, verbose: bool = F
         verbose: Whether to show also passed checks, and the reasons of skipped checks.
     """
     lines = _node_lines(report.nodes, terminal)
+    lines += [
+        f"{status_sign(Status.WARN, terminal)} {safe(fold_hosts(names))}: {text}"
+        for text, names in group_pairs((node.offence, node.node) for node in report.nodes if node.offence).items()
+    ]
     groups = [
         *render_findings_by_check(report.findings, terminal, statuses=_ADVERSE),
         *_list_root_checks(report.findings, terminal),
@@ -238,6 +244,7 @@ def format_health_json(report: HealthReport) -> dict[str, Any]:
             {
                 "node": node.node,
                 "verdict": node.verdict.value,
+                "offence": node.offence,
                 "findings": [finding.to_json() for finding in node.findings],
                 "facts": dict(node.facts),
             }

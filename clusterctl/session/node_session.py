@@ -140,6 +140,7 @@ class Session:
         epoch: The epoch in each request; `None` before the run has an epoch.
         preamble: The Python that the bootstrap script reported before the first frame.
         hello: The answer to the first request: facts about the machine and the user.
+        host_key: The fingerprint of the node's host key, or `None`.
         warnings: Warnings about the connection for the user, one sentence each.
         connect_s: The seconds from the first packet to the end of the handshake; `None` if they were not measured.
     """
@@ -152,6 +153,7 @@ class Session:
         self.preamble = preamble
         self.hello: HelloAnswer = {}
         self.connect_s: float | None = None
+        self.host_key = channel.host_key
         self.warnings = (*channel.warnings, *((channel.login_note,) if channel.login_note else ()))
         self._channel = channel
         self._inbox = inbox

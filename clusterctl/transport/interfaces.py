@@ -28,6 +28,9 @@ class Channel(Protocol):
     login_note: str | None
     """A note about the login for the user (such as: only a forwarded ssh-agent had the key), or `None`."""
 
+    host_key: str | None
+    """The fingerprint of the node's host key, as `ssh-keygen -l` prints it, or `None`."""
+
     warnings: tuple[str, ...]
     """Warnings for the user about settings that clusterctl could not follow exactly, one sentence each."""
 

@@ -43,6 +43,7 @@ class LocalChannel:
     ) -> None:
         self._relays = relays
         self.login_note: str | None = None
+        self.host_key: str | None = None
         self.warnings: tuple[str, ...] = ()
         self._process = process
         self._sock = sock

@@ -67,7 +67,7 @@ class Wire:
         self._dead = False
         self.asked: Counter[str] = Counter()
         self._arriving: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
-        self.login_note, self.warnings = inner.login_note, inner.warnings
+        self.login_note, self.host_key, self.warnings = inner.login_note, inner.host_key, inner.warnings
         if delay:
             threading.Thread(target=self._travel, daemon=True).start()
 

@@ -46,6 +46,7 @@ class Pair:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.login_note: str | None = None
+        self.host_key: str | None = None
         self.warnings: tuple[str, ...] = ()
         self.acknowledged_bytes = 0
         self._reader: threading.Thread | None = None

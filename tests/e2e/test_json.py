@@ -99,6 +99,7 @@ def test_health_lists_findings_and_facts(head: LocalHead) -> None:
     found = head.json("health")
     shapes.check(shapes.HEALTH, found)
     assert all(node["findings"] for node in found["nodes"])
+    shapes.check(shapes.filled(shapes.HISTORY), head.json("health", "--history"))
 
 
 def test_exec_has_an_object_for_each_node(head: LocalHead) -> None:

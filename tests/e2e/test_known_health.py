@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from clusterctl.health.findings import Finding, Status
+from clusterctl.run.record.machine_ledger import record_check
+from clusterctl.run.rules.machine_history import DAY_S
+from tests.documented import typed
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import LocalHead, MakeHead
@@ -45,3 +51,24 @@ def test_health_shows_all_of_it(head: LocalHead) -> None:
     again = head.run("health")
     assert "WARN" in again.stdout or "UNKNOWN" in again.stdout
     assert "new:" not in again.stderr
+
+
+def test_a_repeat_offender_is_marked_everywhere_and_its_history_is_shown(make_head: MakeHead) -> None:
+    head = make_head()
+    head.write_local({"command": ["true"]}, workers=(1,), restart={"avoid": "repeat_offenders"})
+    state, facts = Path(head.env["XDG_STATE_HOME"]) / "clusterctl", head.json("health")["nodes"][0]
+    lost = Finding(
+        check="gpu.lost", status=Status.FAIL, message="GPU is lost", node=facts["node"], action="REBOOT_NODE"
+    )
+    for days_ago, findings in ((3, [lost]), (2, []), (1, [lost])):
+        record_check(state, {facts["node"]: facts["facts"]}, findings, time.time() - days_ago * DAY_S)
+
+    mark = "failed its checks twice this week, both times gpu.lost"
+    assert f"{facts['node']}: {mark}" in head.run("up", "--no-health").stderr
+    assert f"{facts['node']}: {mark}" in head.run("who").stdout
+    assert head.json("health", "--only", "host.disk")["nodes"][0]["offence"] == mark
+    (history,) = head.json(*typed("clusterctl health --history NODE", NODE=facts["node"]))
+    assert (history["offence"], history["counts"]["lost"]) == (mark, 0)
+    assert mark in head.run(*typed("clusterctl health --history")).stdout
+    unknown = head.run("health", "--history", "nobody")
+    assert (unknown.returncode, "no history of `nobody`" in unknown.stderr) == (102, True)

@@ -47,6 +47,7 @@ CASES: dict[str, list[Case]] = {
         Case(("health", "--only", "host.disk")),
         Case(("health", "--set", "health.expect={python: '2.7'}"), code=5),
         Case(("health", "--only", "host.disk", "--watch", "1h")),
+        Case(("health", "--history")),
     ],
     "why": [Case(("why",)), Case(("why", "--json"))],
     "diff": [Case(("diff", "local", "local"))],

@@ -39,7 +39,7 @@ class _Channel:
 
     def __init__(self, inner: LocalChannel, told: Callable[[int], None], took: Callable[[int], None]) -> None:
         self._inner, self._told, self._took = inner, told, took
-        self.login_note, self.warnings = inner.login_note, inner.warnings
+        self.login_note, self.host_key, self.warnings = inner.login_note, inner.host_key, inner.warnings
 
     @property
     def acknowledged_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from clusterctl.cli.base_command import CliCommand, CommonOptions, make_complete
 from clusterctl.cli.node_health import build_health_report, probe_and_judge
 from clusterctl.cli.option_values import parse_interval_option, read_text_file, write_text_file
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
-from clusterctl.errors import ExitCode, RefusedError
+from clusterctl.errors import ExitCode, NotFoundError, RefusedError
 from clusterctl.formatting import plural
 from clusterctl.health import fact_recording
 from clusterctl.health.check import Check
@@ -25,7 +26,9 @@ from clusterctl.health.registry import CHECKS
 from clusterctl.health.settings import HealthSettings
 from clusterctl.render import health_report as render
 from clusterctl.render.health_report import HealthReport
+from clusterctl.render.machine_history_table import histories_to_json, render_histories, render_history
 from clusterctl.render.table import Column, render_table
+from clusterctl.run.record import machine_ledger
 from clusterctl.run.record.health_history import FindingHistory, describe_new_findings
 from clusterctl.run.record.rundir import find_runs_root
 from clusterctl.suggestion import find_similar
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Console, Terminal
 
 
+_ALL = "*"
 _CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WHAT IT CHECKS", shrink=True))
 
 
@@ -67,6 +71,13 @@ _CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WH
     help="Check the facts in a file of --record, without connecting to nodes.",
     type=click.Path(dir_okay=False),
 )
+@click.option(
+    "--history",
+    metavar="[NODE]",
+    is_flag=False,
+    flag_value=_ALL,
+    help="Show what this head remembers of the machines, or of one node, without connecting to nodes.",
+)
 @click.option("--list", "is_listing", is_flag=True, help="List all checks, without running them.")
 @options.verbose_option("Also show checks that passed, and why others were skipped.")
 @options.json_option
@@ -83,6 +94,7 @@ def command(
     output_format: str | None,
     record: str | None,
     replay: str | None,
+    history: str | None,
     is_listing: bool,
     verbose: bool,
     as_json: bool,
@@ -104,6 +116,10 @@ def command(
     printed = "json" if as_json else output_format or "table"
     if printed != "table":
         options.refuse_options_with("--json" if as_json else f"--format {output_format}", ("--verbose", verbose))
+    if history is not None:
+        chosen = (("--only", only), ("--skip", skip), ("--strict", strict), ("--format", output_format))
+        options.refuse_options_with("--history", *probe_options, *chosen, ("--replay", replay), ("--list", is_listing))
+        return _print_history(None if history == _ALL else history, console, as_json=as_json)
     checks = _select_checks(only, skip)
     if is_listing:
         return _print_checks(checks, console, as_json=as_json)
@@ -120,6 +136,7 @@ def command(
     _warn_of_local_programs(spec, hosts, console)
     while True:
         view = probe_and_judge(spec, hosts, checks, None if common.quiet else console.err, strict=strict)
+        view = _add_history(view, console, is_complete=checks is None)
         if record:
             _write_recording(record, spec, view, console)
         code = show(view)
@@ -136,6 +153,33 @@ def _print_new_findings(spec: ClusterSpec, view: HealthReport, console: Console,
     known.save(view.findings, [node.node for node in view.nodes])
     if not quiet and fresh is not None:
         console.write_stderr(*describe_new_findings(fresh))
+
+
+def _add_history(view: HealthReport, console: Console, *, is_complete: bool) -> HealthReport:
+    """Store the result of all checks in the history of the machines, and return it with the repeat offenders marked."""
+    state, now = find_runs_root().parent, time.time()
+    facts = {node.node: node.facts for node in view.nodes}
+    try:
+        if is_complete:
+            machine_ledger.record_check(state, facts, view.findings, now)
+        offences = machine_ledger.read_offences(state, facts, now)
+    except machine_ledger.HistoryError as error:
+        console.write_stderr(f"warning: {error}")
+        return view
+    return replace(view, nodes=tuple(replace(node, offence=offences.get(node.node)) for node in view.nodes))
+
+
+def _print_history(node: str | None, console: Console, *, as_json: bool) -> int:
+    histories = machine_ledger.read_histories(find_runs_root().parent, time.time(), node)
+    if node is not None and not histories:
+        raise NotFoundError(f"no history of `{node}`", hint="`clusterctl health --history` lists the machines")
+    if as_json:
+        console.write_stdout_json(histories_to_json(histories))
+    elif node is None:
+        console.write_stdout(*render_histories(histories, console.out))
+    else:
+        console.write_stdout(*render_history(histories[0], console.out))
+    return 0
 
 
 def _print_checks(names: list[str] | None, console: Console, *, as_json: bool) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import click
 
@@ -18,6 +20,7 @@ from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.render.node_use_table import node_use_json, render_node_use
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record.idle_records import read_idle_records, save_idle_records
+from clusterctl.run.record.machine_ledger import HistoryError, read_offences
 from clusterctl.run.record.rundir import find_runs_root
 from clusterctl.run.record.state_reader import list_runs
 from clusterctl.run.rules.node_use import NodeUse, build_node_use
@@ -78,6 +81,9 @@ def _ask_nodes(
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as unreadable:
             uses[node] = NodeUse(node=node, error=f"its answer cannot be read: {unreadable!r}")
     save_idle_records(state, seen, now)
+    with contextlib.suppress(HistoryError):
+        for node, offence in read_offences(state, uses, now).items():
+            uses[node] = replace(uses[node], notes=(*uses[node].notes, offence))
     for node, error in {**errors, **failed}.items():
         uses[node] = NodeUse(node=node, error=str(error).removeprefix(f"{node}: "))
     return [uses[host.name] for host in hosts]

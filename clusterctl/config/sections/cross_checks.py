@@ -234,6 +234,8 @@ def _list_ineffective_restart_keys(sections: Mapping[str, Values]) -> Iterator[I
     if not restart.get("max_restarts"):
         for key in ("on", "backoff", "window", "never_codes"):
             yield ("restart", key), _NO_RESTARTS, _SET_RESTARTS
+        if not sections.get("job", {}).get("nodes"):
+            yield ("restart", "avoid"), "without restarts and `job.nodes` the run takes all nodes", _SET_RESTARTS
     elif sections.get("stall", {}).get("action") is StallAction.RESTART and "stall" not in restart.get(
         "on", ("stall",)
     ):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from clusterctl import rlimits
 from clusterctl.agent.protocol.run_requests import StopReason
+from clusterctl.config.field_types import AvoidedNodes
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, HostSpec, Role, dump_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
@@ -25,6 +26,7 @@ from clusterctl.run.nodes.network_probe import build_node_facts
 from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.head_clock import read_head_time
+from clusterctl.run.record.machine_ledger import HistoryError, read_offences
 from clusterctl.run.record.sample_files import find_slowest_rank_step
 from clusterctl.run.record.thread_ownership import ThreadOwnedAttributes
 from clusterctl.run.rules import controller_events, logout_check, next_action, outcome
@@ -114,6 +116,7 @@ class StartSequence(ThreadOwnedAttributes):
 
     def _first_attempt(self) -> None:
         run = self._run
+        self._note_repeat_offenders()
         sessions = self._connect(run.spec.hosts)
         unfit = self._reject_unsafe_nodes(sessions)
         wait = GpuWait(run)
@@ -137,6 +140,21 @@ class StartSequence(ThreadOwnedAttributes):
             self._preflight.check_code(used)
         run_setup(run.folder, run.spec, used, run.post_event)
         run.launcher.start_attempt(0, hosts, run.subscriptions.subscribe_all)
+
+    def _note_repeat_offenders(self) -> None:
+        """Warn of machines that failed repeatedly, and prefer other hosts if the cluster file asks for this."""
+        run = self._run
+        try:
+            state, names = run.folder.path.parent.parent, [host.name for host in run.spec.hosts]
+            offences = read_offences(state, names, read_head_time())
+        except HistoryError as error:
+            run.post_note(str(error))
+            return
+        for text, nodes in group_pairs((text, node) for node, text in offences.items()).items():
+            run.post_note(f"{fold_hosts(nodes)}: {text}")
+        if offences and run.spec.restart.avoid is AvoidedNodes.REPEAT_OFFENDERS:
+            chosen = layout.move_to_end(run.spec, offences)
+            run.executor.call_on_loop(lambda: self._use_spec(chosen))
 
     def _take_nodes(self, chosen: ClusterSpec, busy: Mapping[str, str]) -> None:
         """Use a spec in which fewer hosts run workers; say which ones, and why the others do not."""

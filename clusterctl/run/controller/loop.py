@@ -30,6 +30,7 @@ from clusterctl.run.nodes.evidence_requests import request_evidence
 from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record.disk_files import ignore_resource_shortage
 from clusterctl.run.record.head_clock import read_head_time
+from clusterctl.run.record.machine_ledger import record_run
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events, next_action
 from clusterctl.run.rules.state import RunPhase
@@ -221,13 +222,17 @@ class Controller:
         if self._restart.is_checkpoint_search_pending():
             return
         observations = self._observe()
+        has_lost_node = False
         while isinstance(
             action := next_action.decide_action(run.state, run.limits, observations, read_head_time()),
             next_action.GiveUpNode,
         ):
             # Give up all lost nodes in one evaluation, because all nodes of a rack may be lost at once.
             self._give_up_node(action)
+            has_lost_node = True
             observations = self._observe()
+        if has_lost_node:
+            self._record_history()
         match action:
             case None:
                 self._continue_restart()
@@ -281,6 +286,15 @@ class Controller:
             self._run.record_event(event)
         if changes:
             self._run.control.notify_watchers()
+            self._record_history()
+
+    def _record_history(self) -> None:
+        """Store losses and findings in the history of the machines now, because the run may last for weeks."""
+        run = self._run
+        now = read_head_time()
+        run.executor.run_in_thread(
+            lambda: record_run(run.folder, now), on_failed=lambda error: run.record_note(str(error))
+        )
 
     def _observe(self) -> next_action.RunObservations:
         run = self._run

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pwd
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 
@@ -16,7 +17,7 @@ from clusterctl.run.controller import detached_process
 from clusterctl.run.controller.controlled_run import Dial
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.nodes.preflight import Preflight
-from clusterctl.run.record import run_origin, saved_verdict
+from clusterctl.run.record import machine_ledger, run_origin, saved_verdict
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.rules.logout_check import describe_head_logout_warning
@@ -88,13 +89,15 @@ def _send_messages(run: RunDir, spec: ClusterSpec, controller: Controller) -> It
 
 
 def _save_verdict(run: RunDir, code: int) -> int:
-    """Save the verdict of a failed run. Return `code`, the exit code of the run."""
-    if code != 0:
-        # An error of the verdict must not change the exit code of the run. `why` computes the verdict again.
-        try:
-            saved_verdict.save_verdict(run, saved_verdict.judge_saved_run(run, load_state(run)))
-        except Exception:
-            traceback.print_exc()
+    """Save the verdict of a failed run, and the history of its machines. Return `code`, the exit code of the run."""
+    # An error here must not change the exit code of the run. `why` computes the verdict again.
+    try:
+        verdict = saved_verdict.judge_saved_run(run, load_state(run)) if code != 0 else None
+        if verdict is not None:
+            saved_verdict.save_verdict(run, verdict)
+        machine_ledger.record_run(run, time.time(), verdict)
+    except Exception:
+        traceback.print_exc()
     return code
 
 

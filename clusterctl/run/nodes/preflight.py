@@ -27,6 +27,7 @@ from clusterctl.run.nodes.network_probe import guess_addresses, guess_interfaces
 from clusterctl.run.record import health_history
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.health_history import FindingHistory, describe_new_findings
+from clusterctl.run.record.machine_ledger import HistoryError, record_check
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import has_run_ended, list_runs
 from clusterctl.run.rules.controller_events import ControllerEvent, Note
@@ -91,6 +92,10 @@ class Preflight:
         known = FindingHistory.of_run(self._run, self.spec)
         fresh = known.list_new_findings(findings)
         known.save(findings, self._facts.keys())
+        try:
+            record_check(self._run.path.parent.parent, self._facts, findings, time.time(), self._run.run)
+        except HistoryError as error:
+            post(Note(text=str(error), level="warn"))
         step.end(_summarize(findings, fresh), failed=bool(failed))
         if all(f.node in lost for f in failed):
             raise_first({node: error for node, error in lost.items() if node not in spares})
@@ -271,6 +276,8 @@ def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str |
         result["own_run"] = own_run
     if session.clock is not None:
         result["clock"] = {"offset": round(session.clock[0], 4), "error": round(session.clock[1], 4)}
+    if session.host_key is not None:
+        result["host_key"] = session.host_key
     if session.connect_s is not None:
         result["connect_ms"] = round(session.connect_s * 1000, 1)
     return result

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from clusterctl.agent.protocol.frames import FrameError
@@ -148,11 +148,12 @@ def find_recent_reboots(runs: Iterable[RunDir], boots: Mapping[str, str], since:
     for run in runs:
         with contextlib.suppress(OSError):
             if run.events.stat().st_mtime >= since:
-                lost |= dict.fromkeys(find_rebooted_nodes(_read_events(run), boots), run.run)
+                lost |= dict.fromkeys(find_rebooted_nodes(read_controller_events(run), boots), run.run)
     return lost
 
 
-def _read_events(run: RunDir) -> Iterable[TimedEvent]:
+def read_controller_events(run: RunDir) -> Iterator[TimedEvent]:
+    """Yield the events in the journal of a run's controller, with head times. Invalid lines are ignored."""
     for line in run.events.read_bytes().splitlines():
         with contextlib.suppress(FrameError):
             decoded = head.decode(line)

@@ -85,7 +85,7 @@ class NodeUse:
         gpus: Indices of the GPUs of the node.
         error: Why the node could not be asked; "" if it answered.
         is_known: Whether the node could list its claims and the processes on its GPUs.
-        notes: What could not be seen.
+        notes: What could not be seen, and whether the machine is a repeat offender.
     """
 
     node: str

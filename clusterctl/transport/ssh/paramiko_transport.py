@@ -152,6 +152,7 @@ class SshChannel:
 
     def __init__(self, link: _Link, channel: paramiko.Channel) -> None:
         self.login_note = link.login_note
+        self.host_key: str | None = _shown_key(link).fingerprint
         self.warnings = tuple(link.warnings)
         self._link = link
         self._channel = channel

@@ -28,6 +28,7 @@ COMMAND = "hosts: [{host: a, transport: {command: [in, '{host}', sh]}}]\n"
         pytest.param(SSH + "restart: {on: node_lost}\n", "restart.on", "max_restarts", id="on said once"),
         pytest.param(SSH + "restart: {never_codes: [2]}\n", "restart.never_codes", "max_restarts", id="codes"),
         pytest.param(SSH + "restart: {window: 1h}\n", "restart.window", "max_restarts", id="window"),
+        pytest.param(SSH + "restart: {avoid: repeat_offenders}\n", "restart.avoid", "takes all nodes", id="avoid"),
         pytest.param("hosts: [a, {host: b, role: spare}]\n", "hosts[1].role", "max_restarts", id="spare"),
         pytest.param(
             SSH + "restart: {max_restarts: 1, on: crash}\nstall: {action: restart}\n",

@@ -122,6 +122,7 @@ restart:
   backoff: 10s
   window: none
   never_codes: []
+  avoid: none
 on_controller_loss: keep
 stall:
   timeout: auto
@@ -164,7 +165,7 @@ STORED = (
     '"start_method":"spawn","preload":null,"inject":true,"grace":10.0,"stop_signal":"SIGTERM","finish_grace":300.0,"max_duration":null,'
     '"checkpoint":{"pattern":null,"shared":false,"resume":"this run"}},'
     '"results":null,"restart":{"max_restarts":0,"on":["crash","stall","node_lost"],"backoff":10.0,"backoff_max":300.0,"window":null,'
-    '"never_codes":[]},"on_controller_loss":null,"stall":{"timeout":null,"startup_timeout":1500.0,"busy_timeout":null,"action":"report","watch":[]},'
+    '"never_codes":[],"avoid":"none"},"on_controller_loss":null,"stall":{"timeout":null,"startup_timeout":1500.0,"busy_timeout":null,"action":"report","watch":[]},'
     '"idle":{"after":null,"action":"report"},'
     '"health":{"expect":{},"ignore":[],"severity":{},"required":[],"thresholds":{}},'
     '"logs":{"max_size":null,"reserve":67108864},"notify":{"on":["start","failure","stall","restart","node","end"],'

@@ -137,3 +137,11 @@ def test_machines_get_every_finding_and_labels_are_escaped() -> None:
         'clusterctl_health_finding{node="a\\"b\\\\c",check="gpu.lost",status="FAIL",gpu="3"} 1'
         in format_health_prometheus(view)
     )
+
+
+def test_repeat_offenders_are_marked_below_the_nodes() -> None:
+    offence = "lost twice this week, both times XID 79"
+    nodes = tuple(NodeHealth(node=f"n{i}", verdict=Status.PASS, offence=offence if i else None) for i in range(3))
+    lines = render_health(HealthReport(verdict=Status.PASS, nodes=nodes), PLAIN)
+
+    assert [line for line in lines if "lost" in line] == [f"!  n[1-2]: {offence}"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role
-from clusterctl.plan.layout import choose_nodes, choose_ready_nodes, demote_to_spares
+from clusterctl.plan.layout import choose_nodes, choose_ready_nodes, demote_to_spares, move_to_end
 
 HOSTS = (
     *(HostSpec(name=name, host=name) for name in ("a", "b", "c")),
@@ -33,6 +35,24 @@ def test_a_run_begins_without_workers_only_where_enough_are_left(
     fewer = demote_to_spares(spec(min_nodes), missing)
 
     assert (None if fewer is None else [host.name for host in fewer.worker_hosts]) == workers
+
+
+@pytest.mark.parametrize(
+    ("nodes", "avoided", "order"),
+    [
+        pytest.param((2, 2), ["a"], ["b", "c", "s", "a"], id="with a choice between hosts"),
+        pytest.param(None, ["a"], ["a", "b", "c", "s"], id="all hosts are needed"),
+        pytest.param(None, ["s"], ["a", "b", "c", "t", "s"], id="another spare comes first"),
+        pytest.param((2, 2), ["a", "b", "c", "s"], ["a", "b", "c", "s"], id="all are alike"),
+    ],
+)
+def test_avoided_hosts_are_taken_last_and_none_is_refused(
+    nodes: tuple[int, int] | None, avoided: list[str], order: list[str]
+) -> None:
+    more = (HostSpec(name="t", host="t", role=Role.SPARE),) if "t" in order else ()
+    before = replace(spec(None, nodes), hosts=(*HOSTS, *more))
+
+    assert [host.name for host in move_to_end(before, avoided).hosts] == order
 
 
 def test_a_worker_that_is_missing_waits_as_the_spares_do() -> None:
