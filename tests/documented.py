@@ -130,6 +130,8 @@ ELSEWHERE: Final = {
     "clusterctl exec --stream": "tests/e2e/test_streams.py",
     "clusterctl demo": "tests/e2e/test_demo.py",
     "clusterctl demo --keys kq --record demo.cast": "tests/e2e/test_demo.py",
+    "clusterctl plot": "tests/e2e/test_plot.py",
+    "clusterctl plot RUN loss,step,util": "tests/e2e/test_plot.py",
     "clusterctl doctor": "tests/e2e/test_doctor.py",
     "clusterctl notify --test": "tests/e2e/test_notify.py",
     "clusterctl config -q cluster.yaml": "tests/e2e/test_api.py",

@@ -62,6 +62,11 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
             ("clusterctl why",),
             "debug explain reason error errors",
         ),
+        "plot": CommandHelp(
+            "Draw loss, steps and utilisation of a run over time",
+            ("clusterctl plot", "clusterctl plot RUN loss,step,util"),
+            "chart curve graph loss tensorboard",
+        ),
         "diff": CommandHelp("Compare two runs", ("clusterctl diff RUN1 RUN2",), "compare"),
         "report": CommandHelp(
             "Write a report of a run as one HTML page, or as a trace",

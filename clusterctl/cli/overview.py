@@ -31,7 +31,7 @@ def render_overview(version: str, active: Sequence[str], terminal: Terminal, *, 
     """Return the lines of the overview; `active` contains the lines about active runs."""
     width = max(map(len, GROUPS))
     rows = [
-        f"  {name.ljust(width)}   {'  '.join(terminal.style(command, '1') for command in commands)}"
+        f"  {name.ljust(width)}  {'  '.join(terminal.style(command, '1') for command in commands)}"
         for name, commands in GROUPS.items()
     ]
     first = (

@@ -79,19 +79,37 @@ class PrintedSeries:
         query = LogQuery(ranks=frozenset({rank}), tail=max_lines)
         self._pattern = pattern
         self._follower = LogFollower(run_dir, query, frame_interval=None, skew=skew)
-        self._series: dict[str, list[tuple[float, float]]] = {}
+        self._points: dict[str, _EvenPoints] = {}
         self._add(self._follower.history())
 
     def read(self) -> Mapping[str, Sequence[tuple[float, float]]]:
         """Return the values by name, also those of new lines."""
         self._add(self._follower.poll())
-        return self._series
+        return {name: points.list() for name, points in self._points.items()}
 
     def _add(self, lines: Iterable[LogLine]) -> None:
         for line in lines:
             for name, value in find_printed_values(strip_colours(line.text), self._pattern).items():
-                if name in self._series or len(self._series) < _MAX_SERIES_NAMES:
-                    points = self._series.setdefault(name, [])
-                    points.append((line.time, value))
-                    if len(points) > _MAX_POINTS:
-                        del points[1::2]
+                if name in self._points or len(self._points) < _MAX_SERIES_NAMES:
+                    self._points.setdefault(name, _EvenPoints()).add((line.time, value))
+
+
+class _EvenPoints:
+    """The last point, and a limited number of points that are evenly chosen among all points."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, float]] = []
+        self._count, self._every = 0, 1
+        self._last = (0.0, 0.0)
+
+    def add(self, point: tuple[float, float]) -> None:
+        self._last = point
+        if self._count % self._every == 0:
+            self._points.append(point)
+            if len(self._points) > _MAX_POINTS:
+                del self._points[1::2]
+                self._every *= 2
+        self._count += 1
+
+    def list(self) -> Sequence[tuple[float, float]]:
+        return [*self._points, *([] if self._points[-1] == self._last else [self._last])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from clusterctl.formatting import format_duration
-from clusterctl.render.console import ASCII, CYAN, DIM, GREEN, RED, YELLOW, Terminal, pad
+from clusterctl.render.console import ASCII, CYAN, DIM, GREEN, RED, YELLOW, Glyphs, Terminal, pad
 
 _COLOURS = (CYAN, YELLOW, GREEN, RED)
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -48,6 +48,24 @@ def render_line_chart(
     span = format_duration(end - begin)
     foot = pad(" ".join(["0s", *names]), columns - len(span))
     return [*lines, f"{' ' * _LABEL} {terminal.style(foot, DIM) if not names else foot}{terminal.style(span, DIM)}"]
+
+
+def render_trend(values: Sequence[float], width: int, glyphs: Glyphs, full_value: float = 100.0) -> str:
+    """Return the newest values as a line of small columns, the newest at the right.
+
+    Args:
+        values: The values, newest last.
+        width: The largest number of values to show.
+        glyphs: The characters of the columns.
+        full_value: The value of a column of full height.
+    """
+    highest = len(glyphs.trend_heights) - 1
+    return "".join(
+        glyphs.trend_heights[round(highest * min(1.0, max(0.0, value / full_value)))]
+        if full_value > 0
+        else glyphs.trend_heights[0]
+        for value in values[-width:]
+    )
 
 
 class _Canvas:

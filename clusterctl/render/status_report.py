@@ -20,6 +20,7 @@ from clusterctl.formatting import (
 from clusterctl.render.attempt_table import attempts_json, describe_next_attempt, render_attempts
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, Terminal, safe
 from clusterctl.render.goodput_text import describe_goodput, goodput_json
+from clusterctl.render.line_chart import render_trend
 from clusterctl.render.log_output import format_local_time, format_rfc3339
 from clusterctl.render.remaining_processes import render_remaining_processes
 from clusterctl.render.run_messages import (
@@ -35,6 +36,7 @@ from clusterctl.render.run_messages import (
     stall_line,
 )
 from clusterctl.render.table import Cell, make_columns, render_table
+from clusterctl.run.rules.even_choice import choose_evenly
 from clusterctl.run.rules.goodput import Goodput
 from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
 from clusterctl.run.rules.state import RunPhase, RunState, WorkerState
@@ -60,6 +62,7 @@ STATE_STYLES: dict[str, tuple[str, ...]] = {
 }
 _MOST_WORKERS = 32
 _MOST_NODES = 16
+_LOSS_COLUMNS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,7 @@ class RunSnapshot:
         start_durations: The duration of each step of the start; only commands that show the durations read them.
         unattended_run: What happens to the run while no controller is alive.
         goodput: The goodput of the run so far; `None` before its first attempt.
+        losses: The losses that the first rank has printed, oldest first; only `status` reads them.
         slow_ranks: Ranks for which the other ranks wait repeatedly, each with the likely reason ("" if unknown).
     """
 
@@ -95,6 +99,7 @@ class RunSnapshot:
     stall_positions: Sequence[str] = ()
     start_durations: StartTimes | None = None
     goodput: Goodput | None = None
+    losses: Sequence[float] = ()
     slow_ranks: Mapping[int, str] = field(default_factory=dict)
     unattended_run: UnattendedRun = field(default_factory=UnattendedRun)
 
@@ -134,7 +139,8 @@ def render_status(snapshot: RunSnapshot, now: float, terminal: Terminal, *, all_
     headline, *wrong = render_run_summary(snapshot, now, terminal)
     origin = render_origin(snapshot.state, snapshot.origin, now, terminal)
     goodput = [f"  {line}" for line in describe_goodput(snapshot.goodput, terminal.glyphs)]
-    lines = [headline, *origin, *_describe_pythons(snapshot.state), *goodput, *wrong]
+    losses = _describe_losses(snapshot, terminal)
+    lines = [headline, *origin, *_describe_pythons(snapshot.state), *goodput, *losses, *wrong]
     if attempts := render_attempts(snapshot.state, snapshot.step, now, terminal):
         lines += ["", *attempts]
     if snapshot.state.nodes:
@@ -145,6 +151,17 @@ def render_status(snapshot: RunSnapshot, now: float, terminal: Terminal, *, all_
             *_worker_table(snapshot, terminal, all_rows=all_rows),
         ]
     return lines
+
+
+def _describe_losses(snapshot: RunSnapshot, terminal: Terminal) -> list[str]:
+    """Return a line with the first and the last loss, and the curve between them."""
+    losses = choose_evenly(snapshot.losses, _LOSS_COLUMNS)
+    if len(losses) < 2:
+        return []
+    low, high = min(losses), max(losses)
+    trend = render_trend([loss - low for loss in losses], _LOSS_COLUMNS, terminal.glyphs, high - low)
+    arrow, plot = terminal.glyphs.arrow, f"`clusterctl plot {snapshot.state.run}`"
+    return [f"  loss {losses[0]:.4g} {arrow} {losses[-1]:.4g} {trend}  {terminal.style(plot, DIM)}"]
 
 
 def _describe_pythons(state: RunState) -> list[str]:

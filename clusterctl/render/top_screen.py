@@ -10,6 +10,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import describe_duration, fold_ranks, format_duration
 from clusterctl.logs.safe_text import strip_colours
 from clusterctl.render.console import BOLD, DIM, RED, Glyphs, Terminal, fit
+from clusterctl.render.line_chart import render_trend
 from clusterctl.render.line_wrapping import count_columns, wrap_line
 from clusterctl.render.live_footer import format_step_rate
 from clusterctl.render.run_messages import count_worker_states, describe_worker
@@ -330,21 +331,3 @@ def render_bar(percent: float | None, width: int, glyphs: Glyphs) -> str:
     whole, rest = divmod(filled, parts)
     text = glyphs.bar_fills[-1] * whole + (glyphs.bar_fills[rest - 1] if rest else "")
     return text + glyphs.bar_background * (width - len(text))
-
-
-def render_trend(values: Sequence[float], width: int, glyphs: Glyphs, full_value: float = 100.0) -> str:
-    """Return the newest values as a line of small columns, the newest at the right.
-
-    Args:
-        values: The values, newest last.
-        width: The largest number of values to show.
-        glyphs: The characters of the columns.
-        full_value: The value of a column of full height.
-    """
-    highest = len(glyphs.trend_heights) - 1
-    return "".join(
-        glyphs.trend_heights[round(highest * min(1.0, max(0.0, value / full_value)))]
-        if full_value > 0
-        else glyphs.trend_heights[0]
-        for value in values[-width:]
-    )

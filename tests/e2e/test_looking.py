@@ -72,7 +72,7 @@ def on_a_terminal(head: LocalHead, command: str) -> subprocess.CompletedProcess[
 
 
 READS_NO_FILE = (
-    "ps", "status", "logs", "attach", "wait", "why", "diff", "report", "stacks", "profile", "metrics", "serve", "init", "clean", "completion",
+    "ps", "status", "logs", "attach", "wait", "why", "plot", "diff", "report", "stacks", "profile", "metrics", "serve", "init", "clean", "completion",
     "doctor", "demo",
 )  # fmt: skip
 """Commands that know runs, which carry a spec of their own, or nothing."""

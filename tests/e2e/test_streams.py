@@ -50,6 +50,7 @@ CASES: dict[str, list[Case]] = {
         Case(("health", "--history")),
     ],
     "why": [Case(("why",)), Case(("why", "--json"))],
+    "plot": [Case(("plot", "local", "nothing"), code=102)],
     "diff": [Case(("diff", "local", "local"))],
     "report": [Case(("report", "-o", "-")), Case(("report", "--trace", "-o", "-"))],
     "stacks": [Case(("stacks",))],

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 
-from clusterctl.logs.printed_values import find_printed_values
+from clusterctl.logs.printed_values import _EvenPoints, find_printed_values
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,16 @@ def test_the_losses_and_the_step_of_a_line_are_found(line: str, values: dict[str
 def test_a_pattern_names_the_values_itself(line: str, values: dict[str, float]) -> None:
     pattern = re.compile(r"reward=(?P<reward>\S+)(?: after (?P<step>\d+))?")
     assert find_printed_values(line, pattern) == values
+
+
+@pytest.mark.parametrize("count", [1, 2, 400, 401, 5000, 20_000])
+def test_a_long_series_keeps_points_that_are_evenly_spread_and_the_last(count: int) -> None:
+    points = _EvenPoints()
+    for number in range(count):
+        points.add((float(number), 0.0))
+
+    times = [time for time, _ in points.list()]
+    gaps = {later - earlier for earlier, later in pairwise(times[:-1])}
+    assert (times[0], times[-1]) == (0.0, count - 1)
+    assert len(times) <= 402
+    assert len(gaps) <= 1

@@ -167,6 +167,20 @@ def test_status_shows_run_nodes_and_workers(narrow: Terminal) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("losses", "lines"),
+    [
+        pytest.param([], [], id="none"),
+        pytest.param([2.0], [], id="one"),
+        pytest.param([3.0, 2.0, 1.0], ["  loss 3 → 1 █▅▁  `clusterctl plot digits-k3x9`"], id="three"),
+        pytest.param([1.0, 1.0], ["  loss 1 → 1 ▁▁  `clusterctl plot digits-k3x9`"], id="constant"),
+    ],
+)
+def test_status_has_a_line_of_the_losses(losses: list[float], lines: list[str], narrow: Terminal) -> None:
+    shown = render_status(replace(running(), losses=losses), 1192.0, narrow)
+    assert [line for line in shown if "loss" in line] == lines
+
+
 def test_every_screen_says_of_which_attempt_a_step_is(pipe: Terminal, narrow: Terminal) -> None:
     view = replace(running(), state=replace(running().state, attempt=2))
 

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from clusterctl.logs.safe_text import strip_colours
 from clusterctl.render.console import ASCII, UNICODE, Terminal
+from clusterctl.render.line_chart import render_trend
 from clusterctl.render.line_wrapping import count_columns
 from clusterctl.render.stats_table import GpuStats, NodeStats, describe_missing_values, stats_from_sample, stats_json
 from clusterctl.render.status_report import RunSnapshot, WorkerActivity
 from clusterctl.render.top_rows import SORTS, FoldLevel, Row, TableOrder, TopData, list_top_units, make_rows, sort_rows
-from clusterctl.render.top_screen import render_bar, render_top, render_trend
+from clusterctl.render.top_screen import render_bar, render_top
 from clusterctl.run.rules.controller_events import HealthChanged
 from clusterctl.run.rules.failure_causes import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
