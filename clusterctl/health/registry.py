@@ -28,15 +28,17 @@ from clusterctl.health.checks import (
     versions,
     xid,
 )
+from clusterctl.health.deep import comparison
 
 _FAMILIES = (
     *("Network", "RDMA", "GPU driver", "GPU state", "XID and SXid", "GPU memory", "GPU temperature, power, clocks"),
     *("PCIe, NVLink, fabric", "GPU already in use", "GPU modes", "Host", "Disks and mounts", "Kernel log"),
-    *("Rendezvous", "Clocks", "Versions"),
+    *("Rendezvous", "Clocks", "Versions", "Under load"),
 )
 _MODULES = (
     *(network, infiniband, gpu_driver, gpu_presence, gpu_failures, xid, amd, gpu_memory, gpu_thermal, gpu_links),
     *(gpu_usage, host_resources, hardware_errors, clock_sync, storage, machine_kernel_log, versions, framework),
+    comparison,
 )
 _ALL = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Check)]
 

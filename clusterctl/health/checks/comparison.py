@@ -22,7 +22,8 @@ ABSENT = "absent"
 """Stands for a missing value, which differs from every other value."""
 
 MOST_OUTLIERS_SHOWN = 8
-_MAD_TO_SIGMA = 1.4826
+MAD_TO_DEVIATION = 1.4826
+"""Standard deviation of a normal distribution with a MAD (median of the distances to the median) of 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def find_outliers(
     if len(numbers) < least:
         return {}
     middle = median(numbers.values())
-    spread = _MAD_TO_SIGMA * median(abs(x - middle) for x in numbers.values())
+    spread = MAD_TO_DEVIATION * median(abs(x - middle) for x in numbers.values())
     return {m: x for m, x in numbers.items() if is_far(x, middle) and abs(x - middle) > 3 * spread}
 
 

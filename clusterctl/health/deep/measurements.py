@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-FACT = "deep"
-"""The key in the facts of a node whose value lists its measurements as JSON. Without this key nothing was measured."""
+GROUP = "deep"
+"""The group of facts with the measurements of a node. Its only fact, `measurements`, lists them as JSON."""
 
 
 class Measure(str, Enum):
@@ -83,7 +83,7 @@ class Measurement:
         return (self.digest if self.measure.is_category else self.value) is not None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the measurement as an entry of the fact `FACT`."""
+        """Return the measurement as an entry of the group of facts."""
         return {**asdict(self), "measure": self.measure.value, "peers": list(self.peers)}
 
 
@@ -96,17 +96,15 @@ def measurement_from_json(value: Mapping[str, Any]) -> Measurement:
     return Measurement(**{**value, "measure": Measure(value["measure"]), "peers": tuple(value.get("peers", ()))})
 
 
-def read_measurements(facts_by_node: Mapping[str, Mapping[str, Any]]) -> list[Measurement]:
-    """Return all measurements in the facts of some nodes."""
-    return [measurement_from_json(entry) for facts in facts_by_node.values() for entry in facts.get(FACT) or ()]
-
-
 def add_measurements(facts_by_node: Mapping[str, dict[str, Any]], measurements: Iterable[Measurement]) -> None:
-    """Write measurements into the facts of their nodes. Each of these nodes then counts as measured."""
-    for facts in facts_by_node.values():
-        facts.setdefault(FACT, [])
+    """Write measurements into the facts of their nodes. All nodes with facts then count as measured."""
+    entries: dict[str, list[dict[str, Any]]] = {node: [] for node in facts_by_node}
     for measurement in measurements:
-        facts_by_node[measurement.node][FACT].append(measurement.to_json())
+        entries[measurement.node].append(measurement.to_json())
+    for node, facts in facts_by_node.items():
+        if "groups" in facts:
+            group = {"status": "ok", "reason": None, "data": {"measurements": entries[node]}, "ms": None}
+            facts["groups"][GROUP] = group
 
 
 _PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 0, "reduce": 0}

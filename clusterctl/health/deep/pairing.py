@@ -1,13 +1,58 @@
-"""Plans which nodes to measure together."""
+"""Plans which nodes to measure together, and blames a node, a link or nobody for slow pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from statistics import median, median_high
+
+from clusterctl.health.deep.limits import Limits, estimate_deviation
+from clusterctl.health.deep.measurements import Measure, Measurement
 
 Pair = tuple[str, str]
 """Two nodes, in the order of the cluster file."""
 PairRound = tuple[Pair, ...]
 """Pairs without a common node, so that they can be measured at the same time."""
+
+_WITNESSES = 3
+"""A node is certainly bad if it is slow with this many nodes that are fast with others."""
+
+
+class Certainty(str, Enum):
+    """How sure a blame is. LIKELY: another explanation remains, or the difference is small."""
+
+    CERTAIN = "certain"
+    LIKELY = "likely"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """What explains the slow pairs.
+
+    Attributes:
+        reference: The speed of a healthy pair; `None` for fewer than three nodes.
+        deviation: The standard deviation of healthy pairs.
+        nodes: Bad nodes.
+        links: Bad links between two nodes that are fast with others.
+        undecided: Slow pairs that neither a bad node nor a bad link explains.
+        fast: Pairs that are much faster than `reference`. If there are any, `reference` may be the speed of pairs with
+            faults, and no blame is certain.
+        next_round: Pairs whose measurement would decide more; empty if none would.
+    """
+
+    reference: float | None
+    deviation: float = 0.0
+    nodes: Mapping[str, Certainty]
+    links: Mapping[Pair, Certainty]
+    undecided: PairRound = ()
+    fast: PairRound = ()
+    next_round: PairRound = ()
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether healthy pairs differ so much that a pair of half the speed would not stand out."""
+        return self.reference is not None and not Limits().is_low(self.reference / 2, self.reference, self.deviation)
 
 
 def pair_rounds(nodes: Sequence[str], *, all_pairs: bool) -> list[PairRound]:
@@ -30,3 +75,136 @@ def pair_rounds(nodes: Sequence[str], *, all_pairs: bool) -> list[PairRound]:
         rounds.append(tuple((a, b) for a, b in pairs))
         seats = [seats[0], seats[-1], *seats[1:-1]]
     return rounds
+
+
+def blame(nodes: Sequence[str], measurements: Iterable[Measurement], limits: Limits) -> Blame:
+    """Return who is to blame for slow pairs, and which pairs to measure next.
+
+    A pair is as slow as the slower of its nodes and the link between them, so a fast pair clears both nodes. A node is
+    bad if all its pairs are slow, at least two of them with cleared nodes. A link is bad if it is the only slow one
+    of two cleared nodes. A blame is certain only after three such pairs of a node or two measurements of a link.
+
+    Args:
+        nodes: Names of the nodes.
+        measurements: Measurements, of which only those of pairs count.
+        limits: Which differences matter.
+    """
+    repeats: dict[Pair, list[float]] = {}
+    order = {node: index for index, node in enumerate(nodes)}
+    for entry in measurements:
+        if entry.measure is Measure.PAIR_ALL_REDUCE and entry.value is not None and entry.members <= order.keys():
+            first, second = sorted(entry.members, key=order.__getitem__)
+            repeats.setdefault((first, second), []).append(entry.value)
+    speeds = {pair: max(values) for pair, values in repeats.items()}
+    reference, deviation = _find_reference(speeds, limits)
+    if reference is None:
+        return Blame(reference=None, nodes={}, links={})
+    slow = {pair for pair, speed in speeds.items() if limits.is_low(speed, reference, deviation)}
+    very_slow = {pair for pair, speed in speeds.items() if limits.is_very_low(speed, reference, deviation)}
+    fast = tuple(pair for pair, speed in speeds.items() if limits.is_very_low(reference, speed, deviation))
+    fast_nodes = {node for pair in speeds.keys() - slow for node in pair}
+    slow_partners = {
+        node: {other: pair for pair in slow if node in pair for other in pair if other != node} for node in nodes
+    }
+    bad_nodes: dict[str, Certainty] = {}
+    for node in nodes:
+        witnesses = {other: pair for other, pair in slow_partners[node].items() if other in fast_nodes}
+        if node not in fast_nodes and len(witnesses) >= 2:
+            enough = min(_WITNESSES, len(fast_nodes))
+            sure = not fast and len(witnesses) >= enough and very_slow.issuperset(witnesses.values())
+            bad_nodes[node] = Certainty.CERTAIN if sure else Certainty.LIKELY
+    bad_links: dict[Pair, Certainty] = {}
+    unexplained = sorted(
+        (pair for pair in slow if not bad_nodes.keys() & set(pair)), key=lambda pair: (order[pair[0]], order[pair[1]])
+    )
+    for pair in unexplained:
+        if all(node in fast_nodes and len(slow_partners[node].keys() - bad_nodes.keys()) == 1 for node in pair):
+            sure = not fast and len(repeats[pair]) >= 2 and pair in very_slow
+            bad_links[pair] = Certainty.CERTAIN if sure else Certainty.LIKELY
+    undecided = tuple(pair for pair in unexplained if pair not in bad_links)
+    return Blame(
+        reference=reference,
+        deviation=deviation,
+        nodes=bad_nodes,
+        links=bad_links,
+        undecided=undecided,
+        fast=fast,
+        next_round=_plan_next_round(nodes, repeats, fast_nodes, bad_links),
+    )
+
+
+def _find_reference(speeds: Mapping[Pair, float], limits: Limits) -> tuple[float | None, float]:
+    """Return the speed of healthy pairs and its standard deviation; `None` for fewer than three nodes."""
+    by_node: dict[str, list[float]] = {}
+    for pair, speed in speeds.items():
+        for node in pair:
+            by_node.setdefault(node, []).append(speed)
+    # The higher median, so that one bad partner of two does not make a node slow.
+    levels = {node: median_high(own) for node, own in by_node.items()}
+    if len(levels) < 3:
+        return None, 0.0
+    middle, deviation = median(levels.values()), estimate_deviation(levels.values())
+    sound = {node for node, level in levels.items() if not limits.is_low(level, middle, deviation)}
+    inner = [speed for pair, speed in speeds.items() if sound.issuperset(pair)] or [middle]
+    return median(inner), estimate_deviation(inner)
+
+
+def _plan_next_round(
+    nodes: Sequence[str], repeats: Mapping[Pair, Sequence[float]], fast_nodes: set[str], links: Iterable[Pair]
+) -> PairRound:
+    """Return the next round: bad links again, and nodes without a fast pair with more of the cleared nodes."""
+    order = {node: index for index, node in enumerate(nodes)}
+    wanted = [pair for pair in links if len(repeats[pair]) < 2]
+    for node in (node for node in nodes if node not in fast_nodes and any(node in pair for pair in repeats)):
+        met = {other for pair in repeats if node in pair for other in pair}
+        if len(met & fast_nodes) < _WITNESSES:
+            wanted += [
+                (node, other) if order[node] < order[other] else (other, node)
+                for other in nodes
+                if other in fast_nodes - met
+            ]
+    chosen: list[Pair] = []
+    for pair in wanted:
+        if not any(node in other for other in chosen for node in pair):
+            chosen.append(pair)
+    return tuple(chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSearch:
+    """The search for the smallest group of nodes that is slow together, while its pairs are fast.
+
+    Attributes:
+        slow: The smallest known slow group; `None` if all nodes together are fast, or not measured yet.
+        next_groups: Groups to measure, one after the other; empty at the end of the search.
+        is_ambiguous: Both halves of `slow` are slow: nobody can tell which part causes it.
+    """
+
+    slow: tuple[str, ...] | None = None
+    next_groups: tuple[tuple[str, ...], ...] = ()
+    is_ambiguous: bool = False
+
+
+def find_slow_group(nodes: Sequence[str], rates: Mapping[frozenset[str], float], least: float) -> GroupSearch:
+    """Search for the smallest slow group by bisection.
+
+    Args:
+        nodes: All nodes, without bad ones. Neighbours should share switches.
+        rates: The bus bandwidth of each measured group.
+        least: The rate below which a group is slow.
+    """
+    group, slow = tuple(nodes), None
+    while True:
+        if frozenset(group) not in rates:
+            return GroupSearch(slow=slow, next_groups=(group,))
+        if rates[frozenset(group)] >= least:
+            return GroupSearch(slow=slow)
+        slow, middle = group, len(group) // 2
+        halves = [half for half in (group[:middle], group[middle:]) if len(half) > 2]  # Pairs are known to be fast.
+        missing = tuple(half for half in halves if frozenset(half) not in rates)
+        if missing:
+            return GroupSearch(slow=slow, next_groups=missing)
+        slow_halves = [half for half in halves if rates[frozenset(half)] < least]
+        if len(slow_halves) != 1:
+            return GroupSearch(slow=slow, is_ambiguous=bool(slow_halves))
+        group = slow_halves[0]

@@ -479,7 +479,7 @@ def test_one_peer_is_told_as_one(name: str, told: str) -> None:
 
 
 def test_every_check_of_the_registry_has_its_three_cases() -> None:
-    assert set(CASES) == set(CHECKS)
+    assert set(CASES) == {name for name in CHECKS if not name.startswith("deep.")}  # Those: deep/test_comparison.py
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,12 +12,12 @@ from clusterctl.health.deep.measurements import (
     Measurement,
     add_measurements,
     compute_bus_bandwidth,
-    read_measurements,
+    measurement_from_json,
 )
 
 
 def test_measurements_survive_the_facts() -> None:
-    facts: dict[str, dict[str, object]] = {"a": {}, "b": {"unreachable": "timeout"}}
+    facts: dict[str, Any] = {"a": {"groups": {}}, "b": {"unreachable": "timeout"}}
     measured = [
         Measurement(node="a", measure=Measure.GEMM_TFLOPS, gpu=3, variant="bfloat16", model="H100", value=640.5),
         Measurement(node="a", measure=Measure.GEMM_DIGEST, gpu=3, digest="9f", detail="61 C"),
@@ -25,7 +26,9 @@ def test_measurements_survive_the_facts() -> None:
 
     add_measurements(facts, measured)
 
-    assert read_measurements(json.loads(json.dumps(facts))) == measured
+    stored = json.loads(json.dumps(facts))["a"]["groups"]["deep"]["data"]["measurements"]
+    assert [measurement_from_json(entry) for entry in stored] == measured
+    assert facts["b"] == {"unreachable": "timeout"}
     assert [entry.is_measured for entry in measured] == [True, True, False]
 
 
