@@ -249,7 +249,7 @@ node_all_reduce = _rate_check(
     "bus bandwidth of an all-reduce among the GPUs of a node, by the formula of nccl-tests",
     {Measure.NODE_ALL_REDUCE: "all-reduce"},
     "GB/s",
-    "Compare NVLinks and the topology of the node with a fast one: `nvidia-smi nvlink -s`, `nvidia-smi topo -m`",
+    "Compare the NVLinks and the topology of the node with those of a fast one",
 )
 
 
