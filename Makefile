@@ -15,6 +15,8 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
+# Where nothing keeps the bytecode, each program that a test starts compiles all of its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 JOBS ?= 5

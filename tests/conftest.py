@@ -29,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the suite independent of what it was started by, and of who else has been on this machine."""
     # Controllers raise where a thread changes what is not its own (`run.record.thread_ownership`).
     os.environ["CLUSTERCTL_DEBUG"] = "1"
+    # Thousands of programs would each compile all of their modules.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     _hand_on_no_ignored_signal(config)
     _avoid_a_foreign_folder()
     _keep_mounts_to_itself(config)

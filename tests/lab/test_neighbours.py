@@ -190,9 +190,11 @@ class Stage:
         finally:
             for neighbour in neighbours.values():
                 neighbour.leave()
-            if command is not None and command.poll() is None:
-                self.head.run("down", "--all", "--kill")
-                command.kill()
+            if command is not None:
+                if command.poll() is None:
+                    self.head.run("down", "--all", "--kill")
+                    command.kill()
+                command.communicate()
 
     def started(self, command: subprocess.Popen[str]) -> bool:
         """Wait for the worker; return whether there is one."""

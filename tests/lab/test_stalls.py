@@ -129,13 +129,11 @@ def start(folder: Path, env: dict[str, str], kind: str, job: Job, made: list[Nod
 
 
 def look(head: Head, outcome: Outcome) -> None:
-    """Wait until the run is called stalled, and keep what is said of it."""
+    """Wait until the head writes down that the run stalls, and keep what is said of it."""
 
-    def stalled() -> bool:
-        outcome.status = head.json("status", outcome.run)
-        return outcome.status["state"] == "stalled"
-
-    wait_for(stalled, 90.0, f"{outcome.run} to be called stalled", every=1.0)
+    events = outcome.folder / "events.jsonl"
+    wait_for(lambda: '"confirmed"' in events.read_text(), 90.0, f"{outcome.run} to be called stalled", every=0.5)
+    outcome.status = head.json("status", outcome.run)
     outcome.text = head.run("status", outcome.run).stdout
 
 
@@ -213,6 +211,7 @@ def test_the_evidence_tells_where_the_culprit_is(outcome: Outcome, job: Job) -> 
 
 
 def test_ps_and_status_say_for_how_long_nothing_moves_and_what_to_do(outcome: Outcome) -> None:
+    assert outcome.status["state"] == "stalled"
     assert outcome.status["stall"]["phase"] == "confirmed"
     assert outcome.status["stall"]["limit_s"] == LIMIT
     assert outcome.status["stall"]["since_s"] >= LIMIT + CONFIRMED_AFTER - 2.5
