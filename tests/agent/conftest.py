@@ -98,6 +98,8 @@ class Node:
     def end(self) -> None:
         for talk in self.talks:
             talk.kill()
+        if not self.folder.exists():
+            return
         with contextlib.suppress(Refused, AssertionError), Talk(self.home / "state", epoch=1000) as talk:
             if talk.ask(Command.STATUS, **self.where)["attempt"] >= 0:
                 self.stop(talk, grace=0.0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from clusterctl.run.record.state_reader import read_summary
 from tests.e2e.terminal import Terminal
 from tests.lab.head_cli import Head
 
@@ -40,6 +41,12 @@ class LocalHead(Head):
         """Start a detached run; return its id."""
         return str(self.json("up", "-d", "--no-health")["run"])
 
+    def has_run_to_end(self) -> bool:
+        """Whether `down --all` may find anything to do."""
+        runs = Path(self.env["XDG_STATE_HOME"], "clusterctl/runs").glob("*/")
+        known = [read_summary(run / "summary.json", run / "events.jsonl") for run in runs]
+        return any(summary is None or summary.state.remaining for summary in known)
+
 
 @pytest.fixture(scope="module")
 def make_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeHead]:
@@ -56,7 +63,8 @@ def make_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeHead]:
 
     yield make
     for head in made:
-        head.run("down", "--all", "--kill")
+        if head.has_run_to_end():
+            head.run("down", "--all", "--kill")
 
 
 @pytest.fixture
