@@ -7,9 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.file_order import sort_files
 from tests.ignoring import ignored
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_files_that_wait_are_spread_over_those_that_compute_and_begin_before_the_end() -> None:
+    lab, unit = [f"tests/lab/test_{i}.py" for i in range(4)], [f"tests/unit/test_{i}.py" for i in range(10)]
+
+    found = sort_files(["tests/e2e/test_cp.py", *lab, *unit])
+
+    assert found[0] == "tests/e2e/test_cp.py", "it needs the network that a lab takes away"
+    assert [place for place, file in enumerate(found) if file in lab] == [1, 4, 7, 11]
+    assert [file for file in found if file in unit] == unit
 
 
 def test_a_program_that_a_test_starts_ignores_no_signal() -> None:
