@@ -112,9 +112,10 @@ class LongRun:
 
     def held(self) -> Held:
         """Return what there is of the run now."""
-        family = processes.family(self.supervisor)
         return Held(
-            on_disk(self.files.folder), processes.lasting_descriptors(self.supervisor), processes.shared_out_mb(family)
+            on_disk(self.files.folder),
+            processes.lasting_descriptors(self.supervisor),
+            processes.lasting_memory_mb(self.supervisor),
         )
 
     def cpu(self, seconds: float) -> float:
