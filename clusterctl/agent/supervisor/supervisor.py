@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import signal
 import time
@@ -417,6 +418,8 @@ def _run_supervisor(run: RunDir, report: int) -> None:
         with contextlib.suppress(OSError):
             os.write(report, READY)
         os.close(report)
+        # `serve` has frozen only what it had loaded. A collection would copy the rest, which waiters and sampler share.
+        gc.freeze()
         supervisor.run_event_loop()
         lock.release()
     except BaseException:
