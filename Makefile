@@ -36,9 +36,10 @@ WAYS ?= builtin openssh command srun
 WAY_SUITES := $(addprefix tests/lab/test_,faults.py adoption.py up.py remaining.py srun.py)
 SYSTEM_BENCH := pdsh clustershell
 SITE_PACKAGES := zensical==0.0.73,pyyaml
+SYSTEM_RECIPES := openmpi-bin g++
 SYSTEM_CONTAINERS := podman runc busybox-static
 
-.PHONY: help up test check lock unit agent lab-tests e2e lab browser containers bench format release site clean killer controls heavy health-repeat docs mutants worlds fuzz soak why transports screens
+.PHONY: help up test check lock unit agent lab-tests e2e lab browser containers bench format release site clean killer controls heavy recipes health-repeat docs mutants worlds fuzz soak why transports screens
 
 help:  ## Show what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,8 +85,12 @@ lab: $(VENV)/.dev $(VENV)/.system  ## Start lab nodes for a person, until Ctrl-C
 
 # Two processes: once a lab has started in a process, there is no way to a package index.
 heavy: $(VENV)/.dev $(VENV)/.system  ## Only the tests with other frameworks (2 GB), and with each release of torch (6 GB at a time; TORCH_VERSIONS="2.8.0 2.14.1")
-	CLUSTERCTL_HEAVY=$(HEAVY) $(BIN)/python -m pytest tests/heavy --ignore tests/heavy/test_torch_versions.py $(PYTEST_ARGS)
+	CLUSTERCTL_HEAVY=$(HEAVY) $(BIN)/python -m pytest tests/heavy/test_frameworks.py $(PYTEST_ARGS)
 	CLUSTERCTL_HEAVY=$(HEAVY) $(BIN)/python -m pytest tests/heavy/test_torch_versions.py -rP $(PYTEST_ARGS)
+
+recipes: $(VENV)/.dev $(VENV)/.system  ## Each recipe among the templates on two lab nodes, with a rank killed once (1 GB of frameworks; PYTEST_ARGS='-k trl')
+	@$(MAKE) --no-print-directory system PACKAGES="$(SYSTEM_RECIPES)"
+	CLUSTERCTL_HEAVY=$(HEAVY) $(BIN)/python -m pytest tests/heavy/test_recipes.py $(PYTEST_ARGS)
 
 health-repeat: $(VENV)/.dev $(VENV)/.system  ## Look at healthy lab nodes 50 times (HEALTH_ROUNDS), as root and as an ordinary user: no false alarm
 	HEALTH_ROUNDS=$${HEALTH_ROUNDS:-50} $(BIN)/python -m pytest tests/lab/test_health.py -k healthy --timeout 1800 $(PYTEST_ARGS)

@@ -196,9 +196,6 @@ ELSEWHERE: Final = {
     "python train.py": "tests/lab/workloads.py",
     "clusterctl up -- --sharded": "tests/heavy/test_frameworks.py",
     "clusterctl up -- --sharded --resume CHECKPOINT": "tests/heavy/test_frameworks.py",
-    "clusterctl up -- --precision bf16-mixed": "tests/heavy/test_frameworks.py",
-    "clusterctl up -- --mode model": "tests/heavy/test_frameworks.py",
-    "clusterctl up -- --zero-stage 3": "tests/heavy/test_frameworks.py",
 }
 """Commands to the file that runs them."""
 

@@ -44,7 +44,7 @@ def render_template_for_hosts(template: str, machines: Sequence[ListedHost]) -> 
         own = [line for line in own if not line.startswith(("env:", "  args:"))]
     comments = next((at for at, line in enumerate(own) if line.startswith("#")), len(own))
     # Comments that show other keys stay; comments that only show hosts go, because the file now has real hosts.
-    kept = own if any(line.startswith("# job:") for line in own[comments:]) else own[:comments]
+    kept = own if any(line.startswith(("# defaults:", "# job:")) for line in own[comments:]) else own[:comments]
     return "\n".join(kept).rstrip() + "\n"
 
 

@@ -30,7 +30,8 @@ def made(request: pytest.FixtureRequest) -> dict[str, Path | Exception]:
         for item in request.session.items
         if isinstance(item, pytest.Function) and hasattr(item, "callspec")
     ]
-    wanted = {case.template: case.installs for param in params if (case := param.get("case"))}
+    cases = [case for param in params if (case := param.get("case"))]
+    wanted = {case.environment: case.installs for case in cases if case.environment}
     found: dict[str, Path | Exception] = {}
     for name, installs in wanted.items():
         try:
@@ -42,7 +43,7 @@ def made(request: pytest.FixtureRequest) -> dict[str, Path | Exception]:
 
 @pytest.fixture
 def environment(made: dict[str, Path | Exception]) -> Environment:
-    """Gives the virtual environment of a template, or fails as its making did."""
+    """Gives a virtual environment by its name, or fails as its making did."""
 
     def give(name: str) -> Path:
         found = made[name]
