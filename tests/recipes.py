@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from tests.lab.head_cli import Head
 
 TEMPLATES: Final = Path(__file__).resolve().parents[1] / "templates"
 
@@ -87,17 +86,14 @@ def kill_rank_after_checkpoint(
     pattern = yaml.safe_load((head.folder / "cluster.yaml").read_text())["job"]["checkpoint"]["pattern"]
     run = head.json("up", "-d", "--no-health", timeout=patience_s)["run"]
 
-    def find_checkpoint() -> bool:
-        assert head.json("status", run)["state"] not in ("failed", "lost"), head.run("logs", run).stdout[-4000:]
-        return any(folder.glob(pattern))
-
-    wait_for(find_checkpoint, patience_s, what=f"a checkpoint {pattern}", every=0.2)
+    ended = Head.start(head, "wait", run)
+    wait_for(lambda: any(folder.glob(pattern)) or ended.poll() is not None, patience_s, f"a checkpoint {pattern}", 0.2)
     kill(head.json("status", run)["workers"][-1])
-    ended = head.run("wait", run, timeout=patience_s)
+    _, error = ended.communicate(timeout=patience_s)
 
     output = head.run("logs", run, "--rank", "0", "-n", "100000", "--format", "raw").stdout
     status = head.json("status", run)
-    assert ended.returncode == 0, ended.stderr + output[-4000:]
+    assert ended.returncode == 0, error + output[-4000:]
     assert (status["state"], status["attempt"]) == ("succeeded", 1), output[-4000:]
     resumed = re.search(recipe.resumed, output)
     assert resumed, output[-4000:]

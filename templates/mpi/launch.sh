@@ -22,7 +22,9 @@ fi
 
 nodes=localhost:$1
 for ((node = 1; node < WORLD_SIZE; node++)); do nodes+=,node$node:$1; done
-mpirun --allow-run-as-root --host "$nodes" --mca plm_rsh_agent "$PWD/launch.sh --agent" --leave-session-attached \
-  --mca oob_tcp_if_include "$GLOO_SOCKET_IFNAME" --mca btl_tcp_if_include "$GLOO_SOCKET_IFNAME" "${@:2}" && code=0 || code=$?
+# The network, not the interface: the nodes may name their interfaces differently.
+network=$(ip -4 -o address show dev "$GLOO_SOCKET_IFNAME" | awk '{ print $4; exit }')
+mpirun --allow-run-as-root --host "$nodes" --mca plm_rsh_agent "bash $PWD/launch.sh --agent" --leave-session-attached \
+  --mca oob_tcp_if_include "$network" --mca btl_tcp_if_include "$network" "${@:2}" && code=0 || code=$?
 touch "$folder/end"
 exit $code
