@@ -86,10 +86,12 @@ def _start_torchrun(bench: BenchLab, ports: Iterable[int], tag: str) -> subproce
     argv += ["--max-restarts=1", "--rdzv-backend=c10d", f"--rdzv-id={tag}"]
     argv += [f"--rdzv-endpoint={bench.nodes[0].address}:{next(iter(ports))}"]
     commands = []
-    for node in bench.nodes:
+    for number, node in enumerate(bench.nodes):
         # With the store that torchrun shares out, its second attempt finds the addresses of the first one and fails.
         env = {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": node.interface, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1}
         words = ["env", *(f"{k}={v}" for k, v in env.items()), *argv, f"--local-addr={node.address}"]
+        # By the address alone, torchrun does not see on which node the rendezvous is.
+        words.append(f"--rdzv-conf=is_host={number == 0}")
         log = f"/srv/shared/{tag}.{node.name}.log"
         commands.append((node.name, f"{shlex.join([*words, '/srv/shared/job.py', tag])} > {log} 2>&1"))
     return bench.ssh_loop(commands)
