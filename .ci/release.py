@@ -141,7 +141,7 @@ def download(python: str, machine: str, folder: Path) -> list[str]:
 
 
 def check_artifact(artifact: Path, version: str) -> None:
-    """Install it where nothing of this repository is, and run a job of two ranks with it."""
+    """Install it where nothing of this repository is, and run the demo, in which a rank is killed."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         env = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "PYTHON", "VIRTUAL_ENV"))}
@@ -155,16 +155,12 @@ def check_artifact(artifact: Path, version: str) -> None:
             pip = (str(folder / "venv/bin/pip"), "install", "--quiet", "--constraint", str(constraints), str(artifact))
             run(*pip, env=env, stderr=subprocess.DEVNULL)
             program = [str(folder / "venv/bin/clusterctl")]
-        (folder / "job").mkdir()
-        document = {"version": 1, "name": "check", "hosts": [{"host": "here", "transport": "local", "workers": 2}]}
-        document["job"] = {"command": "echo rank $RANK of $WORLD_SIZE"}
-        (folder / "job/cluster.yaml").write_text(json.dumps(document))
         shown = subprocess.run([*program, "--version"], capture_output=True, text=True, check=True, env=env).stdout
-        up = [*program, "up", "--all-ranks"]
-        done = subprocess.run(up, cwd=folder / "job", env=env, capture_output=True, text=True, check=False)
+        demo = [*program, "demo", "--keys", "kq"]
+        done = subprocess.run(demo, cwd=folder, env=env, capture_output=True, text=True, check=False)
     output = done.stdout + done.stderr
-    if version not in shown or done.returncode != 0 or "rank 1 of 2" not in output:
-        raise SystemExit(f"error: {artifact.name}: `up` ended with {done.returncode}\n{shown}{output}")
+    if version not in shown or done.returncode != 0 or "removed " not in output:
+        raise SystemExit(f"error: {artifact.name}: the demo ended with {done.returncode}\n{shown}{output}")
     print(f"installed and ran {artifact.name}")
 
 

@@ -115,9 +115,11 @@ STORY: Final = [
     Row("clusterctl down --all"),
     Row("clusterctl down --orphans"),
     Row("clusterctl logs RUN --rank 2 -n 200"),
+    Row("clusterctl logs RUN --since 12h"),
     Row("clusterctl down RUN"),
     Row("clusterctl clean -y"),
     Row("clusterctl clean"),
+    Row("clusterctl clean -y --older-than 0s"),
 ]
 """Run one after the other, on two lab nodes with three workers each."""
 
@@ -213,6 +215,7 @@ MENTIONED: Final = {
     "pip install 'clusterctl[serve]'": "how starlette and uvicorn get to the head",
     "python -m": "how `module` is meant",
     "python -m http.server -d build/site": "how a person sees the site",
+    "python3 -I -S": "how helpers of the agent are started",
     "python -I": "a process that is not watched from inside",
     "python -I -S -X utf8 … serve": "how the agent is started",
     "ssh -G": "what clusterctl asks about a host",
