@@ -33,6 +33,7 @@ from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedE
 from clusterctl.logs.follow import LogFollower
 from clusterctl.logs.log_line import LogLine, LogQuery
 from clusterctl.logs.merge import read_lines
+from clusterctl.plan.roles import assign_roles
 from clusterctl.render.health_report import HealthReport
 from clusterctl.render.status_report import status_json
 from clusterctl.run.controller.run_start import start_controller_in_new_process
@@ -315,7 +316,7 @@ def up(spec: ClusterSpec, *, health: bool = True, strict: bool = False, timeout:
     """
     if spec.job is None:
         raise RefusedError("the spec has no job, so there is nothing to run", hint="add the key `job`")
-    run = Run(start_controller_in_new_process(spec, health=health, strict=strict).run)
+    run = Run(start_controller_in_new_process(assign_roles(spec), health=health, strict=strict).run)
     run.wait_until_started(timeout)
     return run
 

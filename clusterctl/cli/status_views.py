@@ -155,7 +155,8 @@ def add_stragglers(run: RunDir, view: RunSnapshot, newest_samples: Mapping[str, 
         newest_samples: The newest samples of ranks, by node.
     """
     state = view.state
-    if state.phase is not RunPhase.RUNNING:
+    # The waits of ranks can be compared only within a role.
+    if state.phase is not RunPhase.RUNNING or any(node.role for node in state.nodes.values()):
         return view
     if not rank_timing.has_recent_progress(newest_samples.values(), state.attempt, LONG_WAIT_S) and (
         slow := load_blocking_ranks(run, state)

@@ -307,6 +307,7 @@ _INTERFACE = FieldType(
     unparse=lambda name: name or "auto",
 )
 Interface = Annotated[str | None, _INTERFACE]
+NodeCount = Annotated[int, FieldType(limits=(1, 1024))]
 ConnectionCount = Annotated[int, FieldType(limits=(1, 1024))]
 RestartCount = Annotated[int, FieldType(limits=(0, 1000))]
 ExitCodes = tuple[Annotated[int, FieldType(limits=(0, 255))], ...]

@@ -25,6 +25,7 @@ from clusterctl.config.sections.section_declarations import (
     SECTIONS,
     Section,
     SectionField,
+    find_entry_section,
     split_annotation,
 )
 from clusterctl.config.sections.section_validation import build_validator
@@ -177,6 +178,9 @@ def _list_keys_below(path: str, section: Section) -> Iterator[tuple[str, Section
             yield from _list_keys_below(f"{path}{name}.", key.type)
         else:
             yield path + name, key
+            each = find_entry_section(key.type)
+            if each is not None:
+                yield from _list_keys_below(f"{path}{name}.NAME.", each)
 
 
 def _format_row(path: str, key: SectionField) -> str:

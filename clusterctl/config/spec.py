@@ -31,6 +31,7 @@ from clusterctl.config.field_types import (
     KeyDocs,
     MessageCount,
     MessageEvents,
+    NodeCount,
     NodeCounts,
     Port,
     PortOrAuto,
@@ -98,6 +99,7 @@ class HostSpec:
 
     Attributes:
         name: Name of the node: `host`, or `host.N` if the file lists a local host more than once.
+        job_role: The role of `job.roles` that runs on the host (`clusterctl.plan.roles` chooses it); "" without roles.
         host: Host name, ssh alias or range.
         address: Address for SSH connections.
         internal_ip: Address for the network between workers.
@@ -115,6 +117,7 @@ class HostSpec:
     """
 
     name: str
+    job_role: str = ""
     host: Annotated[str, KeyDocs("gpu01", "gpu[01-04,07]")]
     address: Annotated[SshWord | None, KeyDocs("203.0.113.9", unset_text="`host`, as ssh resolves it")] = None
     internal_ip: Annotated[SshWord | None, KeyDocs("10.0.0.9", unset_text="found by the route between nodes")] = None
@@ -249,14 +252,61 @@ class CheckpointSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadySpec:
+    """When the roles that need a role may start: the port accepts a connection, and the output has the text.
+
+    Attributes:
+        port: Port of the server on the first node of the role; it must be free before the start.
+        http: Path on this port that must answer a GET with a status below 400.
+        output: Text that a line of the role's first rank must contain.
+        within: Time limit after the start of the role.
+    """
+
+    port: Annotated[Port | None, KeyDocs(8000)] = None
+    http: Annotated[str | None, KeyDocs("/health")] = None
+    output: Annotated[str | None, KeyDocs("startup complete")] = None
+    within: Annotated[PositiveDuration, KeyDocs("20m")] = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSpec:
+    """A part of the job with nodes of its own: exactly one of `script`, `module`, `command`.
+
+    Attributes:
+        script: Python file, as `job.script`.
+        module: Python module, as `job.module`.
+        command: Text for bash or a list, as `job.command`.
+        args: Arguments of the program.
+        nodes: Number of nodes; one role without `nodes` and `hosts` takes all others.
+        hosts: Names of its nodes, in place of `nodes`.
+        workers: Number of processes on each node, in place of that of the hosts.
+        env: Environment variables of the role; they win over `env` of the file.
+        needs: Roles that must be ready before this role starts. They are stopped when all other roles have ended.
+        ready: When the roles that need this one may start; by default as soon as its processes have started.
+    """
+
+    script: Annotated[str | None, KeyDocs("train.py")] = None
+    module: Annotated[str | None, KeyDocs("llm.train")] = None
+    command: Annotated[Command, KeyDocs("./serve.sh", ["./serve", "--fast"])] = None
+    args: Annotated[Args, KeyDocs(["--epochs", 3])] = ()
+    nodes: Annotated[NodeCount | None, KeyDocs(1)] = None
+    hosts: Annotated[Texts, KeyDocs(["gpu04"])] = ()
+    workers: Annotated[Workers, KeyDocs(1, unset_text="as the hosts say")] = None
+    env: Annotated[Env, KeyDocs({"VLLM_LOGGING_LEVEL": "INFO"})] = field(default_factory=dict)
+    needs: Annotated[Texts, KeyDocs(["server"])] = ()
+    ready: Annotated[ReadySpec | None, KeyDocs({"port": 8000, "http": "/health"})] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """The program of the workers: exactly one of `script`, `module`, `command`.
+    """The program of the workers: exactly one of `script`, `module`, `command`, `roles`.
 
     Attributes:
         script: Python file, relative to `sync.source`; an absolute path is a path on the nodes.
         module: Python module to run as with `python -m`.
         command: Text for bash that ends at the first failing command, or a list: program and arguments.
         args: Arguments of the program; `up` appends its arguments after `--`.
+        roles: Several programs on different nodes of one run, by name.
         nodes: Number of hosts that run workers: the reachable, healthy and free ones first, in the order of the file.
             The others become spares. `A..B` needs A hosts and uses up to B.
         setup: Text for bash that runs once on each node before all workers; it runs again if the text changes.
@@ -278,6 +328,10 @@ class JobSpec:
     module: Annotated[str | None, KeyDocs("llm.train")] = None
     command: Annotated[Command, KeyDocs("./run.sh", ["./train", "--fast"])] = None
     args: Annotated[Args, KeyDocs(["--epochs", 3])] = ()
+    roles: Annotated[
+        dict[str, RoleSpec],
+        KeyDocs({"trainer": {"script": "train.py", "needs": ["server"]}, "server": {"command": "./serve", "nodes": 1}}),
+    ] = field(default_factory=dict)
     nodes: Annotated[NodeCounts | None, KeyDocs(2, "2..4", unset_text="all hosts that are not spares")] = None
     setup: Annotated[str | None, KeyDocs("make -C csrc")] = None
     setup_limit: Annotated[PositiveDuration, KeyDocs("1h")] = 1800.0

@@ -23,11 +23,6 @@ MAX_FULL_TAILS = 4
 _TRACEBACK = "Traceback (most recent call last)"
 
 
-def choose_default_ranks(world_size: int) -> frozenset[int]:
-    """Return the ranks whose output is shown completely by default: rank 0."""
-    return frozenset({0}) if world_size else frozenset()
-
-
 def is_failure(exited: Exited) -> bool:
     """Return whether a worker failed by itself: clusterctl did not stop this worker."""
     return not exited.stopped and (exited.signal is not None or exited.exit_code != 0 or exited.error is not None)

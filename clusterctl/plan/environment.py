@@ -40,6 +40,7 @@ class AttemptSettings:
         tf_workers: The address of each TensorFlow worker.
         jax_coordinator: The address of JAX's coordinator.
         interfaces: For each node: the environment variables that name the network interface to use.
+        role_variables: The variables that tell the workers of a role the addresses of all roles.
     """
 
     spec: ClusterSpec
@@ -51,6 +52,7 @@ class AttemptSettings:
     tf_workers: Sequence[str] = ()
     jax_coordinator: str | None = None
     interfaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    role_variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def list_tensorflow_workers(
@@ -94,7 +96,7 @@ def list_environment_sources(
         ("job.framework", _framework_variables(settings, layout, facts, rank, local_rank)),
         ("env", settings.spec.env),
         ("hosts[].env", layout.host.env),
-        ("clusterctl", _launcher_variables(settings, layout, rank, local_rank)),
+        ("clusterctl", {**_launcher_variables(settings, layout, rank, local_rank), **settings.role_variables}),
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from clusterctl.agent.protocol import run_requests
@@ -16,6 +16,7 @@ from clusterctl.agent.protocol.command_payload_types import Container, ProgramAr
 from clusterctl.config.field_types import StartMethod
 from clusterctl.config.sections.shell_text_analysis import analyze_shell_variables
 from clusterctl.config.spec import ClusterSpec, Framework, JobSpec
+from clusterctl.plan import roles
 from clusterctl.plan.environment import (
     AttemptSettings,
     RunIdentity,
@@ -29,6 +30,7 @@ from clusterctl.plan.environment import (
 )
 from clusterctl.plan.layout import PYTHON_PLACEHOLDER, NodeLayout, assign_ranks_assuming_gpus, get_job, get_workdir
 from clusterctl.plan.rendezvous import NodeFacts, Rendezvous
+from clusterctl.plan.roles import RolePart
 
 _UNKNOWN_COUNT = "GPUS"
 """Placeholder for the number of GPUs on a command line, while the number is unknown."""
@@ -55,6 +57,8 @@ class NodePlan:
         python: The interpreter that the cluster file names; `None` if the node has to find one.
         replaced_login_variables: A sentence for each variable of the login whose value clusterctl replaces for the
             workers.
+        role: The role of the node; "" without roles.
+        is_service: Whether another role needs this one.
     """
 
     node: str
@@ -63,6 +67,8 @@ class NodePlan:
     workers: tuple[WorkerPlan, ...]
     python: str | None = None
     replaced_login_variables: tuple[str, ...] = ()
+    role: str = ""
+    is_service: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -103,16 +109,33 @@ def plan_launch(
         rendezvous: Addresses and interfaces, or `None` in a dry run.
         ports: The reserved ports of each node, in the order of `list_requested_ports`.
     """
-    settings = _build_settings(spec, identity, layouts, node_facts, rendezvous, ports)
-    nodes = tuple(_plan_node(settings, layout, node_facts.get(layout.host.name)) for layout in layouts)
+    parts = roles.split_by_role(spec, layouts)
+    planned = [_plan_part(part, parts, identity, node_facts, rendezvous, ports) for part in parts]
+    nodes = [node for _, part in planned for node in part]
     return LaunchPlan(
         run=identity.run,
         attempt=identity.attempt,
-        world_size=settings.world_size,
+        world_size=sum(len(node.workers) for node in nodes),
         master_addr=rendezvous.master_addr if rendezvous else None,
-        master_port=settings.master_port,
-        nodes=nodes,
+        master_port=planned[0][0].master_port,
+        nodes=tuple(replace(node, node_rank=number) for number, node in enumerate(nodes)),
     )
+
+
+def _plan_part(
+    part: RolePart,
+    parts: Sequence[RolePart],
+    identity: RunIdentity,
+    node_facts: Mapping[str, NodeFacts],
+    rendezvous: Rendezvous | None,
+    ports: Mapping[str, Sequence[int]],
+) -> tuple[AttemptSettings, list[NodePlan]]:
+    variables = roles.build_role_variables(part, parts, rendezvous)
+    if part.name and rendezvous is not None:
+        rendezvous = replace(rendezvous, master_addr=rendezvous.addresses[part.layouts[0].host.name])
+    settings = _build_settings(part.spec, identity, part.layouts, node_facts, rendezvous, ports)
+    settings = replace(settings, role_variables=variables)
+    return settings, [_plan_node(settings, part, layout, node_facts.get(layout.host.name)) for layout in part.layouts]
 
 
 def _build_settings(
@@ -154,21 +177,24 @@ def explain_environment(
 ) -> dict[str, tuple[str, str]]:
     """Return value and source of each variable of a rank (see `list_environment_sources`); secrets are redacted."""
     identity = RunIdentity(run=f"{spec.name}-dry-run", max_restarts=spec.restart.max_restarts)
-    settings = _build_settings(spec, identity, layouts, node_facts, rendezvous, {})
-    layout = next(e for e in layouts if rank in e.ranks)
-    parts = list_environment_sources(settings, layout, node_facts.get(layout.host.name), rank, layout.ranks.index(rank))
-    found = {name: (value, source) for source, part in parts for name, value in part.items()}
+    parts = roles.split_by_role(spec, layouts)
+    part = max((part for part in parts if part.first_rank <= rank), key=lambda part: part.first_rank)
+    settings, _ = _plan_part(part, parts, identity, node_facts, rendezvous, {})
+    own = rank - part.first_rank
+    layout = next(e for e in part.layouts if own in e.ranks)
+    sources = list_environment_sources(settings, layout, node_facts.get(layout.host.name), own, layout.ranks.index(own))
+    found = {name: (value, source) for source, env in sources for name, value in env.items()}
     return {**found, **dict.fromkeys(spec.secrets, (_REDACTED, "secrets"))}
 
 
-def _plan_node(settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts | None) -> NodePlan:
+def _plan_node(settings: AttemptSettings, part: RolePart, layout: NodeLayout, facts: NodeFacts | None) -> NodePlan:
     environments = [
         build_worker_environment(settings, layout, facts, rank, local_rank)
         for local_rank, rank in enumerate(layout.ranks)
     ]
     workers = tuple(
         WorkerPlan(
-            rank=rank,
+            rank=part.first_rank + rank,
             local_rank=local_rank,
             argv=build_job_argv(get_job(settings.spec), {*environments[local_rank], *settings.spec.secrets}),
             env=environments[local_rank],
@@ -184,6 +210,8 @@ def _plan_node(settings: AttemptSettings, layout: NodeLayout, facts: NodeFacts |
         workers=workers,
         python=layout.host.python,
         replaced_login_variables=tuple(describe_replaced_login_variables(settings.spec, layout, facts, workers[0].env)),
+        role=part.name,
+        is_service=part.is_service,
     )
 
 
@@ -230,6 +258,7 @@ def plan_to_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]
                 "node": node.node,
                 "node_rank": node.node_rank,
                 "address": node.address,
+                **({"role": node.role, "is_service": node.is_service} if node.role else {}),
                 "workers": [
                     {
                         "rank": w.rank,
@@ -272,6 +301,8 @@ def _keep_equal(one: Any, two: Any) -> Any:
 
 def find_fork_obstacle(job: JobSpec) -> str | None:
     """Return the reason why the ranks of a job cannot be forked, or `None`."""
+    if job.roles:
+        return "the addresses of the roles are known only after the fork"
     if job.command is not None:
         return "a `job.command` may be any program"
     if job.prologue is not None:

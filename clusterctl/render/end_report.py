@@ -166,7 +166,7 @@ def _first_failure(state: RunState, cause: Cause, terminal: Terminal, context: R
     if len(same) > 1:
         lines = [shared_failure_line(cause, same, [state.workers[rank].node for rank in same], state.attempt, terminal)]
     else:
-        lines = [failure_line(cause, state.attempt, terminal)]
+        lines = [failure_line(state.label_cause(cause), state.attempt, terminal)]
     if context.node_memory is not None:
         full, age = context.node_memory
         lines.append(f"  memory of {safe(cause.node)} was {full:.0f}% full {describe_duration(age)} before")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from enum import Enum
 
@@ -66,21 +66,35 @@ class LogWriter:
         *,
         timestamps: Timestamps = Timestamps.NONE,
         prefix: bool = True,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self._terminal = terminal
         self._colours: dict[str, str] = {}
         self._with_prefix = prefix
+        self._labels: Mapping[str, str] = {}
         self._timestamps = timestamps
         self._width = 0
         self._prefixes: dict[tuple[tuple[str, ...], tuple[int, ...]], str] = {}
         self._stamp: tuple[float, str] = (float("nan"), "")
-        self.widen_prefix(nodes, ranks)
+        self.widen_prefix(nodes, ranks, labels or {})
 
-    def widen_prefix(self, nodes: Sequence[str], ranks: Iterable[int]) -> None:
-        """Make the prefix wide enough for more nodes and ranks; the prefix never becomes narrower."""
+    def widen_prefix(self, nodes: Sequence[str], ranks: Iterable[int], labels: Mapping[str, str]) -> None:
+        """Make the prefix wide enough for more nodes and ranks; the prefix never becomes narrower.
+
+        Args:
+            nodes: The nodes.
+            ranks: The ranks.
+            labels: What the prefix shows for a node, in place of its name.
+        """
+        self._labels = labels
         for node in nodes:
             self._colours.setdefault(node, NODE_COLOURS[len(self._colours) % len(NODE_COLOURS)])
-        widest = max(map(count_columns, nodes), default=0) + len(f" r{max(ranks, default=0)}") if nodes else 0
+        widest = (
+            max((count_columns(labels.get(node, node)) for node in nodes), default=0)
+            + len(f" r{max(ranks, default=0)}")
+            if nodes
+            else 0
+        )
         self._grow(widest)
 
     def write(self, lines: Sequence[LogLine | FoldedLine]) -> None:
@@ -118,7 +132,7 @@ class LogWriter:
     # --- inside
 
     def _make_prefix(self, nodes: tuple[str, ...], ranks: tuple[int, ...]) -> str:
-        label = f"{nodes[0]} r{ranks[0]}" if len(ranks) == 1 else f"r{fold_ranks(ranks)}"
+        label = f"{self._labels.get(nodes[0], nodes[0])} r{ranks[0]}" if len(ranks) == 1 else f"r{fold_ranks(ranks)}"
         self._grow(count_columns(label))
         colour = self._colours.setdefault(nodes[0], NODE_COLOURS[len(self._colours) % len(NODE_COLOURS)])
         if len(label) > _WIDEST_PREFIX and len(ranks) > 1:

@@ -173,12 +173,15 @@ _DECISIONS = {
 
 def format_decision(event: AttemptEndDecided, state: RunState) -> str:
     """Return the decision of the controller and its reason, with the failed worker of the current attempt."""
+    if event.reason == StopReason.ROLES_DONE.value:
+        return event.message
     text = _DECISIONS.get(event.reason, f"{event.reason}: stopping every worker")
     if event.reason == StopReason.PEER_FAILED.value and len(state.workers) == 1:
         text = "the worker failed"
     cause = state.cause if event.attempt == state.attempt else None
     if event.reason == StopReason.PEER_FAILED.value and not event.message and cause is not None:
-        return f"{text} (rank {cause.rank} on {safe(cause.node)}: {describe_exit(cause)})"
+        where = "" if cause.node is None else state.describe_node(cause.node)
+        return f"{text} (rank {cause.rank} on {safe(where)}: {describe_exit(cause)})"
     return f"{text} ({event.message})" if event.message else text
 
 

@@ -188,7 +188,7 @@ def render_run_summary(snapshot: RunSnapshot, now: float, terminal: Terminal) ->
     if state.phase is RunPhase.RESTARTING and state.restart_at is not None:
         lines.append(f"  {describe_next_attempt(state, now)}")
     if state.cause is not None:
-        lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
+        lines.append(f"  {failure_line(state.label_cause(state.cause), state.attempt, terminal)}")
     if state.stall is not None:
         hints = [] if state.is_over else stall_hints(state.run, state.stall.phase)
         lines += [
@@ -240,12 +240,14 @@ def _node_table(snapshot: RunSnapshot, terminal: Terminal, *, all_rows: bool) ->
     """Return a row for each node; if there are many nodes, a row for each state."""
     if len(snapshot.state.nodes) > _MOST_NODES and not all_rows:
         return _folded_nodes(snapshot, terminal)
-    columns = make_columns("~NODE", ">NODE RANK", "STATE", "RANKS", "~ADDRESS")
     nodes = sorted(snapshot.state.nodes.values(), key=lambda n: n.node_rank)
+    has_roles = any(node.role for node in nodes)
+    columns = make_columns("~NODE", ">NODE RANK", *(["ROLE"] if has_roles else []), "STATE", "RANKS", "~ADDRESS")
     rows: list[list[Cell | str]] = [
         [
             node.node,
             str(node.node_rank),
+            *([node.role] if has_roles else []),
             state_cell(snapshot.state.find_node_phase(node.node).value),
             fold_ranks(node.ranks) or "-",
             node.address or "-",
@@ -360,6 +362,7 @@ def status_json(snapshot: RunSnapshot) -> dict[str, Any]:
             | {
                 "python": node.python or None,
                 "image": node.image or None,
+                "role": node.role or None,
                 "state": state.find_node_phase(node.node).value,
             }
             for node in nodes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clusterctl.agent.protocol.record_types import (
     FlightRecorderEntry,
@@ -156,10 +156,14 @@ class Rank:
         snapshot: The state of the rank before its end; `None` if no snapshot was taken.
         collective_counts: For each process group: the numbers of the last begun and of the last ended collective,
             shortly before the first rank ended.
+        role: The role of its node; "" without roles.
+        is_service: Whether another role needs this one.
     """
 
     rank: int
     node: str
+    role: str = ""
+    is_service: bool = False
     started: bool = True
     end: RankExit | None = None
     snapshot: RankSnapshot | None = None
@@ -241,6 +245,17 @@ class Evidence:
     evidence_folder: str | None = None
     run_folder: str | None = None
     warnings: tuple[str, ...] = ()
+
+    def split_by_role(self) -> dict[str, Evidence]:
+        """Return the evidence of each role, the services last; the evidence itself without roles."""
+        roles = dict.fromkeys(rank.role for rank in sorted(self.ranks, key=lambda rank: rank.is_service))
+        if len(roles) < 2:
+            return {"": self}
+        own = {role: tuple(rank for rank in self.ranks if rank.role == role) for role in roles}
+        return {
+            role: replace(self, ranks=ranks, timings={r.rank: t for r in ranks if (t := self.timings.get(r.rank))})
+            for role, ranks in own.items()
+        }
 
     def name_ranks(self, ranks: Iterable[int]) -> str:
         """Return ranks for a sentence, with their node if all ranks are on one node."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from clusterctl.agent.protocol.record_types import TcpConnection
@@ -203,7 +204,51 @@ def describe_missing_rank(hang: HangAnalysis, rank: int) -> str:
 
 
 def judge_hang(evidence: Evidence) -> Verdict | None:
-    """Return a verdict on the ranks that the others wait for; `None` if no rank was examined."""
+    """Return a verdict on the ranks that the others wait for; `None` if no rank was examined.
+
+    Each role is judged alone, because its collectives are its own. A role that waits for a role that it needs is not
+    to blame.
+    """
+    found = {role: _judge_ranks(own) for role, own in evidence.split_by_role().items()}
+    verdicts = {role: verdict for role, verdict in found.items() if verdict is not None}
+    if not verdicts:
+        return None
+    role = next(iter(verdicts))
+    awaited = _find_awaited_role(evidence, role, verdicts[role]) if len(found) > 1 else None
+    if awaited is not None and awaited in verdicts:
+        verdict = verdicts[awaited]
+        return replace(verdict, summary=f"{verdict.summary}; role `{role}` waits for role `{awaited}`")
+    services = {rank.role for rank in evidence.ranks if rank.is_service}
+    # A service that waits for requests looks like one that hangs.
+    own = (
+        verdict
+        for name, verdict in verdicts.items()
+        if verdict.cls is not Fault.EXTERNAL_WAIT and (name not in services or verdict.confidence is Confidence.CERTAIN)
+    )
+    return next(own, verdicts[role])
+
+
+def _find_awaited_role(evidence: Evidence, role: str, verdict: Verdict) -> str | None:
+    """Return the role from whose sockets the culprits in `role`, or all its ranks, read; `None` if there is none."""
+    blamed = {culprit.rank for culprit in verdict.culprits} or {rank.rank for rank in evidence.ranks}
+    snapshots = {r.rank: r.snapshot for r in evidence.ranks if r.snapshot is not None and not r.snapshot.error}
+    hang = HangAnalysis(evidence, evidence.ranks, snapshots)
+    roles = {rank.rank: rank.role for rank in evidence.ranks}
+    at: dict[str, set[str]] = {}
+    for one in evidence.ranks:
+        for address in evidence.nodes[one.node].addresses:
+            at.setdefault(address, set()).add(one.role)
+    # Local nodes have the same address, which then belongs to no role.
+    by_address = {address: min(names) for address, names in at.items() if len(names) == 1}
+    found = (
+        by_address.get(socket["peer"]) if peer is None else roles[peer]
+        for rank, socket, peer in _list_sockets(hang)
+        if rank in blamed and roles[rank] == role and socket["awaited"]
+    )
+    return next((other for other in found if other not in (None, role)), None)
+
+
+def _judge_ranks(evidence: Evidence) -> Verdict | None:
     # Ranks that lost a peer after the stall are included: their snapshots show where they waited.
     ranks = [rank for rank in evidence.ranks if rank.end is None or rank.end.stopped or rank.end.secondary]
     if (verdict := _judge_missing_nodes_or_starts(evidence, ranks)) is not None:

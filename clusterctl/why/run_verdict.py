@@ -29,6 +29,10 @@ _KINDS = {
 def judge_run(evidence: Evidence) -> Verdict:
     """Return a verdict on what went wrong with a run, and which ranks or nodes are to blame."""
     verdict = _find_verdict(evidence)
+    roles = {rank.node: rank.role for rank in evidence.ranks if rank.role}
+    blamed = {roles.get(culprit.node or "") for culprit in verdict.culprits}
+    if len(blamed) == 1 and (role := blamed.pop()) is not None:
+        verdict = replace(verdict, summary=f"role `{role}`: {verdict.summary}")
     # After the end of a run, its ranks have no stacks.
     commands = tuple(
         text for text in verdict.next_commands if not (evidence.has_ended and text.startswith("clusterctl stacks"))
@@ -72,7 +76,9 @@ def _find_verdict(evidence: Evidence) -> Verdict:
         slowness.judge_blocking_ranks,
         slowness.judge_stragglers,
     )
-    return next((found for rule in rules if (found := rule(evidence)) is not None), None) or _judge_healthy(evidence)
+    parts = evidence.split_by_role().values()
+    found = (verdict for rule in rules for part in parts if (verdict := rule(part)) is not None)
+    return next(found, None) or _judge_healthy(evidence)
 
 
 def _judge_killed_stall(evidence: Evidence) -> Verdict | None:

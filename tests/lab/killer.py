@@ -3,6 +3,7 @@
     KILLER_RUNS=200 KILLER_SEED=7 python -m tests.lab.killer
     python -m tests.lab.killer --world "network home" --world "IPv6 only"     # half of the rounds in each
     KILLER_START=fork python -m tests.lab.killer                                # ranks are forked, and forkservers may die, too
+    KILLER_START=roles python -m tests.lab.killer                               # the second node waits for the first one
     KILLER_FIRST=113 KILLER_RUNS=1 KILLER_SEED=7 python -m tests.lab.killer   # one round once more
 
 A round starts a run on two nodes, kills a process of a random kind (also while the run is still being started), waits a
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.lab.head_cli import Head
 from tests.lab.lab import Lab
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 SCRIPT = """\
 import os, signal, sys, time
 rank = os.environ.get("RANK", "decoy")
+if "CLUSTERCTL_RANK_OFFSET" in os.environ:
+    rank = str(int(rank) + int(os.environ["CLUSTERCTL_RANK_OFFSET"]))
 if rank == "1":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if rank == "2" and os.fork() == 0:
@@ -76,7 +79,7 @@ class Killer:
         folder: For cluster files.
         seed: Tells every round's choices.
         world: What its cluster files say besides, and how long an agent may stay; default: nothing special.
-        start: The start method of the ranks.
+        start: The start method of the ranks; `roles` spawns them as two roles.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class Killer:
     ) -> None:
         self.made, self.env, self.folder, self.seed, self._world = made, env, folder, seed, world
         self._start = start
-        self._kinds = KINDS if start == "spawn" else (*KINDS, FORKSERVER)
+        self._kinds = (*KINDS, FORKSERVER) if start == "fork" else KINDS
         self._decoys: list[subprocess.Popen[bytes]] = []
         self._watches: list[Watch] = []
         self._neighbour = self._head("neighbour", gpus=(0, 1))
@@ -184,7 +187,11 @@ class Killer:
         title = name if neighbour else "victim"
         # What only has to be there takes no time from what is looked at.
         env = {} if neighbour else {"PAUSE": "0.003"}
-        job = {"script": "count.py", "grace": "1s", "start_method": self._start}
+        job: dict[str, Any] = {"script": "count.py", "grace": "1s", "start_method": self._start}
+        if self._start == "roles":
+            server, trainer = ({"script": "count.py", "hosts": node.name} for node in self.made)
+            both = {"server": {**server, "ready": {"output": "line 9 "}}, "trainer": {**trainer, "needs": "server"}}
+            job = {"roles": both, "grace": "1s"}
         more = {"env": env, "sync": {"exclude": ["*.err"]}, **self._world.file(title)}
         if self._start == "fork":
             # A forkserver is kept where a restart may follow.

@@ -12,6 +12,9 @@ import sys
 def _start_shim():
     status = os.environ.get("CLUSTERCTL_STATUS_DIR")
     rank = os.environ.get("RANK", "")
+    if rank.isdigit():
+        # The ranks of a role count from 0, and clusterctl counts the ranks of the run.
+        rank = str(int(rank) + int(os.environ.get("CLUSTERCTL_RANK_OFFSET", "0")))
     if status and rank.isdigit():
         try:  # noqa: SIM105  (nothing is imported here)
             os.close(os.open(os.path.join(status, "rank-%s.python" % rank), os.O_WRONLY | os.O_CREAT, 0o600))  # noqa: UP031, PTH

@@ -344,8 +344,10 @@ def describe_leftovers(processes: list[ProcessStat], ranks: Mapping[int, int]) -
 
 
 def _read_command_and_rank(pid: int) -> tuple[str, int | None]:
-    rank = proc.read_environment(pid).get(b"RANK", b"")
-    return proc.read_command(pid), int(rank) if rank.isdigit() and len(rank) < 8 else None
+    env = proc.read_environment(pid)
+    numbers = [env.get(b"RANK", b""), env.get(b"CLUSTERCTL_RANK_OFFSET", b"0")]
+    known = all(number.isdigit() and len(number) < 8 for number in numbers)
+    return proc.read_command(pid), sum(map(int, numbers)) if known else None
 
 
 def _explain_survival(process: ProcessStat) -> str:

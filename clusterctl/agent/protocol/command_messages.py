@@ -31,6 +31,7 @@ class Command(str, Enum):
     LISTEN = "listen"
     UNLISTEN = "unlisten"
     CONNECT = "connect"
+    ANSWERS = "answers"
     MANIFEST = "manifest"
     RECEIVE = "receive"
     COPY = "copy"

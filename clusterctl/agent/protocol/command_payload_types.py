@@ -177,6 +177,15 @@ class ConnectArguments(TypedDict):
     payload: NotRequired[int]
 
 
+class AnswersArguments(TypedDict):
+    """ANSWERS: connect to a server, and send a GET for `http` if it is a path. `timeout` is in seconds."""
+
+    address: str
+    port: int
+    http: str | None
+    timeout: float
+
+
 class ManifestArguments(TypedDict):
     """MANIFEST: compare a workdir with the file list of `size` bytes that follows in `stream`.
 
@@ -527,6 +536,12 @@ class ConnectAnswer(TypedDict, total=False):
     sent: wire_types.Bytes | None
     received: wire_types.Bytes | None
     still: float | None
+
+
+class AnswersAnswer(TypedDict):
+    """Why the server does not answer; `None` if it does."""
+
+    error: wire_types.LongText | None
 
 
 class ManifestAnswer(TypedDict):

@@ -26,6 +26,7 @@ class StopReason(str, Enum):
     RESTART = "restart"
     UNHEALTHY = "unhealthy"
     PORT_TAKEN = "port_taken"
+    ROLES_DONE = "roles_done"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class PrepareArguments:
     Attributes:
         ports: The TCP ports that the node reserves until the run's end. For port 0 the node chooses a free port, and
             reserves this port until the next attempt.
+        server_ports: The TCP ports of the servers of a role. They must be free, and the node does not reserve them.
         gpus: The device indices of the GPUs that the run claims on this node.
         ranks: The ranks for whose output files the node reserves space.
         reserve: The bytes that the node reserves beyond the end of each output file.
@@ -64,6 +66,7 @@ class PrepareArguments:
     workdir: str
     name: str = ""
     ports: list[int] = field(default_factory=list)
+    server_ports: list[int] = field(default_factory=list)
     gpus: list[int] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     reserve: int = 64 * 1024 * 1024

@@ -8,7 +8,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.facts import link_probe
+from clusterctl.agent.facts import link_probe, server_probe
 from clusterctl.agent.linux import addresses, helper_process, routes, syscalls
 from clusterctl.agent.protocol import command_messages
 from clusterctl.agent.protocol.command_messages import Command
@@ -38,6 +38,7 @@ def make_check_handlers(session: AgentSession) -> dict[Command, Handler]:
         Command.LISTEN: checks.listen,
         Command.UNLISTEN: checks.unlisten,
         Command.CONNECT: checks.connect,
+        Command.ANSWERS: checks.answers,
     }
 
 
@@ -104,6 +105,11 @@ class _CheckCommands:
         words = (str(arguments["address"]), int(arguments["port"]), str(arguments["nonce"]))
         timeout, payload = float(arguments["timeout"]), int(arguments.get("payload", 0))
         self._session.run_task(request_id, lambda _out: link_probe.probe_connection(*words, timeout, payload))
+
+    def answers(self, request_id: int, arguments: command_payload_types.AnswersArguments, _epoch: int | None) -> None:
+        where, path = (str(arguments["address"]), int(arguments["port"])), arguments["http"]
+        timeout = float(arguments["timeout"])
+        self._session.run_task(request_id, lambda _out: {"error": server_probe.find_silence(*where, path, timeout)})
 
     def probe(self, request_id: int, arguments: command_payload_types.ProbeArguments, _epoch: int | None) -> None:
         """Run the command `facts` of the agent in the environment of a worker, and answer with the printed facts."""

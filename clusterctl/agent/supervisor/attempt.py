@@ -93,6 +93,8 @@ class Attempt:
         with contextlib.ExitStack() as undo:
             try:
                 undo.callback(self.claims.release, self.claims.claim(self.prepare.gpus))
+                # A server that does not set SO_REUSEADDR could not listen on a reserved port.
+                self.ports.release(self.ports.reserve(self.prepare.server_ports))
                 undo.callback(self.ports.release, self.ports.reserve(self.prepare.ports))
                 undo.callback(self.outputs.close)
                 os.makedirs(self._run.attempt_dir(self.number), mode=0o700, exist_ok=True)

@@ -26,6 +26,7 @@ from clusterctl.formatting import fold_ranks
 from clusterctl.plan import layout
 from clusterctl.plan.launch import explain_environment
 from clusterctl.plan.layout import NodeLayout
+from clusterctl.plan.roles import assign_roles
 from clusterctl.render.console import pad, safe
 from clusterctl.render.start_progress import WaitingLine
 from clusterctl.render.table import Column, render_table
@@ -106,7 +107,7 @@ def command(
     for warning in list_arguments_with_unsent_files(loaded.spec):
         console.write_stderr(f"warning: {safe(warning)}")
     if ranks:
-        shown, lines = _render_ranks(loaded.spec, console)
+        shown, lines = _render_ranks(assign_roles(loaded.spec), console)
     elif env_rank is not None:
         shown, lines = _render_environment(loaded, env_rank, console, live=live)
     elif origin:
@@ -189,7 +190,7 @@ def _make_unknown_gpus_error(spec: ClusterSpec) -> RefusedError:
 
 
 def _render_environment(loaded: LoadedClusterFile, rank: int, console: Console, *, live: bool) -> tuple[Any, list[str]]:
-    spec = loaded.spec
+    spec = assign_roles(loaded.spec)
     if live:
         entries, sourced = _read_live_environment(spec, rank, console)
     else:
@@ -198,7 +199,7 @@ def _render_environment(loaded: LoadedClusterFile, rank: int, console: Console, 
             raise _make_unknown_gpus_error(spec)
         entries, sourced = known, explain_environment(spec, known, _require_rank(rank, known), {}, None)
     entry = next(entry for entry in entries if rank in entry.ranks)
-    host = spec.hosts.index(entry.host)
+    host = [host.name for host in loaded.spec.hosts].index(entry.host.name)
     shown = {
         name: {"value": value, "source": _describe_source(loaded, name, source, host)}
         for name, (value, source) in sorted(sourced.items())

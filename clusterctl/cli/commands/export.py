@@ -38,6 +38,8 @@ def command(
     loaded = cluster_selection.load_chosen_cluster_file(common, path, require_job=True, console=console)
     hosts = cluster_selection.select_spec_hosts(loaded.spec, nodes, exclude)
     spec = choose_nodes(replace(loaded.spec, hosts=hosts))
+    if spec.job is not None and spec.job.roles:
+        raise click.UsageError("a job with roles cannot be exported; `clusterctl up` starts it")
     if not spec.worker_hosts:
         raise click.UsageError("no worker host is left: all chosen hosts are spares")
     notes = (export_kubernetes if kind == "k8s" else export_slurm).list_unsupported_settings(spec, loaded.written_keys)

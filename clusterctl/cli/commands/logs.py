@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 @click.option("--until", metavar="TIME", help="Only lines before this time.")
 @options.rank_set_option
 @options.nodes_option
+@click.option("--role", metavar="NAME", help="Only the ranks of this role of `job.roles`.")
 @click.option("--grep", metavar="REGEX", help="Only lines that match this regular expression.")
 @click.option("--attempt", type=click.IntRange(0), metavar="N", help="Only this attempt; all attempts by default.")
 @click.option("--all-ranks", is_flag=True, help="Show all ranks in full.")
@@ -77,6 +78,7 @@ def command(
     until: str | None,
     ranks: str | None,
     nodes: str | None,
+    role: str | None,
     grep: str | None,
     attempt: int | None,
     all_ranks: bool,
@@ -86,9 +88,9 @@ def command(
 ) -> int:
     """Show or follow the output of all ranks, merged by time.
 
-    By default `logs` shows the output of rank 0, and the last lines of each rank that failed. Equal lines of several
-    ranks are shown once. If there were several attempts, a line before each attempt says why the previous attempt
-    ended. Times are on the clock of this head: `logs` subtracts the measured clock offset of each node.
+    By default `logs` shows the output of rank 0 of each role, and the last lines of each rank that failed. Equal lines
+    of several ranks are shown once. If there were several attempts, a line before each attempt says why the previous
+    attempt ended. Times are on the clock of this head: `logs` subtracts the measured clock offset of each node.
     """
     if output_format != "text":
         whole = (("--timestamps", timestamps), ("--no-prefix", no_prefix))
@@ -98,9 +100,12 @@ def command(
     reader, worker_exits = StateReader(run), _WorkerExits()
     reader.apply_new_events(on_node_event=worker_exits.add_if_exit)
     state = reader.state
+    options.refuse_combination(("--role", role), ("--nodes", nodes))
+    if role is not None:
+        nodes = _list_role_nodes(state, role)
     default = ranks is None and nodes is None and not all_ranks and output_format == "text"
     query = LogQuery(
-        ranks=frozenset({0}) if default else parse_existing_ranks(state, ranks),
+        ranks=frozenset({0, *state.first_ranks.values()}) if default else parse_existing_ranks(state, ranks),
         nodes=None if nodes is None else frozenset(select_hosts(list(state.nodes), nodes)),
         attempt=validate_attempt(state, attempt),
         since=_parse_time(since, "--since", state),
@@ -128,6 +133,21 @@ def command(
     if not log_output.lines and output_format == "text":
         console.write_stderr(explain_missing_output(run, state, query))
     return 0
+
+
+def _list_role_nodes(state: RunState, role: str) -> str:
+    """Return the nodes of a role, separated by commas.
+
+    Raises:
+        NotFoundError: The run has no such role.
+    """
+    found = [node.node for node in state.nodes.values() if node.role == role]
+    if not found:
+        names = ", ".join(dict.fromkeys(node.role for node in state.nodes.values() if node.role))
+        raise NotFoundError(
+            f"no role {role} in {state.run}", hint=f"its roles are {names}" if names else "its job has no roles"
+        )
+    return ",".join(found)
 
 
 def _compile_regex(text: str | None) -> re.Pattern[str] | None:
@@ -158,7 +178,8 @@ class _LogOutput:
         self.lines = 0
         self._format = output_format
         self._out = console.out
-        self._writer = LogWriter(console.out, list(state.nodes), ranks, timestamps=times, prefix=prefix)
+        labels = {name: node.label for name, node in state.nodes.items()}
+        self._writer = LogWriter(console.out, list(state.nodes), ranks, timestamps=times, prefix=prefix, labels=labels)
         self._folder = LineFolder(frozenset(ranks))
         marked = self._format == "text" and query.grep is None and prefix
         whole = query.tail is None and query.since is None

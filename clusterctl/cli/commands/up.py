@@ -20,6 +20,7 @@ from clusterctl.config.text.overrides import Overrides
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
+from clusterctl.plan.roles import assign_roles
 from clusterctl.render.console import safe
 from clusterctl.render.launch_plan import render_plan
 from clusterctl.run.controller.run_start import start_controller
@@ -208,7 +209,7 @@ def _select_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None, min
     if workers < (chosen.min_nodes or 1):
         what = f"`job.nodes: {chosen.min_nodes}`" if min_nodes is None else f"`--min-nodes {min_nodes}`"
         raise click.UsageError(f"{what} is more than the {plural(workers, 'node')} of the run")
-    return chosen
+    return assign_roles(chosen)
 
 
 def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:

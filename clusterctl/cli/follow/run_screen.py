@@ -18,7 +18,7 @@ from clusterctl.cli.follow.exit_report import FollowEndReason, list_next_command
 from clusterctl.cli.follow.keyboard import catch_signals, open_keyboard, read_keys
 from clusterctl.cli.follow.poller import RunAttendance, RunPoller, RunSnapshot
 from clusterctl.formatting import plural
-from clusterctl.logs.failure_tails import FailureTails, choose_default_ranks
+from clusterctl.logs.failure_tails import FailureTails
 from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
 from clusterctl.logs.follow import LogFollower
 from clusterctl.logs.log_line import LogLine, LogQuery
@@ -254,7 +254,8 @@ class RunScreen:
     def _get_visible_ranks(self) -> frozenset[int] | None:
         if self._options.all_ranks:
             return None
-        return self._options.ranks if self._options.ranks is not None else choose_default_ranks(1)
+        firsts = frozenset({0, *self.state.first_ranks.values()})
+        return firsts if self._options.ranks is None else self._options.ranks
 
     def _show_output(self) -> None:
         if (follower := self._open_follower()) is not None:
@@ -273,8 +274,10 @@ class RunScreen:
             follower = LogFollower(self._run.path, query, skew=skew)
             history = [] if self._options.tail is None else list(follower.history())
             self._follower = follower
-            self._log_writer.widen_prefix(list(state.nodes), state.workers.keys() if ranks is None else ranks)
+            labels = {name: node.label for name, node in state.nodes.items()}
+            self._log_writer.widen_prefix(list(state.nodes), state.workers.keys() if ranks is None else ranks, labels)
             self._folder = LineFolder(frozenset(state.workers) if ranks is None else ranks)
+            self._failure_tails = FailureTails(ranks)
             self._show_history(history)
         return self._follower
 

@@ -55,7 +55,7 @@ def check_job_program(
     if job.module is not None:
         _check_module(job.module, marks["module"], context)
     if job.script is not None and sync is not None:
-        return replace(job, script=_check_script(job.script, sync.source, hosts, marks["script"], context))
+        return replace(job, script=check_script(job.script, sync.source, hosts, marks["script"], context))
     if job.command is not None:
         files = {} if sync is None else dict(_list_script_files(job.command, sync.source, context))
         _check_command(job.command, files, hosts, env, marks["command"], context)
@@ -84,7 +84,7 @@ def _check_module(module: str, mark: Mark, context: BuildContext) -> None:
 # --- script
 
 
-def _check_script(script: str, source: str, hosts: Sequence[DeclaredHost], mark: Mark, context: BuildContext) -> str:
+def check_script(script: str, source: str, hosts: Sequence[DeclaredHost], mark: Mark, context: BuildContext) -> str:
     """Check a script; return its path on the nodes, which is relative if the script is in the synced folder."""
     if not script.strip():
         context.report.add(mark, "job.script: the path is empty")

@@ -70,6 +70,10 @@ class SectionField:
             return self.type.format_value(value) if value is not None else self.field_type.none_word or None
         if isinstance(value, Enum):
             return value.value
+        entries = find_entry_section(self.type)
+        if entries is not None and isinstance(value, dict):
+            has_keys = {name: isinstance(each, entries.spec) for name, each in value.items()}
+            return {name: entries.format_value(each) if has_keys[name] else each for name, each in value.items()}
         return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, dict) else value
 
 
@@ -103,6 +107,12 @@ def split_annotation(hint: Any) -> tuple[Any, FieldType]:
         return split_annotation(members[0]) if len(members) == 1 else (hint, _PLAIN_TYPE)
     has_keys: bool = isinstance(hint, type) and dataclasses.is_dataclass(hint)
     return build_section(hint) if has_keys else hint, _PLAIN_TYPE
+
+
+def find_entry_section(annotation: Any) -> Section | None:
+    """Return the section of each value of a mapping such as `job.roles`; `None` for any other type."""
+    section = split_annotation(get_args(annotation)[1])[0] if get_origin(annotation) is dict else None
+    return section if isinstance(section, Section) else None
 
 
 @cache

@@ -32,6 +32,7 @@ from clusterctl.config.sections.section_declarations import (
     SECTIONS,
     Section,
     SectionField,
+    find_entry_section,
     split_annotation,
 )
 from clusterctl.config.text.tree import KeyPath, Problems, TreeNode, format_path
@@ -113,6 +114,9 @@ def normalize_section(node: TreeNode, section: Section) -> TreeNode:
             entries[key] = child
         elif child.value is not None:
             below = normalize_section(child, field.type) if isinstance(field.type, Section) else child
+            each = find_entry_section(field.type)
+            if each is not None and isinstance(child.value, dict):
+                below = child.replace_entries({name: normalize_section(one, each) for name, one in child.value.items()})
             keep = _keep_scalar_as_text if field.type is str else keep_scalars_as_text
             entries[key] = keep(child) if field.field_type.scalars_as_text else below
     return node.replace_entries(entries)
@@ -224,8 +228,8 @@ def _find_node(root: TreeNode, loc: tuple[int | str, ...]) -> tuple[TreeNode, Tr
 def _list_fields_at(section: Section, loc: tuple[int | str, ...]) -> Iterable[str]:
     for part in loc:
         field = section.keys.get(str(part))
-        if field is not None and isinstance(field.type, Section):
-            section = field.type
+        if field is not None:
+            section = field.type if isinstance(field.type, Section) else find_entry_section(field.type) or section
     return section.keys
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.config.default_workdir import build_default_workdir, build_environment_python
-from clusterctl.config.sections import cross_checks, environment_section, host_section, job_checks
+from clusterctl.config.sections import cross_checks, environment_section, host_section, job_checks, role_checks
 from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.host_section import DeclaredHost
 from clusterctl.config.sections.section_declarations import CLUSTER_FILE, MAPPINGS, SECTIONS
@@ -29,7 +29,6 @@ from clusterctl.config.spec import (
 from clusterctl.config.text.tree import Problems, TreeNode
 from clusterctl.config.value_parsers import describe_value
 
-_PROGRAM_KEYS = ("script", "module", "command")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -63,6 +62,7 @@ def build_spec(root: TreeNode, context: BuildContext) -> BuiltSpec | None:
     if job is not None:
         cross_checks.check_node_counts(root, hosts, job, report)
         job = job_checks.check_job_program(root, job, sync, hosts, environ.env, context)
+        role_checks.check_roles(root, job, sync, hosts, context)
         cross_checks.check_sync_source(root, sync, hosts, context)
         cross_checks.warn_of_unused_activation(root, hosts, job, report)
         cross_checks.warn_of_installing_prologue(root, job, report)
@@ -107,7 +107,7 @@ def _list_intended_top_keys(root: TreeNode) -> set[str | None]:
     """Return the top-level keys that the file contains misspelt, or whose own keys are at the top level."""
     unknown = [key for key in root.value if key not in CLUSTER_FILE.keys]
     meant = {find_similar_key(key, CLUSTER_FILE.keys) for key in unknown}
-    return meant | ({"job"} if any(key in _PROGRAM_KEYS for key in unknown) else set())
+    return meant | ({"job"} if any(key in role_checks.PROGRAM_KEYS for key in unknown) else set())
 
 
 def _check_top_level_keys(root: TreeNode, report: Problems) -> None:
@@ -276,10 +276,13 @@ def _build_job(root: TreeNode, values: Mapping[str, Any] | None, context: BuildC
         return None
     if values is None:
         return None
-    programs = [key for key in _PROGRAM_KEYS if key in values]
+    programs = [key for key in role_checks.PROGRAM_KEYS if key in values]
+    if values.get("roles"):
+        # A role has its own arguments and nodes.
+        programs += [key for key in ("roles", "args", "nodes") if values.get(key)]
     if len(programs) > 1:
         first, second = sorted(programs, key=list(node.value).index)[:2]
-        hint = "a job has exactly one of `script`, `module`, `command`"
+        hint = "a job has exactly one of `script`, `module`, `command`, `roles`"
         context.report.add(node.key_mark(second), f"job: `{first}` and `{second}` exclude each other", hint)
         return None
     if not programs and context.require_job:

@@ -90,7 +90,9 @@ class ControlledRun(ThreadOwnedAttributes):
         )
         self.excluded_spares: dict[str, str] = {}
         self.stopping = StopTimers()
-        self.launcher = AttemptLauncher(folder, spec, lambda: self.links.sessions, self.post_event, self.cancelled)
+        self.launcher = AttemptLauncher(
+            folder, spec, lambda: self.links.sessions, self.post_event, self.cancelled, self.is_ending
+        )
         self.control = ControlServer(folder.create_control_address(), self.inbox.put)
 
     @override
@@ -109,6 +111,11 @@ class ControlledRun(ThreadOwnedAttributes):
         self.control.close()
 
     # --- from other threads
+
+    def is_ending(self, attempt: int) -> bool:
+        """Return whether an attempt ends."""
+        state = self.state
+        return state.attempt == attempt and state.reason is not None
 
     def post_event(self, event: controller_events.ControllerEvent) -> None:
         """Have the loop record an event; do not wait."""

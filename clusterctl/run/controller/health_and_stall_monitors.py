@@ -98,7 +98,9 @@ class StallMonitor(ThreadOwnedAttributes):
         state = self._run.state
         if state.attempt != self._attempt:
             self._attempt = state.attempt
-            self._observer = StallObserver(state.attempt, state.workers, self._run.spec.stall, time.monotonic())
+            # A service that nobody asks is no stall, and one that prints must not hide the stall of the others.
+            ranks = [worker.rank for worker in state.main_workers]
+            self._observer = StallObserver(state.attempt, ranks, self._run.spec.stall, time.monotonic())
         return self._observer
 
     def replay_samples(self) -> None:
@@ -106,14 +108,16 @@ class StallMonitor(ThreadOwnedAttributes):
         observer = self._watch()
         if observer is not None:
             samples = {
-                n: read_last_lines(self._run.folder.node(n) / run_files.SAMPLES_FILE) for n in self._run.state.nodes
+                name: read_last_lines(self._run.folder.node(name) / run_files.SAMPLES_FILE)
+                for name, node in self._run.state.nodes.items()
+                if not node.is_service
             }
             observer.replay_samples(samples, time.monotonic())
 
     def add_sample_lines(self, node: str, lines: Sequence[bytes]) -> None:
         """Add lines of a node's samples."""
-        observer = self._watch()
-        if observer is not None:
+        observer, state = self._watch(), self._run.find_node(node)
+        if observer is not None and not (state is not None and state.is_service):
             observer.add_sample_lines(node, lines, time.monotonic())
 
     def update_judgement(self) -> None:

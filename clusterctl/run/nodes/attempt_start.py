@@ -6,6 +6,7 @@ Each step runs on all nodes at once, in a launch thread. Events are posted in or
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -18,17 +19,19 @@ from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.config.field_types import StartMethod
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, HostSpec, SyncSpec, TransportKind
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.formatting import format_size, group_pairs, plural
 from clusterctl.plan import environment, launch, layout
 from clusterctl.plan.launch import LaunchPlan
 from clusterctl.plan.layout import get_workdir
 from clusterctl.plan.rendezvous import NodeFacts, list_requested_ports
+from clusterctl.plan.roles import RolePart, list_start_phases, split_by_role
 from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.checkpoints import Checkpoint, CheckpointPicker
 from clusterctl.run.nodes.distribution import send_code
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, raise_first, select_sessions
 from clusterctl.run.nodes.network_probe import build_node_facts, resolve_rendezvous
+from clusterctl.run.nodes.readiness import ReadinessProbe
 from clusterctl.run.nodes.uploads import build_code_upload, describe_replaced_files
 from clusterctl.run.record.disk_files import ignore_resource_shortage, write_atomically
 from clusterctl.run.record.rundir import RunDir
@@ -70,6 +73,7 @@ class AttemptLauncher:
         sessions: A function that returns the current sessions by node. The controller replaces broken sessions.
         post: A function that receives the controller events, in order.
         cancelled: Set when the user has cancelled the run.
+        is_ending: A function that returns whether an attempt ends.
 
     Attributes:
         prepared: Nodes that this start has prepared.
@@ -84,11 +88,13 @@ class AttemptLauncher:
         sessions: Callable[[], Mapping[str, Session]],
         post: Callable[[controller_events.ControllerEvent], None],
         cancelled: threading.Event,
+        is_ending: Callable[[int], bool],
     ) -> None:
         self.spec, self.secrets = spec, spec.secrets
         self.prepared: list[str] = []
         self.needs_no_cleanup = False
         self._run, self._sessions, self._post, self._cancelled = run, sessions, post, cancelled
+        self._is_ending = is_ending
         self._gate = threading.Lock()
         self._code: code_manifest.CodeManifest | None = None
         self._picker = CheckpointPicker(run, spec, sessions, post, cancelled)
@@ -232,7 +238,7 @@ class AttemptLauncher:
         if doubt:
             self._note(doubt, "warn")
         step = Progress("prepare", len(layouts), self._post)
-        by_name = {e.host.name: e for e in layouts}
+        by_name = {e.host.name: (part, e) for part in split_by_role(self.spec, layouts) for e in part.layouts}
         code_hash = self._code.code_hash if self._code is not None else None
         files = len(self._code.files) if self._code is not None else 0
         patience = PREPARE.timeout_s + files / _VERIFIED_FILES_PER_S
@@ -244,7 +250,7 @@ class AttemptLauncher:
             self.prepared.append(node)
             answer = PREPARE.call(
                 session,
-                build_prepare_request(self.spec, self._run.run, number, by_name[node], code_hash, answers.get(node)),
+                build_prepare_request(*by_name[node], self._run.run, number, code_hash, answers.get(node)),
                 timeout=patience,
             )
             step.finish_node(node)
@@ -285,29 +291,41 @@ class AttemptLauncher:
             START.call(session, request, timeout=timeout_s)
             step.finish_node(node, len(ranks))
 
-        sessions = self._sessions_of(by_name)
-        first = {plan.nodes[0].node: sessions.pop(plan.nodes[0].node)}
-        # Rank 0 starts first and listens for the other ranks. A rank that connects too early waits 0.5 s before it
-        # retries.
-        _, errors = call_all(first, start)
-        if not errors:
-            _, errors = call_all(sessions, start)
+        is_started, errors = True, dict[str, ClusterctlError]()
+        for role, ready in list_start_phases(spec.job):
+            head, *others = [node for node in plan.nodes if node.role == role]
+            # Rank 0 starts first and listens for the other ranks. A rank that connects too early waits 0.5 s before it
+            # retries.
+            _, errors = call_all(self._sessions_of([head.node]), start)
+            if not errors:
+                _, errors = call_all(self._sessions_of([node.node for node in others]), start)
+            if not errors and ready is not None:
+                probe = ReadinessProbe(plan, head, ready, self._sessions)
+                show = functools.partial(step.set_waiting, head.node)
+                try:
+                    is_started = probe.wait(lambda: self._is_ending(plan.attempt), self._cancelled, show)
+                except RefusedError as error:
+                    errors = {head.node: error}
+                step.finish_node(head.node, 0)
+            if errors or not is_started:
+                break
         again = f"attempt {plan.attempt} · " if plan.attempt else ""
-        step.end(f"{again}master {plan.master_addr}:{plan.master_port}", failed=bool(errors))
+        step.end(f"{again}master {plan.master_addr}:{plan.master_port}", failed=bool(errors) or not is_started)
         raise_first(errors)
 
 
 def build_prepare_request(
-    spec: ClusterSpec,
+    part: RolePart,
+    node_layout: layout.NodeLayout,
     run: str,
     number: int,
-    node_layout: layout.NodeLayout,
     code_hash: str | None,
     facts: NodeFacts | None = None,
 ) -> run_requests.PrepareArguments:
     """Return the request that prepares a node; `code_hash` is the hash of the synced code, for remote nodes."""
-    host, job, container = node_layout.host, spec.job, launch.build_container(spec)
-    assert job is not None, "a run has a job"
+    spec = part.spec
+    host, job, container = node_layout.host, layout.get_job(spec), launch.build_container(spec)
+    is_first, server_port = node_layout.node_rank == 0, part.ready_port
     return run_requests.PrepareArguments(
         run=run,
         node=host.name,
@@ -315,8 +333,9 @@ def build_prepare_request(
         workdir=get_workdir(spec, host.name),
         name=spec.name,
         ports=list(list_requested_ports(spec, node_layout)),
+        server_ports=[server_port] if is_first and server_port is not None else [],
         gpus=list(node_layout.gpus),
-        ranks=list(node_layout.ranks),
+        ranks=[part.first_rank + rank for rank in node_layout.ranks],
         reserve=spec.logs.reserve,
         max_size=spec.logs.max_size,
         grace=job.grace,
@@ -336,6 +355,7 @@ def build_prepare_request(
 
 
 _PLACE = ("node", "node_rank", "address")
+_ROLE = ("role", "is_service")
 
 
 def build_attempt_event(
@@ -348,7 +368,8 @@ def build_attempt_event(
         master_addr=plan.master_addr,
         master_port=plan.master_port,
         nodes=[
-            {"node": n.node, "node_rank": n.node_rank, "address": n.address, "ranks": list(n.ranks)} for n in plan.nodes
+            {key: getattr(n, key) for key in (*_PLACE, *(_ROLE if n.role else ()))} | {"ranks": list(n.ranks)}
+            for n in plan.nodes
         ],
         why=why,
         resume_from=resume_from,
@@ -370,7 +391,8 @@ def load_attempt_event(run: RunDir, number: int) -> controller_events.AttemptSta
             master_addr=plan["master_addr"],
             master_port=plan["master_port"],
             nodes=[
-                {**{key: node[key] for key in _PLACE}, "ranks": [worker["rank"] for worker in node["workers"]]}
+                {key: node[key] for key in (*_PLACE, *_ROLE) if key in node}
+                | {"ranks": [worker["rank"] for worker in node["workers"]]}
                 for node in plan["nodes"]
             ],
             resume_from=plan["nodes"][0]["workers"][0]["env"].get("CLUSTERCTL_RESUME_FROM"),

@@ -16,6 +16,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, SyncSpec, TransportKind, load_spec
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.formatting import group_pairs
+from clusterctl.plan.roles import list_jobs
 from clusterctl.run.nodes.code_manifest import CodeManifest, ContentStore
 from clusterctl.run.nodes.code_selection import EMPTY_SUBMODULE, ExcludedPath, select_files
 from clusterctl.run.record import state_reader
@@ -141,11 +142,13 @@ def _list_named_paths(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
     """Yield each existing file of the code folder that a word of the job names: the place of the word, and the path."""
     if spec.sync is None or spec.job is None:
         return
-    job, top = spec.job, spec.sync.source
-    texts = [(f"job.args[{at}]", list(job.args[max(0, at - 1) : at + 1])) for at in range(len(job.args))]
-    command = job.command or ()
-    words = command.split() if isinstance(command, str) else list(command)
-    texts += [("job.command", words[max(0, at - 1) : at + 1]) for at in range(len(words))]
+    top = spec.sync.source
+    texts: list[tuple[str, list[str]]] = []
+    for job in list_jobs(spec.job):
+        texts += [(f"job.args[{at}]", list(job.args[max(0, at - 1) : at + 1])) for at in range(len(job.args))]
+        command = job.command or ()
+        words = command.split() if isinstance(command, str) else list(command)
+        texts += [("job.command", words[max(0, at - 1) : at + 1]) for at in range(len(words))]
     for place, (*before, word) in texts:
         option, equals, value = word.strip("'\";)(").rpartition("=")
         name = option if equals else "".join(before)
@@ -175,19 +178,20 @@ def refuse_missing_script(spec: ClusterSpec, sent: Iterable[str], excluded: Iter
     Raises:
         RefusedError: The script is excluded.
     """
-    if spec.sync is None or spec.job is None or spec.job.script is None:
-        return
-    top = os.path.realpath(spec.sync.source)
-    real = os.path.realpath(os.path.join(top, spec.job.script))
-    if not real.startswith(f"{top}/") or not os.path.isfile(real):
-        return
-    script = os.path.relpath(real, top)
-    if script in set(sent):
-        return
-    one = _find_exclusion(script, excluded)
-    rule = "a rule" if one is None else one.rule
-    hint = f"`sync: {{exclude: ['!{script}']}}` sends it; files that git tracks are sent, too"
-    raise RefusedError(f"job.script: `{spec.job.script}` is not sent to nodes, left out by {rule}", hint=hint)
+    scripts = [] if spec.job is None else [job.script for job in list_jobs(spec.job)]
+    files = set(sent)
+    for name in scripts:
+        if spec.sync is None or name is None:
+            continue
+        top = os.path.realpath(spec.sync.source)
+        real = os.path.realpath(os.path.join(top, name))
+        script = os.path.relpath(real, top)
+        if not real.startswith(f"{top}/") or not os.path.isfile(real) or script in files:
+            continue
+        one = _find_exclusion(script, excluded)
+        rule = "a rule" if one is None else one.rule
+        hint = f"`sync: {{exclude: ['!{script}']}}` sends it; files that git tracks are sent, too"
+        raise RefusedError(f"job.script: `{name}` is not sent to nodes, left out by {rule}", hint=hint)
 
 
 _SECRETS_TEXT = """

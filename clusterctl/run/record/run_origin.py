@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.secret_redaction import redact_text, redact_words
+from clusterctl.plan.roles import list_jobs
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
 
@@ -69,7 +70,7 @@ def save_origin(run: RunDir, spec: ClusterSpec) -> None:
             host=os.uname().nodename,
             file=spec.path,
             folder=os.getcwd(),
-            command="" if spec.job is None else format_command(spec.job),
+            command="" if spec.job is None else "; ".join(map(format_command, list_jobs(spec.job))),
             slurm_job=f"{os.environ.get('SLURM_CLUSTER_NAME', '')}/{slurm_job}" if slurm_job else "",
             slurm_restarts=os.environ.get("SLURM_RESTART_COUNT", "0"),
         )

@@ -271,6 +271,15 @@ def _find_end_reason(
     taken = next((node for node in nodes if node.port_conflict is not None), None)
     if taken is not None:
         return EndAttempt(reason=StopReason.PORT_TAKEN, message=f"{taken.node}: {taken.port_conflict}")
+    main = state.main_workers
+    if len(main) < len(state.workers) and all(w.ended_well for w in main):
+        ended, needed = (
+            list(dict.fromkeys(node.role for node in nodes if node.is_service is is_service))
+            for is_service in (False, True)
+        )
+        have = "has" if len(ended) == 1 else "have"
+        message = f"{', '.join(ended)} {have} ended: stopping {', '.join(needed)}"
+        return EndAttempt(reason=StopReason.ROLES_DONE, message=message)
     if any(w.failed for w in state.workers.values()):
         return EndAttempt(reason=StopReason.PEER_FAILED)
     if fenced := next((node.node for node in nodes if node.stop_reason == StopReason.FENCE.value), None):
@@ -372,7 +381,7 @@ def choose_excluded_nodes(state: RunState, observations: RunObservations) -> dic
 
 def _find_restart_kind(state: RunState) -> str | None:
     """Return the kind of the attempt's end as a word of `restart.on`, or `None` if such an end allows no restart."""
-    if all(w.ended_well for w in state.workers.values()):
+    if all(w.ended_well for w in state.main_workers):
         return None
     match state.reason:
         case None | StopReason.PEER_FAILED.value | StopReason.PORT_TAKEN.value:

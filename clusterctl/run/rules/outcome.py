@@ -8,7 +8,7 @@ from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingProcess
 from clusterctl.agent.protocol.run_requests import StopReason
 from clusterctl.errors import ExitCode
-from clusterctl.formatting import describe_duration, fold_ranks, name_ranks, plural, signal_name
+from clusterctl.formatting import describe_duration, fold_ranks, group_pairs, name_ranks, plural, signal_name
 from clusterctl.run.rules.failure_causes import Cause, describe_leftover_process, is_peer_loss
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 from clusterctl.why.crash import normalize_message
@@ -36,7 +36,7 @@ def determine_outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
         return RunPhase.LOST, ExitCode.LOST
     if state.cause is not None and state.cause.kind == "unknown":
         return RunPhase.LOST, ExitCode.LOST
-    done = all(w.ended_well for w in state.workers.values()) and not state.has_left_work
+    done = all(w.ended_well for w in state.main_workers) and not state.has_left_work
     return (RunPhase.SUCCEEDED, ExitCode.OK) if done else (RunPhase.FAILED, ExitCode.FAILED)
 
 
@@ -120,7 +120,8 @@ def list_end_warnings(state: RunState) -> list[str]:
     if len(workers) > 1 and len(exits) == len(workers) and all(exited.worked_alone for exited in exits):
         lines.append(f"the {len(workers)} ranks formed no process group with each other: each worked for itself")
     else:
-        lines += _warn_of_separate_groups(nodes, state.world_size)
+        for role in group_pairs((node.role, node) for node in nodes).values():
+            lines += _warn_of_separate_groups(role, sum(len(node.ranks) for node in role))
     swallowed = {
         w.rank: w.swallowed_exception for w, exited in ends if w.swallowed_exception and exited.failed_child is None
     }
@@ -241,7 +242,7 @@ def _warn_of_kills(nodes: Iterable[NodeState]) -> Iterator[str]:
     if processes:
         more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
         what = f"{describe_leftover_process(processes[0][1])}{more}"
-        whose = _name_ranks([(node.node, one) for node, one in processes])
+        whose = _name_ranks([(node.label, one) for node, one in processes])
         grace = describe_duration(processes[0][0].grace_s)
         yield (
             f"{whose}: {what} had not ended {grace} after the stop signal (`job.grace`) and "

@@ -210,12 +210,16 @@ class NodeState:
         python: Path of the workers' interpreter; "" before the node is prepared.
         image: Image of the workers' container; "" without a container.
         seq: Sequence number of the last applied event.
+        role: The role of the node in `job.roles`; "" without roles.
+        is_service: Whether another role needs the role of the node, so the run does not wait for its end.
     """
 
     node: str
     node_rank: int
     address: str | None = None
     ranks: tuple[int, ...] = ()
+    role: str = ""
+    is_service: bool = False
     link: str = ""
     link_why: str = ""
     silent_since: float | None = None
@@ -236,6 +240,11 @@ class NodeState:
     python: str = ""
     image: str = ""
     seq: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name of the node, with its role if it has one."""
+        return f"{self.node} ({self.role})" if self.role else self.node
 
     def describe_silence(self, seconds: float | None = None) -> str:
         """Return "no answer" with the duration, and the reason for the broken connection if the reason is known."""
@@ -379,6 +388,8 @@ class RunState:
         failed ranks had lost the connection to this rank. Ranks that had printed an error before a stop come before
         ranks that only lost a peer.
         """
+        if self.reason == StopReason.ROLES_DONE.value:
+            return ()
         ended = [w for w in self.workers.values() if w.exit_analysis is not None and not self._lost_with_node(w)]
         failed = [w.exit_analysis for w in ended if w.failed and w.exit_analysis is not None]
         well = [w.exit_analysis for w in ended if not w.failed and w.exit_analysis is not None]
@@ -421,9 +432,31 @@ class RunState:
         """
         return worker.is_exit_unknown and self.nodes[worker.node].link == "lost"
 
+    @property
+    def main_workers(self) -> list[WorkerState]:
+        """The workers for whose end the run waits: all workers without roles, else those that no other role needs."""
+        return [worker for worker in self.workers.values() if not self.nodes[worker.node].is_service]
+
+    def describe_node(self, node: str) -> str:
+        """Return the name of a node, with its role if it has one."""
+        state = self.nodes.get(node) or self.retired.get(node)
+        return node if state is None else state.label
+
+    @property
+    def first_ranks(self) -> dict[str, int]:
+        """The first rank of each role; of the whole run without roles."""
+        firsts: dict[str, int] = {}
+        for rank in sorted(self.workers):
+            firsts.setdefault(self.nodes[self.workers[rank].node].role, rank)
+        return firsts
+
+    def label_cause(self, cause: Cause) -> Cause:
+        """Return a cause whose node is the label of the node."""
+        return cause if cause.node is None else replace(cause, node=self.describe_node(cause.node))
+
     def list_unfinished_nodes(self) -> list[str]:
         """Return the nodes with a rank that has not ended."""
-        return list({w.node: None for w in self.workers.values() if w.phase is not WorkerPhase.EXITED})
+        return list({w.node: None for w in self.main_workers if w.phase is not WorkerPhase.EXITED})
 
     def clock_ahead_s(self, node: str) -> float:
         """Return by how many seconds the wall clock of a node is ahead of the head's; 0 if unknown."""

@@ -287,7 +287,8 @@ def _attempt(state: RunState, time: float, event: head.AttemptStarted) -> RunSta
     for entry in event.nodes:
         name, ranks = entry["node"], tuple(entry["ranks"])
         old = before.get(name)
-        fresh = NodeState(node=name, node_rank=entry["node_rank"], address=entry.get("address"), ranks=ranks)
+        place = {key: entry[key] for key in ("address", "role", "is_service") if key in entry}
+        fresh = NodeState(node=name, node_rank=entry["node_rank"], ranks=ranks, **place)
         if old is not None:
             fresh = replace(fresh, link=old.link, clock=old.clock, clock_ahead_s=old.clock_ahead_s, seq=old.seq)
         nodes[name] = fresh

@@ -9,7 +9,7 @@ from clusterctl.agent.protocol.record_types import FlightRecorderEntry, RankEvid
 from clusterctl.run.rules.failure_causes import Cause, ExitAnalysis, find_cause_in_output
 from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
 from clusterctl.run.rules.stack_dump_parser import RankStack, parse_rank_stacks
-from clusterctl.run.rules.state import NodePhase, RunState, WorkerPhase, WorkerState
+from clusterctl.run.rules.state import NodePhase, NodeState, RunState, WorkerPhase, WorkerState
 from clusterctl.why.evidence_types import (
     Evidence,
     Node,
@@ -47,13 +47,25 @@ def build_why_evidence(
         collective_counts: The collective numbers of each rank before the first exit.
     """
     collective_counts, outputs = collective_counts or {}, outputs or {}
-    snapshots = {stack.rank: _rank_snapshot(stack, evidence[str(stack.rank)]) for stack in parse_rank_stacks(evidence)}
+    # torch counts the ranks of a role from 0.
+    firsts = state.first_ranks
+    first = {rank: firsts[state.nodes[worker.node].role] for rank, worker in state.workers.items()}
+    snapshots = {
+        stack.rank: _rank_snapshot(stack, evidence[str(stack.rank)], first.get(stack.rank, 0))
+        for stack in parse_rank_stacks(evidence)
+    }
     return Evidence(
         run=state.run,
         has_ended=state.is_over,
         reason=state.reason,
         ranks=tuple(
-            _rank(worker, snapshots.get(rank), outputs.get(rank, ""), collective_counts.get(rank))
+            _rank(
+                worker,
+                state.nodes[worker.node],
+                snapshots.get(rank),
+                outputs.get(rank, ""),
+                collective_counts.get(rank),
+            )
             for rank, worker in sorted(state.workers.items())
         ),
         nodes={
@@ -77,6 +89,7 @@ def build_why_evidence(
 
 def _rank(
     worker: WorkerState,
+    node: NodeState,
     snapshot: RankSnapshot | None,
     output: str,
     collective_counts: Mapping[str, tuple[int, int]] | None,
@@ -84,6 +97,8 @@ def _rank(
     return Rank(
         rank=worker.rank,
         node=worker.node,
+        role=node.role,
+        is_service=node.is_service,
         started=worker.phase not in (WorkerPhase.PENDING, WorkerPhase.STARTING),
         end=_rank_exit(worker, output) if worker.phase is WorkerPhase.EXITED else None,
         snapshot=snapshot,
@@ -151,8 +166,8 @@ def _troubles(state: RunState) -> dict[str, tuple[str, ...]]:
     return messages
 
 
-def _rank_snapshot(stack: RankStack, evidence: RankEvidence) -> RankSnapshot:
-    inside = evidence.get("inside")
+def _rank_snapshot(stack: RankStack, evidence: RankEvidence, first_rank: int) -> RankSnapshot:
+    inside, setup = evidence.get("inside"), evidence.get("setup")
     seq = (inside.get("seq") or {}) if inside else {}
     calls = evidence.get("calls")
     return RankSnapshot(
@@ -166,8 +181,8 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence) -> RankSnapshot:
         status_age=inside.get("age_s") if inside and not inside.get("unseen") else None,
         main_age=inside.get("main_age_s") if inside else None,
         seq={group: (numbers[0], numbers[1]) for group, numbers in seq.items()},
-        entries=_entries(evidence, seq),
-        setup=evidence.get("setup"),
+        entries=_entries(evidence, seq, first_rank),
+        setup=None if setup is None else {**setup, "rank": setup["rank"] + first_rank},
         call_values=calls["values"] if calls else {},
         awaited_key=calls["awaited_key"] if calls else None,
         set_keys=tuple(calls["set_keys"]) if calls else (),
@@ -177,7 +192,7 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence) -> RankSnapshot:
     )
 
 
-def _entries(evidence: RankEvidence, seq: Mapping[str, Any]) -> tuple[FlightRecorderEntry, ...] | None:
+def _entries(evidence: RankEvidence, seq: Mapping[str, Any], first_rank: int) -> tuple[FlightRecorderEntry, ...] | None:
     """Return the entries of the flight recorder; `None` if they are out of date.
 
     The shim writes the entries after some seconds without a collective. If a rank was stopped sooner, its entries are
@@ -192,4 +207,8 @@ def _entries(evidence: RankEvidence, seq: Mapping[str, Any]) -> tuple[FlightReco
             newest[entry["group"]] = max(entry["number"], newest.get(entry["group"], 0))
     if any(group in seq and 0 < number < seq[group][0] for group, number in newest.items()):
         return None
-    return tuple(recorded)
+    peers = [entry["peer"] for entry in recorded]
+    return tuple(
+        entry if peer is None else {**entry, "peer": peer + first_rank}
+        for entry, peer in zip(recorded, peers, strict=True)
+    )

@@ -217,6 +217,15 @@ GOOD: list[Any] = [
         id="env_wins_over_env_file",
     ),
     pytest.param(
+        "version: 1\nhosts: gpu[01-02]\njob:\n  roles:\n    a: {module: m, args: [--lr, 1e-3], needs: b}\n"
+        "    b: {command: x, hosts: gpu01, env: {A: yes}, ready: {port: 8000, http: /, within: 2m}}\n",
+        lambda s: (
+            (s.job.roles["a"].args, s.job.roles["a"].needs, s.job.roles["b"].env, s.job.roles["b"].ready.within)
+            == (("--lr", "1e-3"), ("b",), {"A": "yes"}, 120.0)
+        ),
+        id="roles",
+    ),
+    pytest.param(
         H + "secrets: {T: {file: ~/.token}, H: {env: HOME}}\n",
         lambda s: s.secrets == {"T": "s3cret", "H": "/home/me"},
         id="secrets",

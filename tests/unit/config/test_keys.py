@@ -102,6 +102,7 @@ secrets: {}
 job:
   script: train.py
   args: []
+  roles: {}
   setup_limit: 30m
   framework: auto
   start_method: spawn
@@ -155,13 +156,13 @@ notify:
 """
 
 STORED = (
-    '{"name":"llm","path":"/home/me/llm/cluster.yaml","hosts":[{"name":"gpu01","host":"gpu01","address":null,'
+    '{"name":"llm","path":"/home/me/llm/cluster.yaml","hosts":[{"name":"gpu01","job_role":"","host":"gpu01","address":null,'
     '"internal_ip":null,"user":null,"port":null,"identity_file":null,"proxy_jump":null,"gpus":null,"workers":null,'
     '"python":null,"workdir":"~/.local/share/clusterctl/work/llm-HASH","env":{},"role":"worker","transport":"ssh"}],'
     '"ssh":{"client":"auto","host_keys":null,"known_hosts":[],"connect_timeout":10.0,"parallel":64},'
     '"network":{"interface":null,"master_port":null,"node_lost_after":120.0},'
     '"sync":{"source":"/home/me/llm","exclude":[],"max_size":524288000},"environment":null,"env":{},"secrets":{},'
-    '"job":{"script":"train.py","module":null,"command":null,"args":[],"nodes":null,"setup":null,"setup_limit":1800.0,"cache":null,"prologue":null,"framework":"auto",'
+    '"job":{"script":"train.py","module":null,"command":null,"args":[],"roles":{},"nodes":null,"setup":null,"setup_limit":1800.0,"cache":null,"prologue":null,"framework":"auto",'
     '"start_method":"spawn","preload":null,"inject":true,"grace":10.0,"stop_signal":"SIGTERM","finish_grace":300.0,"max_duration":null,'
     '"checkpoint":{"pattern":null,"shared":false,"resume":"this run"}},'
     '"results":null,"restart":{"max_restarts":0,"on":["crash","stall","node_lost"],"backoff":10.0,"backoff_max":300.0,"window":null,'

@@ -734,8 +734,80 @@ WRONG = [
         5,
         3,
         "job: `script` and `module` exclude each other",
-        "a job has exactly one of `script`, `module`, `command`",
+        "a job has exactly one of `script`, `module`, `command`, `roles`",
         id="script_and_module",
+    ),
+    pytest.param(
+        "version: 1\nhosts: gpu01\njob:\n  script: train.py\n  roles: {a: {module: llm}}\n",
+        5,
+        3,
+        "job: `script` and `roles` exclude each other",
+        "a job has exactly one of `script`, `module`, `command`, `roles`",
+        id="script_and_roles",
+    ),
+    *(
+        pytest.param(
+            f"version: 1\nhosts: gpu[01-02]\njob: {{roles: {{a: {role}}}}}\n", 3, column, message, hint, id=name
+        )
+        for name, role, column, message, hint in [
+            (
+                "role_without_program",
+                "{args: [1]}",
+                18,
+                "job.roles.a: one of `script`, `module`, `command` is missing",
+                "a role has exactly one of `script`, `module`, `command`",
+            ),
+            ("role_needs_unknown", "{command: x, needs: b}", 38, "job.roles.a.needs: no role `b`", None),
+            (
+                "roles_in_a_circle",
+                "{command: x, needs: [a]}",
+                38,
+                "job.roles.a.needs: a circle: `a` needs `a`",
+                "remove one `needs`",
+            ),
+            (
+                "role_ready_without_a_probe",
+                "{command: x, ready: {within: 1m}}",
+                38,
+                "job.roles.a.ready: one of `port`, `output` is missing",
+                "write `ready: {port: 8000}`",
+            ),
+            (
+                "role_with_http_and_no_port",
+                "{command: x, ready: {output: up, http: /}}",
+                57,
+                "job.roles.a.ready.http: needs `port`, and a path such as `/health`",
+                None,
+            ),
+            (
+                "role_with_too_many_nodes",
+                "{command: x, nodes: 3}",
+                14,
+                "job.roles: its roles need 3 nodes, but the run has 2",
+                "write fewer nodes, or add hosts",
+            ),
+            (
+                "roles_that_leave_a_node",
+                "{command: x, nodes: 1}",
+                14,
+                "job.roles: no role takes gpu02",
+                "leave out `nodes` of one role, or run with `--exclude gpu02`",
+            ),
+            (
+                "role_with_nodes_and_hosts",
+                "{command: x, nodes: 1, hosts: gpu02}",
+                48,
+                "job.roles.a.hosts: `nodes` and `hosts` exclude each other",
+                None,
+            ),
+            (
+                "role_sets_the_rank",
+                "{command: x, env: {RANK: 1}}",
+                37,
+                "job.roles.a.env.RANK: clusterctl itself sets `RANK` for each worker",
+                None,
+            ),
+        ]
     ),
     pytest.param(
         "version: 1\nhosts: gpu01\njob:\n  module: train.py\n",

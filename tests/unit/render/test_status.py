@@ -49,7 +49,7 @@ def test_status_has_the_agreed_keys() -> None:
         "warnings", "results", "started", "ended", "origin", "start", "goodput", "attempts", "nodes", "workers",
     }  # fmt: skip
     assert value["nodes"][1] == {
-        "node": "gpu02", "node_rank": 1, "address": "10.0.0.2", "python": None, "image": None, "state": "running",
+        "node": "gpu02", "node_rank": 1, "address": "10.0.0.2", "python": None, "image": None, "role": None, "state": "running",
     }  # fmt: skip
     assert value["workers"][3] == {
         "rank": 3, "local_rank": 1, "node": "gpu02", "pid": 103, "state": "running", "exit_code": None, "signal": None,

@@ -273,7 +273,7 @@ def test_another_attempt_begins_with_a_clean_slate() -> None:
 
     assert shown(state) == {
         **NOTHING_YET, "run": "r-1", "name": "r", "attempt": 1,
-        "nodes": [node(0, "waiting"), {"node": "s", "node_rank": 1, "address": None, "python": None, "image": None, "state": "waiting"}],
+        "nodes": [node(0, "waiting"), {"node": "s", "node_rank": 1, "address": None, "python": None, "image": None, "role": None, "state": "waiting"}],
         "workers": [worker(0), worker(1), worker(2, node="s"), worker(3, node="s")],
     }  # fmt: skip
     assert (state.restart_at, state.restart_why, state.next_nodes) == (None, "", ())

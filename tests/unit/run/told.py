@@ -84,5 +84,6 @@ def node(number: int, state: str) -> dict[str, Any]:
         "address": address,
         "python": None,
         "image": None,
+        "role": None,
         "state": state,
     }
