@@ -39,7 +39,7 @@ SITE_PACKAGES := zensical==0.0.73,pyyaml
 SYSTEM_RECIPES := openmpi-bin g++
 SYSTEM_CONTAINERS := podman runc busybox-static
 
-.PHONY: help up test check lock unit agent lab-tests e2e lab browser containers bench format release site clean killer controls heavy recipes health-repeat docs mutants worlds fuzz soak why transports screens
+.PHONY: help up test check lock unit agent lab-tests e2e lab browser containers bench format release site clean killer controls heavy recipes health-repeat docs mutants worlds fuzz soak why transports screens deep
 
 help:  ## Show what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ killer: $(VENV)/.dev $(VENV)/.system  ## Kill a random process of a run at a ran
 	  -k 'waits_for_its_turn or minute or head_is_killed or second_cast or dies_while or arrives_once or hundred_kills' $(PYTEST_ARGS)
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/unit/health/deep/test_pairing.py $(PYTEST_ARGS)
 	$(BIN)/python -m tests.lab.killer
+
+deep: $(VENV)/.dev $(VENV)/.system  ## Deep checks of eight lab nodes, with one fault each and without, DEEP_ROUNDS times
+	CLUSTERCTL_LONG=1 DEEP_ROUNDS=$${DEEP_ROUNDS:-10} $(BIN)/python -m pytest tests/lab/test_deep.py --timeout 1800 $(PYTEST_ARGS)
 
 why: $(VENV)/.dev $(VENV)/.system  ## Let runs go wrong in every way that we know, and see what `clusterctl why` says of each (WHY_ARGS)
 	$(BIN)/python -m tests.lab.why $(WHY_ARGS)

@@ -17,10 +17,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from clusterctl.cli import trusted_commands
 from clusterctl.cli.cluster_selection import find_health_mistakes
+from clusterctl.cli.deep_start import check_before_start
 from clusterctl.cli.follow.exit_report import get_run_exit_code
 from clusterctl.cli.follow.poller import RunAttendance, RunPoller, wait_for_end
 from clusterctl.cli.node_health import probe_and_judge
@@ -312,27 +313,37 @@ def up(spec: ClusterSpec, *, health: bool = True, strict: bool = False, timeout:
     Raises:
         RefusedError: There is no job, or this head cannot start the run.
         RunFailed: The start failed; `exit_code` says why.
+        UnhealthyError: A node failed the deep check that `health.deep` demands.
         WaitTimeoutError: The run has not started in time; it goes on to start.
     """
     if spec.job is None:
         raise RefusedError("the spec has no job, so there is nothing to run", hint="add the key `job`")
+    if health:
+        check_before_start(spec, strict=strict)
     run = Run(start_controller_in_new_process(assign_roles(spec), health=health, strict=strict).run)
     run.wait_until_started(timeout)
     return run
 
 
-def health(spec: ClusterSpec, *, checks: Sequence[str] | None = None, strict: bool = False) -> HealthReport:
+def health(
+    spec: ClusterSpec,
+    *,
+    checks: Sequence[str] | None = None,
+    strict: bool = False,
+    deep: Literal["quick", "full"] | None = None,
+) -> HealthReport:
     """Check the nodes of a spec. A node that cannot be reached is a finding with the status FAIL.
 
     Args:
         spec: The nodes.
         checks: Names of checks (`clusterctl health --list`); `None` for all.
         strict: Whether WARN and UNKNOWN count as failures.
+        deep: Whether to measure the nodes under load, too, as `clusterctl health --deep`.
 
     Raises:
         RefusedError: The spec has a transport command that the user has not accepted (`clusterctl trust`).
     """
-    return probe_and_judge(spec, spec.hosts, None if checks is None else list(checks), strict=strict)
+    return probe_and_judge(spec, spec.hosts, None if checks is None else list(checks), strict=strict, deep=deep)
 
 
 def find(reference: str | None = None) -> Run:

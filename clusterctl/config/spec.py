@@ -429,6 +429,8 @@ class HealthSpec:
         severity: Severity of the findings of a check, in place of its default.
         required: Checks for which the result UNKNOWN counts as FAIL.
         thresholds: Limits of a check, in place of its defaults.
+        deep: When `up` also measures the nodes under load: `before_start`, or `nightly` if the last deep check of the
+            nodes is older than a day.
     """
 
     expect: Annotated[dict[str, Any], KeyDocs({"gpu_model": "NVIDIA H100*", "driver": "570.*"})] = field(
@@ -438,6 +440,9 @@ class HealthSpec:
     severity: Annotated[Severities, KeyDocs({"xid.31": "ignore"})] = field(default_factory=dict)
     required: Annotated[Texts, KeyDocs(["gpu.count"])] = ()
     thresholds: Annotated[dict[str, float], KeyDocs({"host.disk.warn": 20})] = field(default_factory=dict)
+    deep: Annotated[
+        Literal["before_start", "nightly"] | None, KeyDocs("before_start", "nightly", unset_text="never")
+    ] = None
 
     @property
     def sampling_interval(self) -> float:

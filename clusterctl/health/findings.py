@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -77,6 +78,12 @@ class Finding:
         """Return the finding as an object of `health --json`."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "override_key"}
         return {**fields, "status": self.status.value}
+
+
+def finding_from_json(value: Mapping[str, Any]) -> Finding:
+    """Return a finding from its JSON (`Finding.to_json`)."""
+    fields = {key: value[key] for key in Finding.__dataclass_fields__ if key in value}
+    return Finding(**{**fields, "status": Status(value["status"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

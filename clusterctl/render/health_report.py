@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import fold_ranks, group_pairs, plural
-from clusterctl.health.findings import Finding, Status
+from clusterctl.health.findings import Finding, Status, finding_from_json
 from clusterctl.render.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Terminal, fit, pad, safe
 from clusterctl.render.line_wrapping import count_columns
 from clusterctl.render.metric_labels import render_labels
@@ -57,12 +57,6 @@ class HealthReport:
     def findings(self) -> list[Finding]:
         """All findings: the findings of nodes, then the findings of the cluster."""
         return [finding for node in self.nodes for finding in node.findings] + list(self.cluster)
-
-
-def finding_from_json(value: Mapping[str, Any]) -> Finding:
-    """Return a finding from its JSON (`Finding.to_json`)."""
-    fields = {key: value[key] for key in Finding.__dataclass_fields__ if key in value}
-    return Finding(**{**fields, "status": Status(value["status"])})
 
 
 # --- for people

@@ -11,7 +11,7 @@ The format of a sample:
      "cpu": percent | null, "mem": percent, "mem_used": bytes, "mem_total": bytes, "load1": number,
      "disk": [{"path", "free", "total"}],
      "gpus": [{"gpu", "vendor", "uuid", "util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock",
-               "throttle", "ecc_unc", "remap_pending", "remap_failure", "recovery_action",
+               "pcie_gen", "pcie_width", "throttle", "ecc_unc", "remap_pending", "remap_failure", "recovery_action",
                "temp_limit_c", "mem_temp_limit_c", "slowdown": [cause that slows the clocks],
                "err": {field: error name}, "codes": {field: the vendor's error number}, "links_lost": n | null}],
      "xids": [{"gpu": index | null, "xid": code}]}   reported by the driver since the previous sample
@@ -285,6 +285,8 @@ def _make_gpu_sample(device: dict[str, Any]) -> record_types.GpuSample:
         "mem_temp_c": values.get("mem_temp"),
         "power_w": values.get("power_w"),
         "sm_clock": values.get("sm_clock"),
+        "pcie_gen": values.get("pcie_gen"),
+        "pcie_width": values.get("pcie_width"),
         "throttle": values.get("throttle"),
         "ecc_unc": values.get("ecc_unc"),
         "remap_pending": rows[2],

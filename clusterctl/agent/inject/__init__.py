@@ -6,6 +6,7 @@ the same PYTHONPATH.
     TARGET/sitecustomize.py         first on PYTHONPATH; starts the shim in the process that is the rank
     TARGET/_clusterctl_shim/        the shim (agent/shim): counters, status file, stack dumps by signal
     TARGET/_clusterctl_forkserver/  the forkserver (agent/forkserver)
+    TARGET/_clusterctl_measure/     the program of deep checks (agent/measure)
     TARGET/_clusterctl_lib/clusterctl/  last on `sys.path`; provides `import clusterctl` if it is not installed
 
 Files in the status directory (a 0700 directory on tmpfs, one per run, node and attempt). R is the global rank:
@@ -48,6 +49,7 @@ _FILES = {
 _FOLDERS = {
     "_clusterctl_shim": os.path.join(_AGENT, "shim"),
     "_clusterctl_forkserver": os.path.join(_AGENT, "forkserver"),
+    "_clusterctl_measure": os.path.join(_AGENT, "measure"),
     "_clusterctl_lib/clusterctl/agent/worker": os.path.join(_AGENT, "worker"),
 }
 """The source of each file or folder, by path in TARGET."""

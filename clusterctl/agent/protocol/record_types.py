@@ -169,6 +169,8 @@ class GpuSample(TypedDict, total=False):
     mem_temp_limit_c: wire_types.Measured | None
     power_w: wire_types.Measured | None
     sm_clock: wire_types.Measured | None
+    pcie_gen: wire_types.Setting | None
+    pcie_width: wire_types.Setting | None
     throttle: wire_types.Count | None
     ecc_unc: wire_types.Count | None
     links_lost: wire_types.Count | None

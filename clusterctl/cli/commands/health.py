@@ -52,6 +52,13 @@ _CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WH
 )
 @click.option("--skip", metavar="CHECKS", help="Leave out these checks.", shell_complete=make_completer("checks"))
 @click.option("--strict", is_flag=True, help="Treat WARN and UNKNOWN as failures.")
+@click.option(
+    "--deep",
+    metavar="[=full]",
+    is_flag=False,
+    flag_value="quick",
+    help="Also measure GPUs and network under load; `full` takes longer and finds more.",
+)
 @click.option("--watch", metavar="DURATION", help="Repeat at this interval until Ctrl-C.")
 @click.option(
     "--format",
@@ -90,6 +97,7 @@ def command(
     only: str | None,
     skip: str | None,
     strict: bool,
+    deep: str | None,
     watch: str | None,
     output_format: str | None,
     record: str | None,
@@ -104,10 +112,17 @@ def command(
     `health` exits with 5 if a check failed or a node cannot be reached. UNKNOWN means that a check has no result.
     """
     console = common.console()
+    if deep not in (None, "quick", "full"):
+        if path is not None:
+            raise click.BadParameter(f"`{deep}` is neither `quick` nor `full`", param_hint="--deep")
+        # The shell's words are `--deep FILE`.
+        path, deep = deep, "quick"
+    for option in (("--watch", watch), ("--record", record)):
+        options.refuse_combination(("--deep", deep), option)
     options.refuse_combination(("--json", as_json), ("--format", output_format))
     options.refuse_combination(("--record", record), ("--watch", watch))
     file = (("FILE", path), ("--file", common.files), ("--set", common.sets), ("--nodes", nodes))
-    probe_options = (*file, ("--watch", watch), ("--record", record))
+    probe_options = (*file, ("--watch", watch), ("--record", record), ("--deep", deep))
     if is_listing:
         others = (("--replay", replay), ("--strict", strict), ("--format", output_format), ("--verbose", verbose))
         options.refuse_options_with("--list", *probe_options, *others)
@@ -135,7 +150,15 @@ def command(
     pause = parse_interval_option(watch, "--watch")
     _warn_of_local_programs(spec, hosts, console)
     while True:
-        view = probe_and_judge(spec, hosts, checks, None if common.quiet else console.err, strict=strict)
+        view = probe_and_judge(
+            spec,
+            hosts,
+            checks,
+            None if common.quiet else console.err,
+            strict=strict,
+            deep=None if deep is None else "full" if deep == "full" else "quick",
+            show=(lambda _: None) if common.quiet else console.write_stderr,
+        )
         view = _add_history(view, console, is_complete=checks is None)
         if record:
             _write_recording(record, spec, view, console)

@@ -12,6 +12,7 @@ import click
 
 from clusterctl.cli import cluster_selection, options, trusted_commands
 from clusterctl.cli.base_command import CommonOptions, PassthroughCommand
+from clusterctl.cli.deep_start import check_before_start
 from clusterctl.cli.option_values import parse_interval_option
 from clusterctl.config.default_workdir import rename_default_workdir
 from clusterctl.config.host_ranges import fold_hosts
@@ -149,6 +150,8 @@ def command(
         return 0
     for warning in code_exclusions.find_workdir_conflicts(spec):
         console.write_stderr(f"warning: {warning}")
+    if not no_health:
+        check_before_start(spec, strict=strict)
     run = start_controller(spec, health=not no_health, strict=strict, max_wait_s=max_wait_s)
     # Import these modules after the controller was forked; otherwise the controller would keep them in memory.
     from clusterctl.cli.follow.exit_report import FollowEndReason, print_final_report

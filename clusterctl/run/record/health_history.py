@@ -10,13 +10,15 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec
 from clusterctl.formatting import group_pairs
-from clusterctl.health.findings import Finding, Status
+from clusterctl.health.deep.measurements import Measurement, measurement_from_json
+from clusterctl.health.findings import Finding, Status, finding_from_json
 from clusterctl.run.record.disk_files import make_private_folder, write_atomically
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events as head
@@ -38,8 +40,7 @@ class FindingHistory:
     """
 
     def __init__(self, state: Path, spec: ClusterSpec) -> None:
-        about = os.path.realpath(spec.path) if spec.path else " ".join(host.name for host in spec.hosts)
-        self._path = state / _FOLDER / f"{hashlib.sha256(os.fsencode(about)).hexdigest()[:32]}.json"
+        self._path = _get_path(state, spec)
         self._known, self._nodes = self._read()
 
     @classmethod
@@ -87,9 +88,53 @@ class FindingHistory:
             return None, frozenset()
 
 
+def _get_path(state: Path, spec: ClusterSpec) -> Path:
+    about = os.path.realpath(spec.path) if spec.path else " ".join(host.name for host in spec.hosts)
+    return state / _FOLDER / f"{hashlib.sha256(os.fsencode(about)).hexdigest()[:32]}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DeepResults:
+    """The last deep check of the nodes of a cluster file. `time` is the head's wall clock."""
+
+    time: float
+    nodes: tuple[str, ...]
+    measurements: tuple[Measurement, ...]
+    findings: tuple[Finding, ...]
+
+
+def save_deep_results(state: Path, spec: ClusterSpec, results: DeepResults) -> None:
+    """Store the last deep check of a cluster file in `health/HASH/deep.json`."""
+    document = {
+        "time": results.time,
+        "nodes": results.nodes,
+        "measurements": [measurement.to_json() for measurement in results.measurements],
+        "findings": [finding.to_json() for finding in results.findings],
+    }
+    path = _get_path(state, spec).with_suffix("") / "deep.json"
+    with contextlib.suppress(OSError):
+        for folder in (state, state / _FOLDER, path.parent):
+            make_private_folder(folder)
+        write_atomically(path, json.dumps(document).encode())
+
+
+def read_deep_results(state: Path, spec: ClusterSpec) -> DeepResults | None:
+    """Return the last deep check of a cluster file; `None` without one, or if its file is damaged."""
+    try:
+        stored = json.loads((_get_path(state, spec).with_suffix("") / "deep.json").read_bytes())
+        return DeepResults(
+            float(stored["time"]),
+            tuple(map(str, stored["nodes"])),
+            tuple(map(measurement_from_json, stored["measurements"])),
+            tuple(map(finding_from_json, stored["findings"])),
+        )
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
 def list_outdated_histories(state: Path, before: float) -> list[Path]:
     """Return the stored files of clusters that were last checked before a time (wall clock, seconds)."""
-    return [path for path in (state / _FOLDER).glob("*.json") if path.stat().st_mtime < before]
+    return [path for path in (state / _FOLDER).glob("**/*.json") if path.stat().st_mtime < before]
 
 
 def _format_name(finding: Finding) -> str:
