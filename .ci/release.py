@@ -50,7 +50,7 @@ def main() -> int:
     (wheel,) = DIST.glob("*.whl")
     (sdist,) = DIST.glob("*.tar.gz")
     (DIST / "NOTES.md").write_text(notes)
-    write_sbom(DIST / "sbom.cdx.json")
+    write_sbom(DIST / "sbom.cdx.json", version)
     pyz = DIST / f"clusterctl-{version}.pyz"
     with tempfile.TemporaryDirectory() as folder:
         write_pyz(pyz, wheel, Path(folder))
@@ -91,12 +91,15 @@ def compile_lock(*target: str) -> str:
     return run("uv", "pip", "compile", *options, "pyproject.toml")
 
 
-def write_sbom(path: Path) -> None:
+def write_sbom(path: Path, version: str) -> None:
     """Write the bill of materials, as CycloneDX, from the lock."""
     locked = compile_lock("--universal", "--python-version", PYTHONS[0])
     tool = ("uvx", "--quiet", "--from", CYCLONEDX, "cyclonedx-py", "requirements", "-", "--pyproject", "pyproject.toml")
     options = ("--output-reproducible", "--validate", "--sv", "1.6", "--output-format", "JSON", "--output-file")
     run(*tool, *options, str(path), input=locked)
+    bill = json.loads(path.read_text())
+    bill["metadata"]["component"]["version"] = version  # pyproject.toml reads it from a file.
+    path.write_text(json.dumps(bill, indent=1))
 
 
 def write_pyz(path: Path, wheel: Path, folder: Path) -> None:
