@@ -121,6 +121,7 @@ transports: $(VENV)/.dev $(VENV)/.system  ## The suites of faults, adoption, sta
 
 screens: $(VENV)/.dev $(VENV)/.system  ## Capture the screens that people see most (docs/screens); SCREENS_ARGS='--columns 60 --plain'
 	$(BIN)/python -m tests.screens docs/screens $(SCREENS_ARGS)
+	$(BIN)/python -m tests.moving_screen docs/screens/clusterctl.svg
 
 browser: $(VENV)/.dev $(VENV)/.system  ## The live page in a real Chromium, which this installs
 	@$(MAKE) --no-print-directory system PACKAGES=chromium
