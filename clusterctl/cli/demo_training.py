@@ -49,7 +49,7 @@ def receive(stream: TextIO) -> list[float]:
     """Return the values that another rank has sent."""
     line = stream.readline()
     if not line:
-        raise ConnectionError("another rank has gone")
+        raise ConnectionError("connection closed by peer")
     return [float(value) for value in json.loads(line)]
 
 
