@@ -48,6 +48,9 @@ up: $(VENV)/.train  ## Set up, then train a real model on two local nodes with t
 	$(BIN)/clusterctl up cluster.example.yaml
 
 test: $(VENV)/.dev $(VENV)/.system check  ## Install what the tests need, then run everything
+	@# Each of those processes collects all tests. In a fresh clone it would first compile their assertions: do that once.
+	@[ -d tests/unit/__pycache__ ] || { collect="$(BIN)/python -m pytest -p no:cacheprovider --collect-only -qq"; \
+	  $$collect tests/unit >/dev/null & $$collect --ignore tests/unit >/dev/null; wait; }
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: $(VENV)/.dev  ## Format, lint, types, imports, locks
