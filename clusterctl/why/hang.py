@@ -215,9 +215,14 @@ def judge_hang(evidence: Evidence) -> Verdict | None:
         return None
     role = next(iter(verdicts))
     awaited = _find_awaited_role(evidence, role, verdicts[role]) if len(found) > 1 else None
-    if awaited is not None and awaited in verdicts:
-        verdict = verdicts[awaited]
-        return replace(verdict, summary=f"{verdict.summary}; role `{role}` waits for role `{awaited}`")
+    if awaited is not None:
+        verdict = verdicts.get(awaited)
+        if verdict is not None and verdict.culprits:
+            return replace(verdict, summary=f"{verdict.summary}; role `{role}` waits for role `{awaited}`")
+        hang = _build_analysis(evidence)
+        ranks = [rank.rank for rank in evidence.ranks if rank.role == awaited and rank.rank in hang.snapshots]
+        summary = f"{hang.describe(ranks)} sent no answer, and role `{role}` waits for it"
+        return hang.build_verdict(Fault.NOT_JOINED, Confidence.LIKELY, summary, ranks) if ranks else verdicts[role]
     services = {rank.role for rank in evidence.ranks if rank.is_service}
     # A service that waits for requests looks like one that hangs.
     own = (
@@ -231,8 +236,6 @@ def judge_hang(evidence: Evidence) -> Verdict | None:
 def _find_awaited_role(evidence: Evidence, role: str, verdict: Verdict) -> str | None:
     """Return the role from whose sockets the culprits in `role`, or all its ranks, read; `None` if there is none."""
     blamed = {culprit.rank for culprit in verdict.culprits} or {rank.rank for rank in evidence.ranks}
-    snapshots = {r.rank: r.snapshot for r in evidence.ranks if r.snapshot is not None and not r.snapshot.error}
-    hang = HangAnalysis(evidence, evidence.ranks, snapshots)
     roles = {rank.rank: rank.role for rank in evidence.ranks}
     at: dict[str, set[str]] = {}
     for one in evidence.ranks:
@@ -242,10 +245,15 @@ def _find_awaited_role(evidence: Evidence, role: str, verdict: Verdict) -> str |
     by_address = {address: min(names) for address, names in at.items() if len(names) == 1}
     found = (
         by_address.get(socket["peer"]) if peer is None else roles[peer]
-        for rank, socket, peer in _list_sockets(hang)
+        for rank, socket, peer in _list_sockets(_build_analysis(evidence))
         if rank in blamed and roles[rank] == role and socket["awaited"]
     )
     return next((other for other in found if other not in (None, role)), None)
+
+
+def _build_analysis(evidence: Evidence) -> HangAnalysis:
+    snapshots = {r.rank: r.snapshot for r in evidence.ranks if r.snapshot is not None and not r.snapshot.error}
+    return HangAnalysis(evidence, evidence.ranks, snapshots)
 
 
 def _judge_ranks(evidence: Evidence) -> Verdict | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clusterctl.why.evidence_types import Evidence, RankSnapshot
+from clusterctl.why.evidence_types import Evidence, RankSnapshot, StackFrame
 from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.verdict import Fault
-from tests.unit.why.cases import case, elsewhere, waiting
+from tests.unit.why.cases import USER, case, elsewhere, waiting
 from tests.unit.why.test_uncounted import connection
 
 
@@ -40,6 +40,21 @@ def test_a_server_that_hangs_is_named_and_not_the_role_that_asks_it() -> None:
     assert (verdict.cls, [culprit.rank for culprit in verdict.culprits]) == (Fault.STOPPED, [2])
     assert verdict.summary.startswith("role `server`: rank 2 on gpu02 ")
     assert verdict.summary.endswith("role `trainer` waits for role `server`")
+
+
+def test_a_server_that_only_waits_is_named_if_the_others_wait_for_its_answer() -> None:
+    asks = connection(address="10.0.0.1", port=4000, peer="10.0.0.2", peer_port=8000, awaited=True)
+    client = elsewhere(wchan="wait_woken", sockets=(asks,))
+    frames = (
+        StackFrame(function="select", file="/lib/selectors.py", line=4),
+        StackFrame(function="serve", file=USER, line=30),
+    )
+
+    verdict = judge_run(in_roles(client, client, elsewhere(wchan="do_poll", frames=frames)))
+
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+    assert verdict.summary.startswith("role `server`: rank 2 on gpu02 ")
+    assert verdict.summary.endswith(" sent no answer, and role `trainer` waits for it")
 
 
 def test_a_rank_that_waits_for_the_server_leads_to_the_server() -> None:
