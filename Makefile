@@ -108,8 +108,8 @@ killer: $(VENV)/.dev $(VENV)/.system  ## Kill a random process of a run at a ran
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/unit/health/deep/test_pairing.py $(PYTEST_ARGS)
 	$(BIN)/python -m tests.lab.killer
 
-deep: $(VENV)/.dev $(VENV)/.system  ## Deep checks of eight lab nodes, with one fault each and without, DEEP_ROUNDS times
-	CLUSTERCTL_LONG=1 DEEP_ROUNDS=$${DEEP_ROUNDS:-10} $(BIN)/python -m pytest tests/lab/test_deep.py --timeout 1800 $(PYTEST_ARGS)
+deep: $(VENV)/.dev $(VENV)/.system  ## Deep checks of eight lab nodes, with one fault each and without (DEEP_ROUNDS), and kills (DEEP_KILLS)
+	CLUSTERCTL_LONG=1 DEEP_ROUNDS=$${DEEP_ROUNDS:-10} $(BIN)/python -m pytest tests/lab/test_deep.py tests/e2e/test_deep.py --timeout 1800 $(PYTEST_ARGS)
 
 why: $(VENV)/.dev $(VENV)/.system  ## Let runs go wrong in every way that we know, and see what `clusterctl why` says of each (WHY_ARGS)
 	$(BIN)/python -m tests.lab.why $(WHY_ARGS)

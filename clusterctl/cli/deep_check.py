@@ -52,7 +52,7 @@ def build_deep_spec(spec: ClusterSpec, hosts: Sequence[HostSpec], *, full: bool)
     return replace(
         spec,
         name=f"{spec.name[:32]}-deep-check",
-        hosts=tuple(replace(host, role=Role.WORKER) for host in hosts),
+        hosts=tuple(replace(host, role=Role.WORKER, job_role="") for host in hosts),
         job=JobSpec(
             module=MODULE,
             args=(settings,),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import random
+import signal
 import time
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,9 +20,11 @@ from clusterctl.health.findings import Finding, Status
 from clusterctl.run.record.health_history import DeepResults, save_deep_results
 from tests.documented import typed
 from tests.json_shapes import HEALTH, check
+from tests.lab.head_cli import Head
+from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import LocalHead
+    from tests.e2e.conftest import LocalHead, MakeHead
 
 pytestmark = pytest.mark.torch
 
@@ -46,7 +53,11 @@ def test_two_nodes_are_measured_and_one_computes_other_bits(head: LocalHead) -> 
     (head.folder / "cluster.yaml").write_text(yaml.safe_dump(document))
     done = head.run(*typed("clusterctl health --deep"), "--json", timeout=500)
 
-    check(HEALTH, json.loads(done.stdout))
+    report = json.loads(done.stdout)
+    check(HEALTH, report)
+    bits = [finding for finding in report["cluster"] if finding["check"] == "deep.bits"]
+    assert {finding["status"] for finding in bits} == {"WARN"}
+    assert "nodes disagree on GEMM has bits float32" in bits[0]["message"]
     (stored,) = (head.folder.parent / "state" / "clusterctl" / "health").glob("*/deep.json")
     results = json.loads(stored.read_text())
     found = {(entry["measure"], entry["node"]): entry for entry in results["measurements"]}
@@ -78,3 +89,42 @@ def test_a_bad_node_of_last_night_keeps_a_run_from_its_start(head: LocalHead) ->
     assert "`clusterctl health --deep` measures again" in done.stderr
     assert head.json("ps", "-a") == []
     assert head.run("up", "--no-health").returncode == 0
+
+
+def list_processes(mark: str) -> dict[int, str]:
+    """The processes of this machine with `mark` in their command line or environment, each with its command line."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command, env = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if mark.encode() in command + env and command and int(folder.name) != os.getpid():
+            found[int(folder.name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
+@pytest.mark.skipif("CLUSTERCTL_LONG" not in os.environ, reason="`make deep` runs it")
+@pytest.mark.timeout(24 * 3600)
+def test_nothing_remains_of_a_deep_check_after_a_kill_of_any_process(make_head: MakeHead) -> None:
+    dice = random.Random(os.environ.get("KILLER_SEED", "1"))
+    for number in range(int(os.environ.get("DEEP_KILLS", "100"))):
+        head = make_head()
+        hosts = [{"host": host, "transport": "local", "gpus": 0, "workers": 1} for host in ("a", "b")]
+        (head.folder / "cluster.yaml").write_text(yaml.safe_dump({"version": 1, "name": "lab", "hosts": hosts}))
+        state = head.env["XDG_STATE_HOME"]
+        checking = Head.start(head, "health", "--deep", "--json")
+        # The state folder of the head marks what runs on the head, and its runs what runs on the nodes.
+        wait_for(lambda state=state: list(Path(state).glob("clusterctl/runs/*")), 120, "the run")
+        (run,) = (path.name for path in Path(state).glob("clusterctl/runs/*"))
+        Event().wait(dice.uniform(0, 40))
+        victims = {**list_processes(state), **list_processes(run)}
+        victim = dice.choice(sorted(victims) or [checking.pid])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+        print(f"round {number}: {victims.get(victim, 'the check')[:120]}", flush=True)
+        checking.communicate(timeout=600)
+        # What the command does not end because it was killed itself, ends with the run, or with the fence.
+        wait_for(
+            lambda run=run, state=state: not list_processes(run) and not list_processes(state), 900, f"the end of {run}"
+        )

@@ -139,7 +139,7 @@ class Device:
     def measure_rate(self, task: Task, seconds: float) -> tuple[float, float]:
         """Repeat a task for some seconds of wall time; return its amount per second, and the CPU seconds that it took.
 
-        A CPU that has other work gives this process few and short turns. Then the window is longer, up to ten times.
+        A CPU that has other work gives this process few and short turns. Then the window is longer, up to 20 times.
         """
         task.work()
         self.synchronize()
@@ -150,7 +150,7 @@ class Device:
             self.synchronize()
             count += batch
             elapsed, cpu_s = time.perf_counter() - began, time.process_time() - cpu
-            if elapsed >= seconds and (self.is_gpu or cpu_s >= MIN_CPU_S or elapsed >= 10 * seconds):
+            if elapsed >= seconds and (self.is_gpu or cpu_s >= MIN_CPU_S or elapsed >= 20 * seconds):
                 return count * task.amount / elapsed, cpu_s
             # Long enough that the wait for the device does not count, short enough that the window is met.
             batch = max(1, min(batch * 2, int(count * seconds / 10 / elapsed)))

@@ -144,7 +144,7 @@ def test_no_output_of_a_node_breaks_the_check(noise: bytes, lines: list[dict[str
         pytest.param(8, False, 28, id="8"),
         pytest.param(16, False, 120, id="16"),
         pytest.param(40, False, 40, id="two partners each"),
-        pytest.param(40, True, 780, id="full"),
+        pytest.param(40, True, 2 * 780, id="full"),
     ],
 )
 def test_which_pairs_are_measured(nodes: int, full: bool, pairs: int) -> None:
