@@ -97,13 +97,17 @@ class Network:
 
     def make_rounds(self) -> None:
         """Make the all-reduces of this node in all rounds, and report them."""
+        if self._node not in self._ranks or self._rank not in self._ranks[self._node]:
+            self._report_late(None)
+            return
         for number, groups in enumerate(self._rounds):
             group = next((nodes for nodes in groups if self._node in nodes), None)
             if group is None:
                 continue
             gone = self._read_gone()
             if self._rank in gone:
-                raise RuntimeError("this rank was too late for the others")
+                self._report_late(number)
+                return
             nodes = [node for node in group if set(self._ranks.get(node, ())) - gone]
             ranks = sorted(rank for node in nodes for rank in self._ranks[node] if rank not in gone)
             if len(ranks) < 2 or (len(nodes) < 2 <= len(group)):
@@ -120,6 +124,11 @@ class Network:
                 continue
             if self._rank == ranks[0]:
                 self._out.report("round", round=number, group=nodes, ranks=len(ranks), **timed)
+
+    def _report_late(self, number: int | None) -> None:
+        """Report that this rank takes no part any more. A busy node is slow, but not broken."""
+        reason = "the other ranks had waited for this rank in vain"
+        self._out.report("failed", during="round", round=number, is_late=True, reason=reason)
 
     def _read_gone(self) -> set[int]:
         self._store.append("gone", "")
