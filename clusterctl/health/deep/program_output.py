@@ -20,6 +20,7 @@ MOST_NODES_FOR_ALL_PAIRS = 16
 _MIN_CPU_S = 0.05
 """The CPU seconds of a rank below which the speed of a CPU means nothing: others used it."""
 _INVALID = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_DEVICE_STEPS = ("context", "memory", "gemm", "copy")
 _COPIES = {
     "memory": Measure.MEMORY_BANDWIDTH,
     "to_device": Measure.HOST_TO_DEVICE,
@@ -179,13 +180,13 @@ def _find_gpu(context: Line, local_rank: int, samples: Sequence[HealthSample]) -
 def _build_failure(node: str, gpu: int | None, failed: Line | None, end_reason: str, *, is_gpu: bool) -> Measurement:
     """Return the finding about a rank that has not ended its steps.
 
-    A device is bad if its process crashed, or did not answer on a GPU. Without torch, and on a busy CPU, nothing is
-    known.
+    A device is bad if its process crashed while it used the device alone, or did not answer on a GPU. Without torch, on
+    a busy CPU, and in a round, where a peer may be the cause, nothing is known.
     """
     if failed is None:
         return Measurement(node=node, measure=Measure.CONTEXT_ERRORS, gpu=gpu, detail=f"no result: {end_reason}")
     during, is_late = str(failed["during"]), bool(failed["is_late"])
-    is_known = during != "start" and (is_gpu or not is_late) and not (during == "round" and is_late)
+    is_known = during in _DEVICE_STEPS and (is_gpu or not is_late)
     where = f"{during} {int(failed['round']) + 1}" if failed.get("round") is not None else during
     text = f"the process that measures ended during `{where}`: {failed['reason']}"
     return Measurement(

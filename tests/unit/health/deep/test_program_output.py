@@ -73,6 +73,12 @@ def only(found: list[Measurement], measure: Measure) -> Measurement:
             "the process that measures ended during `round 3`: no answer within 90 s",
             id="a late rank of a round may wait for a peer",
         ),
+        pytest.param(
+            [CPU, {"step": "failed", "during": "round", "round": 0, "is_late": False, "reason": "exit code 1: reset"}],
+            None,
+            "the process that measures ended during `round 1`: exit code 1: reset",
+            id="a rank that fails in a round may have lost its store",
+        ),
         pytest.param([{"step": "context"}], None, "its output is invalid: KeyError: 'device'", id="invalid"),
     ],
 )
