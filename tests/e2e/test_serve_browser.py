@@ -47,6 +47,11 @@ HOSTILE = (
     "data: x\n\nevent: run\ndata: {}",
     "--></style><style>*{display:none}</style>",
     "&lt;img src=x onerror=stolen=1&gt;",
+    *(
+        f"<{tag} {event}=stolen=1 src=x href=x autofocus open>"
+        for tag in ("body", "details", "embed", "input", "link", "math", "object", "video")
+        for event in ("onerror", "onload", "onfocus", "ontoggle", "onanimationstart", "onpointerover", "onbeforeinput")
+    ),
 )
 STEERING = [
     chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x200B, 0x2010), *range(0x2028, 0x202F), 0xFEFF)
