@@ -97,7 +97,9 @@ def main() -> None:
         for name, typed in SCREENS.items():
             state = big if name.endswith("-200") else Path(temporary) / "state"
             shown = capture(typed, work, {**env, "XDG_STATE_HOME": str(state)}, asked.columns)
-            (asked.folder / f"{name}.txt").write_text(f"$ {typed}\n{shown.replace(temporary, '/home/me')}")
+            (asked.folder / f"{name}.txt").write_text(
+                f"$ {typed}\n{shown.replace(temporary, '/home/me').replace(sys.prefix, '/home/me/venv')}"
+            )
             print(name, flush=True)
 
 
