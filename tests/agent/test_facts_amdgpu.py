@@ -135,6 +135,14 @@ def test_a_card_without_a_name_is_named_by_its_chip(root: Path) -> None:
     assert told["err"] == {}
 
 
+def test_a_gpu_that_uses_the_main_memory_says_how_much_of_that_is_in_use(root: Path) -> None:
+    group = mi300x()
+    fake_amdgpu.write(root, group)
+    (gpu(root, group) / "mem_info_vram_total").write_text(f"{GIB // 2}\n")
+    (root / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 900 kB\n")
+    assert seen(root)["devices"][0]["v"]["memory"] == {"used": 102400, "total": 1024000, "version": 0}
+
+
 # --- which GPUs
 
 

@@ -355,6 +355,15 @@ def test_an_old_driver_without_the_second_memory_call_is_read_by_the_first(machi
     assert found["gpu.mem_used"][0].status is PASS
 
 
+def test_a_gpu_without_memory_of_its_own_uses_that_of_the_machine(machine: Machine) -> None:
+    machine.scene.all(errors={"nvmlDeviceGetMemoryInfo_v2": 3, "nvmlDeviceGetMemoryInfo": 3})
+    (machine.root / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 900 kB\n")
+    device = machine.look(groups=["nvml"])["groups"]["nvml"]["data"]["devices"][0]
+    assert device["v"]["memory"] == {"used": 102400, "total": 1024000, "version": 0}
+    assert "memory" not in device["err"]
+    assert machine.judge()["gpu.mem_used"][0].status is PASS
+
+
 def test_slowdown_seen_once_only_is_a_warning(machine: Machine) -> None:
     machine.scene.gpu(1, throttle=fake_nvml.SW_THERMAL)
     assert adverse(machine.judge()) == {("gpu.throttle_sw", WARN, 1)}

@@ -94,6 +94,7 @@ class GpuFiles:
     """
 
     def __init__(self, root: str, address: str) -> None:
+        self._root = root
         self.path = kernel_files.join_root(root, f"/sys/bus/pci/devices/{address}")
         names = kernel_files.list_names("/", f"{self.path}/hwmon")
         self._hwmon = f"{self.path}/hwmon/{names[0]}" if names else None
@@ -155,6 +156,9 @@ class GpuFiles:
     def read_memory(self) -> dict[str, int]:
         """Return the used and the total memory in bytes; memory that the driver reserves counts as used."""
         used, total = self.read_number("mem_info_vram_used"), self.read_number("mem_info_vram_total")
+        if total < gpu_devices.MIN_GPU_MEMORY_BYTES:
+            # KFD lists such a GPU only if the GPU may use the main memory, as on Strix Halo.
+            return gpu_reading_base.read_shared_memory(self._root)
         return {"used": used, "total": total, "version": 1}
 
     def read_ras_errors(self) -> dict[str, list[int]]:

@@ -15,6 +15,7 @@ Output: an empty line as soon as the driver has answered, then one line of JSON:
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _RECHECK_S = 0.2
 _FREE_BYTES = {1: 1.5 * 1024**3, 2: 0.3 * 1024**3}
 """A GPU that uses at most so many bytes counts as free, by version of NVML's memory call. The used bytes of version 1
-include the memory that the driver reserves.
+include the memory that the driver reserves. The main memory of a GPU without memory of its own (0) is never free.
 """
 
 
@@ -73,4 +74,4 @@ def _make_result(status: str, reason: str | None, busy_gpus: list[dict[str, Any]
 
 def _is_free(gpu: dict[str, Any]) -> bool:
     gpu["procs"] = [entry for entry in gpu["procs"] if not entry["agent"]]
-    return not gpu["procs"] and bool(gpu["used"] <= _FREE_BYTES[gpu["version"]])
+    return not gpu["procs"] and bool(gpu["used"] <= _FREE_BYTES.get(gpu["version"], math.inf))

@@ -22,7 +22,7 @@ import time
 
 from clusterctl.agent.facts.process_scan import read_run_id
 from clusterctl.agent.linux import kernel_files
-from clusterctl.agent.linux.proc import sanitize_name
+from clusterctl.agent.linux.proc import read_meminfo, sanitize_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,6 +138,13 @@ def repeat_doubtful_readings(readings: Sequence[BaseGpuReading]) -> None:
         time.sleep(_PAUSE_S)
         for reading in doubtful:
             reading.retry()
+
+
+def read_shared_memory(root: str) -> dict[str, int]:
+    """Return the memory of a GPU that has none of its own and uses the main memory (bytes), as version 0."""
+    sizes = read_meminfo(root)
+    total = sizes.get("MemTotal", 0)
+    return {"used": total - sizes.get("MemAvailable", total), "total": total, "version": 0}
 
 
 _MONITORING_PROGRAMS = (

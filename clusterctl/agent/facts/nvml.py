@@ -266,6 +266,9 @@ class NvmlGpuReading(BaseGpuReading):
     def _read(self, calls: dict[str, Call]) -> None:
         for name, call in calls.items():
             self.set_value(name, *try_call(self._nvml, call, self._nvml, self.handle))
+        if "memory" in calls and self.get_error_name(self.codes.get("memory", 0)) == gpu_reading_base.UNSUPPORTED:
+            # GPUs with unified memory, such as GB10, have no memory of their own.
+            self.set_value("memory", gpu_reading_base.read_shared_memory(self._root), None)
 
     def _read_fields(self, wanted: dict[int, str]) -> None:
         if not wanted:

@@ -73,7 +73,7 @@ _PROCESSES = "/sys/class/kfd/kfd/proc"
 _XGMI_LINK_TYPE = 11
 _GPU_HEAP_TYPES = (1, 2)
 """Types of memory banks that belong to a GPU: public and private frame buffer."""
-_MIN_GPU_MEMORY_BYTES = 3 << 30
+MIN_GPU_MEMORY_BYTES = 3 << 30
 """Minimum memory in bytes of a listed GPU. A GPU with less memory is part of a processor and only for graphics."""
 
 
@@ -98,7 +98,7 @@ def list_amd_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
             hidden += getattr(error, "errno", None) == errno.EPERM
             continue
         if gpu_id:
-            if not 0 < _read_gpu_memory(root, node, properties) < _MIN_GPU_MEMORY_BYTES:
+            if not 0 < _read_gpu_memory(root, node, properties) < MIN_GPU_MEMORY_BYTES:
                 devices.append({"index": index, "node": node, "gpu_id": gpu_id, **_describe_gpu(properties)})
             index += 1
     return devices, hidden

@@ -7,7 +7,8 @@ from typing import Any
 
 from clusterctl.health.check import CheckedCluster, cluster_check, remedy
 from clusterctl.health.checks import comparison, gpu_facts
-from clusterctl.health.findings import JUDGED, Action, Outcome, Status, Symptom, fail, unknown
+from clusterctl.health.findings import AMD, JUDGED, Action, Outcome, Status, Symptom, fail, skip, unknown
+from clusterctl.health.gpu_library_errors import UNSUPPORTED
 
 _FAMILY = "GPU temperature, power, clocks"
 COOLING = "Check fans, air flow and power supply of the node; low clocks on one GPU slow the whole run"
@@ -129,11 +130,14 @@ def check_temperatures(gpu: gpu_facts.GpuValue) -> Outcome | None:
         and the thresholds GPU_MAX (else SLOWDOWN) and MEM_MAX; of AMD the temperatures of junction (else edge) and
         memory, and hwmon's `crit`
     Healthy: more than `margin` degrees below the limit of the GPU. WARN within `margin` degrees of the limit, FAIL from
-        the limit on, UNKNOWN if no limit can be read
+        the limit on, UNKNOWN if no limit can be read, SKIP if the GPU or its driver has none
     """
     left = {"core": _core_margin(gpu.device, gpu.value), "memory": _memory_margin(gpu.device)}
     margins = {part: degrees for part, degrees in left.items() if degrees is not None}
     if not margins:
+        limits = ("temp_max",) if gpu.device["vendor"] == AMD else ("margin", "temp_max", "temp_slowdown")
+        if all(gpu.device["err"].get(field) == UNSUPPORTED for field in limits):
+            return skip(f"{gpu_facts.describe_gpu(gpu.device)}: {gpu.value} °C, and the GPU has no limit")
         message = f"{gpu_facts.describe_gpu(gpu.device)}: {gpu.value} °C, but no limit could be read"
         return unknown(message, gpu=gpu.index, value=gpu.value)
     part = min(margins, key=lambda name: margins[name])

@@ -64,16 +64,22 @@ def check_foreign_processes(gpu: gpu_facts.GpuValue) -> Outcome | None:
     "memory",
     "memory of {n} GPUs is free",
     vendors=JUDGED,
-    thresholds={"warn": 0.3 * _GIB, "fail": 1.0 * _GIB, "old": 1.5 * _GIB},
+    thresholds={"warn": 0.3 * _GIB, "fail": 1.0 * _GIB, "old": 1.5 * _GIB, "shared": 0.5},
 )
 def check_used_memory(gpu: gpu_facts.GpuValue) -> Outcome | None:
     """GPU memory is free before a run.
 
-    Source: NVML memory info, version 2 (without the memory that the driver reserves); `mem_info_vram_used` of AMD
+    Source: NVML memory info, version 2 (without the memory that the driver reserves); `mem_info_vram_used` of AMD;
+        /proc/meminfo for GPUs that use the main memory (GB10, Strix Halo)
     Healthy: less than `warn` bytes in use, FAIL from `fail` bytes. NVML's version 1 and AMD include the memory of the
-        driver: for them less than `old` bytes. Memory of a desktop is at most WARN
+        driver: for them less than `old` bytes. Memory of a desktop is at most WARN. Of main memory, the system uses a
+        part: WARN if less than the fraction `shared` is available
     """
     used, processes = gpu.value["used"], gpu.get("procs") or []
+    if gpu.value["version"] == 0:
+        total = gpu.value["total"]
+        message = f"{used / _GIB:.1f} of {total / _GIB:.0f} GiB of main memory, which the GPU uses, are in use"
+        return gpu.warn(message, value=used) if used > total * (1 - gpu.limit("shared")) else None
     foreign = [entry for entry in processes if not _is_allowed(gpu.node, entry)]
     own = sum(entry.get("used") or 0 for entry in processes if entry not in foreign)
     if used - own < gpu.limit("warn" if gpu.value["version"] == 2 else "old"):

@@ -12,12 +12,12 @@ from clusterctl.health.judge import judge_cluster, judge_node, verdict
 from clusterctl.health.settings import HealthSettings, NodeDeclaration
 from tests.unit.health import healthy
 from tests.unit.health.healthy import changed, log
-from tests.unit.health.machines import amd, shapes
+from tests.unit.health.machines import amd, more, shapes
 from tests.unit.health.machines.shapes import MAKER_A, Shape
 
 FAIL, WARN, PASS, SKIP, UNKNOWN = Status.FAIL, Status.WARN, Status.PASS, Status.SKIP, Status.UNKNOWN
 ADVERSE = (FAIL, WARN, UNKNOWN)
-SHAPES: dict[str, Any] = {**shapes.SHAPES, **amd.SHAPES}
+SHAPES: dict[str, Any] = {**shapes.SHAPES, **amd.SHAPES, **more.SHAPES, **more.AMD_SHAPES}
 Found = set[tuple[str, str, Status, int | None]]
 
 
@@ -48,6 +48,10 @@ def test_what_is_not_declared_is_judged_by_what_is_given(name: str) -> None:
     found = judge_node("n", shape.facts(), context)
     assert [f.message for f in found if f.status in ADVERSE] == []
     assert sum(f.status is PASS for f in found if f.check.startswith("gpu.")) >= 8
+
+
+def test_there_are_fifty_shapes() -> None:
+    assert len(SHAPES) >= 50
 
 
 def test_every_shape_says_where_it_is_known_from() -> None:
@@ -111,6 +115,10 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, Status, int | None], str]] = 
         "usermod -aG render",
     ),
     "driver 535 on A100 PCIe": ({**NO_LIMIT, "gpu3__temp": 101}, ("gpu.temperature", UNKNOWN, 3), ""),
+    **{
+        name: (changes, (check, Status(status), gpu), remedy)
+        for name, (changes, (check, status, gpu), remedy) in more.FAULTS.items()
+    },
 }
 
 
