@@ -142,6 +142,7 @@ ELSEWHERE: Final = {
     "clusterctl health --json": "tests/e2e/test_api.py",
     "clusterctl health --history": "tests/e2e/test_known_health.py",
     "clusterctl health --history NODE": "tests/e2e/test_known_health.py",
+    "clusterctl health --rma NODE": "tests/e2e/test_known_health.py",
     "clusterctl up -d --json": "tests/e2e/test_api.py",
     "clusterctl wait RUN --timeout 10m --json": "tests/e2e/test_api.py",
     "clusterctl status RUN --json": "tests/e2e/test_api.py",

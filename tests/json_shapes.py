@@ -337,7 +337,16 @@ FINDING: Final = an_object(
 HEALTH: Final = an_object(
     verdict=VERDICT,
     nodes=filled(
-        a_list(an_object(node=TEXT, verdict=VERDICT, offence=or_null(TEXT), findings=a_list(FINDING), facts=ANYTHING))
+        a_list(
+            an_object(
+                node=TEXT,
+                verdict=VERDICT,
+                offence=or_null(TEXT),
+                slower=a_list(TEXT),
+                findings=a_list(FINDING),
+                facts=ANYTHING,
+            )
+        )
     ),
     cluster=a_list(FINDING),
 )

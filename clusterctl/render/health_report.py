@@ -43,6 +43,8 @@ class NodeHealth:
     """The hardware of the node in a few words, such as `8x H100 80GB · driver 580.65`."""
     offence: str | None = None
     """How often the machine failed recently, if it is a repeat offender."""
+    slower: tuple[str, ...] = ()
+    """Measurements below those of the same machine in the last month, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,8 @@ def render_health(report: HealthReport, terminal: Terminal, *, verbose: bool = F
     lines = _node_lines(report.nodes, terminal)
     lines += [
         f"{status_sign(Status.WARN, terminal)} {safe(fold_hosts(names))}: {text}"
-        for text, names in group_pairs((node.offence, node.node) for node in report.nodes if node.offence).items()
+        for text, names in group_pairs((text, n.node) for n in report.nodes for text in (n.offence, *n.slower)).items()
+        if text
     ]
     groups = [
         *render_findings_by_check(report.findings, terminal, statuses=_ADVERSE),
@@ -239,6 +242,7 @@ def format_health_json(report: HealthReport) -> dict[str, Any]:
                 "node": node.node,
                 "verdict": node.verdict.value,
                 "offence": node.offence,
+                "slower": list(node.slower),
                 "findings": [finding.to_json() for finding in node.findings],
                 "facts": dict(node.facts),
             }

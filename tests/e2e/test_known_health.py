@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,3 +74,26 @@ def test_a_repeat_offender_is_marked_everywhere_and_its_history_is_shown(make_he
     assert mark in head.run(*typed("clusterctl health --history")).stdout
     unknown = head.run("health", "--history", "nobody")
     assert (unknown.returncode, "no history of `nobody`" in unknown.stderr) == (102, True)
+
+
+def test_a_folder_for_the_vendor_has_serials_findings_history_and_no_secrets(make_head: MakeHead) -> None:
+    head = make_head()
+    head.write_local({"command": ["true"]}, workers=(1,))
+    programs = head.folder / "programs"
+    programs.mkdir()
+    (programs / "nvidia-smi").write_text("#!/bin/sh\necho Serial Number: 165; echo api_key=hunter2; echo 10.1.2.3\n")
+    (programs / "nvidia-bug-report.sh").write_text('#!/bin/sh\necho report > "$2.gz"\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    node = head.json("health")["nodes"][0]["node"]
+    head = replace(head, env=head.env | {"PATH": f"{programs}:{os.environ['PATH']}"})
+    done = head.run(*typed("clusterctl health --rma NODE", NODE=node))
+    folder = head.folder / done.stdout.splitlines()[-1]
+    files = {path.name: path.read_text() for path in folder.iterdir()}
+
+    assert {"README.md", "findings.json", "history.json", "machine.txt", "nvidia-smi.txt"} <= files.keys()
+    assert files["nvidia-bug-report.log.gz"] == "report\n"
+    assert ("hunter2" in files["nvidia-smi.txt"], "10.1.2.3" in files["nvidia-smi.txt"]) == (False, False)
+    assert all(f"`{name}`" in files["README.md"] for name in files if name != "README.md")
+    assert "missing: `amd-smi.txt`" in files["README.md"]
+    assert folder.stat().st_mode & 0o777 == 0o700

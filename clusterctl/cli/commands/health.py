@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.cli import cluster_selection, options
+from clusterctl.cli import cluster_selection, options, rma_folder
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.node_health import build_health_report, probe_and_judge
 from clusterctl.cli.option_values import parse_interval_option, read_text_file, write_text_file
@@ -22,6 +23,7 @@ from clusterctl.errors import ExitCode, NotFoundError, RefusedError
 from clusterctl.formatting import plural
 from clusterctl.health import fact_recording
 from clusterctl.health.check import Check
+from clusterctl.health.deep.measurements import FACT
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.settings import HealthSettings
 from clusterctl.render import health_report as render
@@ -85,6 +87,9 @@ _CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WH
     flag_value=_ALL,
     help="Show what this head remembers of the machines, or of one node, without connecting to nodes.",
 )
+@click.option(
+    "--rma", metavar="NODE", help="Check this node, and write a folder for its vendor: serial numbers, logs, history."
+)
 @click.option("--list", "is_listing", is_flag=True, help="List all checks, without running them.")
 @options.verbose_option("Also show checks that passed, and why others were skipped.")
 @options.json_option
@@ -103,6 +108,7 @@ def command(
     record: str | None,
     replay: str | None,
     history: str | None,
+    rma: str | None,
     is_listing: bool,
     verbose: bool,
     as_json: bool,
@@ -122,7 +128,7 @@ def command(
     options.refuse_combination(("--json", as_json), ("--format", output_format))
     options.refuse_combination(("--record", record), ("--watch", watch))
     file = (("FILE", path), ("--file", common.files), ("--set", common.sets), ("--nodes", nodes))
-    probe_options = (*file, ("--watch", watch), ("--record", record), ("--deep", deep))
+    probe_options = (*file, ("--watch", watch), ("--record", record), ("--deep", deep), ("--rma", rma))
     if is_listing:
         others = (("--replay", replay), ("--strict", strict), ("--format", output_format), ("--verbose", verbose))
         options.refuse_options_with("--list", *probe_options, *others)
@@ -143,8 +149,11 @@ def command(
     )
     if replay is not None:
         return show(_judge_recording(replay, checks, strict=strict))
+    if rma is not None:
+        chosen = (("--nodes", nodes), ("--only", only), ("--skip", skip), ("--watch", watch), ("--record", record))
+        options.refuse_options_with("--rma", *chosen, ("--json", as_json), ("--format", output_format))
     spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
-    hosts = cluster_selection.select_spec_hosts(spec, nodes)
+    hosts = cluster_selection.select_spec_hosts(spec, rma or nodes)
     # With `--nodes`, the checks that compare nodes compare only the chosen nodes.
     spec = replace(spec, hosts=hosts)
     pause = parse_interval_option(watch, "--watch")
@@ -163,6 +172,8 @@ def command(
         if record:
             _write_recording(record, spec, view, console)
         code = show(view)
+        if rma is not None:
+            return _write_rma_folder(spec, hosts, view, console, quiet=common.quiet)
         if checks is None:
             _print_new_findings(spec, view, console, quiet=common.quiet or printed != "table")
         if pause is None or not console.out.has_reader(pause):
@@ -186,10 +197,28 @@ def _add_history(view: HealthReport, console: Console, *, is_complete: bool) -> 
         if is_complete:
             machine_ledger.record_check(state, facts, view.findings, now)
         offences = machine_ledger.read_offences(state, facts, now)
+        slower = machine_ledger.read_slower(state, [node for node in facts if FACT in facts[node]], now)
     except machine_ledger.HistoryError as error:
         console.write_stderr(f"warning: {error}")
         return view
-    return replace(view, nodes=tuple(replace(node, offence=offences.get(node.node)) for node in view.nodes))
+    nodes = [
+        replace(node, offence=offences.get(node.node), slower=tuple(slower.get(node.node, ()))) for node in view.nodes
+    ]
+    return replace(view, nodes=tuple(nodes))
+
+
+def _write_rma_folder(
+    spec: ClusterSpec, hosts: Sequence[HostSpec], view: HealthReport, console: Console, *, quiet: bool
+) -> int:
+    if len(hosts) != 1:
+        raise click.UsageError(f"`--rma` takes one node, and these are {len(hosts)}")
+    (host,) = hosts
+    now = time.time()
+    (history,) = machine_ledger.read_histories(find_runs_root().parent, now, host.name)
+    folder = Path(f"rma-{host.name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}")
+    rma_folder.write_rma_folder(folder, spec, host, history, view.findings, None if quiet else console.err)
+    console.write_stdout(str(folder))
+    return int(ExitCode.OK)
 
 
 def _print_history(node: str | None, console: Console, *, as_json: bool) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 from clusterctl.agent.linux.filesystems import Mount, find_mount, list_mounts, may_hang
 from clusterctl.errors import ClusterctlError
 from clusterctl.formatting import group_pairs
+from clusterctl.health.deep.measurements import Measurement, read_measurements
 from clusterctl.health.findings import Finding
 from clusterctl.run.record.disk_files import make_private_folder
 from clusterctl.run.record.health_history import read_controller_events
@@ -32,6 +33,7 @@ from clusterctl.run.rules.machine_history import (
     describe_offence,
     list_finding_records,
     list_run_records,
+    measure_drop,
     read_machine,
 )
 from clusterctl.why.verdict import Verdict
@@ -129,6 +131,8 @@ def record_check(
             )
             if same.rowcount == 0:
                 db.execute(_INSERT, row)
+        for node, machine in machines.items():
+            _save_measurements(db, ids[node], machine, read_measurements({node: facts[node]}), now)
         _prune(db, now)
 
 
@@ -157,6 +161,26 @@ def read_offences(state: Path, nodes: Iterable[str], now: float) -> dict[str, st
     """
     with _open(state, is_reader=True) as db:
         return _find_offences(db, _read_machines(db, nodes), now)
+
+
+def read_slower(state: Path, nodes: Iterable[str], now: float) -> dict[str, list[str]]:
+    """Return what each node measured this week that is slower than its own last month, in words.
+
+    Raises:
+        HistoryError: The file cannot be read.
+    """
+    slower: dict[str, list[str]] = {}
+    with _open(state, is_reader=True) as db:
+        for node, (number, machine) in _read_machines(db, nodes).items():
+            names = {card: f"GPU {gpu}: " for gpu, (card, _) in machine.cards.items()}
+            rows = db.execute("SELECT card, name, points FROM measurements WHERE machine = ? ORDER BY name", (number,))
+            for card, name, points in rows:
+                values = json.loads(points)
+                drop = measure_drop(values) if now - values[-1][0] < OFFENCE_WINDOW_S else None
+                if drop is not None and (not card or card in names):
+                    text = f"{names.get(card, '')}{name.replace('_', ' ')} {drop:.0%} below its own last month"
+                    slower.setdefault(node, []).append(text)
+    return slower
 
 
 def read_histories(state: Path, now: float, node: str | None = None) -> list[MachineHistory]:
@@ -275,6 +299,24 @@ def _save_machine(db: sqlite3.Connection, machine: Machine, stored: tuple[int, M
     )
     found = db.execute("SELECT id FROM machines WHERE node = :node AND identity = :identity", row).fetchone()
     return int(found[0])
+
+
+def _save_measurements(
+    db: sqlite3.Connection, number: int, machine: Machine, measurements: Iterable[Measurement], now: float
+) -> None:
+    """Add the best value of each rate of the machine; one value for each day and GPU is kept."""
+    best: dict[tuple[str, str], float] = {}
+    for m in measurements:
+        # The speed between nodes depends on the other nodes, too.
+        if m.value is not None and not (m.peers or m.measure.counts_errors or m.measure.is_category):
+            key = machine.find_card(m.gpu), f"{m.measure.value} {m.variant}".strip()
+            best[key] = max(m.value, best.get(key, 0.0))
+    for key, value in best.items():
+        query = "SELECT points FROM measurements WHERE machine = ? AND card = ? AND name = ?"
+        (stored,) = db.execute(query, (number, *key)).fetchone() or ("[]",)
+        points = [point for point in json.loads(stored) if point[0] // DAY_S != now // DAY_S]
+        points = [*points, [round(now), float(f"{value:.4g}")]][-_MAX_POINTS:]
+        db.execute("INSERT OR REPLACE INTO measurements VALUES (?, ?, ?, ?)", (number, *key, json.dumps(points)))
 
 
 def _to_row(number: int, record: Record) -> dict[str, Any]:

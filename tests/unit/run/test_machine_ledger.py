@@ -18,9 +18,17 @@ import pytest
 
 from clusterctl.agent.linux.filesystems import Mount
 from clusterctl.errors import ClusterctlError
+from clusterctl.health.deep.measurements import Measure, Measurement, add_measurements
 from clusterctl.health.findings import Finding, Status
 from clusterctl.run.record import machine_ledger
-from clusterctl.run.record.machine_ledger import HistoryError, read_histories, read_offences, record_check, record_run
+from clusterctl.run.record.machine_ledger import (
+    HistoryError,
+    read_histories,
+    read_offences,
+    read_slower,
+    record_check,
+    record_run,
+)
 from clusterctl.run.record.run_dir_writer import RunDirWriter
 from clusterctl.run.record.rundir import create_run_dir
 from clusterctl.run.rules.controller_events import HealthChanged, LinkChanged, RunCreated
@@ -141,6 +149,29 @@ def test_a_run_stores_its_losses_and_findings_once(tmp_path: Path) -> None:
     writer.close()
     assert records(tmp_path) == [("xid.79", 1.0, 1.0, 1), ("xid.79", 2.0, 2.0, 1)]
     assert records(tmp_path, "gpu09") == [("", 3.0, 3.0, 1)]
+
+
+def measured(state: Path, day: float, tflops: float, **changes: Any) -> None:
+    told = facts(**changes)
+    usual = {"measure": Measure.GEMM_TFLOPS, "variant": "bf16", "gpu": 3}
+    values = [Measurement(node="gpu00", value=value, **usual) for value in (tflops - 50, tflops)]  # type: ignore[arg-type]
+    pair = Measurement(node="gpu00", measure=Measure.PAIR_ALL_REDUCE, peers=("gpu01",), value=tflops)
+    add_measurements({"gpu00": told}, [*values, pair])
+    record_check(state, {"gpu00": told}, [], NOW + day * DAY)
+
+
+def test_a_gpu_is_compared_with_its_own_past_and_a_new_one_has_none(tmp_path: Path) -> None:
+    for day in range(40):
+        measured(tmp_path, day, 700.0)
+        measured(tmp_path, day + 0.01, 698.0)
+    assert read_slower(tmp_path, ["gpu00"], NOW + 40 * DAY) == {}
+    measured(tmp_path, 40, 620.0)
+    assert read_slower(tmp_path, ["gpu00"], NOW + 40 * DAY) == {
+        "gpu00": ["GPU 3: gemm tflops bf16 11% below its own last month"]
+    }
+    assert read_slower(tmp_path, ["gpu00"], NOW + 60 * DAY) == {}
+    measured(tmp_path, 41, 500.0, gpu3__serial="new")
+    assert read_slower(tmp_path, ["gpu00"], NOW + 41 * DAY) == {}
 
 
 # --- bounds
