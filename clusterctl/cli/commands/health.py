@@ -23,7 +23,7 @@ from clusterctl.errors import ExitCode, NotFoundError, RefusedError
 from clusterctl.formatting import plural
 from clusterctl.health import fact_recording
 from clusterctl.health.check import Check
-from clusterctl.health.deep.measurements import FACT
+from clusterctl.health.deep.measurements import GROUP
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.settings import HealthSettings
 from clusterctl.render import health_report as render
@@ -150,8 +150,9 @@ def command(
     if replay is not None:
         return show(_judge_recording(replay, checks, strict=strict))
     if rma is not None:
-        chosen = (("--nodes", nodes), ("--only", only), ("--skip", skip), ("--watch", watch), ("--record", record))
-        options.refuse_options_with("--rma", *chosen, ("--json", as_json), ("--format", output_format))
+        options.refuse_options_with("--rma", ("--nodes", nodes), ("--only", only), ("--skip", skip))
+        options.refuse_options_with("--rma", ("--watch", watch), ("--record", record))
+        options.refuse_options_with("--rma", ("--json", as_json), ("--format", output_format))
     spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
     hosts = cluster_selection.select_spec_hosts(spec, rma or nodes)
     # With `--nodes`, the checks that compare nodes compare only the chosen nodes.
@@ -197,7 +198,9 @@ def _add_history(view: HealthReport, console: Console, *, is_complete: bool) -> 
         if is_complete:
             machine_ledger.record_check(state, facts, view.findings, now)
         offences = machine_ledger.read_offences(state, facts, now)
-        slower = machine_ledger.read_slower(state, [node for node in facts if FACT in facts[node]], now)
+        slower = machine_ledger.read_slower(
+            state, [node for node in facts if GROUP in facts[node].get("groups", ())], now
+        )
     except machine_ledger.HistoryError as error:
         console.write_stderr(f"warning: {error}")
         return view

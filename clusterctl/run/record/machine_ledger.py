@@ -18,7 +18,7 @@ from typing import Any
 from clusterctl.agent.linux.filesystems import Mount, find_mount, list_mounts, may_hang
 from clusterctl.errors import ClusterctlError
 from clusterctl.formatting import group_pairs
-from clusterctl.health.deep.measurements import Measurement, read_measurements
+from clusterctl.health.deep.measurements import GROUP, Measurement, measurement_from_json
 from clusterctl.health.findings import Finding
 from clusterctl.run.record.disk_files import make_private_folder
 from clusterctl.run.record.health_history import read_controller_events
@@ -48,6 +48,8 @@ _MAX_MACHINES = 5000
 _MAX_POINTS = 32
 """The most values of one measurement of a GPU: one for each day."""
 _MAX_TEXT = 300
+_INVALID = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""Errors that invalid facts of a node may raise. They must not hurt a run either."""
 
 _SCHEMA = f"""
 CREATE TABLE machines (
@@ -132,7 +134,8 @@ def record_check(
             if same.rowcount == 0:
                 db.execute(_INSERT, row)
         for node, machine in machines.items():
-            _save_measurements(db, ids[node], machine, read_measurements({node: facts[node]}), now)
+            measured = (facts[node].get("groups") or {}).get(GROUP, {"data": {}})["data"].get("measurements") or ()
+            _save_measurements(db, ids[node], machine, map(measurement_from_json, measured), now)
         _prune(db, now)
 
 
@@ -226,7 +229,7 @@ def _open(state: Path, *, is_reader: bool = False) -> Iterator[sqlite3.Connectio
             db.execute("BEGIN" if is_reader else "BEGIN IMMEDIATE")
             yield db
             db.execute("COMMIT")
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, *_INVALID) as error:
         verb = "read" if is_reader else "written"
         hint = f"if {path} is damaged, remove it; a new one begins by itself"
         raise HistoryError(f"the history of machines was not {verb}: {error}", hint=hint) from error

@@ -203,6 +203,14 @@ def test_nothing_is_written_by_a_reader(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("told", [{"groups": 1}, {"groups": {"nvml": {"data": {"devices": [{"index": "x"}]}}}}])
+def test_invalid_facts_of_a_node_are_an_error_of_the_history_alone(tmp_path: Path, told: dict[str, Any]) -> None:
+    with pytest.raises(HistoryError):
+        record_check(tmp_path, {"gpu00": told}, [], NOW)
+    check(tmp_path, 1, xid())
+    assert len(records(tmp_path)) == 1
+
+
 def test_a_damaged_file_is_named_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "machines.db").write_bytes(b"no database" * 1000)
     with pytest.raises(HistoryError, match="not written: file is not a database") as raised:
