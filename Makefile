@@ -104,7 +104,8 @@ mutants: $(VENV)/.mutation $(VENV)/.system  ## Break the deciding modules 200 ti
 killer: $(VENV)/.dev $(VENV)/.system  ## Kill a random process of a run at a random moment, 200 times (KILLER_RUNS, KILLER_SEED, KILLER_WORLDS, KILLER_START); cut a link for a minute
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_faults.py tests/lab/test_cast.py tests/lab/test_environments.py \
 	  tests/e2e/test_notify.py tests/lab/test_containers.py tests/lab/test_line_of_users.py \
-	  -k 'waits_for_its_turn or minute or head_is_killed or second_cast or dies_while or arrives_once or hundred_kills' $(PYTEST_ARGS)
+	  tests/unit/run/test_machine_ledger.py \
+	  -k 'waits_for_its_turn or minute or head_is_killed or second_cast or dies_while or arrives_once or hundred_kills or tears_nothing or thousand_runs' $(PYTEST_ARGS)
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/unit/health/deep/test_pairing.py $(PYTEST_ARGS)
 	$(BIN)/python -m tests.lab.killer
 

@@ -15,7 +15,7 @@ from clusterctl.run.record.machine_ledger import MachineHistory
 from clusterctl.run.rules.machine_history import RecordKind, name_cause
 
 _MACHINE_COLUMNS = (
-    *make_columns("~NODE", ">CHECKS", "LAST CHECK", ">LOST", ">FAILED", ">FINDINGS"),
+    *make_columns("~NODE", ">CHECKS", "LAST CHECK", ">LOST", ">FAILED", ">VERDICTS", ">FINDINGS"),
     Column(title="NOTE", shrink=True, wraps=True),
 )
 _RECORD_COLUMNS = (*make_columns("WHEN", "WHAT", "~CAUSE", ">GPU", ">TIMES", "~RUN"), Column(title="TEXT", shrink=True))
@@ -29,8 +29,7 @@ def render_histories(histories: Sequence[MachineHistory], terminal: Terminal) ->
     rows: list[list[Cell | str]] = []
     for history in sorted(histories, key=lambda history: history.offence is None):
         machine, counts = history.machine, history.counts
-        failed = counts.get(RecordKind.FAILURE, 0) + counts.get(RecordKind.VERDICT, 0)
-        numbers = (counts.get(RecordKind.LOST, 0), failed, counts.get(RecordKind.FINDING, 0))
+        numbers = [counts.get(kind, 0) for kind in RecordKind]
         row = [machine.node, str(machine.checks), _format_time(machine.seen_at)]
         rows.append([*row, *(str(n) if n else "-" for n in numbers), Cell(history.offence or "", (YELLOW,))])
     return render_table(_MACHINE_COLUMNS, rows, terminal)

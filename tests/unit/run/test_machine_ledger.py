@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -269,9 +270,11 @@ def test_two_heads_write_at_once_and_lose_nothing(tmp_path: Path) -> None:
     assert count_checks(tmp_path) == 10
 
 
-KILLS = 200 if os.environ.get("CLUSTERCTL_LONG") else 3
+IS_LONG = bool(os.environ.get("CLUSTERCTL_LONG"))
+KILLS = 200 if IS_LONG else 3
 
 
+@pytest.mark.timeout(3600)
 def test_a_writer_that_is_killed_tears_nothing_and_what_it_has_stored_is_there(tmp_path: Path) -> None:
     stored, rng = 0, random.Random(1)
     for round_number in range(KILLS):
@@ -286,3 +289,51 @@ def test_a_writer_that_is_killed_tears_nothing_and_what_it_has_stored_is_there(t
         found = count_checks(tmp_path)
         assert stored <= found <= stored + 1
         stored = found
+
+
+# --- size and speed
+
+RUNS, NODES = (1000, 200) if IS_LONG else (6, 20)
+
+
+@pytest.mark.timeout(3600)
+def test_a_thousand_runs_of_two_hundred_nodes_stay_small_and_are_read_in_a_moment(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    names = [f"gpu{node:03d}" for node in range(NODES)]
+    cards = [{"index": gpu, "v": {"name": "NVIDIA H100 80GB HBM3"}} for gpu in range(8)]
+    told = {
+        name: {
+            "groups": {
+                "host": {"data": {"machine_id": f"{number:032x}"}},
+                "nvml": {
+                    "data": {"devices": [{**c, "v": {**c["v"], "serial": f"{name}-{c['index']}"}} for c in cards]}
+                },  # type: ignore[dict-item]
+            }
+        }
+        for number, name in enumerate(names)
+    }
+    for number in range(RUNS):
+        at = NOW - (RUNS - number) * 180 * DAY / RUNS
+        findings = [
+            Finding(check="host.governor", status=Status.WARN, message="powersave" * 5, node=name, action="FIX_CONFIG")
+            for name in names
+        ]
+        findings += [xid(name, rng.randrange(8)) for name in names if rng.random() < 0.05]
+        findings += [
+            Finding(check=f"host.{rng.choice('abcd')}", status=Status.WARN, message="x" * 80, node=name, action="NONE")
+            for name in names
+            if rng.random() < 0.1
+        ]
+        rates = (Measure.GEMM_TFLOPS, Measure.MEMORY_BANDWIDTH, Measure.HOST_TO_DEVICE, Measure.DEVICE_TO_HOST)
+        values = [
+            Measurement(node=name, measure=rate, gpu=gpu, value=rng.gauss(700, 10), variant="bf16")
+            for rate in rates
+            for name in names
+            for gpu in range(8)
+        ]
+        add_measurements(told, values if number >= RUNS - 150 and number % 5 == 0 else [])
+        record_check(tmp_path, told, findings, at, f"llm-{number}")
+    assert sum(path.stat().st_size for path in tmp_path.glob("machines.db*")) < 20e6
+    began = time.process_time()
+    assert len(read_histories(tmp_path, NOW)) == NODES
+    assert time.process_time() - began < 0.3
