@@ -123,8 +123,8 @@ def command(
             raise click.BadParameter(f"`{deep}` is neither `quick` nor `full`", param_hint="--deep")
         # The shell's words are `--deep FILE`.
         path, deep = deep, "quick"
-    for option in (("--watch", watch), ("--record", record)):
-        options.refuse_combination(("--deep", deep), option)
+    options.refuse_combination(("--deep", deep), ("--watch", watch))
+    options.refuse_combination(("--deep", deep), ("--record", record))
     options.refuse_combination(("--json", as_json), ("--format", output_format))
     options.refuse_combination(("--record", record), ("--watch", watch))
     file = (("FILE", path), ("--file", common.files), ("--set", common.sets), ("--nodes", nodes))
@@ -140,7 +140,7 @@ def command(
     if history is not None:
         chosen = (("--only", only), ("--skip", skip), ("--strict", strict), ("--format", output_format))
         options.refuse_options_with("--history", *probe_options, *chosen, ("--replay", replay), ("--list", is_listing))
-        return _print_history(None if history == _ALL else history, console, as_json=as_json)
+        return _print_history(history, console, as_json=as_json)
     checks = _select_checks(only, skip)
     if is_listing:
         return _print_checks(checks, console, as_json=as_json)
@@ -150,11 +150,12 @@ def command(
     if replay is not None:
         return show(_judge_recording(replay, checks, strict=strict))
     if rma is not None:
-        options.refuse_options_with("--rma", ("--nodes", nodes), ("--only", only), ("--skip", skip))
+        options.refuse_options_with("--rma", ("--nodes", nodes), ("--only", only), ("--skip", skip), ("--deep", deep))
         options.refuse_options_with("--rma", ("--watch", watch), ("--record", record))
         options.refuse_options_with("--rma", ("--json", as_json), ("--format", output_format))
+        return _write_rma_folder(common, path, rma, console)
     spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
-    hosts = cluster_selection.select_spec_hosts(spec, rma or nodes)
+    hosts = cluster_selection.select_spec_hosts(spec, nodes)
     # With `--nodes`, the checks that compare nodes compare only the chosen nodes.
     spec = replace(spec, hosts=hosts)
     pause = parse_interval_option(watch, "--watch")
@@ -173,8 +174,6 @@ def command(
         if record:
             _write_recording(record, spec, view, console)
         code = show(view)
-        if rma is not None:
-            return _write_rma_folder(spec, hosts, view, console, quiet=common.quiet)
         if checks is None:
             _print_new_findings(spec, view, console, quiet=common.quiet or printed != "table")
         if pause is None or not console.out.has_reader(pause):
@@ -210,21 +209,25 @@ def _add_history(view: HealthReport, console: Console, *, is_complete: bool) -> 
     return replace(view, nodes=tuple(nodes))
 
 
-def _write_rma_folder(
-    spec: ClusterSpec, hosts: Sequence[HostSpec], view: HealthReport, console: Console, *, quiet: bool
-) -> int:
+def _write_rma_folder(common: CommonOptions, path: str | None, name: str, console: Console) -> int:
+    spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
+    hosts = cluster_selection.select_spec_hosts(spec, name)
     if len(hosts) != 1:
         raise click.UsageError(f"`--rma` takes one node, and these are {len(hosts)}")
-    (host,) = hosts
+    (host,), progress = hosts, None if common.quiet else console.err
+    spec = replace(spec, hosts=hosts)
+    _warn_of_local_programs(spec, hosts, console)
+    view = _add_history(probe_and_judge(spec, hosts, None, progress), console, is_complete=True)
     now = time.time()
     (history,) = machine_ledger.read_histories(find_runs_root().parent, now, host.name)
     folder = Path(f"rma-{host.name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}")
-    rma_folder.write_rma_folder(folder, spec, host, history, view.findings, None if quiet else console.err)
+    rma_folder.write_rma_folder(folder, spec, host, history, view.findings, progress)
     console.write_stdout(str(folder))
     return int(ExitCode.OK)
 
 
 def _print_history(node: str | None, console: Console, *, as_json: bool) -> int:
+    node = None if node == _ALL else node
     histories = machine_ledger.read_histories(find_runs_root().parent, time.time(), node)
     if node is not None and not histories:
         raise NotFoundError(f"no history of `{node}`", hint="`clusterctl health --history` lists the machines")
