@@ -19,7 +19,8 @@ def test_files_that_wait_are_spread_over_those_that_compute_and_begin_before_the
     found = sort_files(["tests/e2e/test_cp.py", *lab, *unit])
 
     assert found[0] == "tests/e2e/test_cp.py", "it needs the network that a lab takes away"
-    assert [place for place, file in enumerate(found) if file in lab] == [1, 4, 7, 11]
+    assert [place for place, file in enumerate(found) if file in lab] == [1, 4, 6, 8]
+    assert [file for file in found if file in lab] == lab[::-1]
     assert [file for file in found if file in unit] == unit
 
 
