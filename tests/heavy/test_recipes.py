@@ -47,10 +47,11 @@ def test_a_recipe_continues_after_a_killed_rank_and_succeeds(
         head,
         case.template,
         [{"host": node.name, "gpus": 0, "workers": 1} for node in made],
-        defaults={"workdir": f"{SHARED}/work", **python},
+        defaults={"workdir": f"{SHARED}/{case.template}", **python},
         env={"OMP_NUM_THREADS": "1", **env},
     )
 
-    recipes.kill_rank_after_checkpoint(head, case, lab.shared / "work", partial(kill_on_its_node, made, case), 900.0)
+    folder, kill = lab.shared / case.template, partial(kill_on_its_node, made, case)
+    recipes.kill_rank_after_checkpoint(head, case, folder, kill, 900.0)
 
     workloads.nothing_left(made)
