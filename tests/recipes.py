@@ -48,6 +48,7 @@ RECIPES: Final = (
     Recipe("accelerate_deepspeed", r"rank 0 resumes at step (\d+)", "hugging_face", HUGGING_FACE),
     Recipe("lightning", r"Restored all states .*step-(\d+)", "lightning", (("lightning==2.6.*",),)),
     Recipe("keras_jax", r"rank 0 resumes at epoch (\d+)", "keras_jax", (("jax==0.10.*",),)),
+    Recipe("ray", r"resumed at round (\d+)", "ray", (("ray==2.*",),), killed="raylet/raylet"),
     Recipe("mpi", r"resumed at step (\d+)", "mpi", (("mpi4py==4.*",),), killed="python3 work.py"),
 )
 SERVERS: Final = ("serve_vllm",)
