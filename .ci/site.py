@@ -23,8 +23,15 @@ PAGES, SITE = BUILD / "pages", BUILD / "site"
 SECTIONS = {
     "Start": ["README.md", "docs/how.md"],
     "First cluster": ["docs/guide.md", "docs/migrate.md", "docs/environments.md", "docs/copied.md", "docs/values.md"],
-    "Every day": ["docs/monitoring.md", "docs/why.md", "docs/stalls.md", "docs/notify.md", "docs/cast.md"],
-    "Workloads": ["docs/workloads.md", "examples/*/README.md"],
+    "Every day": [
+        "docs/monitoring.md",
+        "docs/why.md",
+        "docs/stalls.md",
+        "docs/deep-check.md",
+        "docs/notify.md",
+        "docs/cast.md",
+    ],
+    "Workloads": ["docs/workloads.md", "docs/roles.md", "examples/*/README.md"],
     "Trust": ["docs/on-your-nodes.md", "SECURITY.md", "docs/guarantees.md", "docs/stability.md"],
     "Compare": ["docs/compare.md", "docs/benchmarks.md"],
     "Reference": ["docs/cli.md", "docs/cluster-file.md", "docs/environment.md", "docs/health.md", "docs/*.md"],
