@@ -5,6 +5,7 @@ Each link carries 200 Mbit/s, so that the network and not the CPU limits transfe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -104,6 +105,25 @@ def list_blamed(findings: list[dict[str, Any]]) -> set[str]:
     return {str(finding["node"]) for finding in findings if finding["status"] == "FAIL"}
 
 
+def list_named(findings: list[dict[str, Any]]) -> set[str]:
+    return {f["node"] for f in findings if f["status"] in ("FAIL", "WARN") and f["node"] is not None}
+
+
+def share_cpus(nodes: Sequence[Node], slow: Node | None = None) -> None:
+    """Give each node an equal share of two CPUs, and `slow` a fifth of it. The start of the check had all of them."""
+    for node in nodes:
+        set_cpus(node, 2 / NODES / (5 if node is slow else 1))
+
+
+@contextlib.contextmanager
+def limited_cpus(nodes: Sequence[Node]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for node in nodes:
+            set_cpus(node, CPUS)
+
+
 def set_cpus(node: Node, cpus: float) -> None:
     (folder,) = (path for path in map(Path, node.cgroups) if (path / "cpu.cfs_quota_us").exists())
     (folder / "cpu.cfs_quota_us").write_text(str(int(cpus * PERIOD_US)))
@@ -139,11 +159,9 @@ def test_one_slow_link_of_28_is_named(head: Head, made: list[Node], number: int)
 def test_one_slow_node_is_named(head: Head, made: list[Node], number: int) -> None:
     slow = made[number % NODES]
     write(head, made)
-    try:
-        found = run_deep_check(head, lambda: set_cpus(slow, 0.02))
-    finally:
-        set_cpus(slow, CPUS)
-    assert {f["node"] for f in found if f["status"] in ("FAIL", "WARN")} == {slow.name}
+    with limited_cpus(made):
+        found = run_deep_check(head, lambda: share_cpus(made, slow))
+    assert list_named(found) == {slow.name}
 
 
 @pytest.mark.parametrize("number", ROUNDS)
@@ -159,11 +177,18 @@ def test_a_node_that_computes_wrong_bits_is_named(head: Head, made: list[Node], 
 @pytest.mark.parametrize("number", ROUNDS)
 def test_a_node_with_half_its_memory_bandwidth_is_named(head: Head, made: list[Node], number: int) -> None:
     slow, neighbours = made[number % NODES], []
+
+    def begin() -> None:
+        share_cpus(made)
+        # Three copiers take three quarters of the node's time at the memory, less what the scheduler gives back.
+        neighbours.extend(slow.start(["python3", "-c", COPIES]) for _ in range(3))
+
     write(head, made)
     try:
-        found = run_deep_check(head, lambda: neighbours.append(slow.start(["python3", "-c", COPIES])))
+        with limited_cpus(made):
+            found = run_deep_check(head, begin)
     finally:
         for neighbour in neighbours:
             neighbour.kill()
             neighbour.wait()
-    assert {f["node"] for f in found if f["status"] in ("FAIL", "WARN")} == {slow.name}
+    assert list_named(found) == {slow.name}
