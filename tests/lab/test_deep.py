@@ -110,9 +110,9 @@ def list_named(findings: list[dict[str, Any]]) -> set[str]:
 
 
 def share_cpus(nodes: Sequence[Node], slow: Node | None = None) -> None:
-    """Give each node an equal share of two CPUs, and `slow` a fifth of it. The start of the check had all of them."""
+    """Give each node an equal share of two CPUs, and `slow` a tenth of it. The start of the check had all of them."""
     for node in nodes:
-        set_cpus(node, 2 / NODES / (5 if node is slow else 1))
+        set_cpus(node, 2 / NODES / (10 if node is slow else 1))
 
 
 @contextlib.contextmanager
