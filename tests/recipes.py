@@ -87,9 +87,10 @@ def kill_rank_after_checkpoint(
     pattern = yaml.safe_load((head.folder / "cluster.yaml").read_text())["job"]["checkpoint"]["pattern"]
     run = head.json("up", "-d", "--no-health", timeout=patience_s)["run"]
 
+    victim = head.json("status", run)["workers"][-1]
     ended = Head.start(head, "wait", run)
     wait_for(lambda: any(folder.glob(pattern)) or ended.poll() is not None, patience_s, f"a checkpoint {pattern}", 0.2)
-    kill(head.json("status", run)["workers"][-1])
+    kill(victim)
     _, error = ended.communicate(timeout=patience_s)
 
     output = head.run("logs", run, "--rank", "0", "-n", "100000", "--format", "raw").stdout

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-STEPS, SAVE_EVERY, BATCH, CONTEXT, WIDTH, HEADS, LAYERS = 200, 20, 8, 64, 64, 4, 2
+STEPS, SAVE_EVERY, BATCH, CONTEXT, WIDTH, HEADS, LAYERS = 120, 10, 8, 48, 64, 4, 2
 # Your own text: open(FILE, "rb").read()
 TEXT = "".join(f"{a} + {b} = {a + b}\n" for a in range(50) for b in range(50)).encode()
 
