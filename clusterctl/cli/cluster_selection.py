@@ -1,4 +1,4 @@
-"""Loads the cluster file that a command line names, and selects hosts by `--nodes` and `--exclude`."""
+"""Loads the cluster file that a command line names, and selects its hosts by options."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import click
 
 from clusterctl.cli import trusted_commands
 from clusterctl.cli.base_command import CommonOptions
-from clusterctl.cli.option_values import list_cluster_files
-from clusterctl.config.host_ranges import HostRangeError, select_hosts
+from clusterctl.cli.option_values import list_cluster_files, read_text_file
+from clusterctl.config.host_ranges import HostRangeError, remove_listed_hosts, select_hosts
 from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
+from clusterctl.errors import NotFoundError
 from clusterctl.render.error_messages import render_problems
 
 if TYPE_CHECKING:
@@ -71,17 +72,26 @@ def find_health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]
     return find_unknown_names(health)
 
 
-def select_spec_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None = None) -> tuple[HostSpec, ...]:
-    """Return the hosts that `--nodes` and `--exclude` choose, in the order of the file.
+def select_spec_hosts(
+    spec: ClusterSpec, nodes: str | None, exclude: str | None = None, exclude_file: str | None = None
+) -> tuple[HostSpec, ...]:
+    """Return the hosts that `--nodes`, `--exclude` and `--exclude-file` choose, in the order of the file.
 
     Raises:
-        NotFoundError: The cluster file has no host with a given name.
+        NotFoundError: The cluster file has no host with a given name, there is no file, or no host remains.
         click.UsageError: The value of an option is not a set of names.
     """
-    if nodes is None and exclude is None:
+    if nodes is None and exclude is None and exclude_file is None:
         return spec.hosts
     try:
-        names = set(select_hosts([h.name for h in spec.hosts], nodes, exclude))
+        names = select_hosts([h.name for h in spec.hosts], nodes, exclude)
     except HostRangeError as error:
         raise click.UsageError(f"this is not a set of nodes: {error}") from error
+    if exclude_file is not None:
+        try:
+            names = remove_listed_hosts(names, read_text_file(exclude_file))
+        except HostRangeError as error:
+            raise click.UsageError(f"{exclude_file} is not a list of hosts: {error}") from error
+        if not names:
+            raise NotFoundError("no node is selected", hint=f"{exclude_file} contains all chosen nodes")
     return tuple(h for h in spec.hosts if h.name in names)

@@ -90,6 +90,12 @@ def exclude_option(description: str) -> Callable[[F], F]:
     return _set_option("--exclude", description=description, candidate_type="nodes")
 
 
+def exclude_file_option(command: F) -> F:
+    """Add the option `--exclude-file FILE`."""
+    text = "Leave out the hosts in this file: one per line, or a range such as gpu[01-04]; `#` begins a comment."
+    return click.option("--exclude-file", metavar="FILE", type=click.Path(dir_okay=False), help=text)(command)
+
+
 def output_option(default: str, beginning: str = "Write") -> Callable[[F], F]:
     """Add the option `-o FILE`; `default` describes the file that is written without the option."""
     text = f"{beginning} to this file; {default} by default, `-` for stdout."

@@ -217,11 +217,37 @@ def select_hosts(names: Sequence[str], include: str | None = None, exclude: str 
     return chosen
 
 
+def remove_listed_hosts(names: Sequence[str], text: str) -> list[str]:
+    """Return the names that a list of hosts does not contain, as it is kept for hostfiles and Slurm.
+
+    Args:
+        names: Names of nodes.
+        text: A set of hosts on each line, which may contain ranges, `*` and `?`. `#` begins a comment. Unknown hosts
+            are ignored, because the list may be about more machines.
+
+    Raises:
+        HostRangeError: A line is not valid.
+    """
+    unwanted: set[str] = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        expression = line.partition("#")[0].strip()
+        try:
+            patterns = expand_hosts(expression) if expression else []
+            unwanted |= {name for pattern in patterns for name in _find_matches(names, pattern)}
+        except HostRangeError as error:
+            raise HostRangeError(f"line {number}: {error}", error.offset, error.length, error.hint) from error
+    return [name for name in names if name not in unwanted]
+
+
+def _find_matches(names: Sequence[str], pattern: str) -> set[str]:
+    copy = re.compile(rf"{re.escape(pattern)}\.[0-9]+")
+    return {n for n in names if n == pattern or copy.fullmatch(n) or fnmatch.fnmatchcase(n, pattern)}
+
+
 def _match_names(names: Sequence[str], expression: str) -> set[str]:
     matching: set[str] = set()
     for pattern in expand_hosts(expression):
-        copy = re.compile(rf"{re.escape(pattern)}\.[0-9]+")
-        hits = {n for n in names if n == pattern or copy.fullmatch(n) or fnmatch.fnmatchcase(n, pattern)}
+        hits = _find_matches(names, pattern)
         if not hits:
             close = find_similar(pattern, names)
             hint = f"did you mean `{close}`?" if close else f"the nodes are {fold_hosts(names)}"

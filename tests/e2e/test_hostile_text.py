@@ -239,7 +239,8 @@ def test_a_hostile_recording_of_nodes_is_judged_and_shown_harmlessly(
     for rewrite in (hostile.texts, hostile.everything):
         told = json.loads(path.read_text())
         told["nodes"] = [{**node, "facts": hostile.rewritten(node["facts"], rewrite)} for node in told["nodes"]]
-        for form in ((), ("-v",), ("--format", "json"), ("--format", "ndjson"), ("--format", "prometheus")):
+        formats = [("--format", name) for name in ("json", "ndjson", "prometheus", "junit", "nagios")]
+        for form in ((), ("-v",), *formats):
             (head.folder / "hostile.json").write_text(json.dumps(told))
             with streams(head.folder, head.folder, monkeypatch) as shown:
                 run_command(["health", "--replay", "hostile.json", *form])

@@ -97,3 +97,17 @@ def test_a_folder_for_the_vendor_has_serials_findings_history_and_no_secrets(mak
     assert all(f"`{name}`" in files["README.md"] for name in files if name != "README.md")
     assert "missing: `amd-smi.txt`" in files["README.md"]
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_node_that_fails_is_told_to_nagios_and_left_out_by_a_file(head: LocalHead) -> None:
+    unmet = ("--set", "health.expect={python: '2.7'}", "--set", "health.severity={}", "--only", "version.expected")
+
+    told = head.run("health", *unmet, "--format", "nagios", "--write-exclude", "bad.txt")
+    well = head.run("health", "--only", "host.disk", "--skip", "host.disk*", "--format", "nagios")
+    left_out = head.run("up", "--dry-run", "--exclude-file", "bad.txt")
+
+    assert (told.returncode, well.returncode) == (2, 3)  # Without a check nobody knows.
+    assert told.stdout.startswith("HEALTH CRITICAL - localhost version.expected: ")
+    assert (head.folder / "bad.txt").read_text() == "# nodes that failed `clusterctl health`\nlocalhost\n"
+    assert left_out.returncode == 102
+    assert "bad.txt contains all chosen nodes" in left_out.stderr

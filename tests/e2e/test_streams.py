@@ -48,6 +48,7 @@ CASES: dict[str, list[Case]] = {
         Case(("health", "--set", "health.expect={python: '2.7'}"), code=5),
         Case(("health", "--only", "host.disk", "--watch", "1h")),
         Case(("health", "--history")),
+        Case(("health", "--only", "host.disk", "--format", "junit")),
     ],
     "why": [Case(("why",)), Case(("why", "--json"))],
     "plot": [Case(("plot", "local", "nothing"), code=102)],

@@ -59,9 +59,19 @@ def test_a_plan_has_the_chosen_hosts_alone(head: LocalHead) -> None:
     assert [node["node"] for node in plan["nodes"]] == ["localhost.0"]
 
 
+def test_hosts_of_an_exclude_file_take_no_part(head: LocalHead) -> None:
+    write(head)
+    (head.folder / "bad.txt").write_text("# broken\nlocalhost.[1-1]\nhost-of-another-cluster\n")
+
+    plan = head.json("up", "--dry-run", "--exclude-file", "bad.txt")
+
+    assert [node["node"] for node in plan["nodes"]] == ["localhost.0"]
+
+
 @pytest.mark.parametrize(
     ("chosen", "code", "said"),
     [
+        pytest.param(("--exclude-file", "gone.txt"), 102, "gone.txt: No such file", id="no file"),
         pytest.param(("--exclude", "localhots.1"), 102, "no node `localhots.1`", id="unknown"),
         pytest.param(("--exclude", "*"), 102, "no node is selected", id="nobody"),
         pytest.param(("--min-nodes", "3"), 2, "`--min-nodes 3` is more than the 2 nodes", id="more than there are"),

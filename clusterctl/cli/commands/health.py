@@ -27,6 +27,12 @@ from clusterctl.health.deep.measurements import GROUP
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.settings import HealthSettings
 from clusterctl.render import health_report as render
+from clusterctl.render.health_formats import (
+    NAGIOS_CODES,
+    format_exclude_list,
+    format_health_junit,
+    format_health_nagios,
+)
 from clusterctl.render.health_report import HealthReport
 from clusterctl.render.machine_history_table import histories_to_json, render_histories, render_history
 from clusterctl.render.table import Column, render_table
@@ -46,6 +52,7 @@ _CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WH
 @click.command("health", cls=CliCommand, reads_file=True)
 @options.cluster_file_argument
 @options.nodes_option
+@options.exclude_file_option
 @click.option(
     "--only",
     metavar="CHECKS",
@@ -65,8 +72,14 @@ _CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WH
 @click.option(
     "--format",
     "output_format",
-    type=click.Choice(["table", "json", "ndjson", "prometheus"]),
-    help="Format of the output; `table` by default.",
+    type=click.Choice(["table", "json", "ndjson", "prometheus", "junit", "nagios"]),
+    help="Format of the output; `table` by default. With `nagios` the exit code is 0 (OK) to 3 (UNKNOWN).",
+)
+@click.option(
+    "--write-exclude",
+    metavar="FILE",
+    help="Write the names of the nodes that failed, for --exclude-file or Slurm.",
+    type=click.Path(dir_okay=False),
 )
 @click.option(
     "--record",
@@ -99,12 +112,14 @@ def command(
     *,
     path: str | None,
     nodes: str | None,
+    exclude_file: str | None,
     only: str | None,
     skip: str | None,
     strict: bool,
     deep: str | None,
     watch: str | None,
     output_format: str | None,
+    write_exclude: str | None,
     record: str | None,
     replay: str | None,
     history: str | None,
@@ -127,8 +142,11 @@ def command(
     options.refuse_combination(("--deep", deep), ("--record", record))
     options.refuse_combination(("--json", as_json), ("--format", output_format))
     options.refuse_combination(("--record", record), ("--watch", watch))
+    if output_format in ("junit", "nagios"):
+        options.refuse_options_with(f"--format {output_format}", ("--watch", watch))
     file = (("FILE", path), ("--file", common.files), ("--set", common.sets), ("--nodes", nodes))
-    probe_options = (*file, ("--watch", watch), ("--record", record), ("--deep", deep), ("--rma", rma))
+    lists = (("--exclude-file", exclude_file), ("--write-exclude", write_exclude))
+    probe_options = (*file, *lists, ("--watch", watch), ("--record", record), ("--deep", deep), ("--rma", rma))
     if is_listing:
         others = (("--replay", replay), ("--strict", strict), ("--format", output_format), ("--verbose", verbose))
         options.refuse_options_with("--list", *probe_options, *others)
@@ -155,7 +173,7 @@ def command(
         options.refuse_options_with("--rma", ("--json", as_json), ("--format", output_format))
         return _write_rma_folder(common, path, rma, console)
     spec = cluster_selection.load_chosen_cluster_file(common, path, console=console).spec
-    hosts = cluster_selection.select_spec_hosts(spec, nodes)
+    hosts = cluster_selection.select_spec_hosts(spec, nodes, exclude_file=exclude_file)
     # With `--nodes`, the checks that compare nodes compare only the chosen nodes.
     spec = replace(spec, hosts=hosts)
     pause = parse_interval_option(watch, "--watch")
@@ -173,6 +191,8 @@ def command(
         view = _add_history(view, console, is_complete=checks is None)
         if record:
             _write_recording(record, spec, view, console)
+        if write_exclude:
+            write_text_file(write_exclude, format_exclude_list(view))
         code = show(view)
         if checks is None:
             _print_new_findings(spec, view, console, quiet=common.quiet or printed != "table")
@@ -345,6 +365,11 @@ def _print_view(
             console.write_stdout(*render.format_health_ndjson(view))
         case "prometheus":
             console.write_stdout(*render.format_health_prometheus(view))
+        case "junit":
+            console.write_stdout(*format_health_junit(view, strict=strict))
+        case "nagios":
+            console.write_stdout(*format_health_nagios(view))
+            return NAGIOS_CODES[view.verdict]
         case _ if not quiet:
             console.write_stdout_wrapped(*render.render_health(view, console.out, verbose=verbose))
         case _:

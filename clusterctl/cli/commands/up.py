@@ -42,6 +42,7 @@ _FOREVER = "forever"
 @click.option("--dry-run", is_flag=True, help="Print the plan without connecting to any node.")
 @options.nodes_option
 @options.exclude_option("Leave out these nodes.")
+@options.exclude_file_option
 @click.option(
     "--min-nodes",
     type=click.IntRange(1),
@@ -85,6 +86,7 @@ def command(
     dry_run: bool,
     nodes: str | None,
     exclude: str | None,
+    exclude_file: str | None,
     min_nodes: int | None,
     wait: str | None,
     name: str | None,
@@ -139,7 +141,7 @@ def command(
         # Starting a file implies trust in its commands. A dry run runs only accepted commands.
         run_host_command=trusted_commands.run_accepted_host_command if dry_run else trusted_commands.run_host_command,
     )
-    spec = _select_hosts(loaded.spec, nodes, exclude, min_nodes)
+    spec = _select_hosts(loaded.spec, (nodes, exclude, exclude_file), min_nodes)
     if name is not None and not common.quiet:
         folders = {h.workdir for h in spec.hosts if rename_default_workdir(h.workdir, spec.name, "") != h.workdir}
         console.write_stderr(
@@ -194,14 +196,16 @@ def command(
     return 0
 
 
-def _select_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None, min_nodes: int | None) -> ClusterSpec:
+def _select_hosts(
+    spec: ClusterSpec, choice: tuple[str | None, str | None, str | None], min_nodes: int | None
+) -> ClusterSpec:
     """Return the spec with the chosen hosts, which is also the spec for a controller that adopts the run.
 
     Raises:
         NotFoundError: The file has no host of this name.
         click.UsageError: Too few hosts are left.
     """
-    hosts = cluster_selection.select_spec_hosts(spec, nodes, exclude)
+    hosts = cluster_selection.select_spec_hosts(spec, *choice)
     chosen = replace(spec, hosts=hosts, min_nodes=min_nodes or spec.min_nodes)
     wanted = None if chosen.job is None else chosen.job.nodes
     workers = len(chosen.worker_hosts)

@@ -122,6 +122,8 @@ def blame(nodes: Sequence[str], measurements: Iterable[Measurement], limits: Lim
             sure = not fast and len(repeats[pair]) >= 2 and pair in very_slow
             bad_links[pair] = Certainty.CERTAIN if sure else Certainty.LIKELY
     undecided = tuple(pair for pair in unexplained if pair not in bad_links)
+    # Many slow pairs of one node stay slow; a few may have been slow by chance.
+    few = [pair for pair in undecided if all(node in fast_nodes and len(slow_partners[node]) <= 2 for node in pair)]
     return Blame(
         reference=reference,
         deviation=deviation,
@@ -129,7 +131,7 @@ def blame(nodes: Sequence[str], measurements: Iterable[Measurement], limits: Lim
         links=bad_links,
         undecided=undecided,
         fast=fast,
-        next_round=_plan_next_round(nodes, repeats, fast_nodes, bad_links),
+        next_round=_plan_next_round(nodes, repeats, fast_nodes, [*bad_links, *few]),
     )
 
 
@@ -152,17 +154,15 @@ def _find_reference(speeds: Mapping[Pair, float], limits: Limits) -> tuple[float
 def _plan_next_round(
     nodes: Sequence[str], repeats: Mapping[Pair, Sequence[float]], fast_nodes: set[str], links: Iterable[Pair]
 ) -> PairRound:
-    """Return the next round: bad links again, and nodes without a fast pair with more of the cleared nodes."""
+    """Return the next round: some links again, and nodes without a fast pair with more of the cleared nodes."""
     order = {node: index for index, node in enumerate(nodes)}
     wanted = [pair for pair in links if len(repeats[pair]) < 2]
     for node in (node for node in nodes if node not in fast_nodes and any(node in pair for pair in repeats)):
         met = {other for pair in repeats if node in pair for other in pair}
         if len(met & fast_nodes) < _WITNESSES:
-            wanted += [
-                (node, other) if order[node] < order[other] else (other, node)
-                for other in nodes
-                if other in fast_nodes - met
-            ]
+            others = [other for other in nodes if other in fast_nodes]
+            own = [(node, other) if order[node] < order[other] else (other, node) for other in others]
+            wanted += [pair for pair in own if pair not in repeats] or [p for p in own if len(repeats[p]) < 2]
     chosen: list[Pair] = []
     for pair in wanted:
         if not any(node in other for other in chosen for node in pair):

@@ -15,6 +15,7 @@ from clusterctl.config.host_ranges import (
     expand_hosts,
     fold_hosts,
     make_natural_sort_key,
+    remove_listed_hosts,
     select_hosts,
 )
 from clusterctl.errors import NotFoundError
@@ -217,3 +218,22 @@ def test_ranges_need_neither_yaml_nor_pydantic() -> None:
     code = "import sys, clusterctl.config.host_ranges; print({'yaml', 'pydantic'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("text", "remaining"),
+    [
+        ("", ["gpu01", "gpu02", "gpu03", "localhost.0"]),
+        ("# bad\ngpu02  # XID 79\n\n", ["gpu01", "gpu03", "localhost.0"]),
+        ("gpu[02-03]\nlocalhost", ["gpu01"]),
+        ("rack7-n1\ngpu*", ["localhost.0"]),
+    ],
+    ids=["nothing", "a host and comments", "a range and a copy", "an unknown host and a pattern"],
+)
+def test_a_list_of_hosts_takes_its_hosts_away(text: str, remaining: list[str]) -> None:
+    assert remove_listed_hosts(["gpu01", "gpu02", "gpu03", "localhost.0"], text) == remaining
+
+
+def test_a_wrong_line_of_a_list_of_hosts_is_named() -> None:
+    with pytest.raises(HostRangeError, match="^line 2: "):
+        remove_listed_hosts(["gpu01"], "gpu01\ngpu[01-\n")

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
+from xml.etree import ElementTree
+
+import pytest
 
 from clusterctl.health.findings import Finding, Status
 from clusterctl.render.console import Terminal
+from clusterctl.render.health_formats import (
+    NAGIOS_CODES,
+    format_exclude_list,
+    format_health_junit,
+    format_health_nagios,
+)
 from clusterctl.render.health_report import (
     HealthReport,
     NodeHealth,
@@ -145,3 +155,73 @@ def test_repeat_offenders_are_marked_below_the_nodes() -> None:
     lines = render_health(HealthReport(verdict=Status.PASS, nodes=nodes), PLAIN)
 
     assert [line for line in lines if "lost" in line] == [f"!  n[1-2]: {offence}"]
+
+
+BROKEN = HealthReport(
+    verdict=Status.FAIL,
+    nodes=(
+        NodeHealth(
+            node="gpu07",
+            verdict=Status.FAIL,
+            findings=(
+                finding("gpu.xid", node="gpu07", gpu=3, message="XID 79 | <gone>\x1b[2J\x01", hint="reboot it"),
+                finding("host.swap", Status.WARN, node="gpu07", message="in use"),
+                finding("host.governor", Status.UNKNOWN, node="gpu07", message="no answer"),
+                finding("host.disk", Status.PASS, node="gpu07"),
+            ),
+        ),
+        NodeHealth(node="gpu08", verdict=Status.PASS, findings=(finding("host.disk", Status.PASS, node="gpu08"),)),
+    ),
+    cluster=(finding("net.mtu", Status.SKIP, message="one node"),),
+)
+
+
+@pytest.mark.parametrize(
+    ("strict", "results"),
+    [(False, ["failure", "system-out", "skipped", None]), (True, ["failure", "failure", "failure", None])],
+    ids=["as the exit code", "strict"],
+)
+def test_ci_servers_get_a_suite_for_each_node(strict: bool, results: list[str | None]) -> None:
+    root = ElementTree.fromstring("\n".join(format_health_junit(BROKEN, strict=strict)))
+
+    first, second, cluster = root
+    assert [suite.get("name") for suite in root] == ["gpu07", "gpu08", "cluster"]
+    assert [child.tag if (child := next(iter(case), None)) is not None else None for case in first] == results
+    assert first.attrib == {
+        "name": "gpu07",
+        "tests": "4",
+        "errors": "0",
+        "failures": str(results.count("failure")),
+        "skipped": str(results.count("skipped")),
+    }
+    assert first[0].attrib == {"classname": "health.gpu07", "name": "gpu.xid GPU 3", "time": "0.000"}
+    assert (first[0][0].get("type"), first[0][0].text) == ("FAIL", "reboot it")
+    assert str(first[0][0].get("message")).startswith("FAIL: XID 79 | <gone>")
+    assert [case.get("name") for suite in (second, cluster) for case in suite] == ["host.disk", "net.mtu"]
+
+
+@pytest.mark.parametrize(
+    ("report", "code", "line"),
+    [
+        (
+            BROKEN,
+            2,
+            r"HEALTH CRITICAL - gpu07 gpu\.xid: XID 79 / <gone>\S* \| nodes=2 fail=1 warn=1 unknown=1 pass=2 skip=1",
+        ),
+        (
+            HealthReport(verdict=Status.PASS, nodes=BROKEN.nodes[1:]),
+            0,
+            r"HEALTH OK - 1 node healthy \| nodes=1 fail=0 warn=0 unknown=0 pass=1 skip=0",
+        ),
+    ],
+    ids=["critical", "ok"],
+)
+def test_nagios_gets_one_status_line_and_its_exit_code(report: HealthReport, code: int, line: str) -> None:
+    (written,) = format_health_nagios(report)
+
+    assert re.fullmatch(line, written.replace("\x01", "")), written
+    assert NAGIOS_CODES[report.verdict] == code
+
+
+def test_the_exclude_list_has_the_nodes_that_failed() -> None:
+    assert format_exclude_list(BROKEN) == "# nodes that failed `clusterctl health`\ngpu07\n"

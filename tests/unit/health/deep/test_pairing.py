@@ -53,7 +53,7 @@ class Fabric:
     links: Mapping[Pair, float] = field(default_factory=dict)
 
     def measure(self, pairs: Sequence[Pair], rnd: random.Random) -> list[Measurement]:
-        """The bus bandwidth of pairs, which spreads by 3 % (standard deviation)."""
+        """The bus bandwidth of pairs, which spreads by 3 % (standard deviation, cut at 8 %)."""
         return [
             Measurement(
                 node=a,
@@ -61,7 +61,7 @@ class Fabric:
                 measure=Measure.PAIR_ALL_REDUCE,
                 value=47
                 * min(self.nodes.get(a, 1), self.nodes.get(b, 1), self.links.get((a, b), 1))
-                * max(0.5, rnd.gauss(1, 0.03)),
+                * min(1.08, max(0.92, rnd.gauss(1, 0.03))),
             )
             for a, b in pairs
         ]
