@@ -87,7 +87,7 @@ def make_chart(title: str, unit: str, series: Mapping[str, Points], axis: TimeAx
     shown = select_curves({name: filter_drawable_points(points) for name, points in series.items()}, axis)
     if not shown:
         return None
-    top = _ceiling(max(value for points in shown.values() for _, value in points))
+    top = ceiling(max(value for points in shown.values() for _, value in points))
     curves = [
         Curve(name=name, colour=_COLOURS[index % len(_COLOURS)], path=_path(points, top, axis))
         for index, (name, points) in enumerate(shown.items())
@@ -153,7 +153,7 @@ def _y(value: float, top: float) -> float:
     return _TOP + (1.0 - min(1.0, value / top)) * (HEIGHT - _TOP - _BOTTOM)
 
 
-def _ceiling(value: float) -> float:
+def ceiling(value: float) -> float:
     """Return the highest number of a y axis, which is 1, 2 or 5 times a power of ten."""
     if value <= 0.0:
         return 1.0

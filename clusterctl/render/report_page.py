@@ -17,11 +17,13 @@ from markupsafe import Markup
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration, plural
+from clusterctl.health.deep.measurements import Measurement
 from clusterctl.logs.safe_text import clean_text, strip_colours
 from clusterctl.render import charts
 from clusterctl.render.attempt_table import describe_cause, list_attempt_spans
 from clusterctl.render.charts import Bar, Chart, TimeAxis, TimelineEvent, make_chart
 from clusterctl.render.console import UNICODE
+from clusterctl.render.deep_charts import make_dot_rows
 from clusterctl.render.goodput_text import describe_goodput
 from clusterctl.render.log_output import format_local_time
 from clusterctl.render.run_messages import format_step
@@ -70,6 +72,8 @@ class ReportData:
         findings: Findings of the checks before the start.
         failure_report: Lines with the report of the end of the run and the verdict of `why`.
         last_lines: The last lines of output, each group with its title.
+        measurements: The newest deep measurements of the nodes.
+        measured: When these were taken.
     """
 
     run: RunSnapshot
@@ -79,6 +83,8 @@ class ReportData:
     findings: Sequence[FindingRow]
     failure_report: Sequence[str]
     last_lines: Sequence[tuple[str, Sequence[str]]]
+    measurements: Sequence[Measurement] = ()
+    measured: float | None = None
 
 
 def render_report_page(data: ReportData) -> str:
@@ -96,6 +102,7 @@ def render_report_page(data: ReportData) -> str:
         facts=_facts(data.run, ended),
         warnings=list_end_warnings(state),
         axis=axis,
+        dot_rows=make_dot_rows(data.measurements),
         bars=_attempt_bars(state, axis),
         first_events=list(data.events[:half] if is_cut else data.events),
         last_events=list(data.events[-half:] if is_cut else ()),

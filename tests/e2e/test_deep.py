@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from clusterctl import api
+from clusterctl.health.deep.measurements import Measure, Measurement
 from clusterctl.health.findings import Finding, Status
 from clusterctl.run.record.health_history import DeepResults, save_deep_results
 from tests.documented import typed
@@ -72,7 +73,8 @@ def test_two_nodes_are_measured_and_one_computes_other_bits(head: LocalHead) -> 
 def store_finding(head: LocalHead, *, age_s: float) -> None:
     """Store a deep check of the cluster file of `head` that found a bad node."""
     bad = Finding(check="deep.bits", status=Status.FAIL, message="computes other bits than the others", node="local")
-    results = DeepResults(time.time() - age_s, ("local",), (), (bad,))
+    clocks = [Measurement(node="local", gpu=gpu, measure=Measure.CLOCK, value=1900.0 - gpu) for gpu in range(2)]
+    results = DeepResults(time.time() - age_s, ("local",), tuple(clocks), (bad,))
     state = Path(head.env["XDG_STATE_HOME"]) / "clusterctl"
     state.mkdir(parents=True)
     save_deep_results(state, api.load(head.folder / "cluster.yaml"), results)
@@ -89,6 +91,7 @@ def test_a_bad_node_of_last_night_keeps_a_run_from_its_start(head: LocalHead) ->
     assert "`clusterctl health --deep` measures again" in done.stderr
     assert head.json("ps", "-a") == []
     assert head.run("up", "--no-health").returncode == 0
+    assert "<title>local GPU 1: 1899</title>" in head.run("report", "-o", "-").stdout
 
 
 def list_processes(mark: str) -> dict[int, str]:

@@ -142,8 +142,7 @@ def command(
     options.refuse_combination(("--deep", deep), ("--record", record))
     options.refuse_combination(("--json", as_json), ("--format", output_format))
     options.refuse_combination(("--record", record), ("--watch", watch))
-    if output_format in ("junit", "nagios"):
-        options.refuse_options_with(f"--format {output_format}", ("--watch", watch))
+    options.refuse_combination((f"--format {output_format}", output_format in ("junit", "nagios")), ("--watch", watch))
     file = (("FILE", path), ("--file", common.files), ("--set", common.sets), ("--nodes", nodes))
     lists = (("--exclude-file", exclude_file), ("--write-exclude", write_exclude))
     probe_options = (*file, *lists, ("--watch", watch), ("--record", record), ("--deep", deep), ("--rma", rma))
@@ -191,8 +190,7 @@ def command(
         view = _add_history(view, console, is_complete=checks is None)
         if record:
             _write_recording(record, spec, view, console)
-        if write_exclude:
-            write_text_file(write_exclude, format_exclude_list(view))
+        _write_exclude_list(write_exclude, view)
         code = show(view)
         if checks is None:
             _print_new_findings(spec, view, console, quiet=common.quiet or printed != "table")
@@ -340,6 +338,11 @@ def _write_recording(path: str, spec: ClusterSpec, view: HealthReport, console: 
     console.write_stderr(
         f"the facts of {plural(len(facts), 'node')} are in {path}; read it before you send it (docs/recordings.md)"
     )
+
+
+def _write_exclude_list(path: str | None, view: HealthReport) -> None:
+    if path is not None:
+        write_text_file(path, format_exclude_list(view))
 
 
 def _judge_recording(path: str, checks: list[str] | None, *, strict: bool) -> HealthReport:

@@ -16,6 +16,7 @@ from clusterctl.cli.option_values import write_output
 from clusterctl.cli.run_problems import load_findings, render_failure
 from clusterctl.cli.run_views import read_last_output_lines, warn_of_unreadable_lines
 from clusterctl.cli.status_views import build_report_view
+from clusterctl.config.spec import load_spec
 from clusterctl.formatting import plural
 from clusterctl.render import run_messages
 from clusterctl.render.charts import TimelineEvent
@@ -23,7 +24,8 @@ from clusterctl.render.console import Terminal
 from clusterctl.render.report_page import ReportData, render_report_page
 from clusterctl.render.run_trace import build_run_trace
 from clusterctl.render.trace_events import encode_trace
-from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.health_history import DeepResults, read_deep_results
+from clusterctl.run.record.rundir import RunDir, find_runs_root
 from clusterctl.run.record.sample_files import read_curves
 from clusterctl.run.record.state_reader import (
     StampedNodeEvent,
@@ -54,8 +56,8 @@ def command(common: CommonOptions, reference: str | None, output: str | None, *,
     """Write a report of a run as one HTML page that needs no network and no scripts.
 
     The report shows the job, a timeline, steps and speed, GPUs and nodes over time, stragglers, findings of the checks,
-    the failure with its cause, and the last lines of output. With `--trace` the report is a trace in the JSON format of
-    Chrome. `report` reads only files on this head and connects to no node.
+    the last deep check, the failure with its cause, and the last lines of output. With `--trace` the report is a trace
+    in the JSON format of Chrome. `report` reads only files on this head and connects to no node.
     """
     console = common.console()
     run = find_run_to_read(reference)
@@ -71,6 +73,7 @@ def command(common: CommonOptions, reference: str | None, output: str | None, *,
         trace = build_run_trace(state, StateReader(run).refresh(), events, curves, time.time())
         write_output(console, output, f"{run.run}.trace.json", encode_trace(trace), quiet=common.quiet)
         return 0
+    deep = _read_deep_results(run)
     text = render_report_page(
         ReportData(
             run=view,
@@ -80,6 +83,8 @@ def command(common: CommonOptions, reference: str | None, output: str | None, *,
             findings=load_findings(run),
             failure_report=render_failure(run, state, terminal),
             last_lines=list(_read_last_lines(run, state)),
+            measurements=[m for m in deep.measurements if m.members <= state.nodes.keys()] if deep else [],
+            measured=deep.time if deep else None,
         )
     )
     write_output(console, output, f"{run.run}.html", text, quiet=common.quiet)
@@ -138,6 +143,14 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
 
     reader.apply_new_events(add_controller_event, add_node_event)
     return reader.state, sorted(found, key=lambda tick: tick.time)
+
+
+def _read_deep_results(run: RunDir) -> DeepResults | None:
+    """Return the newest deep check of the cluster file of a run."""
+    try:
+        return read_deep_results(find_runs_root().parent, load_spec(run.spec.read_text()))
+    except (OSError, ValueError):
+        return None
 
 
 def _read_last_lines(run: RunDir, state: RunState) -> Iterator[tuple[str, list[str]]]:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
 
+from clusterctl.health.deep.measurements import Measure, Measurement
 from clusterctl.render.charts import (
     MAX_CURVES,
     TimeAxis,
@@ -28,6 +29,7 @@ from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhas
 EVIL = "<script>alert(1)</script>\"'&\x1b[2J\x1b]52;c;x\x07\u202e\u200b</pre><img src=http://evil onerror=x>"
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 OURS = {
+    "circle",
     *("html", "head", "meta", "title", "style", "body", "h1", "h2", "span", "b", "p", "pre", "section", "table", "tr"),
     *("th", "td", "div", "figure", "figcaption", "svg", "rect", "line", "polyline", "text"),
 }
@@ -73,6 +75,11 @@ def run_where_all_say(
         findings=[FindingRow(status=said, check=said, message=said, nodes=[said])],
         failure_report=[said, said],
         last_lines=[(said, [said, said])],
+        measurements=[
+            Measurement(node=f"{said}{rate}", measure=Measure.CLOCK, variant=said, model=said, value=rate)
+            for rate in (1980.0, 900.0, 1990.0, 1970.0)
+        ],
+        measured=150.0,
     )
 
 
