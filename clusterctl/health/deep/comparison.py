@@ -21,6 +21,8 @@ from clusterctl.health.deep.pairing import Blame, Certainty, Pair, blame, find_s
 from clusterctl.health.findings import Action, Outcome, fail, ok, skip, unknown, warn
 
 _LIMITS = {"warn": Limits().warn, "fail": Limits().fail}
+_FEWEST_FOR_FAIL = 5
+"""Of fewer devices, nobody knows how much healthy ones differ on these machines, so that a low rate is a WARN."""
 _RECORDED = (
     ("NVIDIA H100 80GB HBM3*", Measure.HOST_TO_DEVICE, "", 48.0),  # Azure's azurehpc-health-checks.
     ("NVIDIA A100-SXM4-*", Measure.HOST_TO_DEVICE, "", 21.0),  # The same.
@@ -114,7 +116,8 @@ def _compare_rates(
         middle, deviation = median(rates.values()), estimate_deviation(rates.values())
         low = {m: rate for m, rate in rates.items() if len(rates) > 2 and limits.is_low(rate, middle, deviation)}
         for (node, gpu), rate in sorted(low.items(), key=lambda item: item[1])[:MOST_OUTLIERS_SHOWN]:
-            judge = fail if limits.is_very_low(rate, middle, deviation) else warn
+            is_sure = len(rates) >= _FEWEST_FOR_FAIL and limits.is_very_low(rate, middle, deviation)
+            judge = fail if is_sure else warn
             usual = f"median of {len(rates)} alike {_format_rate(middle)}"
             message = f"{_name_gpu(gpu)}{what} {_format_rate(rate)} {unit}, {usual}"
             outcomes.append(judge(message, node=node, gpu=gpu, value=rate, expected=middle))
@@ -204,7 +207,8 @@ def bits(cluster: CheckedCluster) -> Iterable[Outcome]:
 
 
 _RATE_TEXT = """at most `warn` percent or 3 standard deviations (by the MAD) below the median of the same model; FAIL
-more than `fail` percent and 6 deviations below; WARN if two values differ by more than `warn` percent, or many do"""
+more than `fail` percent and 6 deviations below, among at least 5 devices; WARN if two values differ by more than `warn`
+percent, or many do"""
 
 
 def _rate_check(name: str, purpose: str, source: str, names: dict[Measure, str], unit: str, hint: str) -> Check:
@@ -286,7 +290,8 @@ def pairs(cluster: CheckedCluster) -> Iterable[Outcome]:
 
     Source: bus bandwidth of an all-reduce in pairs of nodes, by the formula of nccl-tests
     Healthy: at most `warn` percent or 3 standard deviations (by the MAD) below the median of healthy pairs; FAIL for a
-        node more than `fail` percent and 6 deviations below in three pairs, and for such a link in two measurements;
+        node more than `fail` percent and 6 deviations below in three pairs, and for such a link in two measurements, if
+        at least 4 nodes are fast with others;
         WARN if less shows it, if nodes disagree, or if nobody can be blamed; UNKNOWN if pairs scatter so much that half
         the speed would not stand out
     """

@@ -17,6 +17,8 @@ PairRound = tuple[Pair, ...]
 
 _WITNESSES = 3
 """A node is certainly bad if it is slow with this many nodes that are fast with others."""
+_FEWEST_FOR_CERTAINTY = 4
+"""With fewer nodes that are fast with others, nobody knows how much healthy pairs differ on this network."""
 
 
 class Certainty(str, Enum):
@@ -103,6 +105,7 @@ def blame(nodes: Sequence[str], measurements: Iterable[Measurement], limits: Lim
     very_slow = {pair for pair, speed in speeds.items() if limits.is_very_low(speed, reference, deviation)}
     fast = tuple(pair for pair, speed in speeds.items() if limits.is_very_low(reference, speed, deviation))
     fast_nodes = {node for pair in speeds.keys() - slow for node in pair}
+    may_be_certain = not fast and len(fast_nodes) >= _FEWEST_FOR_CERTAINTY
     slow_partners = {
         node: {other: pair for pair in slow if node in pair for other in pair if other != node} for node in nodes
     }
@@ -110,8 +113,7 @@ def blame(nodes: Sequence[str], measurements: Iterable[Measurement], limits: Lim
     for node in nodes:
         witnesses = {other: pair for other, pair in slow_partners[node].items() if other in fast_nodes}
         if node not in fast_nodes and len(witnesses) >= 2:
-            enough = min(_WITNESSES, len(fast_nodes))
-            sure = not fast and len(witnesses) >= enough and very_slow.issuperset(witnesses.values())
+            sure = may_be_certain and len(witnesses) >= _WITNESSES and very_slow.issuperset(witnesses.values())
             bad_nodes[node] = Certainty.CERTAIN if sure else Certainty.LIKELY
     bad_links: dict[Pair, Certainty] = {}
     unexplained = sorted(
@@ -119,7 +121,7 @@ def blame(nodes: Sequence[str], measurements: Iterable[Measurement], limits: Lim
     )
     for pair in unexplained:
         if all(node in fast_nodes and len(slow_partners[node].keys() - bad_nodes.keys()) == 1 for node in pair):
-            sure = not fast and len(repeats[pair]) >= 2 and pair in very_slow
+            sure = may_be_certain and len(repeats[pair]) >= 2 and pair in very_slow
             bad_links[pair] = Certainty.CERTAIN if sure else Certainty.LIKELY
     undecided = tuple(pair for pair in unexplained if pair not in bad_links)
     # Many slow pairs of one node stay slow; a few may have been slow by chance.

@@ -194,6 +194,14 @@ def test_the_best_of_several_repeats_counts() -> None:
     assert found.status is PASS
 
 
+def test_a_low_rate_among_few_devices_is_no_failure() -> None:
+    few = [entry for entry in alter(Measure.GEMM_TFLOPS, 0, value=100.0) if entry.gpu == 0 and entry.node != "n4"]
+
+    (found,) = judge(few, "deep.gemm", NODES[:4])
+
+    assert (found.status, found.node) == (WARN, SICK)
+
+
 def test_rates_of_public_machines_only_warn() -> None:
     slow = [replace(entry, model="AMD Instinct MI300X OAM", variant="bfloat16", value=300.0) for entry in measure_all()]
 

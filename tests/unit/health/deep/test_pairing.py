@@ -131,11 +131,12 @@ def test_a_bad_link_that_was_measured_is_found_or_nobody_can_tell(fabric: Fabric
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8, 16])
-def test_one_slow_node_is_certain_in_every_round(count: int) -> None:
+def test_one_slow_node_is_found_in_every_round_and_certain_among_five(count: int) -> None:
+    certainty = Certainty.CERTAIN if count >= 5 else Certainty.LIKELY
     for seed in range(10):
         found, _ = Fabric(count, True, seed, nodes={"n01": 0.5}).blame()
 
-        assert (found.nodes, found.links, found.undecided) == ({"n01": Certainty.CERTAIN}, {}, ())
+        assert (found.nodes, found.links, found.undecided) == ({"n01": certainty}, {}, ())
 
 
 def test_each_slow_link_of_28_is_certain() -> None:
