@@ -65,7 +65,7 @@ GROUPS: Mapping[str, Mapping[str, CommandHelp]] = {
         "plot": CommandHelp(
             "Draw loss, steps and utilisation of a run over time",
             ("clusterctl plot", "clusterctl plot RUN loss,step,util"),
-            "chart curve graph loss tensorboard",
+            "chart curve graph loss",
         ),
         "diff": CommandHelp("Compare two runs", ("clusterctl diff RUN1 RUN2",), "compare"),
         "report": CommandHelp(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 
 from clusterctl.config.field_types import StartMethod
-from clusterctl.config.sections.role_checks import PROGRAM_KEYS, allocate_roles
+from clusterctl.config.role_allocation import PROGRAM_KEYS, allocate_roles
 from clusterctl.config.spec import ClusterSpec, JobSpec, ReadySpec, RoleSpec
 from clusterctl.config.value_parsers import InvalidValueError
 from clusterctl.errors import RefusedError

@@ -17,19 +17,10 @@ _EXIT_LIMIT_S = 5.0
 
 
 def main(arguments: list[str]) -> int:
-    """Run a part (`measure` or `store`), or without a part the guard of this rank."""
-    if len(arguments) > 1:
-        # These modules import torch, which the guard must not need.
-        if arguments[1] == "store":
-            from .network_rounds import serve_store
-
-            return serve_store(json.loads(arguments[0]))
-        from .rank_steps import measure_rank
-
-        return measure_rank(json.loads(arguments[0]))
+    """Run the guard of this rank. The parts import torch, so each is a process of its own."""
     settings = json.loads(arguments[0])
-    store = _start(arguments[0], "store")[0] if os.environ["RANK"] == "0" else None
-    _guard_child(settings["mark"], *_start(arguments[0], "measure"), float(settings["start_limit_s"]))
+    store = _start(arguments[0], "network_rounds")[0] if os.environ["RANK"] == "0" else None
+    _guard_child(settings["mark"], *_start(arguments[0], "rank_steps"), float(settings["start_limit_s"]))
     if store is not None and _wait(store, _STORE_LIMIT_S) is None:
         os.kill(store, signal.SIGKILL)
     return 0
@@ -43,7 +34,7 @@ def _start(settings: str, part: str) -> tuple[int, int, int]:
     outputs, output_writer = os.pipe()
     errors, error_writer = os.pipe()
     env = {name: value for name, value in os.environ.items() if name != "CLUSTERCTL_STATUS_DIR"}
-    argv = [sys.executable, "-m", __package__ or "", settings, part]
+    argv = [sys.executable, "-m", f"{__package__}.{part}", settings]
     moves = [(os.POSIX_SPAWN_DUP2, output_writer, 1), (os.POSIX_SPAWN_DUP2, error_writer, 2)]
     pid = os.posix_spawn(sys.executable, argv, env, file_actions=moves)
     os.close(output_writer)

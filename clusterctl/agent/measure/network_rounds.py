@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -204,3 +205,7 @@ class Network:
                     raise RuntimeError(f"the all-reduce has not ended within {self._limit_s:g} s")
                 time.sleep(0)
         return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    sys.exit(serve_store(json.loads(sys.argv[1])))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
 from typing import Any
 
@@ -54,3 +56,7 @@ def _measure_device(device: Device, settings: dict[str, Any], out: Reporter) -> 
 
 
 torch.set_num_threads(1)
+
+
+if __name__ == "__main__":
+    sys.exit(measure_rank(json.loads(sys.argv[1])))

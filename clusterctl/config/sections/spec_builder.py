@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.config.default_workdir import build_default_workdir, build_environment_python
+from clusterctl.config.role_allocation import PROGRAM_KEYS
 from clusterctl.config.sections import cross_checks, environment_section, host_section, job_checks, role_checks
 from clusterctl.config.sections.build_context import BuildContext
 from clusterctl.config.sections.host_section import DeclaredHost
@@ -107,7 +108,7 @@ def _list_intended_top_keys(root: TreeNode) -> set[str | None]:
     """Return the top-level keys that the file contains misspelt, or whose own keys are at the top level."""
     unknown = [key for key in root.value if key not in CLUSTER_FILE.keys]
     meant = {find_similar_key(key, CLUSTER_FILE.keys) for key in unknown}
-    return meant | ({"job"} if any(key in role_checks.PROGRAM_KEYS for key in unknown) else set())
+    return meant | ({"job"} if any(key in PROGRAM_KEYS for key in unknown) else set())
 
 
 def _check_top_level_keys(root: TreeNode, report: Problems) -> None:
@@ -276,7 +277,7 @@ def _build_job(root: TreeNode, values: Mapping[str, Any] | None, context: BuildC
         return None
     if values is None:
         return None
-    programs = [key for key in role_checks.PROGRAM_KEYS if key in values]
+    programs = [key for key in PROGRAM_KEYS if key in values]
     if values.get("roles"):
         # A role has its own arguments and nodes.
         programs += [key for key in ("roles", "args", "nodes") if values.get(key)]

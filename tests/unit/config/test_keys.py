@@ -168,7 +168,7 @@ STORED = (
     '"results":null,"restart":{"max_restarts":0,"on":["crash","stall","node_lost"],"backoff":10.0,"backoff_max":300.0,"window":null,'
     '"never_codes":[],"avoid":"none"},"on_controller_loss":null,"stall":{"timeout":null,"startup_timeout":1500.0,"busy_timeout":null,"action":"report","watch":[]},'
     '"idle":{"after":null,"action":"report"},'
-    '"health":{"expect":{},"ignore":[],"severity":{},"required":[],"thresholds":{}},'
+    '"health":{"expect":{},"ignore":[],"severity":{},"required":[],"thresholds":{},"deep":null},'
     '"logs":{"max_size":null,"reserve":67108864},"notify":{"on":["start","failure","stall","restart","node","end"],'
     '"slack":null,"discord":null,"teams":null,"ntfy":null,"webhook":null,"apprise":null,"command":[],'
     '"max_per_minute":10},"min_nodes":null}'

@@ -148,7 +148,7 @@ def test_health_shows_nodes_then_what_is_wrong_with_each_remedy_once(pipe: Termi
 def test_health_has_the_agreed_keys() -> None:
     value = format_health_json(HEALTH)
     assert set(value) == {"verdict", "nodes", "cluster"}
-    assert set(value["nodes"][0]) == {"node", "verdict", "findings", "facts"}
+    assert set(value["nodes"][0]) == {"node", "verdict", "findings", "facts", "offence", "slower"}
 
 
 def test_prometheus_lines_are_unique_and_escaped() -> None:
