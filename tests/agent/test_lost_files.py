@@ -82,6 +82,16 @@ def test_nothing_more_is_started_in_an_attempt_whose_preparation_is_lost(node: N
         node.start(node.talk(epoch=2), ["sleep", "1000"], ["sleep", "1000"])
 
 
+def test_the_end_of_a_run_that_was_never_prepared_leaves_nothing_in_memory(node: Node) -> None:
+    # The controller died before its request to prepare; the next one ends the run.
+    talk = node.talk()
+    node.stop(talk)
+    talk.ask(Command.FINISH, **node.where, state="cancelled", exit_code=103)
+
+    assert node.folder.is_dir()
+    assert not (node.folder / "memory").exists()
+
+
 def test_after_a_reboot_the_attempt_is_closed_once(node: Node) -> None:
     talk = node.launch(["sleep", "1000"])
     talk.wait_for("started")

@@ -207,9 +207,12 @@ class RunDir:
         return folder if folder and _is_private_folder(folder) else None
 
     def make(self) -> None:
-        """Make the directory of the run, and its private folder on the tmpfs."""
+        """Make the directory of the run."""
         with lock_state_root(self.root, fcntl.LOCK_SH):
             os.makedirs(self.path, mode=0o700, exist_ok=True)
+
+    def make_tmpfs_dir(self) -> None:
+        """Make the private folder of the run on the tmpfs, if the machine has one."""
         if self.tmpfs_dir() is None:
             with contextlib.suppress(OSError):
                 # The name is random, so no other user can make this folder first.

@@ -430,6 +430,7 @@ def _run_supervisor(run: RunDir, report: int) -> None:
 def _detach_from_parent(run: RunDir, keep: set[int]) -> None:
     """Give up the terminal, working directory, descriptors and signal handlers of the parent."""
     run.make()
+    run.make_tmpfs_dir()
     os.chdir("/")
     spawn.reset_signals()
     spawn.redirect_stdio(stderr=os.open(run.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
