@@ -345,7 +345,7 @@ def fabric(cluster: CheckedCluster) -> Iterable[Outcome]:
     """All nodes together exchange data as fast as pairs of nodes.
 
     Source: bus bandwidth of an all-reduce over groups of nodes, which does not depend on their number if the fabric is
-        well; on a slow fabric, the halves of the slow group, and so on
+        well; also over the halves of the nodes, the halves of these, and so on
     Healthy: at most `warn` percent below the median of pairs; the nodes are named, but none is blamed
     """
     found, missing = _read(cluster, Measure.GROUP_ALL_REDUCE, Measure.PAIR_ALL_REDUCE)
@@ -359,10 +359,10 @@ def fabric(cluster: CheckedCluster) -> Iterable[Outcome]:
         return missing or [skip("no group of more than two nodes was measured")]
     least = median(paired) * (1 - cluster.limit("warn") / 100)
     largest = max(groups, key=len)
-    search = find_slow_group([node.name for node in cluster.nodes if node.name in largest], groups, least)
-    if search.slow is None:
+    slow = find_slow_group([node.name for node in cluster.nodes if node.name in largest], groups, least)
+    if slow is None:
         return [*missing, ok(f"{_format_rate(groups[largest])} GB/s over {len(largest)} nodes")]
-    rate, usual = groups[frozenset(search.slow)], median(paired)
-    end = "; cannot tell which part, because both halves are slow" if search.is_ambiguous else ""
-    message = f"{_format_rate(rate)} GB/s over {fold_hosts(search.slow)} together, {_format_rate(usual)} in pairs{end}"
+    rate, usual = groups[frozenset(slow.nodes)], median(paired)
+    end = "; cannot tell which part, because both halves are slow" if slow.is_ambiguous else ""
+    message = f"{_format_rate(rate)} GB/s over {fold_hosts(slow.nodes)} together, {_format_rate(usual)} in pairs{end}"
     return [*missing, warn(message, value=rate, expected=usual)]

@@ -107,21 +107,15 @@ def add_measurements(facts_by_node: Mapping[str, dict[str, Any]], measurements: 
             facts["groups"][GROUP] = group
 
 
-_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 0, "reduce": 0}
-"""How often a collective sends the share of all other ranks; 0: the whole buffer passes each link once."""
+def compute_bus_bandwidth(*, ranks: int, size_bytes: int, duration_s: float) -> float:
+    """Return the bus bandwidth of an all-reduce in GB/s, by the formula of nccl-tests (`doc/PERFORMANCE.md`).
 
-
-def compute_bus_bandwidth(collective: str, *, ranks: int, size_bytes: int, duration_s: float) -> float:
-    """Return the bus bandwidth of a collective in GB/s, by the formulas of nccl-tests (`doc/PERFORMANCE.md`).
-
-    Bus bandwidth does not depend on the number of ranks if the slowest link limits the collective, so that it can be
+    Bus bandwidth does not depend on the number of ranks if the slowest link limits the all-reduce, so that it can be
     compared with the speed of the hardware.
 
     Args:
-        collective: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast` or `reduce`.
         ranks: Number of ranks.
-        size_bytes: The size as in nccl-tests: of the larger buffer of a rank.
-        duration_s: Seconds of one collective.
+        size_bytes: The size of the buffer of a rank.
+        duration_s: Seconds of one all-reduce.
     """
-    factor = _PASSES[collective] * (ranks - 1) / ranks or 1.0
-    return factor * size_bytes / duration_s / 1e9
+    return 2 * (ranks - 1) / ranks * size_bytes / duration_s / 1e9

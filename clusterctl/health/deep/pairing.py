@@ -40,7 +40,6 @@ class Blame:
         undecided: Slow pairs that neither a bad node nor a bad link explains.
         fast: Pairs that are much faster than `reference`. If there are any, `reference` may be the speed of pairs with
             faults, and no blame is certain.
-        next_round: Pairs whose measurement would decide more; empty if none would.
     """
 
     reference: float | None
@@ -49,7 +48,6 @@ class Blame:
     links: Mapping[Pair, Certainty]
     undecided: PairRound = ()
     fast: PairRound = ()
-    next_round: PairRound = ()
 
     @property
     def is_blind(self) -> bool:
@@ -80,7 +78,7 @@ def pair_rounds(nodes: Sequence[str], *, all_pairs: bool) -> list[PairRound]:
 
 
 def blame(nodes: Sequence[str], measurements: Iterable[Measurement], limits: Limits) -> Blame:
-    """Return who is to blame for slow pairs, and which pairs to measure next.
+    """Return who is to blame for slow pairs.
 
     A pair is as slow as the slower of its nodes and the link between them, so a fast pair clears both nodes. A node is
     bad if all its pairs are slow, at least two of them with cleared nodes. A link is bad if it is the only slow one
@@ -124,8 +122,6 @@ def blame(nodes: Sequence[str], measurements: Iterable[Measurement], limits: Lim
             sure = may_be_certain and len(repeats[pair]) >= 2 and pair in very_slow
             bad_links[pair] = Certainty.CERTAIN if sure else Certainty.LIKELY
     undecided = tuple(pair for pair in unexplained if pair not in bad_links)
-    # Many slow pairs of one node stay slow; a few may have been slow by chance.
-    few = [pair for pair in undecided if all(node in fast_nodes and len(slow_partners[node]) <= 2 for node in pair)]
     return Blame(
         reference=reference,
         deviation=deviation,
@@ -133,7 +129,6 @@ def blame(nodes: Sequence[str], measurements: Iterable[Measurement], limits: Lim
         links=bad_links,
         undecided=undecided,
         fast=fast,
-        next_round=_plan_next_round(nodes, repeats, fast_nodes, [*bad_links, *few]),
     )
 
 
@@ -153,60 +148,47 @@ def _find_reference(speeds: Mapping[Pair, float], limits: Limits) -> tuple[float
     return median(inner), estimate_deviation(inner)
 
 
-def _plan_next_round(
-    nodes: Sequence[str], repeats: Mapping[Pair, Sequence[float]], fast_nodes: set[str], links: Iterable[Pair]
-) -> PairRound:
-    """Return the next round: some links again, and nodes without a fast pair with more of the cleared nodes."""
-    order = {node: index for index, node in enumerate(nodes)}
-    wanted = [pair for pair in links if len(repeats[pair]) < 2]
-    for node in (node for node in nodes if node not in fast_nodes and any(node in pair for pair in repeats)):
-        met = {other for pair in repeats if node in pair for other in pair}
-        if len(met & fast_nodes) < _WITNESSES:
-            others = [other for other in nodes if other in fast_nodes]
-            own = [(node, other) if order[node] < order[other] else (other, node) for other in others]
-            wanted += [pair for pair in own if pair not in repeats] or [p for p in own if len(repeats[p]) < 2]
-    chosen: list[Pair] = []
-    for pair in wanted:
-        if not any(node in other for other in chosen for node in pair):
-            chosen.append(pair)
-    return tuple(chosen)
+def halve_nodes(nodes: Sequence[str]) -> list[list[tuple[str, ...]]]:
+    """Return all nodes, their halves, the halves of these, and so on: rounds of groups of more than two nodes.
+
+    The groups of a round have no common node, so that they can be measured at the same time.
+
+    Args:
+        nodes: Names of the nodes. Neighbours should share switches.
+    """
+    rounds, groups = [], [tuple(nodes)]
+    while groups := [group for group in groups if len(group) > 2]:  # Pairs have rounds of their own.
+        rounds.append(groups)
+        groups = [half for group in groups for half in (group[: len(group) // 2], group[len(group) // 2 :])]
+    return rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSearch:
-    """The search for the smallest group of nodes that is slow together, while its pairs are fast.
+class SlowGroup:
+    """The smallest group of nodes that is slow together, while its pairs are fast.
 
     Attributes:
-        slow: The smallest known slow group; `None` if all nodes together are fast, or not measured yet.
-        next_groups: Groups to measure, one after the other; empty at the end of the search.
-        is_ambiguous: Both halves of `slow` are slow: nobody can tell which part causes it.
+        nodes: The nodes.
+        is_ambiguous: Both halves are slow: nobody can tell which part causes it.
     """
 
-    slow: tuple[str, ...] | None = None
-    next_groups: tuple[tuple[str, ...], ...] = ()
+    nodes: tuple[str, ...]
     is_ambiguous: bool = False
 
 
-def find_slow_group(nodes: Sequence[str], rates: Mapping[frozenset[str], float], least: float) -> GroupSearch:
-    """Search for the smallest slow group by bisection.
+def find_slow_group(nodes: Sequence[str], rates: Mapping[frozenset[str], float], least: float) -> SlowGroup | None:
+    """Return the smallest slow group of `halve_nodes`; `None` if all nodes together are fast.
 
     Args:
-        nodes: All nodes, without bad ones. Neighbours should share switches.
+        nodes: All nodes, in the order in which they were halved.
         rates: The bus bandwidth of each measured group.
         least: The rate below which a group is slow.
     """
-    group, slow = tuple(nodes), None
-    while True:
-        if frozenset(group) not in rates:
-            return GroupSearch(slow=slow, next_groups=(group,))
-        if rates[frozenset(group)] >= least:
-            return GroupSearch(slow=slow)
-        slow, middle = group, len(group) // 2
-        halves = [half for half in (group[:middle], group[middle:]) if len(half) > 2]  # Pairs are known to be fast.
-        missing = tuple(half for half in halves if frozenset(half) not in rates)
-        if missing:
-            return GroupSearch(slow=slow, next_groups=missing)
-        slow_halves = [half for half in halves if rates[frozenset(half)] < least]
-        if len(slow_halves) != 1:
-            return GroupSearch(slow=slow, is_ambiguous=bool(slow_halves))
-        group = slow_halves[0]
+    smallest: SlowGroup | None = None
+    for groups in halve_nodes(nodes):
+        halves = [group for group in groups if smallest is None or set(group) <= set(smallest.nodes)]
+        halves = [group for group in halves if rates.get(frozenset(group), least) < least]
+        if len(halves) != 1:
+            return None if smallest is None else SlowGroup(nodes=smallest.nodes, is_ambiguous=bool(halves))
+        smallest = SlowGroup(nodes=halves[0])
+    return smallest

@@ -12,7 +12,7 @@ from clusterctl.agent.protocol.record_types import GpuSample, HealthSample
 from clusterctl.formatting import group_pairs, plural
 from clusterctl.health.checks.gpu_thermal import format_hardware_reasons
 from clusterctl.health.deep.measurements import Measure, Measurement, compute_bus_bandwidth
-from clusterctl.health.deep.pairing import pair_rounds
+from clusterctl.health.deep.pairing import halve_nodes, pair_rounds
 
 LINE_MARK = "@measure "
 MOST_NODES_FOR_ALL_PAIRS = 16
@@ -34,9 +34,8 @@ def plan_program(nodes: int, *, full: bool) -> dict[str, Any]:
     """Return the settings of the program for so many nodes; `full` measures longer, and each pair of nodes twice."""
     names = [str(number) for number in range(nodes)]
     pairs = pair_rounds(names, all_pairs=full or nodes <= MOST_NODES_FOR_ALL_PAIRS) * (2 if full else 1)
-    rounds = [[[number] for number in range(nodes)], *([[int(a), int(b)] for a, b in pair] for pair in pairs)]
-    if nodes > 2:
-        rounds.append([list(range(nodes))])
+    alone = [[number] for number in range(nodes)]
+    rounds = [alone, *([[*map(int, group)] for group in groups] for groups in (*pairs, *halve_nodes(names)))]
     amounts = {"share": 0.9, "repeats": 200, "window_s": 3.0, "limit_s": 120.0, "start_limit_s": 300.0}
     quick = {"share": 0.25, "repeats": 16, "window_s": 0.2, "limit_s": 30.0, "start_limit_s": 180.0}
     return {**(amounts if full else quick), "mark": LINE_MARK, "rounds": rounds}
@@ -244,7 +243,7 @@ def _build_round(line: Line, nodes: Sequence[str]) -> Measurement:
         measure=measure,
         peers=tuple(others),
         variant="/".join(str(part) for part in parts if part),
-        value=compute_bus_bandwidth("all_reduce", ranks=ranks, size_bytes=size, duration_s=seconds),
+        value=compute_bus_bandwidth(ranks=ranks, size_bytes=size, duration_s=seconds),
         detail=f"{plural(ranks, 'rank')}, best of {int(line['repeats'])}",
     )
 
