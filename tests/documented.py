@@ -146,7 +146,7 @@ ELSEWHERE: Final = {
     "clusterctl up -d --json": "tests/e2e/test_api.py",
     "clusterctl wait RUN --timeout 10m --json": "tests/e2e/test_api.py",
     "clusterctl status RUN --json": "tests/e2e/test_api.py",
-    "clusterctl logs RUN --all-ranks -n 50 --format json": "tests/e2e/test_api.py",
+    "clusterctl logs RUN --rank 1 -n 50 --format json": "tests/e2e/test_api.py",
     "clusterctl why RUN --json": "tests/e2e/test_api.py",
     "clusterctl down RUN --json": "tests/e2e/test_api.py",
     "clusterctl ps -a --json": "tests/e2e/test_api.py",
