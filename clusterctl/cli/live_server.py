@@ -1,6 +1,6 @@
 """The HTTP server of `serve`: one page, and a stream of server-sent events for each browser.
 
-It needs the extra `clusterctl[serve]`: starlette and uvicorn. All state belongs to the thread of the event loop;
+It needs starlette and uvicorn. All state belongs to the thread of the event loop;
 another thread reads the files (`live_runs.py`).
 """
 

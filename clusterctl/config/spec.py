@@ -507,7 +507,7 @@ class NotifySpec:
         teams: Webhook of a workflow of Microsoft Teams.
         ntfy: Topic of an ntfy server, such as `https://ntfy.sh/TOPIC`.
         webhook: URL that gets each message as a JSON object.
-        apprise: URL of any service of apprise, which `pip install 'clusterctl[notify]'` installs.
+        apprise: URL of any service of apprise, which `pip install apprise` installs.
         command: Program of the head and its arguments; it starts in the folder of the cluster file.
         max_per_minute: Largest number of messages a minute for each target. Start, failure and end are never left out.
     """

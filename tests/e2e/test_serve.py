@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import LocalHead, MakeHead
 
-pytest.importorskip("starlette", reason="pip install 'clusterctl[serve]'")
-pytest.importorskip("uvicorn", reason="pip install 'clusterctl[serve]'")
+pytest.importorskip("starlette", reason="pip install starlette uvicorn")
+pytest.importorskip("uvicorn", reason="pip install starlette uvicorn")
 
 JOB = f"""\
 import os, time

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif("CLUSTERCTL_LONG" not in os.environ, reason="`make browser`"),
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium: `make browser` installs it"),
     pytest.mark.skipif(find_spec("playwright") is None, reason="no playwright: `make browser` installs it"),
-    pytest.mark.skipif(find_spec("starlette") is None, reason="pip install 'clusterctl[serve]'"),
+    pytest.mark.skipif(find_spec("starlette") is None, reason="pip install starlette uvicorn"),
     pytest.mark.timeout(600),
 ]
 

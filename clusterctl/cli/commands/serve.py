@@ -40,7 +40,7 @@ def command(common: CommonOptions, listen: str | None) -> int:
     `serve`, and no run.
     """
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
-        raise RefusedError("the packages of the page are missing", hint="pip install 'clusterctl[serve]'")
+        raise RefusedError("the packages of the page are missing", hint="pip install starlette uvicorn")
     console = common.console()
     with _open_listener(listen) as listener:
         host, port = listener.getsockname()[:2]

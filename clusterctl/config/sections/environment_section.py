@@ -210,7 +210,7 @@ def check_notify_urls(root: TreeNode, notify: NotifySpec, context: BuildContext)
         if node is not None and mistake is not None and len(report.problems) == known:
             report.add(node.mark, f"notify.{key}: the secret {mistake}")
         if node is not None and key == "apprise" and find_spec("apprise") is None:
-            report.add(node.mark, "notify.apprise: needs the package apprise", "pip install 'clusterctl[notify]'")
+            report.add(node.mark, "notify.apprise: needs the package apprise", "pip install apprise")
 
 
 def _describe_url_mistake(key: str, url: str) -> str | None:

@@ -108,7 +108,7 @@ def _send_by_apprise(url: str, message: Message) -> str:
         # It belongs to an extra, and it loads 100 services.
         apprise = importlib.import_module("apprise")
     except ImportError:
-        raise DeliveryError("the package apprise is missing: pip install 'clusterctl[notify]'", is_final=True) from None
+        raise DeliveryError("the package apprise is missing: pip install apprise", is_final=True) from None
     # Its warnings contain parts of the URL.
     logging.getLogger("apprise").disabled = True
     service = apprise.Apprise()
