@@ -31,7 +31,7 @@ pytestmark = pytest.mark.torch
 
 WRONG_BITS = """\
 import sys
-if sys.orig_argv[-1:] == ["measure"]:
+if any(word.endswith(".rank_steps") for word in sys.orig_argv):
     import torch
     right = torch.mm
     def multiply(a, b, *, out):

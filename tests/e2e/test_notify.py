@@ -106,7 +106,8 @@ def test_each_message_arrives_once_or_marked_though_controllers_die(head: LocalH
     delays = []
     for message in expected:
         receipts = sorted((r for r in hooks.receipts if r.body["id"] == message.id), key=lambda r: r.time)
-        assert [r.body["repeat"] for r in receipts] in ([index > 0 for index in range(len(receipts))], [True])
+        # A controller that died just before it sent a message makes the first one that arrives a repeat, too.
+        assert all(r.body["repeat"] for r in receipts[1:])
         arrived = next(r.time for r in receipts if r.status == 200)
         began = max([message.time, *(adopted for died, adopted in gaps if message.time - 1 <= died <= arrived)])
         delays.append(arrived - began)

@@ -34,7 +34,7 @@ PERIOD_US = 100_000
 _ADVERSE = ("FAIL", "WARN", "UNKNOWN")
 WRONG_BITS = """\
 import sys
-if sys.orig_argv[-1:] == ["measure"]:
+if any(word.endswith(".rank_steps") for word in sys.orig_argv):
     import torch
     right = torch.mm
     def multiply(a, b, *, out):
