@@ -157,7 +157,7 @@ KINDS: Final[dict[str, Expected]] = {
     "debugger_holds_it": _hang("STOPPED"),
     "program_is_never_started": _hang("DSTATE", "NOT_JOINED"),
     "mount_hangs": _hang("STORAGE", "DSTATE"),
-    "rank_0_saves_for_ever": Expected("slow", ("SLOW",), Who.RANK_0, after=110.0),
+    "rank_0_saves_for_ever": _hang(who=Who.RANK_0),
     "catches_and_skips_the_last": Expected("", ("EXITED_EARLY",)),
     "misses_a_barrier": _hang("MISMATCH"),
     "halves": _hang("MISMATCH", who=Who.ALL),
