@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import binascii
 import sys
-from collections import deque
+from _collections import deque  # type: ignore[import-not-found]  # `collections` would read five files: activity
 
 from .torch_names import STORE, find_name
 

@@ -14,6 +14,7 @@ import pytest
 from clusterctl.agent.protocol import frames as frames_module
 from clusterctl.agent.watch import evidence_collector, stack_capture
 from clusterctl.run.rules import stack_dump_parser as reader
+from clusterctl.run.rules.stall_detection import TRANSFER_BYTES_S
 
 FOREVER = "import time\nprint('up')\ndef waits():\n    time.sleep(1000)\nwaits()\n"
 
@@ -44,6 +45,19 @@ def test_the_evidence_of_a_rank_says_where_it_is_and_is_kept_as_plain_files(benc
     assert json.loads((folder / "rank-0.json").read_text()) == rank
     assert "in waits" in (folder / "rank-0.stacks").read_text()
     assert "stacks by: shim" in (folder / "rank-0.txt").read_text()
+
+
+def test_a_look_reads_too_little_to_pass_for_activity_of_the_rank(bench, python):
+    worker = bench.start(FOREVER, python=python)
+    worker.armed()
+    before = read_bytes(worker.pid)
+    collect(bench, worker)
+    assert read_bytes(worker.pid) - before < TRANSFER_BYTES_S
+
+
+def read_bytes(pid):
+    with open(f"/proc/{pid}/io") as file:
+        return int(file.readline().split()[1])
 
 
 def test_eight_ranks_take_under_two_seconds_and_under_four_with_one_stopped(bench):
