@@ -76,8 +76,10 @@ class GpuWait:
         shown: dict[str, str] = {}
         while True:
             self._exchange(nodes)
+            # Until each connected node has answered, a run with `min_nodes` would begin with the fastest ones.
+            has_all = all(node in self._views or node not in run.links.sessions for node in nodes)
             ready = [node for node in nodes if node in self._views and is_ready(self._views[node])]
-            chosen = choose_ready_nodes(run.spec, ready)
+            chosen = choose_ready_nodes(run.spec, ready) if has_all else None
             moment = time.monotonic()
             if chosen is not None and moment >= claim_at:
                 error = self._claim(chosen, nodes)
