@@ -11,7 +11,7 @@ from clusterctl.run.record.state_reader import load_state_and_attendance
 from clusterctl.run.rules.state import RunPhase
 
 KINDS = Path(__file__).parents[1] / "why" / "kinds"
-WAITS = KINDS / "rank_0_saves_for_ever-0.tar.gz"
+WAITS = KINDS.with_name("bundles") / "saves-0.tar.gz"
 
 
 def test_whom_the_others_wait_for_is_said_once() -> None:

@@ -29,6 +29,7 @@ JUDGED = {
     "exit0-2": ("EXITED_EARLY", 2, None),
     "raise-1": ("EXCEPTION", 1, "train.py:17"),
     "segv-3": ("SIGNAL", 3, None),
+    "saves-0": ("SLOW", 0, None),  # before the stall was called
 }
 
 
@@ -80,7 +81,7 @@ def test_what_was_seen_of_a_run_that_nobody_calls_stalled_is_in_its_bundle(tmp_p
     kinds = BUNDLES.with_name("kinds")
     with open_bundle(kinds / "sleeps-0.tar.gz") as other:
         seen = kept.read_evidence(other.path / list_stall_folders(str(other.path))[-1])
-    with open_bundle(kinds / "rank_0_saves_for_ever-0.tar.gz") as run:
+    with open_bundle(BUNDLES / "saves-0.tar.gz") as run:
         before = load_verdict(run, live=False)
         run_bundle.save_bundle(run, tmp_path / "bundle.tar.gz", seen, redact=True)
     with open_bundle(tmp_path / "bundle.tar.gz") as run:

@@ -124,7 +124,7 @@ def test_the_counters_are_those_of_the_newest_look_before_the_moment_and_not_of_
 
 
 def test_status_marks_it_with_what_it_does() -> None:
-    with open_bundle(KINDS / "rank_0_saves_for_ever-0.tar.gz") as run:
+    with open_bundle(KINDS.with_name("bundles") / "saves-0.tar.gz") as run:
         state, attended = load_state_and_attendance(run)
         view = add_stragglers(
             run, build_run_view(run, state, has_controller=attended), read_latest_activities(run, state)
