@@ -200,7 +200,7 @@ def _judge_healthy(evidence: Evidence) -> Verdict:
     timings, unknown = slowness.describe_timings(evidence.timings), slowness.describe_unknown_waits(evidence.timings)
     more = f"; {timings or unknown}" if timings or unknown else ", or may still be at their first step"
     ended = "; ".join(("all ranks ended with 0" if evidence.warnings else "it ended well", *evidence.warnings))
-    # Without timings, no rank has reported its state.
-    known = Confidence.CERTAIN if evidence.has_ended or timings else Confidence.LIKELY
+    # That no rule finds a problem in a live run does not exclude one that no rule knows.
+    known = Confidence.CERTAIN if evidence.has_ended else Confidence.LIKELY
     summary = ended if evidence.has_ended else f"no problem found: ranks make progress{more}"
     return Verdict(kind=ProblemKind.NONE, cls=Fault.NONE, confidence=known, summary=summary)
