@@ -1,7 +1,8 @@
 """Collects health facts of a node as JSON, in child processes with deadlines, so a hung driver cannot block the probe.
 
 The probe only reports; the head judges the facts. The probe starts like a worker (same Python, prologue, environment
-and limits), so the probe sees the same limits, PATH and packages as the workers. The probe never imports torch.
+and limits), so the probe sees the same limits, PATH and packages as the workers; groups that depend on none of these
+come from a fork of the agent, without another Python. The probe never imports torch.
 
 The request (every key is optional):
 
@@ -130,6 +131,12 @@ SHARED_CHILD_GROUPS = (("driver", "hardware", "host", "ports", "procs"), ("names
 """Sets of groups; the groups of a set run in one child process. The groups of the first set read tables of the kernel,
 which do not hang. The groups of the second set wait for the same name server.
 """
+
+
+def needs_worker_environment(request: FactsRequest) -> bool:
+    """Return whether facts of the request depend on the Python, the variables or the limits of a worker."""
+    chosen = request.get("groups")
+    return not chosen or any(name not in _ON_REQUEST for name in chosen)
 
 
 def collect_facts(request: FactsRequest) -> Facts:

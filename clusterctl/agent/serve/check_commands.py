@@ -8,6 +8,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
+from clusterctl.agent import facts
 from clusterctl.agent.facts import link_probe, server_probe
 from clusterctl.agent.linux import addresses, helper_process, routes, syscalls
 from clusterctl.agent.protocol import command_messages
@@ -112,7 +113,11 @@ class _CheckCommands:
         self._session.run_task(request_id, lambda _out: {"error": server_probe.find_silence(*where, path, timeout)})
 
     def probe(self, request_id: int, arguments: command_payload_types.ProbeArguments, _epoch: int | None) -> None:
-        """Run the command `facts` of the agent in the environment of a worker, and answer with the printed facts."""
+        """Answer with facts: from a fork of the agent, or from its command `facts` in the environment of a worker."""
+        request: command_payload_types.FactsRequest = arguments.get("request") or {}
+        if not facts.needs_worker_environment(request):
+            self._session.run_task(request_id, lambda _out: facts.collect_facts(request))
+            return
         workdir = node_commands.resolve_folder(arguments.get("cwd"))
         if arguments.get("container"):
             self._run_probe(request_id, arguments, workdir, arguments.get("python") or "python3")
@@ -165,8 +170,8 @@ def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> comm
     with contextlib.suppress(ValueError, IndexError):
         value = json.loads(lines[-1])
         if isinstance(value, dict):
-            facts: command_payload_types.Facts = value  # type: ignore[assignment]
-            return facts
+            parsed: command_payload_types.Facts = value  # type: ignore[assignment]
+            return parsed
     ended = syscalls.describe_exit(status)
     tail = (errors or output)[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
     raise command_messages.make_failed_error(
