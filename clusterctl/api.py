@@ -37,7 +37,7 @@ from clusterctl.logs.merge import read_lines
 from clusterctl.plan.roles import assign_roles
 from clusterctl.render.health_report import HealthReport
 from clusterctl.render.status_report import status_json
-from clusterctl.run.controller.run_start import start_controller_in_new_process
+from clusterctl.run.controller.new_process_start import start_controller_in_new_process
 from clusterctl.run.record import rundir, state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.start_durations import read_start_times

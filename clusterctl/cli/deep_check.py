@@ -32,7 +32,7 @@ from clusterctl.config.spec import (
 from clusterctl.errors import ClusterctlError
 from clusterctl.health.deep.measurements import Measure, Measurement
 from clusterctl.health.deep.program_output import RankOutput, build_measurements, plan_program, read_program_lines
-from clusterctl.run.controller.run_start import start_controller_in_new_process
+from clusterctl.run.controller.new_process_start import start_controller_in_new_process
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import read_last_lines
 from clusterctl.run.rules.controller_events import Note

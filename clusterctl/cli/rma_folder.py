@@ -16,7 +16,7 @@ from clusterctl.health.findings import Finding, Status
 from clusterctl.render.machine_history_table import histories_to_json
 from clusterctl.render.start_progress import WaitingLine
 from clusterctl.run.record.machine_ledger import MachineHistory
-from clusterctl.run.record.run_bundle import redact_bytes
+from clusterctl.run.record.redaction import redact_bytes
 from clusterctl.run.rules.machine_history import RecordKind
 
 if TYPE_CHECKING:

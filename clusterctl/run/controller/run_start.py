@@ -1,15 +1,13 @@
 """Starts the controller of a new run: by a fork of this process, or from a new process.
 
-A fork without exec keeps secrets and imported modules, but a process with threads must not fork. A program that uses
-`clusterctl.api` may have threads, so it runs `python -m clusterctl.run.controller.run_start`, which reads the spec from
-stdin and prints the run or the error.
+A fork without exec keeps secrets and imported modules, but a process with threads must not fork. It runs this module
+(`new_process_start`), which reads the spec from stdin and prints the run or the error.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -47,28 +45,6 @@ def start_controller(spec: ClusterSpec, *, health: bool, strict: bool, max_wait_
             shutil.rmtree(run.path, ignore_errors=True)
         raise
     return run
-
-
-def start_controller_in_new_process(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
-    """Do the same from a process with threads.
-
-    Raises:
-        ClusterctlError: The run cannot be started; `exit_code` says why.
-    """
-    request = {"spec": dump_spec(spec), "secrets": spec.secrets, "health": health, "strict": strict}
-    argv = [sys.executable, "-m", "clusterctl.run.controller.run_start"]
-    done = subprocess.run(argv, input=json.dumps(request), capture_output=True, text=True, check=False)
-    try:
-        answer = json.loads(done.stdout)
-    except ValueError:
-        raise ClusterctlError(f"the process that starts controllers failed: {done.stderr.strip()[-500:]}") from None
-    if "error" in answer:
-        code = ExitCode(answer["exit_code"])
-        error_class = RefusedError if code is ExitCode.REFUSED else ClusterctlError
-        error = error_class(answer["error"], hint=answer["hint"])
-        error.exit_code = code
-        raise error
-    return RunDir(rundir.find_runs_root() / answer["run"])
 
 
 def main() -> None:
