@@ -53,7 +53,9 @@ _STALL_POLL_S = 1.0
 @click.option("--stalled", is_flag=True, help="Stop only the runs that are stalled.")
 @click.option("--kill", is_flag=True, help="Send SIGKILL at once, without `job.grace`.")
 @click.option(
-    "--orphans", is_flag=True, help="Stop processes of unknown or ended runs on the nodes of a cluster file (RUN)."
+    "--orphans",
+    is_flag=True,
+    help="On the nodes of a cluster file (RUN), stop what remains of ended runs, and all runs of your other heads.",
 )
 @options.json_option
 @options.verbose_option("Show the reports of each node.")

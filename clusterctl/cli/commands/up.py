@@ -105,9 +105,9 @@ def command(
 ) -> int:
     """Start a run: check the nodes, sync the code, start every rank, follow rank 0.
 
-    Arguments after `--` are added to `job.args`; `--set job.args=[]` removes those of the cluster file. As in the file,
-    `$NAME` is the value of a variable and `$$NAME` is the text `$NAME`. Ctrl-C stops the run gracefully, a second
-    Ctrl-C kills it, and `d` detaches. `--wait -d` waits in the background.
+    Arguments after `--` are added to `job.args`; `--set job.args=[]` removes those of the cluster file. In them,
+    `${env:NAME}` is the value of a variable of the head, and `$$NAME` is the text `$NAME`. Ctrl-C stops the run
+    gracefully, a second Ctrl-C kills it, and `d` detaches. `--wait -d` waits in the background.
     """
     if wait is not None and path is None and not wait[:1].isdigit() and wait != _FOREVER:
         # The shell's words are `--wait FILE`.
