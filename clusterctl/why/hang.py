@@ -273,6 +273,7 @@ def _judge_ranks(evidence: Evidence) -> Verdict | None:
         _judge_mismatches,
         _judge_late_ranks,
         _judge_gil,
+        _judge_messages,
         _judge_by_store_keys,
         _judge_by_sockets,
         _judge_by_stacks,
@@ -618,6 +619,33 @@ def _judge_gil(hang: HangAnalysis) -> Verdict | None:
 
 
 # --- rules that use keys of torch's stores, and values of the calls
+
+
+def _judge_messages(hang: HangAnalysis) -> Verdict | None:
+    """Judge ranks that wait in `send` or `recv` for each other in a cycle, such as a ring in which all send first."""
+    first = min(rank.rank for rank in hang.evidence.ranks)  # The ranks of each role count from 0.
+    calls: dict[int, tuple[str, int]] = {}
+    for rank, snapshot in hang.snapshots.items():
+        for op, peer in (("send", "dst"), ("recv", "src")):
+            if (value := snapshot.call_values.get(f"{op}.{peer}", "")).isdigit():
+                calls[rank] = (op, first + int(value))
+    # A rank that sends does not wait for one that receives from it.
+    edges = {
+        (rank, peer)
+        for rank, (op, peer) in calls.items()
+        if calls.get(peer) not in (None, ("recv" if op == "send" else "send", rank))
+    }
+    cycle = _find_cycle(edges)
+    if not cycle:
+        return None
+    return hang.build_verdict(
+        Fault.DEADLOCK,
+        Confidence.LIKELY,
+        f"ranks {fold_ranks(cycle)} wait for each other in messages: no rank answers the "
+        f"{' or '.join(sorted({calls[rank][0] for rank in cycle}))}",
+        cycle,
+        lambda rank: f"in {calls[rank][0]} with rank {calls[rank][1]}",
+    )
 
 
 def _judge_by_store_keys(hang: HangAnalysis) -> Verdict | None:

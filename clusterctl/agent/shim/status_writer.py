@@ -177,8 +177,10 @@ class StatusWriter:
 
             self._collectives = CollectiveCounters()
         before = self._collectives.setup
+        record_path = self._path.replace(".status.", ".recorded.")
         if self._collectives.update():
             self._counters.progress_time = monotonic()
+            self._remove_outdated_entries(record_path)
         self._counters.degraded.pop(BLINDNESS, None)
         if self._collectives.blindness is not None:
             self._counters.degraded[BLINDNESS] = self._collectives.blindness
@@ -188,7 +190,14 @@ class StatusWriter:
         entries = self._collectives.read_flight_record()
         if entries is not None:
             record = {"pid": self._pid, "start_time": self._start_time, "time": monotonic(), "entries": entries}
-            replace_file(self._path.replace(".status.", ".recorded."), encode_json(record))
+            replace_file(record_path, encode_json(record))
+
+    @staticmethod
+    def _remove_outdated_entries(record_path: str) -> None:
+        try:
+            os.unlink(record_path)
+        except FileNotFoundError:
+            return
 
     def _write(self) -> None:
         content = encode_json(self.build_status(monotonic()))

@@ -181,7 +181,7 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence, first_rank: int) ->
         status_age=inside.get("age_s") if inside and not inside.get("unseen") else None,
         main_age=inside.get("main_age_s") if inside else None,
         seq={group: (numbers[0], numbers[1]) for group, numbers in seq.items()},
-        entries=_entries(evidence, seq, first_rank),
+        entries=_entries(evidence, first_rank),
         setup=None if setup is None else {**setup, "rank": setup["rank"] + first_rank},
         call_values=calls["values"] if calls else {},
         awaited_key=calls["awaited_key"] if calls else None,
@@ -192,20 +192,10 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence, first_rank: int) ->
     )
 
 
-def _entries(evidence: RankEvidence, seq: Mapping[str, Any], first_rank: int) -> tuple[FlightRecorderEntry, ...] | None:
-    """Return the entries of the flight recorder; `None` if they are out of date.
-
-    The shim writes the entries after some seconds without a collective. If a rank was stopped sooner, its entries are
-    from an earlier pause, and its collective counters are higher than the numbers in the entries.
-    """
+def _entries(evidence: RankEvidence, first_rank: int) -> tuple[FlightRecorderEntry, ...] | None:
+    """Return the entries of the flight recorder; `None` if the shim has written none since the last collective."""
     recorded = evidence.get("recorded")
     if recorded is None:
-        return None
-    newest: dict[str, int] = {}
-    for entry in recorded:
-        if not entry["p2p"]:
-            newest[entry["group"]] = max(entry["number"], newest.get(entry["group"], 0))
-    if any(group in seq and 0 < number < seq[group][0] for group, number in newest.items()):
         return None
     peers = [entry["peer"] for entry in recorded]
     return tuple(

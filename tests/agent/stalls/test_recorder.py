@@ -53,6 +53,20 @@ def test_a_hang_is_recorded_in_the_format_of_the_flight_recorder(bench, until, r
     assert found["0"]["inside"]["degraded"] == {}
 
 
+def test_entries_of_an_earlier_pause_are_removed(bench, until):
+    script = ALONE + (
+        "import pathlib\n"
+        "all_reduce(torch.ones(1))\n"
+        "while not pathlib.Path('go').exists():\n    time.sleep(0.05)\n"
+        "all_reduce(torch.ones(1))\ntime.sleep(1000)\n"
+    )
+    worker = bench.start(script, rank=0)
+    until(lambda: worker.said("recorded"))
+    (bench.tmp_path / "go").touch()
+    until(lambda: not worker.said("recorded"))
+    until(lambda: len((worker.said("recorded") or {}).get("entries", [])) == 2)
+
+
 @pytest.mark.parametrize(
     ("script", "env", "words"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,8 @@ import pytest
 from clusterctl.agent.protocol.stall_folders import list_stall_folders
 from clusterctl.cli.verdicts import load_verdict, open_bundle
 from clusterctl.errors import NotFoundError
-from clusterctl.run.record import run_bundle, state_reader
+from clusterctl.run.record import run_bundle
 from clusterctl.run.record import saved_verdict as kept
-from clusterctl.run.rules.why_input import build_why_evidence
 from clusterctl.why.verdict import Confidence
 
 BUNDLES = Path(__file__).parent / "bundles"
@@ -41,27 +39,6 @@ def test_the_culprit_of_a_kept_run_is_named(name: str, expected: tuple[str, int,
     (culprit,) = verdict.culprits
     assert (verdict.cls.value, culprit.rank, culprit.where) == expected
     assert verdict.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
-
-
-def test_what_a_rank_recorded_in_an_earlier_pause_does_not_count() -> None:
-    paused = {
-        "group": "0",
-        "number": 100,
-        "op": "broadcast",
-        "sizes": "",
-        "dtypes": "",
-        "done": False,
-        "p2p": False,
-        "peer": None,
-    }
-    with open_bundle(BUNDLES / "gil-3.tar.gz") as run:
-        for path in run.path.glob("stall-*/rank-3.json"):
-            path.write_text(json.dumps({**json.loads(path.read_text()), "recorded": [paused]}))
-        state, _ = state_reader.load_state_and_attendance(run)
-        evidence = kept.read_evidence(run.path / list_stall_folders(str(run.path))[-1])
-        case = build_why_evidence(state, evidence, stalled=True)
-
-    assert [rank.snapshot.entries for rank in case.ranks if rank.snapshot is not None and rank.rank == 3] == [None]
 
 
 def test_every_bundle_that_lies_here_is_judged() -> None:

@@ -375,3 +375,24 @@ def test_where_as_many_take_two_groups_in_one_order_as_in_the_other_all_are_name
     verdict = of(first, first, other, other)
 
     assert (verdict.cls, named(verdict)) == (Fault.DEADLOCK, [0, 1, 2, 3])
+
+
+def in_message(op: str, peer: int) -> RankSnapshot:
+    return waiting(op, call_values={f"{op}.{'dst' if op == 'send' else 'src'}": str(peer)})
+
+
+@pytest.mark.parametrize(
+    ("calls", "named_ranks"),
+    [
+        pytest.param([("send", 1), ("send", 2), ("send", 3), ("send", 0)], [0, 1, 2, 3], id="a ring in which all send"),
+        pytest.param([("recv", 1), ("recv", 0), ("recv", 1), ("recv", 2)], [0, 1], id="two that receive"),
+        pytest.param([("send", 1), ("recv", 0), ("recv", 1), ("recv", 2)], [], id="a pipeline"),
+    ],
+)
+def test_ranks_whose_messages_wait_for_each_other_are_named(
+    calls: list[tuple[str, int]], named_ranks: list[int]
+) -> None:
+    verdict = of(*(in_message(op, peer) for op, peer in calls))
+
+    assert (verdict.cls is Fault.DEADLOCK) == bool(named_ranks)
+    assert named_ranks in ([], named(verdict))
