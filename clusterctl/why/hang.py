@@ -494,6 +494,16 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
         cls = classify_missing_ranks(hang, roots)
         certain = certain and (cls is not Fault.GIL_HELD or hang.certainly_holds_interpreter_lock(roots[0]))
     op = next((group.op for group in found if group.op), None) or "a collective"
+    reads = _find_reads(hang)
+    servers = {reads.get(rank) for rank in roots}
+    if len(roots) > 1 and len(servers) == 1 and (server := servers.pop()) is not None and server not in roots:
+        return hang.build_verdict(
+            cls,
+            Confidence.LIKELY,
+            f"{format_waiting(roots)} for an answer of {hang.evidence.name_ranks([server])}, and did not join {op}",
+            [server],
+            lambda _: f"{format_ranks(roots)} read from it",
+        )
     reason = hang.describe_reason(roots)
     return hang.build_verdict(
         cls,
@@ -773,25 +783,34 @@ def _list_sockets(hang: HangAnalysis) -> list[tuple[int, TcpConnection, int | No
     return [(rank, one, owners.get(_socket_key(one, machines[rank], swapped=True))) for rank, one in sockets]
 
 
+def _find_reads(hang: HangAnalysis) -> dict[int, int]:
+    """Return the rank from which each rank reads on a connection without data."""
+    return {
+        rank: peer
+        for rank, socket, peer in _list_sockets(hang)
+        if socket["awaited"] and peer is not None and peer != rank and not socket["unread"]
+    }
+
+
+def _find_sends(hang: HangAnalysis) -> dict[int, int]:
+    """Return the rank to which each rank sends on a full connection, whose other end does not read."""
+    sockets = _list_sockets(hang)
+    unread = {(peer, rank) for rank, socket, peer in sockets if socket["unread"]}
+    full = ((rank, peer) for rank, socket, peer in sockets if socket["unacked"])
+    return {rank: peer for rank, peer in full if peer is not None and (rank, peer) in unread}
+
+
 def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
     """Judge ranks that communicate by their own sockets. Other ranks read from the culprit, which reads from none."""
     if collectives.has_collective_counts(hang.snapshots):
         return None
-    sockets = _list_sockets(hang)
-    reads = {
-        rank: peer
-        for rank, socket, peer in sockets
-        if socket["awaited"] and peer is not None and peer != rank and not socket["unread"]
-    }
-    cycle = sorted(rank for rank in reads if _is_in_cycle(reads, rank))
-    if cycle:
-        return hang.build_verdict(
-            Fault.DEADLOCK,
-            Confidence.LIKELY,
-            f"{format_ranks(cycle)} wait to read from each other",
-            cycle,
-            lambda rank: f"it reads from rank {reads[rank]}",
-        )
+    sockets, reads = _list_sockets(hang), _find_reads(hang)
+    for verb, peers in (("read from", reads), ("send to", _find_sends(hang))):
+        cycle = sorted(rank for rank in peers if _is_in_cycle(peers, rank))
+        if cycle:
+            texts = {rank: f"it waits to {verb} rank {peers[rank]}" for rank in cycle}
+            summary = f"{format_ranks(cycle)} wait to {verb} each other"
+            return hang.build_verdict(Fault.DEADLOCK, Confidence.LIKELY, summary, cycle, texts.__getitem__)
     if not set(reads.values()) - set(reads):
         return None
     free = sorted(rank for rank in hang.snapshots if rank not in reads)

@@ -321,3 +321,35 @@ def test_the_only_rank_that_has_gone_on_while_the_others_wait_in_recv_is_named()
     verdict = of(waiting(**receives), waiting(seq={"0": (9, 8)}), waiting(**receives), waiting(**receives))
 
     assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.MISMATCH, Confidence.LIKELY, [1])
+
+
+def test_a_ring_in_which_all_send_and_nobody_reads_is_a_deadlock() -> None:
+    def link(of_sender: bool, sender: int) -> TcpConnection:
+        ends = {"address": f"10.0.0.{sender // 2 + 1}", "port": 40_000 + sender}
+        receiver = (sender + 1) % 4
+        other = {"peer": f"10.0.0.{receiver // 2 + 1}", "peer_port": 5000 + receiver}
+        if of_sender:
+            return connection(**ends, **other, unacked=9)
+        back = {
+            "address": other["peer"],
+            "port": other["peer_port"],
+            "peer": ends["address"],
+            "peer_port": ends["port"],
+        }
+        return connection(**back, unread=9)
+
+    verdict = of(*(elsewhere(sockets=(link(True, rank), link(False, (rank - 1) % 4))) for rank in range(4)))
+
+    assert (named(verdict), verdict.cls) == ([0, 1, 2, 3], Fault.DEADLOCK)
+    assert "wait to send to each other" in verdict.summary
+
+
+def test_a_rank_whose_server_answers_others_no_more_is_named_although_it_has_joined() -> None:
+    joined = {"0": (12, 11)}
+    server = waiting(seq=joined, sockets=(answers(1), answers(2)))
+    late = {"0": (11, 11)}
+    asking = [elsewhere(wchan="wait_woken", seq=late, sockets=(reads(rank),)) for rank in (1, 2)]
+    verdict = of(server, *asking, waiting(seq=joined))
+
+    assert (named(verdict), verdict.confidence) == ([0], Confidence.LIKELY)
+    assert "ranks 1-2 wait for an answer of rank 0" in verdict.summary
