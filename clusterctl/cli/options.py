@@ -23,7 +23,7 @@ def single_node_options(command: F) -> F:
         "--run",
         "reference",
         metavar="RUN",
-        help="The run of `--rank`; by default the only active run.",
+        help="The run of `--rank`; by default the only active run, or else the newest one.",
         shell_complete=make_completer("runs"),
     )(command)
     command = click.option(

@@ -240,7 +240,7 @@ class CheckpointSpec:
     """The job's checkpoints.
 
     Attributes:
-        pattern: Glob pattern of checkpoints, relative to the workdir.
+        pattern: Glob pattern of checkpoints: absolute, from `~` on the node, or relative to the workdir.
         shared: Whether the checkpoints lie on storage that all nodes share.
         resume: Checkpoints to resume from: `this run` (default): only checkpoints of this run; `any`: also older ones,
             already in the first attempt; `never`: none.

@@ -68,7 +68,8 @@ def command(common: CommonOptions, duration: str | None, keys: str, record: Path
         os.environ.update(demo_cluster.make_environment(folder))
         demo = _Demo(folder, refusal)
         deadline = None if seconds is None else time.monotonic() + seconds
-        script = _Script(demo, keys, deadline)
+        # Without a terminal nobody could type the last key.
+        script = _Script(demo, keys if on_terminal or deadline is not None else f"{keys}q", deadline)
         if on_terminal:
             _play_on_screen(demo, script, console.out, record)
         else:
