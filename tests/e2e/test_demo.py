@@ -32,7 +32,9 @@ def env(tmp_path: Path) -> Mapping[str, str]:
 
 def remains(folder: Path) -> list[str]:
     """Return the files and processes that a demo has left."""
-    found = [str(path) for path in folder.rglob("*") if path.is_file()]
+    # `os.walk` passes over folders that are removed meanwhile.
+    paths = (f"{root}/{name}" for root, _, names in os.walk(folder) for name in names)
+    found = [path for path in paths if os.path.isfile(path)]
     mark = f"CLUSTERCTL_DEMO={folder}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
