@@ -8,7 +8,7 @@ import os
 import time
 from time import monotonic
 
-from .file_writer import encode_json, replace_file
+from .file_writer import encode_json, remove_file, replace_file
 from .profile_recorder import ProfileRecorder
 from .rank_claim import has_claim
 
@@ -180,7 +180,7 @@ class StatusWriter:
         record_path = self._path.replace(".status.", ".recorded.")
         if self._collectives.update():
             self._counters.progress_time = monotonic()
-            self._remove_outdated_entries(record_path)
+            remove_file(record_path)  # Its entries are older than the counters.
         self._counters.degraded.pop(BLINDNESS, None)
         if self._collectives.blindness is not None:
             self._counters.degraded[BLINDNESS] = self._collectives.blindness
@@ -191,13 +191,6 @@ class StatusWriter:
         if entries is not None:
             record = {"pid": self._pid, "start_time": self._start_time, "time": monotonic(), "entries": entries}
             replace_file(record_path, encode_json(record))
-
-    @staticmethod
-    def _remove_outdated_entries(record_path: str) -> None:
-        try:
-            os.unlink(record_path)
-        except FileNotFoundError:
-            return
 
     def _write(self) -> None:
         content = encode_json(self.build_status(monotonic()))
