@@ -494,9 +494,8 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
         cls = classify_missing_ranks(hang, roots)
         certain = certain and (cls is not Fault.GIL_HELD or hang.certainly_holds_interpreter_lock(roots[0]))
     op = next((group.op for group in found if group.op), None) or "a collective"
-    reads = _find_reads(hang)
-    servers = {reads.get(rank) for rank in roots}
-    if len(roots) > 1 and len(servers) == 1 and (server := servers.pop()) is not None and server not in roots:
+    server = _find_common_server(hang, roots)
+    if server is not None:
         return hang.build_verdict(
             cls,
             Confidence.LIKELY,
@@ -790,6 +789,14 @@ def _find_reads(hang: HangAnalysis) -> dict[int, int]:
         for rank, socket, peer in _list_sockets(hang)
         if socket["awaited"] and peer is not None and peer != rank and not socket["unread"]
     }
+
+
+def _find_common_server(hang: HangAnalysis, ranks: Collection[int]) -> int | None:
+    """Return the rank from which several ranks read; `None` if they do not all read from the same other rank."""
+    reads = _find_reads(hang)
+    servers = {reads.get(rank) for rank in ranks}
+    server = servers.pop() if len(ranks) > 1 and len(servers) == 1 else None
+    return None if server in ranks else server
 
 
 def _find_sends(hang: HangAnalysis) -> dict[int, int]:
