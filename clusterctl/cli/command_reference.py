@@ -21,8 +21,9 @@ _INTRO = """\
 `clusterctl` and `cctl` are the same program. FILE is a cluster file ([cluster-file.md](cluster-file.md)),
 by default `./cluster.yaml`. RUN is the id of a run or its beginning, its name, or its cluster file.
 Without RUN, `status`, `logs`, `why`, `report` and `plot` use the newest run of the current folder; all other commands
-use the only active run, or else the newest run, and exit with 6 if several are active. SET is a set of nodes
-(`gpu[01-04,07]`) or of ranks (`0-3,7`). Examples of a DURATION: `90` (seconds), `90s`, `10m`, `1h30m`.
+use the only active run, or else the newest run (`down`: what remains of ended runs), and exit with 6 if several are
+active. SET is a set of nodes (`gpu[01-04,07]`) or of ranks (`0-3,7`). Examples of a DURATION: `90` (seconds), `90s`,
+`10m`, `1h30m`.
 
 Commands print results to stdout, and messages to stderr. Colours and progress lines are printed only on a terminal.
 `NO_COLOR`, `FORCE_COLOR` and `TERM=dumb` change this, and `--color` overrides them. Lines in a pipe are never
