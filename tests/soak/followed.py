@@ -208,7 +208,7 @@ class FollowedRun:
         return Head(
             on_disk(self.dir.path),
             processes.lasting_descriptors(pid),
-            processes.shared_out_mb([pid]),
+            processes.lasting_memory_mb(pid),
             processes.peak_mb(pid),
             self.reconnects(),
         )

@@ -74,16 +74,18 @@ def shared_out_mb(pids: list[int]) -> float:
 
 
 def lasting_memory_mb(pid: int) -> float:
-    """Return what a process and all below it hold: the median of many looks.
+    """Return what a process and all below it hold: the median of the looks that found the fewest processes.
 
-    A helper that lives for a moment adds what it writes to. If it ends between two reads of one look, its part of what
-    it shares with the others is missing.
+    A helper that lives for a moment adds what it writes to. If it begins or ends between two reads of one look, its
+    part of what it shares with the others is missing.
     """
-    looks = []
-    for _ in range(15):
-        looks.append(shared_out_mb(family(pid)))
+    looks: list[tuple[int, float]] = []
+    for _ in range(40):
+        pids = family(pid)
+        looks.append((len(pids), shared_out_mb(pids)))
         time.sleep(0.05)
-    return statistics.median(looks)
+    fewest = min(count for count, _ in looks)
+    return statistics.median(megabytes for count, megabytes in looks if count == fewest)
 
 
 def descriptors(pid: int) -> int:
