@@ -76,7 +76,9 @@ class RankSnapshot:
         call_values: Numbers, and hashes of texts ("#…"), of the innermost calls of the main thread, by name.
         awaited_key: The key of a store of torch that the rank has asked for and has not got; `None` without one.
         set_keys: The keys that the rank has set last.
-        sockets: The connections of the rank, as far as they are known.
+        sockets: The connections of the rank, and the sockets on which it listens, as far as they are known.
+        pid: The process that is the rank, on its machine.
+        lock_holder: The process that took the lock of a file for which the rank waits.
         blindness: Which collectives the shim cannot see with this backend and this torch; "" if it sees all.
         error: The reason why the snapshot is empty.
     """
@@ -97,6 +99,8 @@ class RankSnapshot:
     awaited_key: str | None = None
     set_keys: tuple[str, ...] = ()
     sockets: tuple[TcpConnection, ...] = ()
+    pid: int | None = None
+    lock_holder: int | None = None
     blindness: str = ""
     error: str | None = None
 

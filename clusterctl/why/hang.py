@@ -61,6 +61,8 @@ class HangAnalysis:
         self.evidence, self.snapshots = evidence, snapshots
         self.nodes = {rank.rank: rank.node for rank in ranks}
         self.positions = {rank: locate_rank(snapshot) for rank, snapshot in snapshots.items()}
+        # Several nodes with `transport: local` are one machine, and have the same addresses.
+        self.machines = {r: ",".join(evidence.nodes[node].addresses) or node for r, node in self.nodes.items()}
         unobserved = [rank for rank in ranks if rank.rank not in snapshots]
         self.unobserved = tuple(rank.rank for rank in unobserved)
         missing = [f"rank {rank.rank}: {rank.snapshot_error}" for rank in unobserved]
@@ -189,7 +191,12 @@ def _describe_activity(hang: HangAnalysis, rank: int) -> str:
     position = hang.positions[rank]
     if position.activity is Activity.COLLECTIVE and position.op and not is_computing(hang.snapshots[rank]):
         return f"it waits in {position.op}"
-    return describe_kernel_wait(hang.snapshots[rank])
+    peers = {_name_peer(one, peer) for own, one, peer in _list_sockets(hang) if own == rank and one["awaited"]}
+    return describe_kernel_wait(hang.snapshots[rank]) + (f" ({peers.pop()})" if len(peers) == 1 else "")
+
+
+def _name_peer(socket: TcpConnection, peer: int | None) -> str:
+    return f"{socket['peer']}:{socket['peer_port']}" if peer is None else f"rank {peer}"
 
 
 def describe_missing_rank(hang: HangAnalysis, rank: int) -> str:
@@ -487,6 +494,8 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
         # A rank that could not be examined may be missing too.
         is_idle = collectives.find_current_operation(hang.snapshots[roots[0]]) is None
         certain = len(roots) == 1 and is_idle and not hang.unobserved and not hang.is_blind
+        # The other end of a socket may be the cause.
+        certain = certain and not is_waiting_for_network(hang.snapshots[roots[0]])
         # A rank in an operation without a number (such as a wait for a key of the store) may wait for another of these
         # ranks.
         roots = [rank for rank in roots if rank not in at_peers] or roots
@@ -494,21 +503,30 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
         cls = classify_missing_ranks(hang, roots)
         certain = certain and (cls is not Fault.GIL_HELD or hang.certainly_holds_interpreter_lock(roots[0]))
     op = next((group.op for group in found if group.op), None) or "a collective"
-    server = _find_common_server(hang, roots)
-    if server is not None:
-        return hang.build_verdict(
-            cls,
-            Confidence.LIKELY,
-            f"{format_waiting(roots)} for an answer of {hang.evidence.name_ranks([server])}, and did not join {op}",
-            [server],
-            lambda _: f"{format_ranks(roots)} read from it",
-        )
+    if (verdict := _judge_blocker(hang, roots, f", and did not join {op}")) is not None:
+        return replace(verdict, cls=cls)
     reason = hang.describe_reason(roots)
     return hang.build_verdict(
         cls,
         Confidence.CERTAIN if certain else Confidence.LIKELY,
         f"{hang.describe(roots)} did not join {op}, in which {format_waiting(waiting - set(roots))}{reason}",
         roots,
+    )
+
+
+def _judge_blocker(hang: HangAnalysis, ranks: Collection[int], effect: str = "") -> Verdict | None:
+    """Judge the rank for which all these ranks wait by the kernel's tables: it locked a file, or it is their server."""
+    blocker, what = _find_lock_holder(hang, ranks), "the lock of a file from"
+    if blocker is None or [blocker] == list(ranks):
+        blocker, what = _find_common_server(hang, ranks), "an answer of"
+    if blocker is None:
+        return None
+    return hang.build_verdict(
+        Fault.NOT_JOINED,
+        Confidence.LIKELY,
+        f"{format_waiting(ranks)} for {what} {hang.describe([blocker])}{effect}",
+        [blocker],
+        lambda _: f"{format_waiting(ranks)} for {what} this rank",
     )
 
 
@@ -775,11 +793,23 @@ def _socket_key(socket: TcpConnection, machine: str, *, swapped: bool = False) -
 def _list_sockets(hang: HangAnalysis) -> list[tuple[int, TcpConnection, int | None]]:
     """Return the connections of each rank, each with the rank at the other end if that is known."""
     sockets = [(rank, socket) for rank, snapshot in hang.snapshots.items() for socket in snapshot.sockets]
-    # Several nodes with `transport: local` are one machine, and have the same addresses.
-    addresses = {node.node: ",".join(node.addresses) or node.node for node in hang.evidence.nodes.values()}
-    machines = {rank: addresses.get(node, node) for rank, node in hang.nodes.items()}
-    owners = {_socket_key(socket, machines[rank]): rank for rank, socket in sockets}
-    return [(rank, one, owners.get(_socket_key(one, machines[rank], swapped=True))) for rank, one in sockets]
+    nodes = hang.evidence.nodes
+    owners = {_socket_key(socket, hang.machines[rank]): rank for rank, socket in sockets}
+    listeners: dict[tuple[str, int], set[int]] = {}
+    for rank, one in sockets:
+        if one["state"] == "listen":
+            listeners.setdefault((hang.machines[rank], one["port"]), set()).add(rank)
+    at = {address: hang.machines[rank] for rank, node in hang.nodes.items() for address in nodes[node].addresses}
+
+    def find_peer(rank: int, one: TcpConnection) -> int | None:
+        machine = hang.machines[rank]
+        owner = owners.get(_socket_key(one, machine, swapped=True))
+        # A connection that no process has accepted belongs to the rank that listens.
+        server = machine if one["peer"].startswith(_LOOPBACK) else at.get(one["peer"], "")
+        listening = listeners.get((server, one["peer_port"]), set())
+        return next(iter(listening)) if owner is None and len(listening) == 1 else owner
+
+    return [(rank, one, find_peer(rank, one)) for rank, one in sockets]
 
 
 def _find_reads(hang: HangAnalysis) -> dict[int, int]:
@@ -797,6 +827,21 @@ def _find_common_server(hang: HangAnalysis, ranks: Collection[int]) -> int | Non
     servers = {reads.get(rank) for rank in ranks}
     server = servers.pop() if len(ranks) > 1 and len(servers) == 1 else None
     return None if server in ranks else server
+
+
+def _find_lock_holder(hang: HangAnalysis, ranks: Collection[int]) -> int | None:
+    """Return the rank that took the lock of a file for which all these ranks wait; `None` if there is none.
+
+    The rank itself may wait for the lock too, if a process that it started has inherited the file.
+    """
+    owners = {
+        (hang.machines[rank], pid): rank
+        for rank, snapshot in hang.snapshots.items()
+        for pid in (snapshot.pid, *(child["pid"] for child in snapshot.children))
+    }
+    holders = {(hang.machines[rank], hang.snapshots[rank].lock_holder) for rank in ranks}
+    machine, pid = holders.pop() if len(holders) == 1 else ("", None)
+    return None if pid is None else owners.get((machine, pid))
 
 
 def _find_sends(hang: HangAnalysis) -> dict[int, int]:
@@ -955,7 +1000,7 @@ def _judge_ranks_at_one_place(hang: HangAnalysis) -> Verdict | None:
         )
     if len(positions) == 1 and activities <= set(_ELSEWHERE):
         if all(map(is_waiting_outside, hang.snapshots.values())):
-            return _describe_external_wait(hang)
+            return _judge_blocker(hang, hang.snapshots) or _describe_external_wait(hang)
         return hang.build_verdict(
             classify_missing_ranks(hang, hang.snapshots),
             Confidence.LIKELY,
@@ -969,11 +1014,7 @@ def _describe_external_wait(hang: HangAnalysis) -> Verdict:
     """Return a verdict without a culprit: all ranks wait at one line for the same thing outside of the run."""
     if hang.unobserved:
         return hang.build_undetermined_verdict("all examined ranks wait at the same line")
-    peers = {
-        f"{socket['peer']}:{socket['peer_port']}" if peer is None else f"rank {peer}"
-        for _, socket, peer in _list_sockets(hang)
-        if socket["awaited"]
-    }
+    peers = {_name_peer(socket, peer) for _, socket, peer in _list_sockets(hang) if socket["awaited"]}
     awaited = f"for an answer of {peers.pop()}" if len(peers) == 1 else "for something"
     polls = all(map(is_polling, hang.snapshots.values()))
     reasons = {"it polls" if polls else describe_kernel_wait(snapshot) for snapshot in hang.snapshots.values()}

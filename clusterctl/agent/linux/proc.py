@@ -210,6 +210,22 @@ def read_wait_channel(pid: int, root: str = "") -> str:
     return "" if function == "0" else function
 
 
+def find_lock_holder(pid: int) -> int | None:
+    """Return the process that took the lock of a file for which a process waits; `None` if it waits for none.
+
+    The kernel names the process that took the lock, also if only a process that inherited the file still has it. It
+    names only processes in the PID namespace of the agent. Source: `proc_locks(5)`.
+    """
+    holder = None
+    for line in read_or_empty("/proc/locks").splitlines():
+        words = line.split()
+        if b"->" not in words:
+            holder = int(words[4])
+        elif int(words[5]) == pid:
+            return holder if holder and holder > 0 else None
+    return None
+
+
 def is_exiting(stat: ProcessStat) -> bool:
     """Return whether the process is exiting: the kernel has begun to free its resources."""
     return bool(stat.flags & _PF_EXITING)

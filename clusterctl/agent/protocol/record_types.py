@@ -376,7 +376,7 @@ class CallValues(TypedDict):
 
 
 class TcpConnection(TypedDict):
-    """A TCP connection of a rank.
+    """A TCP connection of a rank, or a socket on which the rank listens.
 
     `unacked` are sent bytes without acknowledgement, `unread` are received bytes that the process has not read. `lost`
     counts the retransmissions since the last acknowledgement. `awaited` is true if the main thread waits for data on
@@ -398,8 +398,8 @@ class RankEvidence(ProcessState):
     """The evidence of one rank.
 
     `source` is the source of the stacks (`shim`, `signal`, `py-spy`, `proc`). `why` has the reasons why better sources
-    could not be used. `stacks` is the raw dump, and `tail` the last lines of output. `error` explains missing evidence.
-    The head adds `node`.
+    could not be used. `stacks` is the raw dump, and `tail` the last lines of output. `lock_holder` is the process that
+    took the lock of a file for which the rank waits. `error` explains missing evidence. The head adds `node`.
     """
 
     rank: wire_types.Rank
@@ -415,6 +415,7 @@ class RankEvidence(ProcessState):
     recorded: NotRequired[Annotated[list[FlightRecorderEntry], MaxItems(128)] | None]
     calls: NotRequired[CallValues | None]
     sockets: NotRequired[Annotated[list[TcpConnection], MaxItems(128)]]
+    lock_holder: NotRequired[wire_types.Count | None]
     error: NotRequired[wire_types.LongText]
     node: NotRequired[wire_types.Name]
 

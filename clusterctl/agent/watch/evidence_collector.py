@@ -166,6 +166,7 @@ def _collect_rank(
         "recorded": shim_files.read_flight_record(status_dir, worker["rank"]),
         "calls": shim_files.read_call_values(status_dir, worker["rank"], time.monotonic()),
         "sockets": tcp_connections.list_tcp_connections(subject.pid),
+        "lock_holder": proc.find_lock_holder(subject.pid),
     }
 
 

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol.record_types import TcpConnection
 
-_STATES = {1: "established", 2: "syn-sent", 3: "syn-recv", 4: "fin-wait", 5: "fin-wait", 8: "close-wait", 9: "last-ack"}
+_STATES = {
+    1: "established",
+    2: "syn-sent",
+    3: "syn-recv",
+    4: "fin-wait",
+    5: "fin-wait",
+    8: "close-wait",
+    9: "last-ack",
+    10: "listen",
+}
 _MAX_DESCRIPTORS, _MAX_TABLE_LINES, _MAX_CONNECTIONS = 4096, 65536, 128
 _SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
 _READ_SYSCALLS = {"x86_64": frozenset({0, 19, 45, 47}), "aarch64": frozenset({63, 65, 207, 212})}

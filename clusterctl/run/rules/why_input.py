@@ -187,6 +187,8 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence, first_rank: int) ->
         awaited_key=calls["awaited_key"] if calls else None,
         set_keys=tuple(calls["set_keys"]) if calls else (),
         sockets=tuple(evidence.get("sockets") or ()),
+        pid=evidence["pid"],
+        lock_holder=evidence.get("lock_holder"),
         blindness=read_blindness(inside),
         error=evidence.get("error"),
     )

@@ -1,13 +1,18 @@
-"""What is seen of the connections of a process."""
+"""The connections of a process, and the file locks for which it waits."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import pytest
+
+from clusterctl.agent.linux import proc
 from clusterctl.agent.watch import tcp_connections
 
 
@@ -50,3 +55,26 @@ def test_a_process_that_is_gone_has_no_connections() -> None:
     child.wait()
 
     assert tcp_connections.list_tcp_connections(child.pid) == []
+
+
+def test_a_socket_that_waits_for_clients_is_in_the_list() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        found = [one for one in tcp_connections.list_tcp_connections(os.getpid()) if one["state"] == "listen"]
+
+        assert listener.getsockname()[1] in {one["port"] for one in found}
+
+
+@pytest.mark.parametrize("lock", ["flock", "lockf"])
+def test_the_process_that_took_the_lock_of_a_file_is_found_for_each_that_waits(tmp_path: Path, lock: str) -> None:
+    code = f"import fcntl; fcntl.{lock}(open({str(tmp_path / 'lock')!r}, 'a'), fcntl.LOCK_EX)"
+    with (tmp_path / "lock").open("a") as file:
+        getattr(fcntl, lock)(file, fcntl.LOCK_EX)
+        waiting = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+        found = _until(lambda: all(proc.find_lock_holder(one.pid) for one in waiting))
+        holders = [proc.find_lock_holder(one.pid) for one in waiting]
+    for one in waiting:
+        one.wait()
+
+    assert found
+    assert holders == [os.getpid()] * 2
+    assert proc.find_lock_holder(os.getpid()) is None

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.protocol.record_types import TcpConnection
-from clusterctl.why.evidence_types import RankSnapshot, StackFrame
+from clusterctl.why.evidence_types import Node, RankSnapshot, StackFrame
 from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.verdict import Confidence, Fault, Verdict
 from tests.unit.why.cases import USER, case, elsewhere, entry, waiting
 
 HUB = 29500
+ONE_MACHINE = {name: Node(node=name, addresses=("10.0.0.1",)) for name in ("gpu01", "gpu02")}
 
 
 def of(*looks: RankSnapshot, **more: object) -> Verdict:
@@ -353,3 +354,51 @@ def test_a_rank_whose_server_answers_others_no_more_is_named_although_it_has_joi
 
     assert (named(verdict), verdict.confidence) == ([0], Confidence.LIKELY)
     assert "ranks 1-2 wait for an answer of rank 0" in verdict.summary
+
+
+def test_ranks_whose_connection_was_accepted_by_nobody_wait_for_the_rank_that_listens() -> None:
+    joined, late = {"0": (12, 11)}, {"0": (11, 11)}
+    listens = connection(state="listen", address="0.0.0.0", port=HUB, peer="0.0.0.0", peer_port=0)
+    asking = [elsewhere(wchan="wait_woken", seq=late, sockets=(reads(rank),)) for rank in (1, 2)]
+    verdict = of(waiting(seq=joined, sockets=(listens,)), *asking, waiting(seq=joined))
+
+    assert (named(verdict), verdict.confidence) == ([0], Confidence.LIKELY)
+
+
+def test_a_rank_that_waits_for_a_socket_is_late_without_certainty_and_its_peer_is_shown() -> None:
+    joined = {"0": (12, 11)}
+    asks = connection(peer="10.9.9.9", peer_port=8080, awaited=True, address="10.0.0.1", port=40_001)
+    late = elsewhere(wchan="wait_woken", seq={"0": (11, 11)}, sockets=(asks,))
+    verdict = of(waiting(seq=joined), late, waiting(seq=joined), waiting(seq=joined))
+
+    assert (named(verdict), verdict.confidence) == ([1], Confidence.LIKELY)
+    assert "it waits for a network socket (10.9.9.9:8080)" in verdict.summary
+
+
+def lock_wait(holder: int, **more: Any) -> RankSnapshot:
+    return elsewhere(wchan="locks_lock_inode_wait", lock_holder=holder, **more)
+
+
+def test_a_rank_that_is_in_a_collective_with_the_lock_of_a_file_is_named_and_not_those_that_wait_for_the_lock() -> None:
+    late = {"0": (11, 11)}
+    verdict = of(
+        lock_wait(71, pid=70, seq=late),
+        waiting("barrier", pid=71, seq={"0": (12, 11)}),
+        *(lock_wait(71, pid=pid, seq=late) for pid in (72, 73)),
+        nodes=ONE_MACHINE,
+    )
+
+    assert (named(verdict), verdict.confidence) == ([1], Confidence.LIKELY)
+    assert verdict.summary.startswith("ranks 0,2-3 wait for the lock of a file from rank 1 on gpu01")
+
+
+def test_a_rank_whose_child_has_inherited_a_locked_file_is_named_although_it_waits_for_the_lock_too() -> None:
+    verdict = of(*(lock_wait(72, pid=pid) for pid in (70, 71, 72, 73)), nodes=ONE_MACHINE)
+
+    assert (named(verdict), verdict.cls) == ([2], Fault.NOT_JOINED)
+
+
+def test_a_process_of_another_machine_with_the_number_of_the_holder_is_not_named() -> None:
+    verdict = of(*(lock_wait(72, pid=pid) for pid in (70, 71, 72, 73)))
+
+    assert named(verdict) == []
