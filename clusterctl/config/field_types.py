@@ -213,7 +213,8 @@ def _check_secret_source(value: object) -> object:
 def _check_python_version(value: object) -> object:
     """Raise an error if the value is not a minor version of Python 3."""
     if not isinstance(value, str) or not re.fullmatch(r"3\.\d{1,2}", value):
-        raise InvalidValueError(f"{describe_value(value)} is not a version such as `3.11`")
+        hint = "the path of a Python on the nodes is `python` of a host, or of `defaults` for all hosts"
+        raise InvalidValueError(f"{describe_value(value)} is not a version such as `3.11`", hint)
     return value
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from clusterctl.formatting import group_pairs, name_ranks
+from clusterctl.formatting import group_pairs, name_ranks, plural
 from clusterctl.render.console import BOLD, DIM, YELLOW, Terminal, safe
 
 _STATES = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait", "Z": "dead, not waited for"}
@@ -178,7 +178,7 @@ def summarize_stacks(folded: Sequence[Mapping[str, Any]], nodes: Mapping[int, st
     entries = sorted(folded, key=lambda entry: _size(entry["ranks"]))
     lines = [_line(entry, nodes) for entry in entries[:_MOST]]
     more = len(entries) - len(lines)
-    return [*lines, f"and {more} other places"] if more else lines
+    return [*lines, f"and {plural(more, 'other place')}"] if more else lines
 
 
 def _line(entry: Mapping[str, Any], nodes: Mapping[int, str]) -> str:

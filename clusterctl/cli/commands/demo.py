@@ -143,7 +143,10 @@ class _Demo:
 
     def press(self, key: str, view: DemoView) -> None:
         """Cause the fault of a key. A key without effect changes nothing."""
-        if view.snapshot is None or key not in _KEYS or self._mend_at is not None:
+        if view.snapshot is None or key not in _KEYS:
+            return
+        if self._mend_at is not None:
+            self._act = f"{key}: first the fault of the last key ends, in {self._mend_at - time.monotonic():.0f} s"
             return
         state = view.snapshot.state
         if key in "kf":
@@ -155,7 +158,8 @@ class _Demo:
             name, number = ("KILL", signal.SIGKILL) if key == "k" else ("STOP", signal.SIGSTOP)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid or 0, number)
-            self._act = f"{key}: kill -{name} {worker.pid}, which is rank {worker.rank} on {worker.node}"
+            then = "the ranks restart" if key == "k" else "the hang is found and explained, then the ranks restart"
+            self._act = f"{key}: kill -{name} {worker.pid}, which is rank {worker.rank} on {worker.node}; {then}"
         elif key == "c":
             demo_cluster.cut_node(self._folder, CUT_NODE)
             self._act = f"c: the connection to {CUT_NODE} is cut for {_MEND_S:.0f} s"
@@ -164,7 +168,7 @@ class _Demo:
         else:
             free = demo_cluster.fill_disk(self._folder, SMALL_DISK)
             self._act = f"d: a file of {format_size(free)} fills the disk of {SMALL_DISK}"
-        self._calm_since = None
+        self._why_lines, self._calm_since = [], None
         self._faulty_attempt = state.attempt if key != "c" else self._faulty_attempt
         self._mend_at = time.monotonic() + _MEND_S if key in "cd" else None
 

@@ -241,7 +241,7 @@ def suggest_key(key: str, fields: Iterable[str]) -> str | None:
     meant = find_similar_key(key, names)
     if meant is not None:
         return f"did you mean `{meant}`?"
-    sections = {"job": SECTIONS["job"], "hosts[]": HOST} | SECTIONS
+    sections = {"job": SECTIONS["job"], "hosts[]": HOST, "defaults": SECTIONS["defaults"]} | SECTIONS
     homes = [f"`{name}`" for name, home in sections.items() if key in home.keys][:2]
     if key in CLUSTER_FILE.keys:
         homes.append("the top level, without indentation")

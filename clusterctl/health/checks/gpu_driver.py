@@ -15,7 +15,11 @@ _SETUP = {4, 9, 12, 17}
 """NVML return codes of a missing or wrong installation, not of broken hardware."""
 
 
-@remedy(Action.FIX_CONFIG, "Install or load the NVIDIA driver (`nvidia-smi` must work as the same user)")
+@remedy(
+    Action.FIX_CONFIG,
+    "Install or load the NVIDIA driver (`nvidia-smi` must work as the same user); for a node without GPUs,"
+    " write `{gpus: 0, workers: 4}`",
+)
 @node_check("gpu.driver", "GPU driver", gpu=True, vendors=JUDGED, judges_by_vendor={AMD: gpu_presence.judge_amd_driver})
 def check_driver(node: CheckedNode) -> Iterator[Outcome]:
     """The GPU driver is loaded, and its library can be initialised.

@@ -248,7 +248,7 @@ class NodeState:
 
     def describe_silence(self, seconds: float | None = None) -> str:
         """Return "no answer" with the duration, and the reason for the broken connection if the reason is known."""
-        time = "" if not seconds else f" for {describe_duration(seconds)}"
+        time = "" if seconds is None or seconds < 1 else f" for {describe_duration(seconds)}"
         silent = not self.link_why or self.link_why == "no answer" or "no sign of life" in self.link_why
         return f"no answer{time}" + ("" if silent else f" ({self.link_why.removeprefix(f'{self.node}: ')})")
 
