@@ -12,8 +12,8 @@ from clusterctl.render.line_chart import MIN_WIDTH, render_line_chart
 from clusterctl.render.line_wrapping import count_columns
 from clusterctl.render.status_report import RunSnapshot, render_status
 
-_TABLE_WIDTH = 54
-_TOP = 12
+_TABLE_WIDTH = 58
+_TOP = 13
 _DEFAULT_WIDTH = 100
 
 

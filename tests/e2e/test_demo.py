@@ -42,6 +42,18 @@ def remains(folder: Path) -> list[str]:
     return found
 
 
+def test_a_cut_lasts_as_long_as_the_demo_says(tmp_path: Path, env: Mapping[str, str]) -> None:
+    with Terminal(*typed("clusterctl demo --keys cq --record demo.cast"), folder=tmp_path, env=env, rows=36) as screen:
+        assert screen.wait() == 0
+
+    _, *frames = [json.loads(line) for line in (tmp_path / "demo.cast").read_text().splitlines()]
+    at = [
+        next(frame[0] for frame in frames if text in frame[2])
+        for text in ("the connection to node2 is cut for 10 s", "connected again")
+    ]
+    assert at[1] - at[0] > 9
+
+
 def test_a_killed_rank_is_named_on_the_screen_and_in_the_recording_and_nothing_remains(
     tmp_path: Path, env: Mapping[str, str]
 ) -> None:

@@ -99,6 +99,7 @@ class _Demo:
         self._act = "four nodes of this machine; the output is that of the commands after `$`"
         self._kills = 0
         self._faulty_attempt = -1
+        self._is_disk_full = False
         self._mend_at: float | None = None
         self._calm_since: float | None = None
 
@@ -115,7 +116,8 @@ class _Demo:
             if self._series is None and state.workers:
                 self._series = PrintedSeries(self._run.path, 0, state.clock_ahead_s)
             losses = [] if self._series is None else [*self._series.read().get("loss", ())]
-            if self._mend_at is not None and (now >= self._mend_at or state.attempt > self._faulty_attempt):
+            has_restarted = self._is_disk_full and state.attempt > self._faulty_attempt
+            if self._mend_at is not None and (now >= self._mend_at or has_restarted):
                 self._mend()
             is_stalled = state.stall is not None
             self._explain((state.attempt, is_stalled, state.is_over), has_problem=is_stalled or state.is_over)
@@ -170,7 +172,7 @@ class _Demo:
             self._act = f"d: a file of {format_size(free)} fills the disk of {SMALL_DISK}"
         self._why_lines, self._calm_since = [], None
         self._faulty_attempt = state.attempt if key != "c" else self._faulty_attempt
-        self._mend_at = time.monotonic() + _MEND_S if key in "cd" else None
+        self._mend_at, self._is_disk_full = time.monotonic() + _MEND_S if key in "cd" else None, key == "d"
 
     def _mend(self) -> None:
         self._mend_at = None
