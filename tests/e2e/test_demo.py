@@ -43,7 +43,7 @@ def remains(folder: Path) -> list[str]:
 
 
 def test_a_cut_lasts_as_long_as_the_demo_says(tmp_path: Path, env: Mapping[str, str]) -> None:
-    with Terminal(*typed("clusterctl demo --keys cq --record demo.cast"), folder=tmp_path, env=env, rows=36) as screen:
+    with Terminal("demo", "--keys", "cq", "--record", "demo.cast", folder=tmp_path, env=env, rows=36) as screen:
         assert screen.wait() == 0
 
     _, *frames = [json.loads(line) for line in (tmp_path / "demo.cast").read_text().splitlines()]
