@@ -74,7 +74,7 @@ class RankSnapshot:
         entries: The newest entries of the flight recorder; `None` without a recorder.
         setup: The values with which the rank sets up, or has set up, the default process group.
         call_values: Numbers, and hashes of texts ("#…"), of the innermost calls of the main thread, by name.
-        awaited_key: The key of a store of torch that the rank has asked for and has not got; `None` without one.
+        awaited_keys: The keys of a store of torch that the rank has asked for and has not got all of.
         set_keys: The keys that the rank has set last.
         sockets: The connections of the rank, and the sockets on which it listens, as far as they are known.
         pid: The process that is the rank, on its machine.
@@ -96,7 +96,7 @@ class RankSnapshot:
     entries: tuple[FlightRecorderEntry, ...] | None = None
     setup: GroupSetup | None = None
     call_values: Mapping[str, str] = field(default_factory=dict)
-    awaited_key: str | None = None
+    awaited_keys: tuple[str, ...] = ()
     set_keys: tuple[str, ...] = ()
     sockets: tuple[TcpConnection, ...] = ()
     pid: int | None = None

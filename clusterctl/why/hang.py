@@ -681,7 +681,12 @@ def _judge_by_store_keys(hang: HangAnalysis) -> Verdict | None:
     A rank that has set later keys of this kind has skipped the key. If no rank has skipped a key, the cause is a rank
     that waits for no key itself, or for its own.
     """
-    awaited = {rank: snapshot.awaited_key for rank, snapshot in hang.snapshots.items() if snapshot.awaited_key}
+    set_by_any = {key for snapshot in hang.snapshots.values() for key in snapshot.set_keys}
+    awaited = {
+        rank: next((key for key in snapshot.awaited_keys if key not in set_by_any), snapshot.awaited_keys[-1])
+        for rank, snapshot in hang.snapshots.items()
+        if snapshot.awaited_keys
+    }
     set_keys = {rank: tuple(map(_split_key, snapshot.set_keys)) for rank, snapshot in hang.snapshots.items()}
     skipped, late = {}, {}
     for key in awaited.values():
@@ -714,16 +719,22 @@ def _split_key(key: str) -> tuple[str, tuple[int, ...]]:
 def _find_key_owner(key: str, set_keys: Mapping[int, Sequence[tuple[str, tuple[int, ...]]]]) -> tuple[int | None, bool]:
     """Return the rank that is to set a key, and whether this rank has set a later key of the same kind.
 
-    If one number is the rank in all such keys that ranks have set, it is the rank in this key too. Otherwise the rank
-    is known only if it is the only one that sets such keys.
+    It is the rank whose own keys of this kind have the same numbers, apart from the numbers that ranks change. If one
+    number is the rank in most of such keys, it is the rank in this key too. Otherwise the rank is known only if it is
+    the only one that sets such keys.
     """
     kind, numbers = _split_key(key)
     by_rank = {rank: [each for name, each in keys if name == kind] for rank, keys in set_keys.items()}
     by_rank = {rank: keys for rank, keys in by_rank.items() if keys}
-    at = [i for i in range(len(numbers)) if all(each[i] == rank for rank, keys in by_rank.items() for each in keys)]
+    places = range(len(numbers))
+    lasting = [i for i in places if all(len({each[i] for each in keys}) == 1 for keys in by_rank.values())]
+    owners = [rank for rank, keys in by_rank.items() if all(keys[0][i] == numbers[i] for i in lasting)]
+    at = [i for i in places if 2 * sum(keys[-1][i] == rank for rank, keys in by_rank.items()) > len(by_rank)]
     if len(by_rank) == 1:
         at, owner = [], next(iter(by_rank))
-    elif len(at) == 1 and by_rank:
+    elif len(owners) == 1:
+        at, owner = lasting, owners[0]
+    elif len(at) == 1:
         owner = numbers[at[0]]
     else:
         return None, False
@@ -744,7 +755,7 @@ def _find_differing_value(hang: HangAnalysis) -> tuple[int, str] | None:
     frames = next(iter(hang.snapshots.values())).frames or ()
     own = next((f"{frame.function}." for frame in frames if is_user_code(frame.file)), "-")
     values_by_rank = {
-        rank: {**snapshot.call_values, **({_AWAITED_KEY: snapshot.awaited_key} if snapshot.awaited_key else {})}
+        rank: {**snapshot.call_values, **({_AWAITED_KEY: " ".join(keys)} if (keys := snapshot.awaited_keys) else {})}
         for rank, snapshot in hang.snapshots.items()
     }
     found: dict[int, str] = {}

@@ -304,13 +304,12 @@ def read_call_values(status_dir: str, rank: int, now: float) -> CallValues | Non
     def parse(value: Any) -> CallValues | None:
         if not proc.is_alive(_parse_identity(value)) or not 0 <= now - float(value["time"]) <= _STALE_S:
             return None
-        awaited = value["awaited_key"]
         return {
             "values": {
                 str(name)[:_MAX_NAME_LENGTH]: str(text)[:_MAX_NAME_LENGTH]
                 for name, text in list(value["values"].items())[:_MAX_CALL_VALUES]
             },
-            "awaited_key": None if awaited is None else str(awaited)[:_MAX_NAME_LENGTH],
+            "awaited_keys": [str(key)[:_MAX_NAME_LENGTH] for key in value["awaited_keys"][:_MAX_CALL_VALUES]],
             "set_keys": [str(key)[:_MAX_NAME_LENGTH] for key in value["set_keys"][:_MAX_CALL_VALUES]],
         }
 

@@ -366,12 +366,12 @@ class CallValues(TypedDict):
     """What a rank works with, read together with its stacks.
 
     `values` has numbers as text, and hashes of texts with a leading "#", of the innermost calls of the main thread, by
-    function and name. `awaited_key` is the key of a store of torch that the rank has asked for and has not got, and
-    `set_keys` are the keys that it has set last.
+    function and name. `awaited_keys` are the keys of a store of torch that the rank has asked for and has not got
+    all of, and `set_keys` are the keys that it has set last.
     """
 
     values: Annotated[dict[wire_types.Word, wire_types.Word], MaxItems(64)]
-    awaited_key: wire_types.Word | None
+    awaited_keys: Annotated[list[wire_types.Word], MaxItems(64)]
     set_keys: Annotated[list[wire_types.Word], MaxItems(64)]
 
 

@@ -23,7 +23,7 @@ _HAS_FAST_LOCALS = 1
 set_keys: deque[str] = deque(maxlen=_MAX_KEYS)
 """The keys that this process has set last, in any store."""
 awaited_keys: list[str] = []
-"""The key that this process has asked for last and has not got; empty if it has got it."""
+"""The keys that this process has asked for last and has not got all of; empty if it has got them."""
 
 
 def read_call_values(main_thread: int) -> dict[str, str]:
@@ -90,7 +90,7 @@ def _make_recorded(original: Any, name: str) -> Any:
         if name == "set":
             set_keys.append(str(key))
             return original(self, key, *args, **kwargs)
-        awaited_keys[:] = [key] if isinstance(key, str) else [str(each) for each in key][-1:]
+        awaited_keys[:] = [key] if isinstance(key, str) else [str(each) for each in key][:_MAX_KEYS]
         try:
             result = original(self, key, *args, **kwargs)
         except BaseException:

@@ -90,7 +90,7 @@ class StackDumper:
             "start_time": self._start_time,
             "time": monotonic(),
             "values": call_values.read_call_values(self._main_thread),
-            "awaited_key": next(iter(call_values.awaited_keys), None),
+            "awaited_keys": list(call_values.awaited_keys),
             "set_keys": list(call_values.set_keys),
         }
         replace_file(self._values, encode_json(record))

@@ -184,7 +184,7 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence, first_rank: int) ->
         entries=_entries(evidence, first_rank),
         setup=None if setup is None else {**setup, "rank": setup["rank"] + first_rank},
         call_values=calls["values"] if calls else {},
-        awaited_key=calls["awaited_key"] if calls else None,
+        awaited_keys=tuple(calls["awaited_keys"]) if calls else (),
         set_keys=tuple(calls["set_keys"]) if calls else (),
         sockets=tuple(evidence.get("sockets") or ()),
         pid=evidence["pid"],

@@ -210,7 +210,8 @@ def test_of_ranks_at_one_line_the_one_that_came_there_from_another_is_named() ->
 
 
 def at_store(awaited: str | None, *set_keys: str, **more: Any) -> RankSnapshot:
-    return elsewhere(wchan="poll_schedule_timeout", awaited_key=awaited, set_keys=set_keys, **more)
+    keys = tuple((awaited or "").split())
+    return elsewhere(wchan="poll_schedule_timeout", awaited_keys=keys, set_keys=set_keys, **more)
 
 
 def test_the_rank_that_skipped_the_key_for_which_another_waits_is_named() -> None:
@@ -246,6 +247,22 @@ def test_the_only_rank_that_sets_a_key_is_named_where_it_skipped_one() -> None:
     verdict = of(at_store("done/1/7", "step/6", "step/8"), reader, reader)
 
     assert named(verdict) == [0]
+
+
+def test_the_rank_that_set_its_key_under_another_name_is_named() -> None:
+    every = "data/2/a/0 data/2/a/1 data/2/b/0 data/2/b/1"
+    ranks = [[f"data/{epoch}/{node}/{local}" for epoch in range(3)] for node in "ab" for local in range(2)]
+    ranks[2][-1] = "data/2/b.internal/0"
+    verdict = of(*(at_store(every, *keys) for keys in ranks))
+
+    assert named(verdict) == [2]
+    assert "did not set data/2/b/0" in verdict.summary
+
+
+def test_the_rank_that_set_the_key_of_another_rank_is_named() -> None:
+    every = " ".join(f"ready/{rank}" for rank in range(4))
+
+    assert named(of(*(at_store(every, f"ready/{rank}") for rank in (0, 1, 2, 1)))) == [3]
 
 
 def test_of_ranks_that_wait_for_one_key_the_one_that_waits_for_another_is_named() -> None:
