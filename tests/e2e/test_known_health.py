@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ def health_line(said: str) -> str:
 
 def test_a_start_says_which_warnings_are_new(head: LocalHead) -> None:
     first, second = head.run("up"), head.run("up")
+    assert re.search(r"WARN.* \([a-z]+\.[a-z_]+", health_line(first.stderr)), "the first start names the checks"
     assert "last time" not in first.stderr
     assert "as last time" in health_line(second.stderr)
     assert "new:" not in second.stderr

@@ -160,7 +160,11 @@ class _Demo:
             name, number = ("KILL", signal.SIGKILL) if key == "k" else ("STOP", signal.SIGSTOP)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid or 0, number)
-            then = "the ranks restart" if key == "k" else "the hang is found and explained, then the ranks restart"
+            then = (
+                "the ranks restart"
+                if key == "k"
+                else "after about 25 s the hang is confirmed, and the ranks restart"
+            )
             self._act = f"{key}: kill -{name} {worker.pid}, which is rank {worker.rank} on {worker.node}; {then}"
         elif key == "c":
             demo_cluster.cut_node(self._folder, CUT_NODE)

@@ -36,6 +36,8 @@ from clusterctl.session.request_definitions import CODE, PROBE, RUNS, ProtocolEr
 
 AFTER_SYNC = ("version.code",)
 """Checks that `up` makes after the sync."""
+_MOST_NAMED = 3
+"""How many checks the line of the start names. `clusterctl health` shows all."""
 _BETWEEN = ("net.rendezvous", "net.ring")
 """Checks between nodes. The results of these checks mean nothing once one of the nodes is lost."""
 _JUDGE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
@@ -345,6 +347,9 @@ def _validate_facts(
 def _summarize(findings: list[Finding], fresh: list[Finding] | None) -> str:
     counts = {s: sum(f.status is s for f in findings) for s in (Status.PASS, Status.WARN, Status.UNKNOWN, Status.FAIL)}
     text = " · ".join(f"{n} {s.value}" for s, n in counts.items() if n)
-    if fresh is None or not (counts[Status.WARN] or counts[Status.UNKNOWN]):
+    noted = list(dict.fromkeys(f.check for f in findings if f.status in (Status.WARN, Status.UNKNOWN)))
+    if not noted:
         return text
+    if fresh is None:
+        return f"{text} ({', '.join(noted[:_MOST_NAMED])}{', …' if len(noted) > _MOST_NAMED else ''})"
     return f"{text}, {len(fresh)} new" if fresh else f"{text}, as last time"
