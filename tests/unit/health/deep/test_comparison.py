@@ -202,6 +202,20 @@ def test_a_low_rate_among_few_devices_is_no_failure() -> None:
     assert (found.status, found.node) == (WARN, SICK)
 
 
+@pytest.mark.parametrize(
+    ("rate", "status"), [pytest.param(4.5, WARN, id="a quarter less"), pytest.param(2.9, FAIL, id="half")]
+)
+def test_a_cpu_fails_only_if_it_is_far_slower_because_other_programs_use_it_too(rate: float, status: Status) -> None:
+    speeds = dict(zip(NODES, (rate, 5.8, 5.9, 6.0, 5.9, 6.1, 5.9, 6.0), strict=False))
+    found = judge(
+        [Measurement(node=n, measure=Measure.MEMORY_BANDWIDTH, model="cpu", value=v) for n, v in speeds.items()],
+        "deep.memory_bandwidth",
+        tuple(speeds),
+    )
+
+    assert [(f.status, f.node) for f in found] == [(status, NODES[0])]
+
+
 def test_rates_of_public_machines_only_warn() -> None:
     slow = [replace(entry, model="AMD Instinct MI300X OAM", variant="bfloat16", value=300.0) for entry in measure_all()]
 
