@@ -161,9 +161,7 @@ class _Demo:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid or 0, number)
             then = (
-                "the ranks restart"
-                if key == "k"
-                else "after about 25 s the hang is confirmed, and the ranks restart"
+                "the ranks restart" if key == "k" else "after about 25 s the hang is confirmed, and the ranks restart"
             )
             self._act = f"{key}: kill -{name} {worker.pid}, which is rank {worker.rank} on {worker.node}; {then}"
         elif key == "c":
