@@ -217,7 +217,7 @@ def find_lock_holder(pid: int) -> int | None:
     names only processes in the PID namespace of the agent. Source: `proc_locks(5)`.
     """
     holder = None
-    for line in read_or_empty("/proc/locks").splitlines():
+    for line in read_or_empty("/proc/locks").split(b"\n")[:-1]:  # Without a last line that is cut.
         words = line.split()
         if b"->" not in words:
             holder = int(words[4])
