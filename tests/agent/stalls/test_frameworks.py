@@ -77,6 +77,7 @@ MEETS = """
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 def meet(rank, store):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE)
+    dist.barrier()  # Otherwise one could close its connections before the other has made them.
     dist.destroy_process_group()
 if __name__ == "__main__":
     WORK
