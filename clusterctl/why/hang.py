@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from clusterctl.agent.protocol.record_types import TcpConnection
 from clusterctl.formatting import fold_ranks
@@ -75,6 +75,33 @@ class HangAnalysis:
         missing += [f"{format_ranks(blind)}: {text}" for text, blind in by_text.items() if text]
         self.is_blind = any(by_text)
         self.missing_evidence = tuple(missing)
+
+    @cached_property
+    def sockets(self) -> list[tuple[int, TcpConnection, int | None]]:
+        """The connections of each rank, each with the rank at the other end if that is known."""
+        sockets = [(rank, socket) for rank, snapshot in self.snapshots.items() for socket in snapshot.sockets]
+        nodes = self.evidence.nodes
+        owners = {_socket_key(socket, self.machines[rank]): rank for rank, socket in sockets}
+        listeners: dict[tuple[str, int], set[int]] = {}
+        for rank, one in sockets:
+            if one["state"] == "listen":
+                listeners.setdefault((self.machines[rank], one["port"]), set()).add(rank)
+        at = {address: self.machines[rank] for rank, node in self.nodes.items() for address in nodes[node].addresses}
+
+        def find_peer(rank: int, one: TcpConnection) -> int | None:
+            machine = self.machines[rank]
+            owner = owners.get(_socket_key(one, machine, swapped=True))
+            # A connection that no process has accepted belongs to the rank that listens.
+            server = machine if one["peer"].startswith(_LOOPBACK) else at.get(one["peer"], "")
+            listening = listeners.get((server, one["peer_port"]), set())
+            return next(iter(listening)) if owner is None and len(listening) == 1 else owner
+
+        return [(rank, one, find_peer(rank, one)) for rank, one in sockets]
+
+    @cached_property
+    def awaited_sockets(self) -> dict[int, tuple[TcpConnection, int | None]]:
+        """The connection from which the main thread of a rank waits to read, with the rank at the other end."""
+        return {rank: (socket, peer) for rank, socket, peer in self.sockets if socket["awaited"]}
 
     def build_verdict(
         self,
@@ -191,8 +218,8 @@ def _describe_activity(hang: HangAnalysis, rank: int) -> str:
     position = hang.positions[rank]
     if position.activity is Activity.COLLECTIVE and position.op and not is_computing(hang.snapshots[rank]):
         return f"it waits in {position.op}"
-    peers = {_name_peer(one, peer) for own, one, peer in _list_sockets(hang) if own == rank and one["awaited"]}
-    return describe_kernel_wait(hang.snapshots[rank]) + (f" ({peers.pop()})" if len(peers) == 1 else "")
+    socket = hang.awaited_sockets.get(rank)
+    return describe_kernel_wait(hang.snapshots[rank]) + (f" ({_name_peer(*socket)})" if socket else "")
 
 
 def _name_peer(socket: TcpConnection, peer: int | None) -> str:
@@ -252,7 +279,7 @@ def _find_awaited_role(evidence: Evidence, role: str, verdict: Verdict) -> str |
     by_address = {address: min(names) for address, names in at.items() if len(names) == 1}
     found = (
         by_address.get(socket["peer"]) if peer is None else roles[peer]
-        for rank, socket, peer in _list_sockets(_build_analysis(evidence))
+        for rank, socket, peer in _build_analysis(evidence).sockets
         if rank in blamed and roles[rank] == role and socket["awaited"]
     )
     return next((other for other in found if other not in (None, role)), None)
@@ -493,9 +520,9 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
     else:
         # A rank that could not be examined may be missing too.
         is_idle = collectives.find_current_operation(hang.snapshots[roots[0]]) is None
-        certain = len(roots) == 1 and is_idle and not hang.unobserved and not hang.is_blind
         # The other end of a socket may be the cause.
-        certain = certain and not is_waiting_for_network(hang.snapshots[roots[0]])
+        is_at_socket = is_waiting_for_network(hang.snapshots[roots[0]])
+        certain = len(roots) == 1 and is_idle and not is_at_socket and not hang.unobserved and not hang.is_blind
         # A rank in an operation without a number (such as a wait for a key of the store) may wait for another of these
         # ranks.
         roots = [rank for rank in roots if rank not in at_peers] or roots
@@ -516,17 +543,17 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
 
 def _judge_blocker(hang: HangAnalysis, ranks: Collection[int], effect: str = "") -> Verdict | None:
     """Judge the rank for which all these ranks wait by the kernel's tables: it locked a file, or it is their server."""
-    blocker, what = _find_lock_holder(hang, ranks), "the lock of a file from"
+    blocker, what = _find_lock_holder(hang, ranks), "the lock that {} took on a file"
     if blocker is None or [blocker] == list(ranks):
-        blocker, what = _find_common_server(hang, ranks), "an answer of"
+        blocker, what = _find_common_server(hang, ranks), "an answer of {}"
     if blocker is None:
         return None
     return hang.build_verdict(
         Fault.NOT_JOINED,
         Confidence.LIKELY,
-        f"{format_waiting(ranks)} for {what} {hang.describe([blocker])}{effect}",
+        f"{format_waiting(ranks)} for {what.format(hang.describe([blocker]))}{effect}",
         [blocker],
-        lambda _: f"{format_waiting(ranks)} for {what} this rank",
+        lambda _: f"{format_waiting(ranks)} for {what.format('this rank')}",
     )
 
 
@@ -556,7 +583,7 @@ def _remove_polling(hang: HangAnalysis, ranks: Sequence[int]) -> list[int]:
     A rank that checks something again and again, or waits for the lock of a file, may wait for a rank that does
     neither. That rank must not read from another rank.
     """
-    reads = {rank for rank, socket, peer in _list_sockets(hang) if socket["awaited"] and peer not in (None, rank)}
+    reads = {rank for rank, (_, peer) in hang.awaited_sockets.items() if peer not in (None, rank)}
     others = [
         rank for rank in ranks if not is_polling(hang.snapshots[rank]) and not has_lock_wait(hang.snapshots[rank])
     ]
@@ -801,34 +828,12 @@ def _socket_key(socket: TcpConnection, machine: str, *, swapped: bool = False) -
     return (there, here, inside) if swapped else (here, there, inside)
 
 
-def _list_sockets(hang: HangAnalysis) -> list[tuple[int, TcpConnection, int | None]]:
-    """Return the connections of each rank, each with the rank at the other end if that is known."""
-    sockets = [(rank, socket) for rank, snapshot in hang.snapshots.items() for socket in snapshot.sockets]
-    nodes = hang.evidence.nodes
-    owners = {_socket_key(socket, hang.machines[rank]): rank for rank, socket in sockets}
-    listeners: dict[tuple[str, int], set[int]] = {}
-    for rank, one in sockets:
-        if one["state"] == "listen":
-            listeners.setdefault((hang.machines[rank], one["port"]), set()).add(rank)
-    at = {address: hang.machines[rank] for rank, node in hang.nodes.items() for address in nodes[node].addresses}
-
-    def find_peer(rank: int, one: TcpConnection) -> int | None:
-        machine = hang.machines[rank]
-        owner = owners.get(_socket_key(one, machine, swapped=True))
-        # A connection that no process has accepted belongs to the rank that listens.
-        server = machine if one["peer"].startswith(_LOOPBACK) else at.get(one["peer"], "")
-        listening = listeners.get((server, one["peer_port"]), set())
-        return next(iter(listening)) if owner is None and len(listening) == 1 else owner
-
-    return [(rank, one, find_peer(rank, one)) for rank, one in sockets]
-
-
 def _find_reads(hang: HangAnalysis) -> dict[int, int]:
     """Return the rank from which each rank reads on a connection without data."""
     return {
         rank: peer
-        for rank, socket, peer in _list_sockets(hang)
-        if socket["awaited"] and peer is not None and peer != rank and not socket["unread"]
+        for rank, (socket, peer) in hang.awaited_sockets.items()
+        if peer is not None and peer != rank and not socket["unread"]
     }
 
 
@@ -857,7 +862,7 @@ def _find_lock_holder(hang: HangAnalysis, ranks: Collection[int]) -> int | None:
 
 def _find_sends(hang: HangAnalysis) -> dict[int, int]:
     """Return the rank to which each rank sends on a full connection, whose other end does not read."""
-    sockets = _list_sockets(hang)
+    sockets = hang.sockets
     unread = {(peer, rank) for rank, socket, peer in sockets if socket["unread"]}
     full = ((rank, peer) for rank, socket, peer in sockets if socket["unacked"])
     return {rank: peer for rank, peer in full if peer is not None and (rank, peer) in unread}
@@ -867,7 +872,7 @@ def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
     """Judge ranks that communicate by their own sockets. Other ranks read from the culprit, which reads from none."""
     if collectives.has_collective_counts(hang.snapshots):
         return None
-    sockets, reads = _list_sockets(hang), _find_reads(hang)
+    sockets, reads = hang.sockets, _find_reads(hang)
     for verb, peers in (("read from", reads), ("send to", _find_sends(hang))):
         cycle = sorted(rank for rank in peers if _is_in_cycle(peers, rank))
         if cycle:
@@ -1025,7 +1030,7 @@ def _describe_external_wait(hang: HangAnalysis) -> Verdict:
     """Return a verdict without a culprit: all ranks wait at one line for the same thing outside of the run."""
     if hang.unobserved:
         return hang.build_undetermined_verdict("all examined ranks wait at the same line")
-    peers = {_name_peer(socket, peer) for _, socket, peer in _list_sockets(hang) if socket["awaited"]}
+    peers = {_name_peer(socket, peer) for socket, peer in hang.awaited_sockets.values()}
     awaited = f"for an answer of {peers.pop()}" if len(peers) == 1 else "for something"
     polls = all(map(is_polling, hang.snapshots.values()))
     reasons = {"it polls" if polls else describe_kernel_wait(snapshot) for snapshot in hang.snapshots.values()}
@@ -1048,7 +1053,7 @@ def _judge_links(hang: HangAnalysis, activities: Collection[Activity], cut: Sequ
     by_address = {address: node.node for node in hang.evidence.nodes.values() for address in node.addresses}
     lost: Counter[tuple[str, str]] = Counter()
     worst: dict[tuple[str, str], TcpConnection] = {}
-    for rank, socket, peer in [] if set(activities) == {Activity.SETTING_UP} else _list_sockets(hang):
+    for rank, socket, peer in [] if set(activities) == {Activity.SETTING_UP} else hang.sockets:
         node, other = hang.nodes[rank], hang.nodes[peer] if peer is not None else by_address.get(socket["peer"])
         if socket["lost"] >= _MIN_RETRANSMISSIONS and other is not None and other != node:
             pair = (min(node, other), max(node, other))

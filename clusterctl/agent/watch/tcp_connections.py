@@ -36,8 +36,9 @@ argument.
 def list_tcp_connections(pid: int) -> list[TcpConnection]:
     """Return the open connections of a process, with the connection for whose data it waits first.
 
-    Connections with unanswered retransmissions follow, then connections with unacknowledged bytes. The result is
-    incomplete if the agent must not trace the process, because the kernel then hides the descriptors.
+    Sockets on which the process listens are included. Connections with unanswered retransmissions follow, then
+    connections with unacknowledged bytes. The result is incomplete if the agent must not trace the process, because
+    the kernel then hides the descriptors.
     """
     inodes = _list_socket_inodes(pid)
     if not inodes:

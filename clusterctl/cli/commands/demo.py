@@ -148,7 +148,9 @@ class _Demo:
         if view.snapshot is None or key not in _KEYS:
             return
         if self._mend_at is not None:
-            self._act = f"{key}: first the fault of the last key ends, in {self._mend_at - time.monotonic():.0f} s"
+            self._act = (
+                f"{key}: the last fault ends in {self._mend_at - time.monotonic():.0f} s; press the key again then"
+            )
             return
         state = view.snapshot.state
         if key in "kf":
@@ -174,7 +176,8 @@ class _Demo:
             self._act = f"d: a file of {format_size(free)} fills the disk of {SMALL_DISK}"
         self._why_lines, self._calm_since = [], None
         self._faulty_attempt = state.attempt if key != "c" else self._faulty_attempt
-        self._mend_at, self._is_disk_full = time.monotonic() + _MEND_S if key in "cd" else None, key == "d"
+        self._is_disk_full = key == "d"
+        self._mend_at = time.monotonic() + _MEND_S if key in "cd" else None
 
     def _mend(self) -> None:
         self._mend_at = None

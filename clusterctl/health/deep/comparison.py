@@ -119,8 +119,8 @@ def _compare_rates(
         middle, deviation = median(rates.values()), estimate_deviation(rates.values())
         low = {m: rate for m, rate in rates.items() if len(rates) > 2 and limits.is_low(rate, middle, deviation)}
         for (node, gpu), rate in sorted(low.items(), key=lambda item: item[1])[:MOST_OUTLIERS_SHOWN]:
-            strict = limits if gpu is not None else replace(limits, fail=limits.fail * _CPU_FACTOR)
-            is_sure = len(rates) >= _FEWEST_FOR_FAIL and strict.is_very_low(rate, middle, deviation)
+            device_limits = limits if gpu is not None else replace(limits, fail=limits.fail * _CPU_FACTOR)
+            is_sure = len(rates) >= _FEWEST_FOR_FAIL and device_limits.is_very_low(rate, middle, deviation)
             judge = fail if is_sure else warn
             usual = f"median of {len(rates)} alike {_format_rate(middle)}"
             message = f"{_name_gpu(gpu)}{what} {_format_rate(rate)} {unit}, {usual}"

@@ -406,7 +406,7 @@ def test_a_rank_that_is_in_a_collective_with_the_lock_of_a_file_is_named_and_not
     )
 
     assert (named(verdict), verdict.confidence) == ([1], Confidence.LIKELY)
-    assert verdict.summary.startswith("ranks 0,2-3 wait for the lock of a file from rank 1 on gpu01")
+    assert verdict.summary.startswith("ranks 0,2-3 wait for the lock that rank 1 on gpu01 (train.py:26) took on a file")
 
 
 def test_a_rank_whose_child_has_inherited_a_locked_file_is_named_although_it_waits_for_the_lock_too() -> None:
