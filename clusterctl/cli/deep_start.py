@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from clusterctl.config.spec import ClusterSpec, dump_spec, load_spec
+from clusterctl.config.spec import ClusterSpec, dump_spec
 from clusterctl.errors import ClusterctlError, UnhealthyError
 from clusterctl.formatting import plural
 from clusterctl.health.findings import Finding, Status, finding_from_json
@@ -49,26 +49,9 @@ def check_before_start(spec: ClusterSpec, *, strict: bool) -> None:
 
 
 def _measure_in_new_process(spec: ClusterSpec) -> list[Finding]:
-    argv = [sys.executable, "-m", "clusterctl.cli.deep_start"]
+    argv = [sys.executable, "-m", "clusterctl.cli.deep_start_process"]
     done = subprocess.run(argv, input=dump_spec(choose_nodes(spec)), stdout=subprocess.PIPE, text=True, check=False)
     try:
         return [finding_from_json(entry) for entry in json.loads(done.stdout)]
     except ValueError:
         raise ClusterctlError(f"the process of the deep check failed with exit code {done.returncode}") from None
-
-
-def main() -> None:
-    """Measure the nodes of the spec on stdin, and print the findings about the measurements."""
-    from clusterctl.cli.node_health import DEEP_PREFIX, probe_and_judge  # These modules start threads.
-
-    def show(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
-
-    spec = load_spec(sys.stdin.read())
-    report = probe_and_judge(spec, spec.worker_hosts, deep="quick", show=show)
-    findings = [finding.to_json() for finding in report.findings if finding.check.startswith(DEEP_PREFIX)]
-    print(json.dumps(findings))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 
-from clusterctl.cli.commands.health import checks_to_json, render_checks
+from clusterctl.cli.check_selection import checks_to_json, render_checks
 from clusterctl.health.registry import CHECKS
 from clusterctl.render.console import Terminal
 

@@ -120,7 +120,7 @@ WRITES = re.compile(
 )
 OTHERS = {
     "clusterctl/cli/commands/logs.py": "gives bytes as they are, where they are asked for and stdout is no terminal",
-    "clusterctl/cli/deep_start.py": "answers in ASCII JSON on the pipe of the program that started it",
+    "clusterctl/cli/deep_start_process.py": "answers in ASCII JSON on the pipe of the program that started it",
     "clusterctl/cli/demo_training.py": "is the job of the demo: its output is that of a rank",
     "clusterctl/cli/main.py": "writes a traceback to a file, and our version",
     "clusterctl/health/reference_page.py": "writes a page of ours",
