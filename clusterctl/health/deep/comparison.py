@@ -25,7 +25,7 @@ _LIMITS = {"warn": Limits().warn, "fail": Limits().fail}
 _FEWEST_FOR_FAIL = 5
 """Of fewer devices, nobody knows how much healthy ones differ on these machines, so that a low rate is a WARN."""
 _CPU_FACTOR = 2.0
-"""A CPU also works for other programs, so that its rate must be lower by this factor for a FAIL."""
+"""A CPU also works for other programs, so that its rate must be lower by this factor for a WARN or a FAIL."""
 _RECORDED = (
     ("NVIDIA H100 80GB HBM3*", Measure.HOST_TO_DEVICE, "", 48.0),  # Azure's azurehpc-health-checks.
     ("NVIDIA A100-SXM4-*", Measure.HOST_TO_DEVICE, "", 21.0),  # The same.
@@ -106,12 +106,14 @@ def _compare_rates(
     cluster: CheckedCluster, found: Iterable[Measurement], names: dict[Measure, str], unit: str
 ) -> list[Outcome]:
     """Compare the best rates of each measure, variant and model."""
-    limits = Limits(warn=cluster.limit("warn"), fail=cluster.limit("fail"))
+    gpu_limits = Limits(warn=cluster.limit("warn"), fail=cluster.limit("fail"))
+    cpu_limits = replace(gpu_limits, warn=gpu_limits.warn * _CPU_FACTOR, fail=gpu_limits.fail * _CPU_FACTOR)
     outcomes: list[Outcome] = []
     groups = group_pairs(
         ((entry.measure, entry.variant, entry.model), entry) for entry in found if entry.measure in names
     )
     for (measure, variant, model), entries in groups.items():
+        limits = cpu_limits if all(entry.gpu is None for entry in entries) else gpu_limits
         rates: dict[_Member, float] = {}
         for entry in entries:
             rates[entry.node, entry.gpu] = max(entry.value or 0.0, rates.get((entry.node, entry.gpu), 0.0))
@@ -119,8 +121,7 @@ def _compare_rates(
         middle, deviation = median(rates.values()), estimate_deviation(rates.values())
         low = {m: rate for m, rate in rates.items() if len(rates) > 2 and limits.is_low(rate, middle, deviation)}
         for (node, gpu), rate in sorted(low.items(), key=lambda item: item[1])[:MOST_OUTLIERS_SHOWN]:
-            device_limits = limits if gpu is not None else replace(limits, fail=limits.fail * _CPU_FACTOR)
-            is_sure = len(rates) >= _FEWEST_FOR_FAIL and device_limits.is_very_low(rate, middle, deviation)
+            is_sure = len(rates) >= _FEWEST_FOR_FAIL and limits.is_very_low(rate, middle, deviation)
             judge = fail if is_sure else warn
             usual = f"median of {len(rates)} alike {_format_rate(middle)}"
             message = f"{_name_gpu(gpu)}{what} {_format_rate(rate)} {unit}, {usual}"
@@ -211,8 +212,8 @@ def bits(cluster: CheckedCluster) -> Iterable[Outcome]:
 
 
 _RATE_TEXT = """at most `warn` percent or 3 standard deviations (by the MAD) below the median of the same model; FAIL
-more than `fail` percent (a CPU: twice that) and 6 deviations below, among at least 5 devices; WARN if two values differ
-by more than `warn` percent, or many do"""
+more than `fail` percent and 6 deviations below, among at least 5 devices; WARN if two values differ by more than `warn`
+percent, or many do; for CPUs both percentages count twice"""
 
 
 def _rate_check(name: str, purpose: str, source: str, names: dict[Measure, str], unit: str, hint: str) -> Check:
