@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry
 from clusterctl.why.evidence_types import RankSnapshot
+from clusterctl.why.stack_position import Activity, is_computing, is_waiting_for_lock, locate_rank
 
 _DEFAULT = "0"
 """The name of the default process group on every rank."""
+_MESSAGE = "->"
+"""Part of the name under which the shim counts the messages from one rank of a group to another (`0:1->2`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateRanks:
-    """Ranks that have not begun a collective in which other ranks of their group wait.
+    """Ranks that have not begun a collective, or their part of a message, for which other ranks of their group wait.
 
     Attributes:
         number: The number of the collective in its process group.
@@ -26,6 +29,11 @@ class LateRanks:
     waiting: tuple[int, ...]
     number: int
     op: str | None
+
+    @property
+    def is_message(self) -> bool:
+        """Whether this is a message between two ranks."""
+        return _MESSAGE in self.group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +58,13 @@ class Mismatch:
 
 
 def find_late_by_group(snapshots: Mapping[int, RankSnapshot]) -> list[LateRanks]:
-    """Return, for each process group, the ranks that have not begun the collective in which others wait."""
+    """Return, for each process group, the ranks that have not begun the collective in which others wait.
+
+    The messages from one rank to another count as the collectives of a group of two.
+    """
     begun = {rank: _list_begun(snapshot) for rank, snapshot in snapshots.items()}
+    for rank, group in _list_unused_pairs(snapshots, begun):
+        begun[rank][group] = (0, True)
     found: list[LateRanks] = []
     for group in sorted({name for groups in begun.values() for name in groups}):
         members = {rank: groups[group] for rank, groups in begun.items() if group in groups}
@@ -63,7 +76,7 @@ def find_late_by_group(snapshots: Mapping[int, RankSnapshot]) -> list[LateRanks]
                 entry["op"]
                 for rank in waiting
                 for entry in snapshots[rank].entries or ()
-                if (entry["group"], entry["number"]) == (group, most) and not entry["p2p"]
+                if (entry["group"], entry["number"]) == (group, most) and entry["p2p"] == (_MESSAGE in group)
             )
             found.append(LateRanks(group=group, ranks=late, waiting=waiting, number=most, op=next(names, None)))
     return found
@@ -81,7 +94,28 @@ def _list_begun(snapshot: RankSnapshot) -> dict[str, tuple[int, bool]]:
         # The newest entries of the flight recorder may all belong to other groups, which have more operations.
         begun, ended = snapshot.seq[_DEFAULT]
         found[_DEFAULT] = (begun, ended >= begun)
-    return found
+    messages = [entry for entry in snapshot.entries if _MESSAGE in entry["group"]]
+    awaited = _list_awaited_messages(snapshot, messages)
+    return found | {entry["group"]: (entry["number"], entry not in awaited) for entry in messages}
+
+
+def _list_awaited_messages(snapshot: RankSnapshot, messages: list[FlightRecorderEntry]) -> list[FlightRecorderEntry]:
+    """Return the messages for which the main thread may wait: in `send` or `recv`, or in the `wait` of a handle."""
+    position = locate_rank(snapshot)
+    if is_computing(snapshot) or (position.activity is Activity.OWN and not is_waiting_for_lock(snapshot)):
+        return []
+    unfinished = [entry for entry in messages if not entry["done"]]
+    return unfinished[-1:] if position.activity is Activity.COLLECTIVE else unfinished
+
+
+def _list_unused_pairs(
+    snapshots: Mapping[int, RankSnapshot], begun: Mapping[int, Mapping[str, object]]
+) -> list[tuple[int, str]]:
+    """Return each rank with each pair in which others have begun a message with it, and the rank has begun none."""
+    ranks = {one.setup["rank"]: rank for rank, one in snapshots.items() if one.setup and one.entries is not None}
+    pairs = {name for groups in begun.values() for name in groups if name.startswith(f"{_DEFAULT}:")}
+    ends = ((name, int(end)) for name in pairs for end in name.partition(":")[2].split(_MESSAGE))
+    return [(ranks[end], name) for name, end in ends if end in ranks and name not in begun[ranks[end]]]
 
 
 def find_late_ranks(snapshots: Mapping[int, RankSnapshot]) -> set[int]:

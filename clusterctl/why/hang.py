@@ -307,7 +307,6 @@ def _judge_ranks(evidence: Evidence) -> Verdict | None:
         _judge_mismatches,
         _judge_late_ranks,
         _judge_gil,
-        _judge_messages,
         _judge_by_store_keys,
         _judge_by_sockets,
         _judge_by_stacks,
@@ -605,14 +604,20 @@ def _is_in_operation(hang: HangAnalysis, rank: int) -> bool:
 def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collection[int]) -> Verdict | None:
     """Judge a hang in which each late rank waits too. The ranks wait in a cycle, or for ranks that are in no group."""
     operations = {rank: collectives.find_current_operation(snapshot) for rank, snapshot in hang.snapshots.items()}
+    messages = [group for group in found if group.is_message]
+    at_messages = {rank for group in messages for rank in group.waiting}
+    advanced = {rank for group in messages for rank in group.ranks} - at_messages
+    if advanced:
+        return _judge_advanced_ranks(hang, sorted(at_messages), advanced, is_at_peers=True)
     cycle = _find_cycle({(rank, late) for group in found for rank in group.waiting for late in group.ranks})
     if cycle:
         fewer = _find_smaller_side(found, cycle)
         order = f": {format_ranks(fewer)} used the groups in another order" if fewer else ""
+        at = "messages" if len(messages) == len(found) else "several process groups"
         return hang.build_verdict(
             Fault.DEADLOCK,
             Confidence.LIKELY,
-            f"ranks {fold_ranks(cycle)} wait for each other in several process groups{order}",
+            f"ranks {fold_ranks(cycle)} wait for each other in {at}{order}",
             fewer or cycle,
             lambda rank: f"in {operations[rank] or hang.positions[rank].op}",
         )
@@ -673,33 +678,6 @@ def _judge_gil(hang: HangAnalysis) -> Verdict | None:
 
 
 # --- rules that use keys of torch's stores, and values of the calls
-
-
-def _judge_messages(hang: HangAnalysis) -> Verdict | None:
-    """Judge ranks that wait in `send` or `recv` for each other in a cycle, such as a ring in which all send first."""
-    first = min(rank.rank for rank in hang.evidence.ranks)  # The ranks of each role count from 0.
-    calls: dict[int, tuple[str, int]] = {}
-    for rank, snapshot in hang.snapshots.items():
-        for op, peer in (("send", "dst"), ("recv", "src")):
-            if (value := snapshot.call_values.get(f"{op}.{peer}", "")).isdigit():
-                calls[rank] = (op, first + int(value))
-    # A rank that sends does not wait for one that receives from it.
-    edges = {
-        (rank, peer)
-        for rank, (op, peer) in calls.items()
-        if calls.get(peer) not in (None, ("recv" if op == "send" else "send", rank))
-    }
-    cycle = _find_cycle(edges)
-    if not cycle:
-        return None
-    return hang.build_verdict(
-        Fault.DEADLOCK,
-        Confidence.LIKELY,
-        f"ranks {fold_ranks(cycle)} wait for each other in messages: no rank answers the "
-        f"{' or '.join(sorted({calls[rank][0] for rank in cycle}))}",
-        cycle,
-        lambda rank: f"in {calls[rank][0]} with rank {calls[rank][1]}",
-    )
 
 
 def _judge_by_store_keys(hang: HangAnalysis) -> Verdict | None:

@@ -160,7 +160,7 @@ _WAITS = (
         r"^(?:rpc_|nfs|request_wait_answer|fuse_|ceph|lustre|ll_|cl_sync|folio_wait|io_schedule)",
         STORAGE := "it waits for a file system",
     ),
-    (r"^futex", "it waits for a lock"),
+    (r"^futex", LOCK := "it waits for a lock"),
     (r"^(?:do_signal_stop|ptrace_stop)", "it is stopped"),
 )
 """Wait channels of the kernel and their meanings. The patterns are not compiled, because most commands use none."""
@@ -188,6 +188,11 @@ def is_polling(snapshot: RankSnapshot) -> bool:
 def has_lock_wait(snapshot: RankSnapshot) -> bool:
     """Return whether a rank waits for the lock of a file."""
     return describe_kernel_wait(snapshot) == FILE_LOCK
+
+
+def is_waiting_for_lock(snapshot: RankSnapshot) -> bool:
+    """Return whether a rank waits for another thread."""
+    return describe_kernel_wait(snapshot) == LOCK
 
 
 def is_waiting_outside(snapshot: RankSnapshot) -> bool:

@@ -53,6 +53,7 @@ class CollectiveCounters:
         self.setup: dict[str, Any] | None = None
         self.blindness: str | None = None
         self._group: Any = None
+        self._messages = 0
         self._unchanged_readings = 0
         self._device_waits: DeviceWaits | None = None
 
@@ -71,8 +72,9 @@ class CollectiveCounters:
         records = _list_records()
         seq = {**_read_sequence_numbers(), **{record.name: record.read_numbers() for record in records}}
         self.blindness = self._describe_blindness(records)
-        moved = seq != self.seq
-        self.seq = seq
+        messages = collective_recorder.count_messages()
+        moved = seq != self.seq or messages != self._messages
+        self.seq, self._messages = seq, messages
         self._unchanged_readings = 0 if moved else self._unchanged_readings + 1
         if self._device_waits is not None:
             self.looks += 1
@@ -99,7 +101,8 @@ class CollectiveCounters:
 
         In all other readings return `None`, because a dump of a full recorder takes about 30 ms.
         """
-        return _read_newest_entries() if self.seq and self._unchanged_readings == READINGS_BEFORE_DUMP else None
+        has_begun = self.seq or self._messages
+        return _read_newest_entries() if has_begun and self._unchanged_readings == READINGS_BEFORE_DUMP else None
 
 
 class DeviceWaits:
@@ -179,7 +182,8 @@ def _read_newest_entries() -> list[dict[str, Any]]:
         if call is not None and not entry["done"] and entry["op"] == call[0]:
             entry["peer"] = call[1]
             break
-    return _list_unused_groups() + found
+    # A message that nobody waits for may end later than the collectives, which are then the present operation.
+    return _list_unused_groups() + collective_recorder.list_messages() + found
 
 
 def _read_current_call() -> tuple[str, int] | None:

@@ -1,8 +1,9 @@
-"""Records the collectives of process groups whose backend has no flight recorder of torch.
+"""Records the messages of all process groups, and the collectives of groups that torch's flight recorder leaves out.
 
 From torch 2.14 on, the public hook of a process group reports each operation, also the operations that DDP begins in
 C++. Before, this module wraps the methods of `ProcessGroup` that the functions of `torch.distributed` call. These
-functions stay as they are. Groups that torch records itself are not wrapped.
+functions stay as they are. The collectives of groups that torch records itself are not recorded again. Messages always
+are, because gloo's recorder has none of them, and NCCL's numbers them differently on each rank.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _RECORDERS = {"ProcessGroupGloo": FR_DUMP, "ProcessGroupNCCL": NCCL_DUMP}
 _SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _HOOK_ID = 0x636C7573
 """The key of the shim's hook in a process group. Other programs count their keys from 0, or from 0x46524543."""
-_POINT_TO_POINT = ("send", "recv")
-_MAX_KEPT, _MAX_TENSORS = 40, 8
+_MESSAGES = ("send", "recv")
+_MAX_KEPT, _MAX_TENSORS, _MAX_PAIRS = 40, 8, 16
 
 
 class _Call:
@@ -49,16 +50,14 @@ class GroupRecord:
 
     def __init__(self, name: str) -> None:
         self.name, self.is_blind, self.knows_ends = name, False, True
-        self._numbers = [0, 0]
+        self._begun = 0
         self._calls: deque[_Call] = deque(maxlen=_MAX_KEPT)
 
     def begin(self, op: str, tensors: Any) -> _Call:
         """Record the begin of an operation."""
-        lists = [item if isinstance(item, (list, tuple)) else (item,) for item in tensors[:_MAX_TENSORS]]
-        flat = [tensor for each in lists for tensor in each][:_MAX_TENSORS]
-        is_message = op in _POINT_TO_POINT
-        self._numbers[is_message] += 1
-        call = _Call(op, self._numbers[is_message], [each.shape for each in flat], [each.dtype for each in flat])
+        flat = _list_tensors(tensors)
+        self._begun += 1
+        call = _Call(op, self._begun, [each.shape for each in flat], [each.dtype for each in flat])
         if flat and not flat[0].is_cpu:
             self.knows_ends = False
         self._calls.append(call)
@@ -66,9 +65,8 @@ class GroupRecord:
 
     def read_numbers(self) -> tuple[int, int]:
         """Return the numbers of the last begun and of the last ended collective."""
-        begun = self._numbers[0]
-        last = next((call for call in reversed(tuple(self._calls)) if call.op not in _POINT_TO_POINT), None)
-        return begun, begun if last is None or not self.knows_ends or _has_ended(last) else begun - 1
+        begun, calls = self._begun, tuple(self._calls)
+        return begun, begun if not calls or not self.knows_ends or _has_ended(calls[-1]) else begun - 1
 
     def list_entries(self) -> list[dict[str, Any]]:
         """Return the operations as entries of the flight recorder, oldest first.
@@ -77,18 +75,27 @@ class GroupRecord:
         """
         calls = tuple(self._calls)
         return [
-            {
-                "group": self.name,
-                "number": call.number,
-                "op": call.op,
-                "sizes": str([list(size) for size in call.sizes]),
-                "dtypes": ",".join(str(dtype).rpartition(".")[2] for dtype in call.dtypes),
-                "done": _has_ended(call) if self.knows_ends else call is not calls[-1],
-                "p2p": call.op in _POINT_TO_POINT,
-                "peer": None,
-            }
+            _to_entry(self.name, call, is_done=_has_ended(call) if self.knows_ends else call is not calls[-1])
             for call in calls
         ]
+
+
+def _list_tensors(tensors: Any) -> list[Any]:
+    lists = [item if isinstance(item, (list, tuple)) else (item,) for item in tensors[:_MAX_TENSORS]]
+    return [tensor for each in lists for tensor in each][:_MAX_TENSORS]
+
+
+def _to_entry(group: str, call: _Call, *, is_done: bool, is_message: bool = False) -> dict[str, Any]:
+    return {
+        "group": group,
+        "number": call.number,
+        "op": call.op,
+        "sizes": str([list(size) for size in call.sizes]),
+        "dtypes": ",".join(str(dtype).rpartition(".")[2] for dtype in call.dtypes),
+        "done": is_done,
+        "p2p": is_message,
+        "peer": None,
+    }
 
 
 def _has_ended(call: _Call) -> bool:
@@ -100,9 +107,33 @@ records: dict[int, GroupRecord] = {}
 """The records of the groups that torch does not record, by the identity of the group."""
 
 
+_group_names: dict[int, str] = {}
+_messages: dict[str, _Call] = {}
+"""The last message between two ranks of a group, by the name of the group and the two ranks; the newest is last."""
+
+
+def count_messages() -> int:
+    """Return the number of messages that this process has sent and received, or is about to."""
+    return sum(call.number for call in tuple(_messages.values()))
+
+
+def list_messages() -> list[dict[str, Any]]:
+    """Return the last message from each rank and to each rank as an entry of the flight recorder, oldest first.
+
+    The group of an entry is `GROUP:SOURCE->DESTINATION`, with ranks in the group. Both ranks count its messages alike.
+    """
+    return [
+        _to_entry(group, call, is_done=_has_ended(call), is_message=True) for group, call in tuple(_messages.items())
+    ]
+
+
 def watch_group(name: str, group: Any) -> None:
     """Record the operations of a new process group, unless torch records them itself."""
     records.pop(id(group), None)
+    _group_names[id(group)] = str(name)
+    if isinstance(group, find_name(GROUP)):
+        for message in _MESSAGES:
+            _wrap_method(find_name(GROUP), message, _make_message_recorder)
     if records_itself(group):
         return
     record = records[id(group)] = GroupRecord(str(name))
@@ -140,32 +171,67 @@ def list_backends(group: Any) -> list[Any]:
 def _begin_by_hook(record: GroupRecord, args: Any) -> None:
     try:
         name = str(args.name).rpartition(".")[2].lower()
-        record.begin(METHODS.get(name, name), args.input_tensors)
+        if not name.startswith(_MESSAGES):
+            record.begin(METHODS.get(name, name), args.input_tensors)
     except Exception:  # The operation must take place, even if torch has changed the arguments of hooks.
         record.is_blind = True
 
 
 def _wrap_methods(group_class: Any) -> None:
-    for name, op in METHODS.items():
-        original = getattr(group_class, name, None)
-        if original is not None and not hasattr(original, "__wrapped__"):
-            setattr(group_class, name, _make_counted(original, name, op))
+    for name in METHODS:
+        _wrap_method(group_class, name, _make_counted)
 
 
-def _make_counted(original: Any, name: str, op: str) -> Any:
+def _wrap_method(group_class: Any, name: str, make: Callable[[Any, str], Any]) -> None:
+    original = getattr(group_class, name, None)
+    if original is not None and not hasattr(original, "__wrapped__"):
+        setattr(group_class, name, name_like(make(original, name), original, f"ProcessGroup.{name}"))
+
+
+def _make_counted(original: Any, name: str) -> Any:
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         record = records.get(id(self))
         if record is None:
             return original(self, *args, **kwargs)
-        call = _begin_by_call(record, op, args)
-        work = None
-        try:
-            work = original(self, *args, **kwargs)
-            return work
-        finally:
-            call.work = _get_nothing if work is None else weakref.ref(work)
+        return _call_recorded(_begin_by_call(record, METHODS[name], args), original, self, *args, **kwargs)
 
-    return name_like(counted, original, f"ProcessGroup.{name}")
+    return counted
+
+
+def _make_message_recorder(original: Any, name: str) -> Any:
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = _begin_message(name, self, *args)
+        if call is None:
+            return original(self, *args, **kwargs)
+        return _call_recorded(call, original, self, *args, **kwargs)
+
+    return recorded
+
+
+def _call_recorded(call: _Call, original: Any, *args: Any, **kwargs: Any) -> Any:
+    work = None
+    try:
+        work = original(*args, **kwargs)
+        return work
+    finally:
+        call.work = _get_nothing if work is None else weakref.ref(work)
+
+
+def _begin_message(op: str, group: Any, tensors: Any = (), peer: Any = None, *_: Any) -> _Call | None:
+    name = _group_names.get(id(group))
+    if name is None or not isinstance(peer, int):
+        return None
+    try:
+        ends = (group.rank(), peer) if op == "send" else (peer, group.rank())
+        key, flat = f"{name}:{ends[0]}->{ends[1]}", _list_tensors(tensors)
+        last = _messages.pop(key, None)
+        call = _Call(op, last.number + 1 if last else 1, [each.shape for each in flat], [each.dtype for each in flat])
+        _messages[key] = call
+        if len(_messages) > _MAX_PAIRS:
+            _messages.pop(next(iter(_messages)), None)
+    except Exception:  # The message must be sent, even if torch has changed the arguments of methods.
+        return None
+    return call
 
 
 def _begin_by_call(record: GroupRecord, op: str, args: Any) -> _Call:

@@ -43,12 +43,9 @@ METHODS = {
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
     "all_to_all_single": "all_to_all_single",
-    "send": "send",
-    "recv": "recv",
-    "recv_anysource": "recv",
     "barrier": "barrier",
 }
-"""Methods of `ProcessGroup`, each with the name of the operation in the flight recorder."""
+"""Collective methods of `ProcessGroup`, each with the name of the operation in the flight recorder."""
 OPTIONAL = frozenset({FR_DUMP, NCCL_DUMP, PRE_HOOK, COMPILE_START, COMPILE_END})
 """Names that some supported releases and builds of torch do not have. The shim then counts in another way."""
 NAMES = (
@@ -56,7 +53,7 @@ NAMES = (
     *(COMPILE_START, COMPILE_END),
     *(f"{C10D}._World.{name}" for name in ("default_pg", "pg_names", "pg_map")),
     *(f"{GROUP}.{name}" for name in ("_device_types", "_get_backend", "_get_sequence_number_for_group")),
-    *(GROUP, f"{GROUP}.allreduce", STORE),
+    *(GROUP, f"{GROUP}.allreduce", f"{GROUP}.send", f"{GROUP}.recv", STORE),
     f"{_BINDINGS}.Backend.Options._timeout",
 )
 _found: dict[str, Any] = {}

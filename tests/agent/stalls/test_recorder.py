@@ -53,6 +53,41 @@ def test_a_hang_is_recorded_in_the_format_of_the_flight_recorder(bench, until, r
     assert found["0"]["inside"]["degraded"] == {}
 
 
+MESSAGES = (
+    BEGIN
+    + """
+dist.init_process_group("gloo")
+rank, pair = dist.get_rank(), dist.new_group([0, 1])
+for _ in range(3):
+    dist.send(torch.ones(3), 1) if rank == 0 else dist.recv(torch.ones(3), 0)
+if rank == 1:
+    dist.isend(torch.ones(2), 0, group=pair).wait()
+    time.sleep(1000)
+dist.recv(torch.ones(2), 1, group=pair)
+sent = dist.isend(torch.ones(4), 1)
+dist.recv(torch.ones(2), 1)
+"""
+)
+
+
+@pytest.mark.parametrize("env", [pytest.param({}, id="gloo"), pytest.param(UNRECORDED, id="without torch's recorder")])
+def test_both_ranks_count_the_messages_between_them_alike(bench, until, rendezvous, env):
+    workers = [bench.start(MESSAGES, rank=rank, env={**rendezvous, **env}) for rank in (0, 1)]
+    until(lambda: all((worker.said("recorded") or {}).get("entries") for worker in workers))
+
+    entries = [worker.said("recorded")["entries"] for worker in workers]
+    found = [
+        {entry["group"]: (entry["number"], entry["op"], entry["done"]) for entry in each if entry["p2p"]}
+        for each in entries
+    ]
+    assert found[0] == {
+        "0:0->1": (4, "send", False),
+        "0:1->0": (1, "recv", False),
+        "1:1->0": (1, "recv", True),
+    }
+    assert found[1] == {"0:0->1": (3, "recv", True), "1:1->0": (1, "send", True)}
+
+
 def test_entries_of_an_earlier_pause_are_removed(bench, until):
     script = ALONE + (
         "import pathlib\n"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.agent.protocol.record_types import FlightRecorderEntry
+from clusterctl.agent.protocol.record_types import FlightRecorderEntry, GroupSetup
 from clusterctl.why.evidence_types import Node, RankExit, RankSnapshot, StackFrame
 from clusterctl.why.run_verdict import judge_run
 from clusterctl.why.verdict import Confidence, Fault, ProblemKind, Verdict
@@ -377,22 +377,53 @@ def test_where_as_many_take_two_groups_in_one_order_as_in_the_other_all_are_name
     assert (verdict.cls, named(verdict)) == (Fault.DEADLOCK, [0, 1, 2, 3])
 
 
-def in_message(op: str, peer: int) -> RankSnapshot:
-    return waiting(op, call_values={f"{op}.{'dst' if op == 'send' else 'src'}": str(peer)})
+def in_messages(rank: int, *messages: str, op: str = "recv") -> RankSnapshot:
+    """Return a rank whose last messages are these; with `2 0->1` the second from rank 0 to rank 1."""
+    texts = [text.split() for text in messages]
+    entries = [
+        entry(int(number), op=op, group=f"0:{pair}", p2p=True, done=at < len(texts) - 1)
+        for at, (number, pair) in enumerate(texts)
+    ]
+    return waiting(op, entries=tuple(entries), setup=setup(rank))
+
+
+def setup(rank: int) -> GroupSetup:
+    return {"address": None, "world_size": 4, "rank": rank, "is_joined": True}
 
 
 @pytest.mark.parametrize(
-    ("calls", "named_ranks"),
+    ("messages", "named_ranks"),
     [
-        pytest.param([("send", 1), ("send", 2), ("send", 3), ("send", 0)], [0, 1, 2, 3], id="a ring in which all send"),
-        pytest.param([("recv", 1), ("recv", 0), ("recv", 1), ("recv", 2)], [0, 1], id="two that receive"),
-        pytest.param([("send", 1), ("recv", 0), ("recv", 1), ("recv", 2)], [], id="a pipeline"),
+        pytest.param(["1 0->1", "1 1->2", "1 2->3", "1 3->0"], [0, 1, 2, 3], id="a ring in which all send"),
+        pytest.param(["1 1->0", "1 0->1", "1 1->2", "1 2->3"], [0, 1], id="two that receive"),
     ],
 )
-def test_ranks_whose_messages_wait_for_each_other_are_named(
-    calls: list[tuple[str, int]], named_ranks: list[int]
-) -> None:
-    verdict = of(*(in_message(op, peer) for op, peer in calls))
+def test_ranks_whose_messages_wait_for_each_other_are_named(messages: list[str], named_ranks: list[int]) -> None:
+    verdict = of(*(in_messages(rank, text) for rank, text in enumerate(messages)))
 
-    assert (verdict.cls is Fault.DEADLOCK) == bool(named_ranks)
-    assert named_ranks in ([], named(verdict))
+    assert (verdict.cls, named(verdict)) == (Fault.DEADLOCK, named_ranks)
+
+
+def test_a_rank_that_leaves_out_its_last_messages_is_named() -> None:
+    own = entry(9, op="all_reduce")
+    messages = entry(8, group="0:0->1", op="recv", p2p=True, done=True)
+    gone_on = waiting(entries=(messages, own), setup=setup(1))
+    ahead = waiting(entries=(entry(9, group="0:2->3", op="recv", p2p=True, done=True), own), setup=setup(3))
+    verdict = of(in_messages(0, "9 3->0", "9 0->1", op="send"), gone_on, in_messages(2, "9 2->3", "9 1->2"), ahead)
+
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.MISMATCH, Confidence.LIKELY, [1])
+
+
+def test_a_rank_that_never_sends_the_first_message_is_named() -> None:
+    busy = elsewhere(entries=(), setup=setup(0))
+    verdict = of(busy, in_messages(1, "1 0->1"), in_messages(2, "1 1->2"), in_messages(3, "1 2->3"))
+
+    assert (verdict.cls, named(verdict)) == (Fault.NOT_JOINED, [0])
+
+
+def test_a_message_that_a_rank_does_not_wait_for_is_no_wait() -> None:
+    sends = elsewhere(entries=(entry(1, group="0:0->1", op="send", p2p=True),), setup=setup(0))
+    received = in_messages(1, "1 2->1")
+    verdict = of(sends, received, elsewhere(line=40, entries=(), setup=setup(2)), in_messages(3, "1 2->3"))
+
+    assert named(verdict) == [2]
