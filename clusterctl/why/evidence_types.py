@@ -118,6 +118,8 @@ class RankTimeUse:
         seconds: The duration of the sampling.
         wait_shares: For each part of this time: the share of samples in which the rank was in a collective. `None` if
             collectives are not counted.
+        idle_shares: For each part of this time: the share in which the rank used no CPU. `None` if collectives are
+            counted, or if the ranks do not print steps at one rate.
         cpu_cores: Cores that the rank and its children used.
         cpu_starved_share: Share of the time in which the main thread could run but had no CPU.
         disk_faults_per_s: Page faults per second for which the main thread had to read from a disk.
@@ -128,6 +130,7 @@ class RankTimeUse:
 
     seconds: float
     wait_shares: tuple[float, ...] | None
+    idle_shares: tuple[float, ...] | None = None
     cpu_cores: float = 0.0
     cpu_starved_share: float = 0.0
     disk_faults_per_s: float = 0.0

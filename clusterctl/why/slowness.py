@@ -1,7 +1,8 @@
 """Judges a run that makes progress: finds ranks that the others wait for, and slow starts.
 
-A rank is slow if it waits for its peers much less than the others do. The reason is taken from timings, health problems
-and wait channels of the kernel.
+A rank is slow if it waits for its peers much less than the others do. Without collectives, a rank is slow if it
+computes while the others, which print their steps at the same rate, do not. The reason is taken from timings, health
+problems and wait channels of the kernel.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def find_stragglers(wait_shares: Mapping[int, Sequence[float] | None]) -> tuple[
 
 def find_slow_ranks(timings: Mapping[int, RankTimeUse]) -> tuple[int, ...]:
     """Return the stragglers by the timings of all ranks (see `find_stragglers`)."""
-    return find_stragglers({rank: timing.wait_shares for rank, timing in timings.items()})
+    return find_stragglers({rank: timing.wait_shares or timing.idle_shares for rank, timing in timings.items()})
 
 
 def judge_stragglers(evidence: Evidence) -> Verdict | None:
@@ -230,7 +231,8 @@ def describe_unknown_waits(timings: Mapping[int, RankTimeUse]) -> str:
 
 
 def _mean_wait(timing: RankTimeUse) -> float:
-    return sum(timing.wait_shares) / len(timing.wait_shares) if timing.wait_shares else 0.0
+    shares = timing.wait_shares or timing.idle_shares
+    return sum(shares) / len(shares) if shares else 0.0
 
 
 # --- slow starts

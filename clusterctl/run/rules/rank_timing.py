@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice, pairwise
 from statistics import median
 
@@ -27,14 +28,19 @@ PARTS = 3
 """The number of parts of the measured time. A slow rank is slow in each part. A rank that was late once is not."""
 _MIN_LOOKS, _MIN_COLLECTIVES = 13, 2
 """The fewest looks and collectives from which a wait share is computed. The shim looks at its rank periodically."""
+_SAME_RATE = 1.2
+"""Ranks that wait for each other in each step take steps at rates that differ by less than this factor."""
 _MOMENT = re.compile(rb'"m":\s*([0-9.]+)')
 _ATTEMPT = re.compile(rb'"attempt":\s*([0-9]+)')
 
 WAIT_FIELDS = node_samples.RankFields(activity=("alive", "pid"), status=("looks", "held", "seq"))
 _TIMING_FIELDS = node_samples.RankFields(
-    (*WAIT_FIELDS.activity, "cpu_s", "starved_s", "faults", "wchan"), status=(*WAIT_FIELDS.status, "degraded")
+    (*WAIT_FIELDS.activity, "cpu_s", "starved_s", "faults", "wchan", "printed_steps"),
+    status=(*WAIT_FIELDS.status, "degraded"),
 )
 
+TimedActivities = list[tuple[float, RankActivity]]
+"""The activities of a rank, each with its time (seconds on the clock of the node)."""
 WaitShares = tuple[float, ...]
 """The share of time in collectives, for each part of the measured time."""
 
@@ -212,6 +218,7 @@ def measure_rank_timings(
         max_lines: Maximum number of parsed lines per node, because parsing a line takes up to a millisecond.
     """
     timings: dict[int, RankTimeUse] = {}
+    activities: dict[int, TimedActivities] = {}
     for own in lines.values():
         chosen = choose_evenly([line for line in own if node_samples.may_be_sample(line, "activity")], max_lines)
         parsed = node_samples.parse_samples(chosen, "activity", "m", "ranks", "attempt", fields=_TIMING_FIELDS)
@@ -222,7 +229,31 @@ def measure_rank_timings(
             timed = _list_timed_activities(read, rank)
             if len(timed) > PARTS and timed[-1][0] - timed[0][0] >= MIN_SPAN_S:
                 timings[int(rank)] = _measure_timing(timed, gpu_clock_mhz)
-    return timings
+                activities[int(rank)] = timed
+    if any(timing.wait_shares for timing in timings.values()) or not _are_in_step(activities.values()):
+        return timings
+    return {rank: replace(one, idle_shares=_compute_idle_shares(activities[rank])) for rank, one in timings.items()}
+
+
+def _are_in_step(activities: Iterable[TimedActivities]) -> bool:
+    """Return whether all ranks print step numbers at the same rate, so that they probably wait for each other."""
+    rates = []
+    for timed in activities:
+        steps = [(moment, steps[1]) for moment, own in timed if (steps := own.get("printed_steps"))]
+        if len(steps) < 2:
+            return False
+        (begin, first), (end, last) = steps[0], steps[-1]
+        rates.append((last - first) / (end - begin))
+    return len(rates) > 1 and 0 < max(rates) <= _SAME_RATE * min(rates)
+
+
+def _compute_idle_shares(timed: TimedActivities) -> WaitShares:
+    """Return the share of time in which a rank used no CPU, for each part of the measured time."""
+    cuts = [timed[part * (len(timed) - 1) // PARTS] for part in range(PARTS + 1)]
+    return tuple(
+        1.0 - min(1.0, _increase(one.get("cpu_s"), other.get("cpu_s")) / (end - begin))
+        for (begin, one), (end, other) in pairwise(cuts)
+    )
 
 
 def has_no_progress_yet(lines: Mapping[str, Sequence[bytes]], attempt: int) -> bool:
@@ -238,7 +269,7 @@ def has_no_progress_yet(lines: Mapping[str, Sequence[bytes]], attempt: int) -> b
     return bool(activities) and all(status.get("progress_age_s") is None for status in statuses)
 
 
-def _list_timed_activities(read: Iterable[ActivitySample], rank: str) -> list[tuple[float, RankActivity]]:
+def _list_timed_activities(read: Iterable[ActivitySample], rank: str) -> TimedActivities:
     """Return time and activity of a rank in each sample of its present process. The last sample shows this process."""
     timed = [(sample["m"], own) for sample in read if (own := sample["ranks"].get(rank)) is not None]
     return [each for each in timed if each[1].get("alive") and each[1].get("pid") == timed[-1][1].get("pid")]

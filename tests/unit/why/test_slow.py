@@ -162,10 +162,10 @@ def test_a_start_that_is_only_long_is_not_called_slow(frames: tuple[Any, ...], n
     assert starting(*frames, no_progress_s=no_progress_s).kind is ProblemKind.NONE
 
 
-def sampled(m: float, looks: int, held: int, begun: int, **more: Any) -> bytes:
+def sampled(m: float, looks: int, held: int, begun: int, rank: int = 3, **more: Any) -> bytes:
     inside = {"pid": 7, "beats": 0, "looks": looks, "held": held, "seq": {"0": [begun, begun]}, "progress_age_s": 0.5}
-    rank = {"alive": True, "pid": 7, "cpu_s": m, "wchan": None, "inside": inside, **more}
-    return json.dumps({"kind": "activity", "t": m, "m": m, "attempt": 0, "ranks": {"3": rank}}).encode()
+    own = {"alive": True, "pid": 7, "cpu_s": m, "wchan": None, "inside": inside, **more}
+    return json.dumps({"kind": "activity", "t": m, "m": m, "attempt": 0, "ranks": {str(rank): own}}).encode()
 
 
 def test_shares_are_those_of_each_third_of_the_newest_samples() -> None:
@@ -191,6 +191,28 @@ def test_a_rank_that_begins_no_collective_has_no_share() -> None:
     lines = [sampled(m, m, m, 1) for m in range(0, 121, 10)]
 
     assert measure_rank_timings({"gpu02": lines}, 0)[3].wait_shares is None
+
+
+@pytest.mark.parametrize(
+    ("cores", "rates", "named_ranks"),
+    [
+        pytest.param([0.05, 0.9, 0.02, 0.05], [1.0] * 4, [1], id="one computes"),
+        pytest.param([0.9, 0.9, 0.02, 0.9], [1.0] * 4, [], id="most compute"),
+        pytest.param([0.05, 0.9, 0.02, 0.05], [1.0, 0.7, 1.0, 1.0], [], id="steps of its own"),
+        pytest.param([0.05, 0.9, 0.02, 0.05], [0.0] * 4, [], id="no steps"),
+    ],
+)
+def test_of_ranks_without_collectives_the_one_that_computes_in_each_common_step_is_slow(
+    cores: list[float], rates: list[float], named_ranks: list[int]
+) -> None:
+    lines = {
+        f"gpu{rank}": [
+            sampled(m, 0, 0, 0, rank=rank, cpu_s=m * used, printed_steps=[5, m * rate]) for m in range(100, 200, 10)
+        ]
+        for rank, (used, rate) in enumerate(zip(cores, rates, strict=True))
+    }
+
+    assert list(find_slow_ranks(measure_rank_timings(lines, 0))) == named_ranks
 
 
 def test_samples_of_an_earlier_attempt_count_for_nothing() -> None:
