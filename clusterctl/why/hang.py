@@ -547,6 +547,8 @@ def _judge_blocker(hang: HangAnalysis, ranks: Collection[int], effect: str = "")
         blocker, what = _find_common_server(hang, ranks), "an answer of {}"
     if blocker is None:
         return None
+    if (client := _find_awaited_client(hang, blocker)) is not None:
+        return _judge_client(hang, client, blocker, effect)
     return hang.build_verdict(
         Fault.NOT_JOINED,
         Confidence.LIKELY,
@@ -823,6 +825,29 @@ def _find_common_server(hang: HangAnalysis, ranks: Collection[int]) -> int | Non
     return None if server in ranks else server
 
 
+def _find_awaited_client(hang: HangAnalysis, server: int) -> int | None:
+    """Return the only rank for whose data a thread of a rank waits; `None` if there is no such rank, or several."""
+    clients = {
+        peer
+        for rank, socket, peer in hang.sockets
+        if rank == server and "awaited_by_thread" in socket and not socket["unread"]
+    }
+    client = clients.pop() if len(clients) == 1 else None
+    return None if client == server else client
+
+
+def _judge_client(hang: HangAnalysis, client: int, server: int, effect: str = "") -> Verdict:
+    """Judge the rank for whose data the server of the others waits."""
+    waiting = hang.snapshots.keys() - {client}
+    return hang.build_verdict(
+        Fault.NOT_JOINED,
+        Confidence.LIKELY,
+        f"{hang.describe([client])} has not sent all data for which a thread of rank {server} waits, "
+        f"and {format_waiting(waiting)}{effect}",
+        [client],
+    )
+
+
 def _find_lock_holder(hang: HangAnalysis, ranks: Collection[int]) -> int | None:
     """Return the rank that took the lock of a file for which all these ranks wait; `None` if there is none.
 
@@ -869,6 +894,9 @@ def _judge_by_sockets(hang: HangAnalysis) -> Verdict | None:
     # A rank that reads from an unknown peer is not the rank that others wait for.
     busy = [rank for rank in free if not is_waiting_for_network(hang.snapshots[rank])]
     named = absent or [rank for rank in busy if rank not in servers] or busy or free
+    client = _find_awaited_client(hang, named[0]) if len(named) == 1 else None
+    if client is not None:
+        return _judge_client(hang, client, named[0])
     missed = f"has no connection to {format_ranks(servers)}" if absent else "sent no data"
     for_it = "" if absent else " for it"
     return hang.build_verdict(

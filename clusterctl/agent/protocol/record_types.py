@@ -375,14 +375,7 @@ class CallValues(TypedDict):
     set_keys: Annotated[list[wire_types.Word], MaxItems(64)]
 
 
-class TcpConnection(TypedDict):
-    """A TCP connection of a rank, or a socket on which the rank listens.
-
-    `unacked` are sent bytes without acknowledgement, `unread` are received bytes that the process has not read. `lost`
-    counts the retransmissions since the last acknowledgement. `awaited` is true if the main thread waits for data on
-    this connection.
-    """
-
+class _Connection(TypedDict):
     address: wire_types.ShortText
     port: wire_types.Port
     peer: wire_types.ShortText
@@ -392,6 +385,17 @@ class TcpConnection(TypedDict):
     unread: wire_types.Count
     lost: wire_types.Count
     awaited: bool
+
+
+class TcpConnection(_Connection, total=False):
+    """A TCP connection of a rank, or a socket on which the rank listens.
+
+    `unacked` are sent bytes without acknowledgement, `unread` are received bytes that the process has not read. `lost`
+    counts the retransmissions since the last acknowledgement. `awaited` is true if the main thread waits for data on
+    this connection, `awaited_by_thread` is present if another thread does.
+    """
+
+    awaited_by_thread: bool
 
 
 class RankEvidence(ProcessState):

@@ -25,7 +25,7 @@ _STATES = {
     9: "last-ack",
     10: "listen",
 }
-_MAX_DESCRIPTORS, _MAX_TABLE_LINES, _MAX_CONNECTIONS = 4096, 65536, 128
+_MAX_DESCRIPTORS, _MAX_TABLE_LINES, _MAX_CONNECTIONS, _MAX_THREADS = 4096, 65536, 128, 256
 _SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
 _READ_SYSCALLS = {"x86_64": frozenset({0, 19, 45, 47}), "aarch64": frozenset({63, 65, 207, 212})}
 """The numbers of the system calls read, readv, recvfrom and recvmsg, which wait for the descriptor in their first
@@ -43,7 +43,8 @@ def list_tcp_connections(pid: int) -> list[TcpConnection]:
     inodes = _list_socket_inodes(pid)
     if not inodes:
         return []
-    waits = _find_awaited_descriptor(pid)
+    waits = _find_awaited_descriptor(f"/proc/{pid}")
+    thread_waits = _list_descriptors_awaited_by_threads(pid)
     sockets: list[TcpConnection] = []
     for line in _read_tcp_lines(pid):
         words = line.split()
@@ -52,21 +53,24 @@ def list_tcp_connections(pid: int) -> list[TcpConnection]:
             continue
         (address, port), (peer, peer_port) = _parse_address(words[1]), _parse_address(words[2])
         unacked, unread = (int(part, 16) for part in words[4].split(":"))
-        sockets.append(
-            {
-                "address": address,
-                "port": port,
-                "peer": peer,
-                "peer_port": peer_port,
-                "state": state,
-                "unacked": unacked,
-                "unread": unread,
-                # Timer 1 runs until a segment is acknowledged. This field counts the expiries of the timer.
-                "lost": int(words[6], 16) if words[5].startswith("01") else 0,
-                "awaited": fd == waits,
-            }
-        )
-    return sorted(sockets, key=lambda one: (not one["awaited"], -one["lost"], -one["unacked"]))[:_MAX_CONNECTIONS]
+        connection: TcpConnection = {
+            "address": address,
+            "port": port,
+            "peer": peer,
+            "peer_port": peer_port,
+            "state": state,
+            "unacked": unacked,
+            "unread": unread,
+            # Timer 1 runs until a segment is acknowledged. This field counts the expiries of the timer.
+            "lost": int(words[6], 16) if words[5].startswith("01") else 0,
+            "awaited": fd == waits,
+        }
+        if fd in thread_waits:
+            connection["awaited_by_thread"] = True
+        sockets.append(connection)
+    return sorted(
+        sockets, key=lambda one: (not one["awaited"], "awaited_by_thread" not in one, -one["lost"], -one["unacked"])
+    )[:_MAX_CONNECTIONS]
 
 
 def _list_socket_inodes(pid: int) -> dict[str, int]:
@@ -97,9 +101,21 @@ def _parse_address(text: str) -> tuple[str, int]:
     return found[found.rfind(":") + 1 :] if found.startswith("::ffff:") and "." in found else found, int(port, 16)
 
 
-def _find_awaited_descriptor(pid: int) -> int | None:
-    """Return the descriptor from which the main thread waits to read; `None` in any other call."""
-    words = read_or_empty(f"/proc/{pid}/syscall", 256).split()
+def _list_descriptors_awaited_by_threads(pid: int) -> set[int | None]:
+    """Return the descriptors from which threads of a process wait to read, apart from its main thread."""
+    threads: list[str] = []
+    with contextlib.suppress(OSError):
+        threads = [name for name in os.listdir(f"/proc/{pid}/task") if name != str(pid)]
+    return {_find_awaited_descriptor(f"/proc/{pid}/task/{name}") for name in threads[:_MAX_THREADS]}
+
+
+def _find_awaited_descriptor(thread: str) -> int | None:
+    """Return the descriptor from which a thread waits to read; `None` in any other call.
+
+    Args:
+        thread: The folder of the thread in `/proc`.
+    """
+    words = read_or_empty(f"{thread}/syscall", 256).split()
     with contextlib.suppress(ValueError, IndexError):
         if int(words[0]) in _READ_SYSCALLS.get(os.uname().machine, ()):
             return int(words[1], 16)

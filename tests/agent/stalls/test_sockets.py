@@ -38,6 +38,25 @@ def test_a_connection_that_is_read_from_is_awaited_and_named_by_both_ends() -> N
     assert (one["state"], one["unacked"], one["lost"]) == ("established", 0, 0)
 
 
+def test_a_connection_from_which_a_thread_reads_is_marked() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        read = f"socket.create_connection(('127.0.0.1', {listener.getsockname()[1]})).recv"
+        code = f"import socket, threading; threading.Thread(target={read}, args=(1,)).start(); {read}(1)"
+        with subprocess.Popen([sys.executable, "-c", code]) as child:
+            accepted = [listener.accept()[0] for _ in range(2)]
+            found = _until(lambda: marks if len(marks := _list_marks(child.pid)) == 2 else [])
+            for each in accepted:
+                each.sendall(b"x")
+                each.close()
+
+    assert sorted(found) == ["awaited", "awaited_by_thread"]  # type: ignore[call-overload]
+
+
+def _list_marks(pid: int) -> list[str]:
+    connections = tcp_connections.list_tcp_connections(pid)
+    return [name for one in connections for name in ("awaited", "awaited_by_thread") if one.get(name)]
+
+
 def test_what_was_sent_and_not_read_shows_at_its_reader() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
         client = socket.create_connection(listener.getsockname()[:2])

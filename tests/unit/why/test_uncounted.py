@@ -75,6 +75,21 @@ def test_the_rank_that_all_read_from_is_named_where_it_reads_from_nobody() -> No
     assert "sent no data" in verdict.summary
 
 
+def test_the_client_is_named_for_whose_data_a_thread_of_the_server_waits() -> None:
+    hub = at_socket(answers(1), answers(2, awaited_by_thread=True), answers(3))
+    verdict = of(hub, at_socket(reads(1)), at_socket(reads(2)), at_socket(reads(3)))
+
+    assert (verdict.confidence, named(verdict)) == (Confidence.LIKELY, [2])
+    assert "a thread of rank 0 waits" in verdict.summary
+
+
+def test_a_server_whose_threads_wait_for_several_clients_is_named_itself() -> None:
+    hub = elsewhere(sockets=tuple(answers(rank, awaited_by_thread=True) for rank in (1, 2, 3)))
+    verdict = of(hub, at_socket(reads(1)), at_socket(reads(2)), at_socket(reads(3)))
+
+    assert named(verdict) == [0]
+
+
 def test_ranks_that_read_from_each_other_in_a_circle_are_a_deadlock() -> None:
     first = at_socket(answers(1, awaited=True), answers(2))
     verdict = of(first, at_socket(reads(1)), at_socket(reads(2)))
