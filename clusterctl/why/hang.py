@@ -521,7 +521,10 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
         is_idle = collectives.find_current_operation(hang.snapshots[roots[0]]) is None
         # The other end of a socket may be the cause.
         is_at_socket = is_waiting_for_network(hang.snapshots[roots[0]])
-        certain = len(roots) == 1 and is_idle and not is_at_socket and not hang.unobserved and not hang.is_blind
+        # A rank that only a message lacks may be right, and the other rank may wait for a message too many.
+        is_collective = any(not group.is_message for group in found if roots[0] in group.ranks)
+        certain = len(roots) == 1 and is_collective and is_idle and not is_at_socket
+        certain = certain and not hang.unobserved and not hang.is_blind
         # A rank in an operation without a number (such as a wait for a key of the store) may wait for another of these
         # ranks.
         roots = [rank for rank in roots if rank not in at_peers] or roots

@@ -418,7 +418,7 @@ def test_a_rank_that_never_sends_the_first_message_is_named() -> None:
     busy = elsewhere(entries=(), setup=setup(0))
     verdict = of(busy, in_messages(1, "1 0->1"), in_messages(2, "1 1->2"), in_messages(3, "1 2->3"))
 
-    assert (verdict.cls, named(verdict)) == (Fault.NOT_JOINED, [0])
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Fault.NOT_JOINED, Confidence.LIKELY, [0])
 
 
 def test_a_message_that_a_rank_does_not_wait_for_is_no_wait() -> None:
