@@ -392,7 +392,7 @@ class TcpConnection(_Connection, total=False):
 
     `unacked` are sent bytes without acknowledgement, `unread` are received bytes that the process has not read. `lost`
     counts the retransmissions since the last acknowledgement. `awaited` is true if the main thread waits for data on
-    this connection, `awaited_by_thread` is present if another thread does.
+    this connection, `awaited_by_thread` is present if another thread does, or a child of the rank.
     """
 
     awaited_by_thread: bool

@@ -1,4 +1,4 @@
-"""Reads a process's TCP connections from the kernel's tables, and finds the connection for which the process waits."""
+"""Reads the TCP connections of a process and its children from the kernel's tables, and finds those with a waiting reader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.linux.syscalls import read_or_empty
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from clusterctl.agent.protocol.record_types import TcpConnection
 
@@ -33,23 +33,30 @@ argument.
 """
 
 
-def list_tcp_connections(pid: int) -> list[TcpConnection]:
-    """Return the open connections of a process, with the connection for whose data it waits first.
+def list_tcp_connections(pid: int, children: Iterable[int] = ()) -> list[TcpConnection]:
+    """Return the open connections of a process and its children, with the connection for whose data it waits first.
 
-    Sockets on which the process listens are included. Connections with unanswered retransmissions follow, then
-    connections with unacknowledged bytes. The result is incomplete if the agent must not trace the process, because
-    the kernel then hides the descriptors.
+    Sockets on which the processes listen are included. Connections with unanswered retransmissions follow, then
+    connections with unacknowledged bytes. The result is incomplete if the agent must not trace a process, because the
+    kernel then hides the descriptors.
     """
-    inodes = _list_socket_inodes(pid)
-    if not inodes:
+    inodes = {one: _list_socket_inodes(one) for one in (pid, *children)}
+    every = {inode for own in inodes.values() for inode in own.values()}
+    if not every:
         return []
-    waits = _find_awaited_descriptor(f"/proc/{pid}")
-    thread_waits = _list_descriptors_awaited_by_threads(pid)
+    awaited = inodes[pid].get(_find_awaited_descriptor(f"/proc/{pid}"))
+    # A child that serves its clients in its main thread counts as a thread of the rank.
+    awaited_by_threads = {
+        own.get(_find_awaited_descriptor(thread))
+        for one, own in inodes.items()
+        for thread in _list_threads(one)
+        if own and thread != f"/proc/{pid}/task/{pid}"
+    }
     sockets: list[TcpConnection] = []
     for line in _read_tcp_lines(pid):
         words = line.split()
-        fd, state = inodes.get(words[9]), _STATES.get(int(words[3], 16))
-        if fd is None or state is None:
+        inode, state = words[9], _STATES.get(int(words[3], 16))
+        if inode not in every or state is None:
             continue
         (address, port), (peer, peer_port) = _parse_address(words[1]), _parse_address(words[2])
         unacked, unread = (int(part, 16) for part in words[4].split(":"))
@@ -63,9 +70,9 @@ def list_tcp_connections(pid: int) -> list[TcpConnection]:
             "unread": unread,
             # Timer 1 runs until a segment is acknowledged. This field counts the expiries of the timer.
             "lost": int(words[6], 16) if words[5].startswith("01") else 0,
-            "awaited": fd == waits,
+            "awaited": inode == awaited,
         }
-        if fd in thread_waits:
+        if inode in awaited_by_threads:
             connection["awaited_by_thread"] = True
         sockets.append(connection)
     return sorted(
@@ -73,14 +80,15 @@ def list_tcp_connections(pid: int) -> list[TcpConnection]:
     )[:_MAX_CONNECTIONS]
 
 
-def _list_socket_inodes(pid: int) -> dict[str, int]:
-    inodes: dict[str, int] = {}
+def _list_socket_inodes(pid: int) -> dict[int | None, str]:
+    """Return the inode of each descriptor of a process that is a socket."""
+    inodes: dict[int | None, str] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd")[:_MAX_DESCRIPTORS]:
             with contextlib.suppress(OSError):
                 match = _SOCKET_LINK.fullmatch(os.readlink(f"/proc/{pid}/fd/{name}"))
                 if match:
-                    inodes[match[1]] = int(name)
+                    inodes[int(name)] = match[1]
     return inodes
 
 
@@ -101,12 +109,11 @@ def _parse_address(text: str) -> tuple[str, int]:
     return found[found.rfind(":") + 1 :] if found.startswith("::ffff:") and "." in found else found, int(port, 16)
 
 
-def _list_descriptors_awaited_by_threads(pid: int) -> set[int | None]:
-    """Return the descriptors from which threads of a process wait to read, apart from its main thread."""
-    threads: list[str] = []
+def _list_threads(pid: int) -> list[str]:
+    """Return the folders of the threads of a process in `/proc`."""
     with contextlib.suppress(OSError):
-        threads = [name for name in os.listdir(f"/proc/{pid}/task") if name != str(pid)]
-    return {_find_awaited_descriptor(f"/proc/{pid}/task/{name}") for name in threads[:_MAX_THREADS]}
+        return [f"/proc/{pid}/task/{name}" for name in os.listdir(f"/proc/{pid}/task")[:_MAX_THREADS]]
+    return []
 
 
 def _find_awaited_descriptor(thread: str) -> int | None:

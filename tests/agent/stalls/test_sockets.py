@@ -52,8 +52,21 @@ def test_a_connection_from_which_a_thread_reads_is_marked() -> None:
     assert sorted(found) == ["awaited", "awaited_by_thread"]  # type: ignore[call-overload]
 
 
-def _list_marks(pid: int) -> list[str]:
-    connections = tcp_connections.list_tcp_connections(pid)
+def test_a_connection_of_a_child_counts_as_that_of_a_thread() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        code = f"import socket; socket.create_connection(('127.0.0.1', {port})).recv(1)"
+        with subprocess.Popen([sys.executable, "-c", code]) as child:
+            accepted, _ = listener.accept()
+            found = _until(lambda: _list_marks(os.getpid(), child.pid))
+            accepted.sendall(b"x")
+            accepted.close()
+
+    assert found == ["awaited_by_thread"]
+
+
+def _list_marks(pid: int, *children: int) -> list[str]:
+    connections = tcp_connections.list_tcp_connections(pid, children)
     return [name for one in connections for name in ("awaited", "awaited_by_thread") if one.get(name)]
 
 
