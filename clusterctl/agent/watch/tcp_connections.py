@@ -1,4 +1,4 @@
-"""Reads the TCP connections of a process and its children from the kernel's tables, and finds those with a waiting reader."""
+"""Reads the TCP connections of a process and its children from the kernel, and finds those that a thread reads."""
 
 from __future__ import annotations
 
