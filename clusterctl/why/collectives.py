@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry
 from clusterctl.why.evidence_types import RankSnapshot
-from clusterctl.why.stack_position import Activity, is_computing, is_waiting_for_lock, locate_rank
+from clusterctl.why.stack_position import Activity, is_computing, is_waiting_in_handle, locate_rank
 
 _DEFAULT = "0"
 """The name of the default process group on every rank."""
+_ANY_SOURCE = "*->"
+_MAX_PAIRS = 16
+"""The shim lists the messages of as many pairs."""
 _MESSAGE = "->"
 """Part of the name under which the shim counts the messages from one rank of a group to another (`0:1->2`)."""
 
@@ -63,11 +66,14 @@ def find_late_by_group(snapshots: Mapping[int, RankSnapshot]) -> list[LateRanks]
     The messages from one rank to another count as the collectives of a group of two.
     """
     begun = {rank: _list_begun(snapshot) for rank, snapshot in snapshots.items()}
-    for rank, group in _list_unused_pairs(snapshots, begun):
-        begun[rank][group] = (0, True)
+    by_group: dict[str, dict[int, tuple[int, bool]]] = {}
+    for rank, groups in begun.items():
+        for group, place in groups.items():
+            by_group.setdefault(group, {})[rank] = place
+    for rank, group in _list_unused_pairs(snapshots, by_group):
+        by_group[group][rank] = (0, True)
     found: list[LateRanks] = []
-    for group in sorted({name for groups in begun.values() for name in groups}):
-        members = {rank: groups[group] for rank, groups in begun.items() if group in groups}
+    for group, members in sorted(by_group.items()):
         most = max(number for number, _ in members.values())
         late = tuple(rank for rank, (number, _) in sorted(members.items()) if number < most)
         waiting = tuple(rank for rank, (number, done) in sorted(members.items()) if number == most and not done)
@@ -95,32 +101,62 @@ def _list_begun(snapshot: RankSnapshot) -> dict[str, tuple[int, bool]]:
         begun, ended = snapshot.seq[_DEFAULT]
         found[_DEFAULT] = (begun, ended >= begun)
     messages = [entry for entry in snapshot.entries if _MESSAGE in entry["group"]]
-    awaited = _list_awaited_messages(snapshot, messages)
-    return found | {entry["group"]: (entry["number"], entry not in awaited) for entry in messages}
+    awaited = list_awaited_messages(snapshot)
+    # The peers of a rank that receives from any rank cannot count its messages.
+    counted = [entry for entry in messages if _ANY_SOURCE not in entry["group"]]
+    return found | {entry["group"]: (entry["number"], entry not in awaited) for entry in counted}
 
 
-def _list_awaited_messages(snapshot: RankSnapshot, messages: list[FlightRecorderEntry]) -> list[FlightRecorderEntry]:
+def list_awaited_messages(snapshot: RankSnapshot) -> list[FlightRecorderEntry]:
     """Return the messages for which the main thread may wait: in `send` or `recv`, or in the `wait` of a handle."""
     position = locate_rank(snapshot)
-    if is_computing(snapshot) or (position.activity is Activity.OWN and not is_waiting_for_lock(snapshot)):
+    entries = [entry for entry in snapshot.entries or () if not entry["done"]]
+    unfinished = [entry for entry in entries if _MESSAGE in entry["group"]]
+    if is_computing(snapshot) or any(position.op == entry["op"] for entry in entries if not entry["p2p"]):
         return []
-    unfinished = [entry for entry in messages if not entry["done"]]
-    return unfinished[-1:] if position.activity is Activity.COLLECTIVE else unfinished
+    match position.activity:
+        case Activity.COLLECTIVE:
+            return unfinished[-1:]
+        case Activity.OWN:
+            return unfinished if is_waiting_in_handle(snapshot) else []
+        case _:
+            return []
+
+
+def receives_from_any_rank(snapshot: RankSnapshot) -> bool:
+    """Return whether a rank waits for a message of any rank."""
+    return any(_ANY_SOURCE in entry["group"] for entry in list_awaited_messages(snapshot))
 
 
 def _list_unused_pairs(
-    snapshots: Mapping[int, RankSnapshot], begun: Mapping[int, Mapping[str, object]]
+    snapshots: Mapping[int, RankSnapshot], by_group: Mapping[str, Collection[int]]
 ) -> list[tuple[int, str]]:
-    """Return each rank with each pair in which others have begun a message with it, and the rank has begun none."""
-    ranks = {one.setup["rank"]: rank for rank, one in snapshots.items() if one.setup and one.entries is not None}
-    pairs = {name for groups in begun.values() for name in groups if name.startswith(f"{_DEFAULT}:")}
-    ends = ((name, int(end)) for name in pairs for end in name.partition(":")[2].split(_MESSAGE))
-    return [(ranks[end], name) for name, end in ends if end in ranks and name not in begun[ranks[end]]]
+    """Return each rank with each pair in which others have begun a message with it, and the rank has begun none.
+
+    Ranks with more pairs than the shim lists, and ranks that also receive from any rank, do not count.
+    """
+    ranks = {}
+    for rank, one in snapshots.items():
+        pairs = [entry["group"] for entry in one.entries or () if _MESSAGE in entry["group"]]
+        if one.setup and one.entries is not None and len(pairs) < _MAX_PAIRS and _ANY_SOURCE not in "".join(pairs):
+            ranks[one.setup["rank"]] = rank
+    names = [name for name in by_group if name.startswith(f"{_DEFAULT}:")]
+    ends = ((name, int(end)) for name in names for end in name.partition(":")[2].split(_MESSAGE))
+    return [(ranks[end], name) for name, end in ends if end in ranks and ranks[end] not in by_group[name]]
+
+
+def find_highest_message(snapshots: Mapping[int, RankSnapshot], groups: Collection[str]) -> int:
+    """Return the highest number of messages between two ranks, apart from these groups; 0 without messages."""
+    entries = (entry for snapshot in snapshots.values() for entry in snapshot.entries or ())
+    return max((e["number"] for e in entries if _MESSAGE in e["group"] and e["group"] not in groups), default=0)
 
 
 def find_late_ranks(snapshots: Mapping[int, RankSnapshot]) -> set[int]:
-    """Return the ranks that have not begun a collective in which others wait, and that wait in no collective."""
-    found = find_late_by_group(snapshots)
+    """Return the ranks that have not begun a collective in which others wait, and that wait in no collective.
+
+    Messages do not count, because the rank that waits for a message may be wrong.
+    """
+    found = [group for group in find_late_by_group(snapshots) if not group.is_message]
     return {rank for one in found for rank in one.ranks} - {rank for one in found for rank in one.waiting}
 
 
@@ -175,12 +211,19 @@ def are_in_same_collective(snapshots: Mapping[int, RankSnapshot]) -> bool:
 
 def find_current_operation(snapshot: RankSnapshot) -> str | None:
     """Return the newest operation that a rank has begun and not ended."""
-    return next((entry["op"] for entry in reversed(snapshot.entries or ()) if not entry["done"]), None)
+    return next((entry["op"] for entry in _list_unfinished(snapshot)), None)
 
 
 def is_in_point_to_point(snapshot: RankSnapshot) -> bool:
     """Return whether the newest unfinished operation of a rank is a send to another rank, or a receive from one."""
-    return next((entry["p2p"] for entry in reversed(snapshot.entries or ()) if not entry["done"]), False)
+    return next((entry["p2p"] for entry in _list_unfinished(snapshot)), False)
+
+
+def _list_unfinished(snapshot: RankSnapshot) -> list[FlightRecorderEntry]:
+    """Return the operations that a rank has begun and not ended, newest first; of the messages, those awaited."""
+    awaited = list_awaited_messages(snapshot)
+    entries = reversed(snapshot.entries or ())
+    return [entry for entry in entries if not entry["done"] and (_MESSAGE not in entry["group"] or entry in awaited)]
 
 
 def is_in_default_group(snapshot: RankSnapshot) -> bool:

@@ -18,6 +18,7 @@ from clusterctl.why import collectives
 from clusterctl.why.collectives import LateRanks
 from clusterctl.why.evidence_types import Evidence, Rank, RankSnapshot
 from clusterctl.why.stack_position import (
+    ELSEWHERE,
     WAITS,
     Activity,
     describe_kernel_wait,
@@ -41,7 +42,6 @@ from clusterctl.why.verdict import MAX_NAMED, Confidence, Culprit, Fault, Proble
 _STUCK_SHIM_S = 4.0
 """The shim's thread writes a status every second. If the status is older, a thread holds the interpreter lock."""
 _NO_SHIM = "no rank reports its state, as with `job.inject: false`: only stacks and the kernel show its position"
-_ELSEWHERE = (Activity.OWN, Activity.LOADING)
 _MIN_RETRANSMISSIONS = 2
 """The smallest number of retransmissions that counts as a failure. A single retransmission may be chance."""
 _LOOPBACK = ("127.", "::1")
@@ -508,6 +508,9 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
     waiting = {rank for group in found for rank in group.waiting}
     late = {rank for group in found for rank in group.ranks}
     roots = [rank for rank in sorted(late - waiting) if not _is_in_operation(hang, rank)]
+    blocked = {rank for rank, one in hang.snapshots.items() if rank in waiting or is_waiting_for_peers(one)}
+    if all(group.is_message for group in found) and blocked.issuperset(roots) and blocked != hang.snapshots.keys():
+        return None  # These ranks exchange messages, and a rank without messages may be the one for which all wait.
     if not roots:
         return _judge_cycle(hang, found, late | waiting)
     at_peers = [rank for rank in roots if is_waiting_for_peers(hang.snapshots[rank])]
@@ -521,17 +524,24 @@ def _judge_late_ranks(hang: HangAnalysis) -> Verdict | None:
         is_idle = collectives.find_current_operation(hang.snapshots[roots[0]]) is None
         # The other end of a socket may be the cause.
         is_at_socket = is_waiting_for_network(hang.snapshots[roots[0]])
-        # A rank that only a message lacks may be right, and the other rank may wait for a message too many.
-        is_collective = any(not group.is_message for group in found if roots[0] in group.ranks)
-        certain = len(roots) == 1 and is_collective and is_idle and not is_at_socket
-        certain = certain and not hang.unobserved and not hang.is_blind
+        certain = len(roots) == 1 and is_idle and not is_at_socket and not hang.unobserved and not hang.is_blind
         # A rank in an operation without a number (such as a wait for a key of the store) may wait for another of these
         # ranks.
         roots = [rank for rank in roots if rank not in at_peers] or roots
         roots = _remove_polling(hang, roots)
         cls = classify_missing_ranks(hang, roots)
         certain = certain and (cls is not Fault.GIL_HELD or hang.certainly_holds_interpreter_lock(roots[0]))
-    op = next((group.op for group in found if group.op), None) or "a collective"
+    named = [group for group in found if not set(roots).isdisjoint(group.ranks)]
+    op = next((group.op for group in named if group.op), None) or "a collective"
+    if all(group.is_message for group in named):
+        # These ranks may be right, and the others may wait for a message too many.
+        waiting = {rank for group in named for rank in group.waiting}
+        return hang.build_verdict(
+            cls,
+            Confidence.LIKELY,
+            f"{hang.describe(roots)} did not answer the `{op}` of {format_ranks(waiting)}{hang.describe_reason(roots)}",
+            roots,
+        )
     if (verdict := _judge_blocker(hang, roots, f", and did not join {op}")) is not None:
         return replace(verdict, cls=cls)
     reason = hang.describe_reason(roots)
@@ -603,7 +613,7 @@ def find_root_ranks(hang: HangAnalysis) -> set[int]:
 def _is_in_operation(hang: HangAnalysis, rank: int) -> bool:
     """Return whether a rank is in an operation that has not ended, and does not run other code at the same time."""
     begun = collectives.find_current_operation(hang.snapshots[rank]) is not None
-    return begun and hang.positions[rank].activity not in _ELSEWHERE
+    return begun and hang.positions[rank].activity not in ELSEWHERE
 
 
 def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collection[int]) -> Verdict | None:
@@ -611,12 +621,17 @@ def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collec
     operations = {rank: collectives.find_current_operation(snapshot) for rank, snapshot in hang.snapshots.items()}
     messages = [group for group in found if group.is_message]
     at_messages = {rank for group in messages for rank in group.waiting}
+    highest = collectives.find_highest_message(hang.snapshots, {group.group for group in messages})
+    # A number that no other pair has reached is a message too many, if most of the ranks have gone on.
+    extra = [group for group in messages if group.number > highest]
+    if len({rank for group in extra for rank in group.waiting}) < len({*blocked} - at_messages):
+        found, messages = [group for group in found if group not in extra], [g for g in messages if g not in extra]
     advanced = {rank for group in messages for rank in group.ranks} - at_messages
-    if advanced:
+    if advanced and not any(collectives.receives_from_any_rank(hang.snapshots[rank]) for rank in advanced):
         return _judge_advanced_ranks(hang, sorted(at_messages), advanced, is_at_peers=True)
     cycle = _find_cycle({(rank, late) for group in found for rank in group.waiting for late in group.ranks})
     if cycle:
-        fewer = _find_smaller_side(found, cycle)
+        fewer = _find_smaller_side([group for group in found if not group.is_message], cycle)
         order = f": {format_ranks(fewer)} used the groups in another order" if fewer else ""
         at = "messages" if len(messages) == len(found) else "several process groups"
         return hang.build_verdict(
@@ -626,7 +641,7 @@ def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collec
             fewer or cycle,
             lambda rank: f"in {operations[rank] or hang.positions[rank].op}",
         )
-    free = [rank for rank, at in hang.positions.items() if at.activity in _ELSEWHERE and operations[rank] is None]
+    free = [rank for rank, at in hang.positions.items() if at.activity in ELSEWHERE and operations[rank] is None]
     if free and not hang.unobserved:
         reason = hang.describe_reason(free)
         return hang.build_verdict(
@@ -636,7 +651,7 @@ def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collec
             free,
         )
     in_message = {rank for rank, snapshot in hang.snapshots.items() if collectives.is_in_point_to_point(snapshot)}
-    late = {rank for group in found for rank in group.ranks}
+    late = {rank for group in found for rank in group.ranks if not group.is_message}
     if len(in_message) == 1 and late == in_message and not hang.unobserved:
         return hang.build_verdict(
             Fault.MISMATCH,
@@ -831,12 +846,25 @@ def _find_common_server(hang: HangAnalysis, ranks: Collection[int]) -> int | Non
 def _find_awaited_client(hang: HangAnalysis, server: int) -> int | None:
     """Return the only rank for whose data a thread of a rank waits; `None` if there is no such rank, or several."""
     clients = {
-        peer
+        peer: socket
         for rank, socket, peer in hang.sockets
-        if rank == server and "awaited_by_thread" in socket and not socket["unread"]
+        if rank == server != peer and "awaited_by_thread" in socket and not socket["unread"]
     }
-    client = clients.pop() if len(clients) == 1 else None
-    return None if client == server else client
+    client, socket = clients.popitem() if len(clients) == 1 else (None, None)
+    if client is None or socket is None or is_computing(hang.snapshots[server]):
+        return None
+    own = hang.awaited_sockets.get(client)
+    # A client that waits for an answer on another connection has sent its request.
+    is_other = (
+        own is not None
+        and own[1] == server
+        and (own[0]["port"], own[0]["peer_port"])
+        != (
+            socket["peer_port"],
+            socket["port"],
+        )
+    )
+    return None if is_other else client
 
 
 def _judge_client(hang: HangAnalysis, client: int, server: int, effect: str = "") -> Verdict:
@@ -1014,7 +1042,7 @@ def _judge_ranks_at_one_place(hang: HangAnalysis) -> Verdict | None:
         return hang.build_undetermined_verdict("all examined ranks wait for the others")
     positions = {(position.where, position.op) for position in hang.positions.values()}
     differing = _find_differing_value(hang) if len(positions) == 1 and not hang.unobserved else None
-    if differing is not None and (activities <= set(_ELSEWHERE) or activities == {Activity.SETTING_UP}):
+    if differing is not None and (activities <= set(ELSEWHERE) or activities == {Activity.SETTING_UP}):
         rank, value = differing
         return hang.build_verdict(
             Fault.MISMATCH,
@@ -1023,7 +1051,7 @@ def _judge_ranks_at_one_place(hang: HangAnalysis) -> Verdict | None:
             "than the others",
             [rank],
         )
-    if len(positions) == 1 and activities <= set(_ELSEWHERE):
+    if len(positions) == 1 and activities <= set(ELSEWHERE):
         if all(map(is_waiting_outside, hang.snapshots.values())):
             return _judge_blocker(hang, hang.snapshots) or _describe_external_wait(hang)
         return hang.build_verdict(

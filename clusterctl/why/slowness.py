@@ -149,19 +149,24 @@ def judge_stragglers(evidence: Evidence) -> Verdict | None:
     common = set(reasons.values())
     why = f": {common.pop()}" if len(common) == 1 and "" not in common else ""
     are = f"{evidence.name_ranks(found)} {'are' if len(found) > 1 else 'is'}"
+    is_counted = timings[found[0]].wait_shares is not None
+    they = f"wait for it {share:.0%} of the time" if is_counted else f"use no CPU {share:.0%} of the time"
 
     def describe(rank: Rank) -> str:
         reason = reasons[rank.rank]
-        waits = f"it waits for its peers {_mean_wait(timings[rank.rank]):.0%} of the time"
+        does = "waits for its peers" if is_counted else "uses no CPU"
+        waits = f"it {does} {_mean_wait(timings[rank.rank]):.0%} of the time"
         return f"{waits}; {reason}" if reason else waits
 
     return Verdict(
         kind=ProblemKind.SLOW,
         cls=Fault.SLOW,
         confidence=_confidence(evidence, found),
-        summary=f"{are} slower than the others, which wait for it {share:.0%} of the time{why}",
+        summary=f"{are} slower than the others, which {they}{why}",
         culprits=name_culprits(slow, describe, _locate_own_work),
-        waiting=(Waiting(ranks=fold_ranks(others), where=None, op="wait in collectives"),),
+        waiting=(
+            Waiting(ranks=fold_ranks(others), where=None, op="wait in collectives" if is_counted else "use no CPU"),
+        ),
         next_commands=(f"clusterctl stacks {evidence.run} --rank {fold_ranks(found)}", "clusterctl stats"),
     )
 

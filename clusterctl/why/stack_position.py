@@ -43,6 +43,8 @@ class Activity(str, Enum):
     UNKNOWN = "unknown"
 
 
+ELSEWHERE = (Activity.OWN, Activity.LOADING)
+"""Activities in which a rank does not communicate with its peers by the framework."""
 WAITS = (Activity.COLLECTIVE, Activity.BACKWARD, Activity.SETTING_UP)
 """Activities in which a rank waits for its peers."""
 
@@ -190,9 +192,13 @@ def has_lock_wait(snapshot: RankSnapshot) -> bool:
     return describe_kernel_wait(snapshot) == FILE_LOCK
 
 
-def is_waiting_for_lock(snapshot: RankSnapshot) -> bool:
-    """Return whether a rank waits for another thread."""
-    return describe_kernel_wait(snapshot) == LOCK
+def is_waiting_in_handle(snapshot: RankSnapshot) -> bool:
+    """Return whether a rank waits for another thread in a C function that a line of user code calls.
+
+    The `wait` of the handle of an operation is such a function. Queues and threads of Python wait in Python functions.
+    """
+    frames = snapshot.frames or ()
+    return bool(frames) and is_user_code(frames[0].file) and describe_kernel_wait(snapshot) == LOCK
 
 
 def is_waiting_outside(snapshot: RankSnapshot) -> bool:

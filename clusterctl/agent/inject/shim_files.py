@@ -333,7 +333,7 @@ def read_flight_record(status_dir: str, rank: int) -> list[FlightRecorderEntry] 
                 "p2p": bool(entry["p2p"]),
                 "peer": None if entry["peer"] is None else int(entry["peer"]) % (1 << 31),
             }
-            for entry in value["entries"][:_MAX_FLIGHT_RECORD_ENTRIES]
+            for entry in value["entries"][-_MAX_FLIGHT_RECORD_ENTRIES:]
         ]
 
     return _read_rank_file(status_dir, rank, "recorded", parse)

@@ -12,13 +12,14 @@ import contextlib
 import os
 import weakref
 from collections import deque
+from itertools import count
 
 from .call_values import name_like
-from .torch_names import FR_DUMP, GROUP, METHODS, NCCL_DUMP, PRE_HOOK, find_name
+from .torch_names import FR_DUMP, GROUP, MESSAGE_METHODS, METHODS, NCCL_DUMP, PRE_HOOK, find_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 _RECORDERS = {"ProcessGroupGloo": FR_DUMP, "ProcessGroupNCCL": NCCL_DUMP}
@@ -26,7 +27,6 @@ _RECORDERS = {"ProcessGroupGloo": FR_DUMP, "ProcessGroupNCCL": NCCL_DUMP}
 _SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _HOOK_ID = 0x636C7573
 """The key of the shim's hook in a process group. Other programs count their keys from 0, or from 0x46524543."""
-_MESSAGES = ("send", "recv")
 _MAX_KEPT, _MAX_TENSORS, _MAX_PAIRS = 40, 8, 16
 
 
@@ -107,9 +107,12 @@ records: dict[int, GroupRecord] = {}
 """The records of the groups that torch does not record, by the identity of the group."""
 
 
-_group_names: dict[int, str] = {}
+_groups: dict[int, tuple[str, int]] = {}
+"""The name of each process group and the rank of this process in it, by the identity of the group."""
 _messages: dict[str, _Call] = {}
 """The last message between two ranks of a group, by the name of the group and the two ranks; the newest is last."""
+_numbers: dict[str, Iterator[int]] = {}
+"""The number of the next message between two ranks of a group."""
 
 
 def count_messages() -> int:
@@ -118,22 +121,27 @@ def count_messages() -> int:
 
 
 def list_messages() -> list[dict[str, Any]]:
-    """Return the last message from each rank and to each rank as an entry of the flight recorder, oldest first.
+    """Return the last message of each of the newest pairs of ranks as an entry of the flight recorder, oldest first.
 
-    The group of an entry is `GROUP:SOURCE->DESTINATION`, with ranks in the group. Both ranks count its messages alike.
+    The group of an entry is `GROUP:SOURCE->DESTINATION`, with ranks in the group; an unknown source is `*`. Both ranks
+    count the messages of a pair alike.
     """
     return [
-        _to_entry(group, call, is_done=_has_ended(call), is_message=True) for group, call in tuple(_messages.items())
+        _to_entry(group, call, is_done=_has_ended(call), is_message=True)
+        for group, call in tuple(_messages.items())[-_MAX_PAIRS:]
     ]
 
 
 def watch_group(name: str, group: Any) -> None:
     """Record the operations of a new process group, unless torch records them itself."""
     records.pop(id(group), None)
-    _group_names[id(group)] = str(name)
     if isinstance(group, find_name(GROUP)):
-        for message in _MESSAGES:
-            _wrap_method(find_name(GROUP), message, _make_message_recorder)
+        # A later group may have the name of one that was destroyed.
+        for key in [key for key in _messages if key.startswith(f"{name}:")]:
+            del _messages[key], _numbers[key]
+        _groups[id(group)] = str(name), int(group.rank())
+        for method in MESSAGE_METHODS:
+            _wrap_method(find_name(GROUP), method, _make_message_recorder)
     if records_itself(group):
         return
     record = records[id(group)] = GroupRecord(str(name))
@@ -171,7 +179,7 @@ def list_backends(group: Any) -> list[Any]:
 def _begin_by_hook(record: GroupRecord, args: Any) -> None:
     try:
         name = str(args.name).rpartition(".")[2].lower()
-        if not name.startswith(_MESSAGES):
+        if not name.startswith(MESSAGE_METHODS):
             record.begin(METHODS.get(name, name), args.input_tensors)
     except Exception:  # The operation must take place, even if torch has changed the arguments of hooks.
         record.is_blind = True
@@ -200,7 +208,7 @@ def _make_counted(original: Any, name: str) -> Any:
 
 def _make_message_recorder(original: Any, name: str) -> Any:
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = _begin_message(name, self, *args)
+        call = _begin_message(name, self, *args, **kwargs)
         if call is None:
             return original(self, *args, **kwargs)
         return _call_recorded(call, original, self, *args, **kwargs)
@@ -214,21 +222,30 @@ def _call_recorded(call: _Call, original: Any, *args: Any, **kwargs: Any) -> Any
         work = original(*args, **kwargs)
         return work
     finally:
-        call.work = _get_nothing if work is None else weakref.ref(work)
+        try:
+            call.work = _get_nothing if work is None else weakref.ref(work)
+        except TypeError:  # The operation has taken place, even if torch's handles allow no weak references any more.
+            call.work = _get_nothing
 
 
-def _begin_message(op: str, group: Any, tensors: Any = (), peer: Any = None, *_: Any) -> _Call | None:
-    name = _group_names.get(id(group))
-    if name is None or not isinstance(peer, int):
+def _begin_message(op: str, group: Any, tensors: Any = (), *others: Any, **named: Any) -> _Call | None:
+    known = _groups.get(id(group))
+    if known is None:
         return None
     try:
-        ends = (group.rank(), peer) if op == "send" else (peer, group.rank())
-        key, flat = f"{name}:{ends[0]}->{ends[1]}", _list_tensors(tensors)
-        last = _messages.pop(key, None)
-        call = _Call(op, last.number + 1 if last else 1, [each.shape for each in flat], [each.dtype for each in flat])
+        (name, own), peer = known, "*"
+        if op != "recv_anysource":
+            peer = (others[0] if others else named["dstRank" if op == "send" else "srcRank"]).__index__()
+        key = f"{name}:{own}->{peer}" if op == "send" else f"{name}:{peer}->{own}"
+        flat = _list_tensors(tensors)
+        call = _Call(
+            op.partition("_")[0],
+            next(_numbers.setdefault(key, count(1))),
+            [each.shape for each in flat],
+            [each.dtype for each in flat],
+        )
+        _messages.pop(key, None)
         _messages[key] = call
-        if len(_messages) > _MAX_PAIRS:
-            _messages.pop(next(iter(_messages)), None)
     except Exception:  # The message must be sent, even if torch has changed the arguments of methods.
         return None
     return call

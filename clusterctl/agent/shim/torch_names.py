@@ -46,6 +46,8 @@ METHODS = {
     "barrier": "barrier",
 }
 """Collective methods of `ProcessGroup`, each with the name of the operation in the flight recorder."""
+MESSAGE_METHODS = ("send", "recv", "recv_anysource")
+"""Methods of `ProcessGroup` that send or receive a message."""
 OPTIONAL = frozenset({FR_DUMP, NCCL_DUMP, PRE_HOOK, COMPILE_START, COMPILE_END})
 """Names that some supported releases and builds of torch do not have. The shim then counts in another way."""
 NAMES = (
@@ -53,7 +55,7 @@ NAMES = (
     *(COMPILE_START, COMPILE_END),
     *(f"{C10D}._World.{name}" for name in ("default_pg", "pg_names", "pg_map")),
     *(f"{GROUP}.{name}" for name in ("_device_types", "_get_backend", "_get_sequence_number_for_group")),
-    *(GROUP, f"{GROUP}.allreduce", f"{GROUP}.send", f"{GROUP}.recv", STORE),
+    *(GROUP, f"{GROUP}.allreduce", *(f"{GROUP}.{name}" for name in MESSAGE_METHODS), STORE),
     f"{_BINDINGS}.Backend.Options._timeout",
 )
 _found: dict[str, Any] = {}

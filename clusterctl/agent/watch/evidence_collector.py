@@ -165,7 +165,9 @@ def _collect_rank(
         "setup": shim_files.read_group_setup(status_dir, worker["rank"]),
         "recorded": shim_files.read_flight_record(status_dir, worker["rank"]),
         "calls": shim_files.read_call_values(status_dir, worker["rank"], time.monotonic()),
-        "sockets": tcp_connections.list_tcp_connections(subject.pid, (child.pid for child in children)),
+        "sockets": tcp_connections.list_tcp_connections(
+            subject.pid, (child.pid for child in list_process_tree(subject.pid, processes)[1 : _MAX_CHILDREN + 1])
+        ),
         "lock_holder": proc.find_lock_holder(subject.pid),
     }
 

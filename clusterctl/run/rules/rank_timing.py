@@ -230,7 +230,8 @@ def measure_rank_timings(
             if len(timed) > PARTS and timed[-1][0] - timed[0][0] >= MIN_SPAN_S:
                 timings[int(rank)] = _measure_timing(timed, gpu_clock_mhz)
                 activities[int(rank)] = timed
-    if any(timing.wait_shares for timing in timings.values()) or not _are_in_step(activities.values()):
+    has_collectives = any(_read_look_counts(own)[2] for timed in activities.values() for _, own in timed)
+    if has_collectives or not _are_in_step(activities.values()):
         return timings
     return {rank: replace(one, idle_shares=_compute_idle_shares(activities[rank])) for rank, one in timings.items()}
 
@@ -244,7 +245,7 @@ def _are_in_step(activities: Iterable[TimedActivities]) -> bool:
             return False
         (begin, first), (end, last) = steps[0], steps[-1]
         rates.append((last - first) / (end - begin))
-    return len(rates) > 1 and 0 < max(rates) <= _SAME_RATE * min(rates)
+    return len(rates) > 2 and 0 < max(rates) <= _SAME_RATE * min(rates)
 
 
 def _compute_idle_shares(timed: TimedActivities) -> WaitShares:

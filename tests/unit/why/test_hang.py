@@ -427,3 +427,42 @@ def test_a_message_that_a_rank_does_not_wait_for_is_no_wait() -> None:
     verdict = of(sends, received, elsewhere(line=40, entries=(), setup=setup(2)), in_messages(3, "1 2->3"))
 
     assert named(verdict) == [2]
+
+
+def test_a_rank_that_waits_for_a_message_too_many_is_named() -> None:
+    others = [waiting(entries=(entry(9),), setup=setup(rank)) for rank in range(3)]
+    asks = waiting(
+        "recv",
+        entries=(entry(1, op="recv", group="0:0->3", p2p=True), entry(8, done=True)),
+        setup=setup(3),
+    )
+    verdict = of(*others, asks)
+
+    assert (verdict.cls, named(verdict)) == (Fault.MISMATCH, [3])
+
+
+def test_a_server_that_receives_from_any_rank_is_not_named_for_its_missing_answers() -> None:
+    server = in_messages(0, "4 0->1", "4 0->2", "12 *->0")
+    verdict = of(server, in_messages(1, "5 0->1"), in_messages(2, "5 0->2"), elsewhere(entries=(), setup=setup(3)))
+
+    assert named(verdict) == [3]
+
+
+def test_a_handle_that_nobody_waits_for_is_no_message_that_others_lack() -> None:
+    kept = waiting(entries=(entry(1, op="send", group="0:1->0", p2p=True), entry(9)), setup=setup(1))
+    others = [waiting(entries=(entry(9),), setup=setup(rank)) for rank in (0, 2, 3)]
+    verdict = of(others[0], kept, *others[1:])
+
+    assert (verdict.cls, named(verdict)) == (Fault.NETWORK, [])
+
+
+def test_a_rank_in_its_data_loader_does_not_wait_for_a_message_that_it_has_begun() -> None:
+    frames = (
+        StackFrame(function="get", file="/usr/lib/python3.11/queue.py", line=171),
+        StackFrame(function="train", file=USER, line=24),
+    )
+    begun = entry(2, op="recv", group="0:1->0", p2p=True)
+    loads = elsewhere(wchan="futex_do_wait", entries=(begun,), setup=setup(0), frames=frames)
+    verdict = of(loads, *(in_messages(rank, f"2 {rank - 1}->{rank}") for rank in (1, 2, 3)))
+
+    assert (verdict.cls, named(verdict)) == (Fault.NOT_JOINED, [0])

@@ -83,6 +83,13 @@ def test_the_client_is_named_for_whose_data_a_thread_of_the_server_waits() -> No
     assert "a thread of rank 0 waits" in verdict.summary
 
 
+def test_a_server_that_computes_is_named_itself() -> None:
+    hub = elsewhere(sockets=(answers(1), answers(2, awaited_by_thread=True), answers(3)), state="R", wchan="", cpu=1.0)
+    verdict = of(hub, at_socket(reads(1)), at_socket(reads(2)), at_socket(reads(3)))
+
+    assert named(verdict) == [0]
+
+
 def test_a_server_whose_threads_wait_for_several_clients_is_named_itself() -> None:
     hub = elsewhere(sockets=tuple(answers(rank, awaited_by_thread=True) for rank in (1, 2, 3)))
     verdict = of(hub, at_socket(reads(1)), at_socket(reads(2)), at_socket(reads(3)))
