@@ -28,6 +28,7 @@ PARTS = 3
 """The number of parts of the measured time. A slow rank is slow in each part. A rank that was late once is not."""
 _MIN_LOOKS, _MIN_COLLECTIVES = 13, 2
 """The fewest looks and collectives from which a wait share is computed. The shim looks at its rank periodically."""
+_IDLE_WINDOW_S = 120.0
 _SAME_RATE = 1.2
 """Ranks that wait for each other in each step take steps at rates that differ by less than this factor."""
 _MOMENT = re.compile(rb'"m":\s*([0-9.]+)')
@@ -231,7 +232,12 @@ def measure_rank_timings(
                 timings[int(rank)] = _measure_timing(timed, gpu_clock_mhz)
                 activities[int(rank)] = timed
     has_collectives = any(_read_look_counts(own)[2] for timed in activities.values() for _, own in timed)
-    if has_collectives or not _are_in_step(activities.values()):
+    if has_collectives or any(timing.gpu_clock_mhz for timing in timings.values()):
+        return timings  # A rank that uses no CPU may wait for its GPU.
+    activities = {
+        rank: [each for each in timed if timed[-1][0] - each[0] <= _IDLE_WINDOW_S] for rank, timed in activities.items()
+    }
+    if not _are_in_step(activities.values()):
         return timings
     return {rank: replace(one, idle_shares=_compute_idle_shares(activities[rank])) for rank, one in timings.items()}
 
