@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -143,6 +144,26 @@ def _list_unused_pairs(
     names = [name for name in by_group if name.startswith(f"{_DEFAULT}:")]
     ends = ((name, int(end)) for name in names for end in name.partition(":")[2].split(_MESSAGE))
     return [(ranks[end], name) for name, end in ends if end in ranks and ranks[end] not in by_group[name]]
+
+
+def find_odd_correspondents(
+    snapshots: Mapping[int, RankSnapshot], found: Collection[LateRanks], cycle: Collection[int]
+) -> list[int]:
+    """Return the ranks of a cycle that alone wait for a message of this kind, if the others do what most ranks do.
+
+    Most ranks send to the same rank, or receive from the same rank, as when one rank collects the parts of all others.
+    """
+    names = {e["group"] for one in snapshots.values() for e in one.entries or () if _MESSAGE in e["group"]}
+    pairs = [tuple(name.rpartition(":")[2].split(_MESSAGE)) for name in names]
+    sources, destinations = Counter(source for source, _ in pairs), Counter(destination for _, destination in pairs)
+    alike: dict[int, int] = {}
+    for group in found:
+        if group.is_message:
+            source, destination = group.group.rpartition(":")[2].split(_MESSAGE)
+            alike |= dict.fromkeys(group.waiting, max(sources[source], destinations[destination]))
+    usual = [rank for rank in cycle if 2 * alike.get(rank, 0) > len(snapshots)]
+    odd = [rank for rank in cycle if alike.get(rank) == 1]
+    return odd if usual and len(odd) + len(usual) == len(cycle) else []
 
 
 def find_highest_message(snapshots: Mapping[int, RankSnapshot], groups: Collection[str]) -> int:

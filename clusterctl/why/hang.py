@@ -633,6 +633,8 @@ def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collec
     if cycle:
         fewer = _find_smaller_side([group for group in found if not group.is_message], cycle)
         order = f": {format_ranks(fewer)} used the groups in another order" if fewer else ""
+        if not fewer and (fewer := collectives.find_odd_correspondents(hang.snapshots, found, cycle)):
+            order = f": only {format_ranks(fewer)} expects messages in this direction"
         at = "messages" if len(messages) == len(found) else "several process groups"
         return hang.build_verdict(
             Fault.DEADLOCK,

@@ -404,6 +404,14 @@ def test_ranks_whose_messages_wait_for_each_other_are_named(messages: list[str],
     assert (verdict.cls, named(verdict)) == (Fault.DEADLOCK, named_ranks)
 
 
+def test_a_rank_that_collects_parts_although_another_rank_does_is_named() -> None:
+    sent = waiting(entries=(entry(1, op="send", group="0:1->0", p2p=True, done=True), entry(9)), setup=setup(1))
+    sends = in_messages(3, "1 3->0", op="send")
+    verdict = of(in_messages(0, "1 1->0", "1 2->0"), sent, in_messages(2, "1 0->2"), sends)
+
+    assert (verdict.cls, named(verdict)) == (Fault.DEADLOCK, [2])
+
+
 def test_a_rank_that_leaves_out_its_last_messages_is_named() -> None:
     own = entry(9, op="all_reduce")
     messages = entry(8, group="0:0->1", op="recv", p2p=True, done=True)
