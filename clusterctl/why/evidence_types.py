@@ -79,6 +79,7 @@ class RankSnapshot:
         sockets: The connections of the rank, and the sockets on which it listens, as far as they are known.
         pid: The process that is the rank, on its machine.
         lock_holder: The process that took the lock of a file for which the rank waits.
+        tail: The last lines of the output.
         blindness: Which collectives the shim cannot see with this backend and this torch; "" if it sees all.
         error: The reason why the snapshot is empty.
     """
@@ -101,6 +102,7 @@ class RankSnapshot:
     sockets: tuple[TcpConnection, ...] = ()
     pid: int | None = None
     lock_holder: int | None = None
+    tail: tuple[str, ...] = ()
     blindness: str = ""
     error: str | None = None
 
@@ -118,8 +120,9 @@ class RankTimeUse:
         seconds: The duration of the sampling.
         wait_shares: For each part of this time: the share of samples in which the rank was in a collective. `None` if
             collectives are not counted.
-        idle_shares: For each part of this time: the share in which the rank used no CPU. `None` if collectives are
-            counted, or if the ranks do not print steps at one rate.
+        idle_shares: For each part of the last two minutes: the share in which the rank probably waited. `None` if
+            collectives are counted.
+        idle_basis: What shows `idle_shares`, as words.
         cpu_cores: Cores that the rank and its children used.
         cpu_starved_share: Share of the time in which the main thread could run but had no CPU.
         disk_faults_per_s: Page faults per second for which the main thread had to read from a disk.
@@ -131,6 +134,7 @@ class RankTimeUse:
     seconds: float
     wait_shares: tuple[float, ...] | None
     idle_shares: tuple[float, ...] | None = None
+    idle_basis: str = ""
     cpu_cores: float = 0.0
     cpu_starved_share: float = 0.0
     disk_faults_per_s: float = 0.0

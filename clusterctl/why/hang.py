@@ -51,6 +51,8 @@ _NO_ROUND = re.compile(r"(?:[._]|\b)(?:fd|fileno|pid|port|seed|rank|src|dst|peer
 """Names of numbers that differ between ranks in the same round."""
 _NEW_GROUP = "_new_process_group_helper"
 """The function of `torch.distributed` that creates each process group."""
+_MAX_ERROR = 200
+_ERROR = re.compile(r"(?:error|failed|failure|exception|errno)\b", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
 
 
@@ -1065,8 +1067,16 @@ def _judge_ranks_at_one_place(hang: HangAnalysis) -> Verdict | None:
     return _judge_links(hang, activities, cut) if activities & set(WAITS) else None
 
 
+def _find_printed_error(tail: Sequence[str]) -> str:
+    """Return the last line of an output that reports an error; "" without such a line."""
+    return next((line.strip()[:_MAX_ERROR] for line in reversed(tail) if _ERROR.search(line)), "")
+
+
 def _describe_external_wait(hang: HangAnalysis) -> Verdict:
-    """Return a verdict without a culprit: all ranks wait at one line for the same thing outside of the run."""
+    """Return a verdict on ranks that all wait at one line for the same thing outside of the run.
+
+    No rank is named, unless a single rank has printed an error.
+    """
     if hang.unobserved:
         return hang.build_undetermined_verdict("all examined ranks wait at the same line")
     peers = {_name_peer(socket, peer) for socket, peer in hang.awaited_sockets.values()}
@@ -1075,12 +1085,19 @@ def _describe_external_wait(hang: HangAnalysis) -> Verdict:
     reasons = {"it polls" if polls else describe_kernel_wait(snapshot) for snapshot in hang.snapshots.values()}
     how = f" ({reasons.pop()})" if len(reasons) == 1 else ""
     position = next(iter(hang.positions.values()))
+    wait = f"all ranks wait at {position.where} in {position.op} {awaited}{how}"
+    errors = {rank: error for rank, snapshot in hang.snapshots.items() if (error := _find_printed_error(snapshot.tail))}
+    if len(errors) == 1 < len(hang.snapshots):
+        (error,) = errors.values()
+        summary = f"{wait}, and only {hang.evidence.name_ranks(errors)} has printed an error: {error}"
+        return hang.build_verdict(
+            Fault.EXTERNAL_WAIT, Confidence.LIKELY, summary, errors, lambda _: f"it has printed: {error}"
+        )
     return Verdict(
         kind=ProblemKind.HANG,
         cls=Fault.EXTERNAL_WAIT,
         confidence=Confidence.LIKELY,
-        summary=f"all ranks wait at {position.where} in {position.op} {awaited}{how}, and no rank differs: "
-        "look for its cause outside of the ranks, such as a server or a file",
+        summary=f"{wait}, and no rank differs: look for its cause outside of the ranks, such as a server or a file",
         waiting=hang.list_waiting(hang.snapshots),
         missing_evidence=hang.missing_evidence,
         next_commands=(f"clusterctl stacks {hang.evidence.run}", f"clusterctl logs {hang.evidence.run}"),

@@ -1,7 +1,7 @@
 """Judges a run that makes progress: finds ranks that the others wait for, and slow starts.
 
-A rank is slow if it waits for its peers much less than the others do. Without collectives, a rank is slow if it
-computes while the others, which print their steps at the same rate, do not. The reason is taken from timings, health
+A rank is slow if it waits for its peers much less than the others do. Without collectives, the use of CPUs
+and the waits for sockets show who waits. The reason is taken from timings, health
 problems and wait channels of the kernel.
 """
 
@@ -149,13 +149,14 @@ def judge_stragglers(evidence: Evidence) -> Verdict | None:
     common = set(reasons.values())
     why = f": {common.pop()}" if len(common) == 1 and "" not in common else ""
     are = f"{evidence.name_ranks(found)} {'are' if len(found) > 1 else 'is'}"
-    is_counted = timings[found[0]].wait_shares is not None
-    they = f"wait for it {share:.0%} of the time" if is_counted else f"use no CPU {share:.0%} of the time"
+    basis = timings[found[0]].idle_basis
+    they = f"{'probably ' if basis else ''}wait for it {share:.0%} of the time" + (
+        f", by their {basis}" if basis else ""
+    )
 
     def describe(rank: Rank) -> str:
         reason = reasons[rank.rank]
-        does = "waits for its peers" if is_counted else "uses no CPU"
-        waits = f"it {does} {_mean_wait(timings[rank.rank]):.0%} of the time"
+        waits = f"it waits for its peers {_mean_wait(timings[rank.rank]):.0%} of the time"
         return f"{waits}; {reason}" if reason else waits
 
     return Verdict(
@@ -165,7 +166,9 @@ def judge_stragglers(evidence: Evidence) -> Verdict | None:
         summary=f"{are} slower than the others, which {they}{why}",
         culprits=name_culprits(slow, describe, _locate_own_work),
         waiting=(
-            Waiting(ranks=fold_ranks(others), where=None, op="wait in collectives" if is_counted else "use no CPU"),
+            Waiting(
+                ranks=fold_ranks(others), where=None, op="wait for their peers" if basis else "wait in collectives"
+            ),
         ),
         next_commands=(f"clusterctl stacks {evidence.run} --rank {fold_ranks(found)}", "clusterctl stats"),
     )

@@ -20,7 +20,7 @@ from clusterctl.run.rules.even_choice import choose_evenly
 from clusterctl.validation import node_samples
 from clusterctl.why.evidence_types import IdleRank, RankTimeUse, read_blindness
 from clusterctl.why.slowness import LONG_WAIT_S
-from clusterctl.why.stack_position import describe_wchan
+from clusterctl.why.stack_position import NETWORK, describe_wchan
 
 WINDOW_S = 300.0
 MIN_SPAN_S = 40.0
@@ -29,6 +29,8 @@ PARTS = 3
 _MIN_LOOKS, _MIN_COLLECTIVES = 13, 2
 """The fewest looks and collectives from which a wait share is computed. The shim looks at its rank periodically."""
 _IDLE_WINDOW_S = 120.0
+_FEWEST_COMPARED, _FEWEST_SAMPLES = 3, 6
+"""The fewest ranks, and the fewest samples of a part, by which ranks are compared without collectives."""
 _SAME_RATE = 1.2
 """Ranks that wait for each other in each step take steps at rates that differ by less than this factor."""
 _MOMENT = re.compile(rb'"m":\s*([0-9.]+)')
@@ -237,9 +239,13 @@ def measure_rank_timings(
     activities = {
         rank: [each for each in timed if timed[-1][0] - each[0] <= _IDLE_WINDOW_S] for rank, timed in activities.items()
     }
-    if not _are_in_step(activities.values()):
+    compute, basis = _compute_socket_shares, "waits for sockets"
+    if _are_in_step(activities.values()):
+        compute, basis = _compute_idle_shares, "use of CPUs"
+    shares = {rank: compute(timed) for rank, timed in activities.items()}
+    if len(shares) < _FEWEST_COMPARED or None in shares.values():
         return timings
-    return {rank: replace(one, idle_shares=_compute_idle_shares(activities[rank])) for rank, one in timings.items()}
+    return {rank: replace(one, idle_shares=shares[rank], idle_basis=basis) for rank, one in timings.items()}
 
 
 def _are_in_step(activities: Iterable[TimedActivities]) -> bool:
@@ -251,16 +257,28 @@ def _are_in_step(activities: Iterable[TimedActivities]) -> bool:
             return False
         (begin, first), (end, last) = steps[0], steps[-1]
         rates.append((last - first) / (end - begin))
-    return len(rates) > 2 and 0 < max(rates) <= _SAME_RATE * min(rates)
+    return bool(rates) and 0 < max(rates) <= _SAME_RATE * min(rates)
 
 
-def _compute_idle_shares(timed: TimedActivities) -> WaitShares:
+def _compute_idle_shares(timed: TimedActivities) -> WaitShares | None:
     """Return the share of time in which a rank used no CPU, for each part of the measured time."""
     cuts = [timed[part * (len(timed) - 1) // PARTS] for part in range(PARTS + 1)]
     return tuple(
         1.0 - min(1.0, _increase(one.get("cpu_s"), other.get("cpu_s")) / (end - begin))
         for (begin, one), (end, other) in pairwise(cuts)
     )
+
+
+def _compute_socket_shares(timed: TimedActivities) -> WaitShares | None:
+    """Return the share of samples in which a rank waited for a socket, for each part of the measured time.
+
+    `None` with too few samples.
+    """
+    waits = [describe_wchan(own.get("wchan")) == NETWORK for _, own in timed]
+    size = len(waits) // PARTS
+    if size < _FEWEST_SAMPLES:
+        return None
+    return tuple(sum(waits[part * size : (part + 1) * size]) / size for part in range(PARTS))
 
 
 def has_no_progress_yet(lines: Mapping[str, Sequence[bytes]], attempt: int) -> bool:

@@ -189,6 +189,7 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence, first_rank: int) ->
         sockets=tuple(evidence.get("sockets") or ()),
         pid=evidence["pid"],
         lock_holder=evidence.get("lock_holder"),
+        tail=tuple(evidence.get("tail") or ()),
         blindness=read_blindness(inside),
         error=evidence.get("error"),
     )

@@ -215,6 +215,28 @@ def test_of_ranks_without_collectives_the_one_that_computes_in_each_common_step_
     assert list(find_slow_ranks(measure_rank_timings(lines, 0))) == named_ranks
 
 
+@pytest.mark.parametrize(
+    ("waits", "named_ranks"),
+    [
+        pytest.param([1.0, 1.0, 1.0, 0.0], [3], id="one does not wait"),
+        pytest.param([1.0, 0.0, 0.0, 0.0], [], id="a server waits"),
+        pytest.param([0.5, 0.5, 0.5, 0.4], [], id="all wait alike"),
+    ],
+)
+def test_of_ranks_that_wait_at_sockets_the_one_that_does_not_is_slow(
+    waits: list[float], named_ranks: list[int]
+) -> None:
+    lines = {
+        f"gpu{rank}": [
+            sampled(m, 0, 0, 0, rank=rank, wchan="wait_woken" if (m * 7) % 10 < share * 10 else "futex_do_wait")
+            for m in range(100, 220, 4)
+        ]
+        for rank, share in enumerate(waits)
+    }
+
+    assert list(find_slow_ranks(measure_rank_timings(lines, 0))) == named_ranks
+
+
 def test_samples_of_an_earlier_attempt_count_for_nothing() -> None:
     lines = [sampled(m, m, 0, m) for m in range(0, 121, 10)]
 

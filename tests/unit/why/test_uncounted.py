@@ -90,6 +90,14 @@ def test_a_server_that_computes_is_named_itself() -> None:
     assert named(verdict) == [0]
 
 
+def test_the_only_rank_that_has_printed_an_error_is_named_if_all_wait_for_something() -> None:
+    polls = [elsewhere(main_age=0.1, tail=("step 9", "done")) for _ in range(3)]
+    verdict = of(*polls[:2], elsewhere(main_age=0.1, tail=("job 5 failed: [Errno 5]", "job 6")), polls[2])
+
+    assert (verdict.cls, named(verdict)) == (Fault.EXTERNAL_WAIT, [2])
+    assert "only rank 2 on gpu02 has printed an error: job 5 failed: [Errno 5]" in verdict.summary
+
+
 def test_a_server_whose_threads_wait_for_several_clients_is_named_itself() -> None:
     hub = elsewhere(sockets=tuple(answers(rank, awaited_by_thread=True) for rank in (1, 2, 3)))
     verdict = of(hub, at_socket(reads(1)), at_socket(reads(2)), at_socket(reads(3)))
