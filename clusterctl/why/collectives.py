@@ -166,6 +166,29 @@ def find_odd_correspondents(
     return odd if usual and len(odd) + len(usual) == len(cycle) else []
 
 
+def count_messages(snapshots: Mapping[int, RankSnapshot]) -> dict[int, int]:
+    """Return how many messages each rank has begun to send or to receive."""
+    return {
+        rank: sum(entry["number"] for entry in one.entries or () if _MESSAGE in entry["group"])
+        for rank, one in snapshots.items()
+    }
+
+
+def find_differing_messages(snapshots: Mapping[int, RankSnapshot]) -> dict[int, str]:
+    """Return two ranks that wait for each other in one message with different sizes or tags, and these as words.
+
+    If other ranks wait with the sizes and tag of one of the two, only the other one is in the result.
+    """
+    awaited = [(rank, entry) for rank, one in snapshots.items() for entry in list_awaited_messages(one)]
+    usual = Counter(entry["sizes"] for _, entry in awaited)
+    ends: dict[tuple[str, int], dict[int, str]] = {}
+    for rank, entry in awaited:
+        ends.setdefault((entry["group"], entry["number"]), {})[rank] = entry["sizes"]
+    found = next((sizes for sizes in ends.values() if len(set(sizes.values())) > 1), {})
+    rare = {rank: sizes for rank, sizes in found.items() if usual[sizes] == 1}
+    return rare if len(rare) < len(found) else found
+
+
 def find_highest_message(snapshots: Mapping[int, RankSnapshot], groups: Collection[str]) -> int:
     """Return the highest number of messages between two ranks, apart from these groups; 0 without messages."""
     entries = (entry for snapshot in snapshots.values() for entry in snapshot.entries or ())

@@ -621,23 +621,15 @@ def _is_in_operation(hang: HangAnalysis, rank: int) -> bool:
 def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collection[int]) -> Verdict | None:
     """Judge a hang in which each late rank waits too. The ranks wait in a cycle, or for ranks that are in no group."""
     operations = {rank: collectives.find_current_operation(snapshot) for rank, snapshot in hang.snapshots.items()}
-    messages = [group for group in found if group.is_message]
-    at_messages = {rank for group in messages for rank in group.waiting}
-    highest = collectives.find_highest_message(hang.snapshots, {group.group for group in messages})
-    # A number that no other pair has reached is a message too many, if most of the ranks have gone on.
-    extra = [group for group in messages if group.number > highest]
-    if len({rank for group in extra for rank in group.waiting}) < len({*blocked} - at_messages):
-        found, messages = [group for group in found if group not in extra], [g for g in messages if g not in extra]
-    advanced = {rank for group in messages for rank in group.ranks} - at_messages
-    if advanced and not any(collectives.receives_from_any_rank(hang.snapshots[rank]) for rank in advanced):
-        return _judge_advanced_ranks(hang, sorted(at_messages), advanced, is_at_peers=True)
+    if (verdict := _judge_messages(hang, found)) is not None:
+        return verdict
     cycle = _find_cycle({(rank, late) for group in found for rank in group.waiting for late in group.ranks})
     if cycle:
         fewer = _find_smaller_side([group for group in found if not group.is_message], cycle)
         order = f": {format_ranks(fewer)} used the groups in another order" if fewer else ""
         if not fewer and (fewer := collectives.find_odd_correspondents(hang.snapshots, found, cycle)):
             order = f": only {format_ranks(fewer)} expects messages in this direction"
-        at = "messages" if len(messages) == len(found) else "several process groups"
+        at = "messages" if all(group.is_message for group in found) else "several process groups"
         return hang.build_verdict(
             Fault.DEADLOCK,
             Confidence.LIKELY,
@@ -666,6 +658,42 @@ def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collec
             lambda rank: f"in {operations[rank]}, and no other rank is in a message",
         )
     return hang.build_undetermined_verdict(f"{format_waiting(blocked)}, and no examined rank is missing")
+
+
+def _judge_messages(hang: HangAnalysis, found: Sequence[LateRanks]) -> Verdict | None:
+    """Judge ranks that wait for messages while others wait in collectives; `None` if the messages do not show why."""
+    messages = [group for group in found if group.is_message]
+    highest = collectives.find_highest_message(hang.snapshots, {group.group for group in messages})
+    late = {rank for group in found if not group.is_message for rank in group.ranks}
+    # No pair of ranks has reached such a number.
+    ahead = late & {rank for group in messages if group.number > highest for rank in group.waiting}
+    if ahead:
+        others = {rank for group in found if not group.is_message for rank in group.waiting}
+        return _judge_advanced_ranks(hang, sorted(others), ahead, is_at_peers=True)
+    awaiting = {rank for rank, one in hang.snapshots.items() if collectives.list_awaited_messages(one)}
+    absent = {rank for group in messages for rank in group.ranks} - awaiting
+    if absent:
+        if len(set(collectives.count_messages(hang.snapshots).values())) > 1:
+            return _judge_advanced_ranks(hang, sorted(awaiting), absent, is_at_peers=True)
+        wrong = {rank for group in messages if not absent.isdisjoint(group.ranks) for rank in group.waiting}
+        return hang.build_verdict(
+            Fault.MISMATCH,
+            Confidence.LIKELY if len(wrong) == 1 else Confidence.AMBIGUOUS,
+            f"{hang.describe(wrong)} waits for a message of {format_ranks(absent)}, although each rank has exchanged "
+            "as many messages: it may have chosen another partner",
+            wrong,
+        )
+    differing = collectives.find_differing_messages(hang.snapshots)
+    if not differing:
+        return None
+    return hang.build_verdict(
+        Fault.MISMATCH,
+        Confidence.LIKELY if len(differing) == 1 else Confidence.AMBIGUOUS,
+        f"{hang.describe(differing)} waits in a message with {' and '.join(sorted(set(differing.values())))}, and its "
+        "peer with another size or tag",
+        differing,
+        lambda rank: f"its message has {differing[rank]}",
+    )
 
 
 def _find_smaller_side(found: Sequence[LateRanks], cycle: Collection[int]) -> list[int]:

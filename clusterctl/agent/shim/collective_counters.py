@@ -191,9 +191,13 @@ def _read_current_call() -> tuple[str, int] | None:
 
     The recorder does not contain the source rank, so this function reads the rank from local variables of the call.
     """
+    name = ""
+    # `gather_object` calls `gather` with the rank in the group alone.
     for code, values in _list_torch_calls(_PEERS):
-        peer = next((values[name] for name in _PEERS if isinstance(values.get(name), int)), None)
-        return None if peer is None else (code.co_name, peer)
+        name = name or code.co_name
+        peer = next((values[each] for each in _PEERS if isinstance(values.get(each), int)), None)
+        if peer is not None:
+            return name, peer
     return None
 
 

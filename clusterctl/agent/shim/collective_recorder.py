@@ -33,10 +33,11 @@ _MAX_KEPT, _MAX_TENSORS, _MAX_PAIRS = 40, 8, 16
 class _Call:
     """A begun operation. `work` returns the handle of the operation, or `None` after its end."""
 
-    __slots__ = ("dtypes", "number", "op", "sizes", "work")
+    __slots__ = ("dtypes", "number", "op", "sizes", "tag", "work")
 
-    def __init__(self, op: str, number: int, sizes: list[Any], dtypes: list[Any]) -> None:
-        self.op, self.number, self.sizes, self.dtypes = op, number, sizes, dtypes
+    def __init__(self, op: str, number: int, tensors: list[Any], tag: Any = 0) -> None:
+        self.op, self.number, self.tag = op, number, tag
+        self.sizes, self.dtypes = [each.shape for each in tensors], [each.dtype for each in tensors]
         self.work: Callable[[], Any] | None = None
 
 
@@ -57,7 +58,7 @@ class GroupRecord:
         """Record the begin of an operation."""
         flat = _list_tensors(tensors)
         self._begun += 1
-        call = _Call(op, self._begun, [each.shape for each in flat], [each.dtype for each in flat])
+        call = _Call(op, self._begun, flat)
         if flat and not flat[0].is_cpu:
             self.knows_ends = False
         self._calls.append(call)
@@ -90,7 +91,7 @@ def _to_entry(group: str, call: _Call, *, is_done: bool, is_message: bool = Fals
         "group": group,
         "number": call.number,
         "op": call.op,
-        "sizes": str([list(size) for size in call.sizes]),
+        "sizes": str([list(size) for size in call.sizes]) + (f" tag {call.tag}" if call.tag else ""),
         "dtypes": ",".join(str(dtype).rpartition(".")[2] for dtype in call.dtypes),
         "done": is_done,
         "p2p": is_message,
@@ -236,14 +237,10 @@ def _begin_message(op: str, group: Any, tensors: Any = (), *others: Any, **named
         (name, own), peer = known, "*"
         if op != "recv_anysource":
             peer = (others[0] if others else named["dstRank" if op == "send" else "srcRank"]).__index__()
+            others = others[1:]
         key = f"{name}:{own}->{peer}" if op == "send" else f"{name}:{peer}->{own}"
-        flat = _list_tensors(tensors)
-        call = _Call(
-            op.partition("_")[0],
-            next(_numbers.setdefault(key, count(1))),
-            [each.shape for each in flat],
-            [each.dtype for each in flat],
-        )
+        number, tag = next(_numbers.setdefault(key, count(1))), others[0] if others else named.get("tag", 0)
+        call = _Call(op.partition("_")[0], number, _list_tensors(tensors), tag)
         _messages.pop(key, None)
         _messages[key] = call
     except Exception:  # The message must be sent, even if torch has changed the arguments of methods.

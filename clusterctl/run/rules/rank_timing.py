@@ -261,12 +261,14 @@ def _are_in_step(activities: Iterable[TimedActivities]) -> bool:
 
 
 def _compute_idle_shares(timed: TimedActivities) -> WaitShares | None:
-    """Return the share of time in which a rank used no CPU, for each part of the measured time."""
+    """Return the share of time in which a rank neither used nor lacked a CPU, for each part of the measured time."""
     cuts = [timed[part * (len(timed) - 1) // PARTS] for part in range(PARTS + 1)]
-    return tuple(
-        1.0 - min(1.0, _increase(one.get("cpu_s"), other.get("cpu_s")) / (end - begin))
-        for (begin, one), (end, other) in pairwise(cuts)
-    )
+    shares: list[float] = []
+    for (begin, one), (end, other) in pairwise(cuts):
+        busy_s = _increase(one.get("cpu_s"), other.get("cpu_s"))
+        busy_s += _increase(one.get("starved_s"), other.get("starved_s"))
+        shares.append(1.0 - min(1.0, busy_s / (end - begin)))
+    return tuple(shares)
 
 
 def _compute_socket_shares(timed: TimedActivities) -> WaitShares | None:

@@ -59,7 +59,7 @@ MESSAGES = (
 dist.init_process_group("gloo")
 rank, pair = dist.get_rank(), dist.new_group([0, 1])
 for _ in range(3):
-    dist.send(torch.ones(3), 1) if rank == 0 else dist.recv(torch.ones(3), 0)
+    dist.send(torch.ones(3), 1, tag=7) if rank == 0 else dist.recv(torch.ones(3), 0, tag=7)
 if rank == 1:
     dist.isend(torch.ones(2), 0, group=pair).wait()
     time.sleep(1000)
@@ -86,6 +86,7 @@ def test_both_ranks_count_the_messages_between_them_alike(bench, until, rendezvo
         "1:1->0": (1, "recv", True),
     }
     assert found[1] == {"0:0->1": (3, "recv", True), "1:1->0": (1, "send", True)}
+    assert "[[3]] tag 7" in [entry["sizes"] for entry in entries[1]]
 
 
 def test_entries_of_an_earlier_pause_are_removed(bench, until):

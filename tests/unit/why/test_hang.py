@@ -449,6 +449,54 @@ def test_a_rank_that_waits_for_a_message_too_many_is_named() -> None:
     assert (verdict.cls, named(verdict)) == (Fault.MISMATCH, [3])
 
 
+def test_a_rank_that_leaves_out_a_collective_and_goes_on_to_the_next_message_is_named() -> None:
+    done = [entry(4, op="send", group=f"0:{rank}->{rank + 1}", p2p=True, done=True) for rank in range(3)]
+    first = waiting(entries=(done[0], entry(5, group="1")), setup=setup(0))
+    last = in_messages(3, "5 2->3")
+    last = replace(last, entries=(*(last.entries or ()), entry(4, group="1", done=True)))
+    middle = [
+        replace(one, entries=(done[rank], *(one.entries or ())))
+        for rank, one in ((1, in_messages(1, "5 0->1")), (2, in_messages(2, "5 1->2")))
+    ]
+    verdict = of(first, *middle, last)
+
+    assert (verdict.cls, named(verdict)) == (Fault.MISMATCH, [3])
+
+
+def test_a_rank_that_chooses_another_partner_is_named() -> None:
+    def mixed(rank: int, *messages: str, done: bool) -> tuple[FlightRecorderEntry, ...]:
+        texts = [text.split() for text in messages]
+        return tuple(entry(int(n), op="recv", group=f"0:{pair}", p2p=True, done=done) for n, pair in texts)
+
+    collective = entry(9)
+    left = [
+        waiting(entries=(*mixed(rank, f"5 {rank}->{5 - rank}", f"5 {5 - rank}->{rank}", done=True), collective))
+        for rank in (2, 3)
+    ]
+    chooser = waiting("recv", entries=(*mixed(0, "4 1->0", done=True), *mixed(0, "6 3->0", done=False)))
+    partner = waiting("recv", entries=(*mixed(1, "4 1->0", done=True), *mixed(1, "6 0->1", done=False)))
+    ranks = [chooser, partner, *left]
+    verdict = of(*(replace(one, setup=setup(rank)) for rank, one in enumerate(ranks)))
+
+    assert (verdict.cls, named(verdict)) == (Fault.MISMATCH, [0])
+
+
+def test_the_rank_whose_message_has_another_tag_than_those_of_all_others_is_named() -> None:
+    def tagged(rank: int, op: str, pair: str, tag: int) -> RankSnapshot:
+        one = in_messages(rank, f"7 {pair}", op=op)
+        return replace(one, entries=tuple({**each, "sizes": f"[[16, 64]] tag {tag}"} for each in one.entries or ()))
+
+    verdict = of(
+        tagged(0, "send", "0->1", 8),
+        tagged(1, "recv", "0->1", 7),
+        tagged(2, "recv", "1->2", 7),
+        tagged(3, "recv", "2->3", 7),
+    )
+
+    assert (verdict.cls, named(verdict)) == (Fault.MISMATCH, [0])
+    assert "tag 8" in verdict.summary
+
+
 def test_a_server_that_receives_from_any_rank_is_not_named_for_its_missing_answers() -> None:
     server = in_messages(0, "4 0->1", "4 0->2", "12 *->0")
     verdict = of(server, in_messages(1, "5 0->1"), in_messages(2, "5 0->2"), elsewhere(entries=(), setup=setup(3)))
