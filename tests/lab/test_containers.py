@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +22,6 @@ from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from tests.lab.conftest import NodeFactory
     from tests.lab.node import Node
@@ -36,6 +37,21 @@ def wait_for_more():
         time.sleep(0.1)
 wait_for_more()
 sys.exit(int(os.environ.get("CODE", "0")))
+"""
+
+
+SYSTEM_PYTHON = "/usr/bin/python{}.{}".format(*sys.version_info)
+"""A Python that the image has by its mounts, and that can import the packages of this one."""
+HANG = """\
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+def stand_still():
+    time.sleep(1000)
+for step in range(1000):
+    if step == 30 and dist.get_rank() == 1:
+        stand_still()
+    dist.all_reduce(torch.ones(2))
+    time.sleep(0.1)
 """
 
 
@@ -124,6 +140,38 @@ def test_signals_stacks_and_other_commands_are_as_without_a_container(with_podma
     done = project.run("wait", timeout=60)
     assert (done.returncode, containers(node)) == (100, ""), done.stderr
     assert "SIGSEGV" in project.run("why").stdout
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not Path(SYSTEM_PYTHON).exists(), reason=f"needs {SYSTEM_PYTHON}")
+def test_why_says_of_a_hang_in_a_container_what_it_says_of_one_without(with_podman: Any, project: Project) -> None:
+    made = with_podman(2)
+    (project.folder / "hang.py").write_text(HANG)
+    job = {"script": "hang.py"}
+    more = {"defaults": {"python": SYSTEM_PYTHON}, "stall": {"timeout": "10s", "action": "report"}}
+    packages = Path(getattr(importlib.util.find_spec("torch"), "origin", "")).parents[1]
+    project.declare(
+        made,
+        job,
+        mounts=[*MOUNTS, f"{packages}:/opt/site-packages:ro"],
+        **more,
+        env={"OMP_NUM_THREADS": "1", "PYTHONPATH": "/opt/site-packages"},
+    )
+    inside = judge_hang(project)
+    outside = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(packages)}
+    project.write({node.name: 2 for node in made}, job, **more, env=outside)
+
+    assert judge_hang(project) == inside
+    assert [culprit["rank"] for culprit in inside["culprits"]] == [1]
+
+
+def judge_hang(project: Project) -> dict[str, Any]:
+    """Start a run, wait for its stall, and return the verdict on it without what differs between two runs."""
+    assert project.run("up", "-d", "--no-health", timeout=120).returncode == 0
+    wait_for(lambda: (project.json("status")["stall"] or {}).get("phase") == "confirmed", 90.0, "the stall", every=1.0)
+    verdict: dict[str, Any] = project.json("why")
+    assert project.run("down", timeout=120).returncode == 0
+    return {key: verdict[key] for key in ("kind", "class", "confidence", "summary", "culprits", "waiting", "missing")}
 
 
 @pytest.mark.parametrize(
