@@ -582,11 +582,12 @@ def _judge_advanced_ranks(
     """
     op = next(filter(None, (collectives.find_current_operation(hang.snapshots[rank]) for rank in ranks)), "")
     have, it = ("has", "it") if len(ranks) == 1 else ("have", "they")
+    wait, check = ("waits for its peers", "checks") if len(others) == 1 else ("wait for their peers", "check")
     return hang.build_verdict(
         Fault.MISMATCH,
         Confidence.LIKELY if is_at_peers and len(ranks) == 1 else Confidence.AMBIGUOUS,
         f"{format_ranks(sorted(ranks))} {have} gone on to {op or 'a collective'}, and {hang.describe(others)} "
-        f"{'wait for their peers' if is_at_peers else 'check something again and again'}: "
+        f"{wait if is_at_peers else f'{check} something again and again'}: "
         f"{it} may have left out a part that the others wait for",
         ranks,
         lambda _: "it has gone on without the others",
@@ -679,18 +680,21 @@ def _judge_messages(hang: HangAnalysis, found: Sequence[LateRanks]) -> Verdict |
         return hang.build_verdict(
             Fault.MISMATCH,
             Confidence.LIKELY if len(wrong) == 1 else Confidence.AMBIGUOUS,
-            f"{hang.describe(wrong)} waits for a message of {format_ranks(absent)}, although each rank has exchanged "
-            "as many messages: it may have chosen another partner",
+            f"{hang.describe(wrong)} waited for a message of {format_ranks(absent)}, but all ranks have exchanged the "
+            "same number of messages: perhaps another partner was meant",
             wrong,
         )
     differing = collectives.find_differing_messages(hang.snapshots)
     if not differing:
         return None
+    values = " and ".join(sorted(set(differing.values())))
+    summary = f"{hang.describe(differing)} wait for each other in a message with different sizes or tags: {values}"
+    if len(differing) == 1:
+        summary = f"{hang.describe(differing)} waits in a message with {values}, its peer with another size or tag"
     return hang.build_verdict(
         Fault.MISMATCH,
         Confidence.LIKELY if len(differing) == 1 else Confidence.AMBIGUOUS,
-        f"{hang.describe(differing)} waits in a message with {' and '.join(sorted(set(differing.values())))}, and its "
-        "peer with another size or tag",
+        summary,
         differing,
         lambda rank: f"its message has {differing[rank]}",
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import options
+from clusterctl.cli import check_selection, options
 from clusterctl.cli.base_command import CliCommand, CommonOptions, make_completer
 from clusterctl.cli.option_values import parse_interval_option
 from clusterctl.errors import NotFoundError
@@ -131,13 +131,12 @@ def command(
         chosen = (("--only", only), ("--skip", skip), ("--strict", strict), ("--format", output_format))
         options.refuse_options_with("--history", *probe_options, *chosen, ("--replay", replay), ("--list", is_listing))
         return _print_history(history, console, as_json=as_json)
-    # `--history` does not need these modules.
-    from clusterctl.cli import check_selection
-    from clusterctl.cli import node_check_runs as runs
-
     checks = check_selection.select_checks(only, skip)
     if is_listing:
         return check_selection.print_checks(checks, console, as_json=as_json)
+    # `--history` and `--list` do not need this module, which connects to nodes.
+    from clusterctl.cli import node_check_runs as runs
+
     output = runs.CheckOutput(common.console(), printed, strict=strict, is_verbose=verbose, is_quiet=common.quiet)
     if replay is not None:
         return runs.judge_recording_file(replay, checks, output)
