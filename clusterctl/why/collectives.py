@@ -124,11 +124,6 @@ def list_awaited_messages(snapshot: RankSnapshot) -> list[FlightRecorderEntry]:
             return []
 
 
-def receives_from_any_rank(snapshot: RankSnapshot) -> bool:
-    """Return whether a rank waits for a message of any rank."""
-    return any(_ANY_SOURCE in entry["group"] for entry in list_awaited_messages(snapshot))
-
-
 def _list_unused_pairs(
     snapshots: Mapping[int, RankSnapshot], by_group: Mapping[str, Collection[int]]
 ) -> list[tuple[int, str]]:
@@ -167,11 +162,14 @@ def find_odd_correspondents(
 
 
 def count_messages(snapshots: Mapping[int, RankSnapshot]) -> dict[int, int]:
-    """Return how many messages each rank has begun to send or to receive."""
-    return {
-        rank: sum(entry["number"] for entry in one.entries or () if _MESSAGE in entry["group"])
+    """Return how many messages each rank has begun to send or to receive; nothing if a rank has too many pairs."""
+    numbers = {
+        rank: [entry["number"] for entry in one.entries or () if _MESSAGE in entry["group"]]
         for rank, one in snapshots.items()
     }
+    if any(len(own) >= _MAX_PAIRS for own in numbers.values()):
+        return {}
+    return {rank: sum(own) for rank, own in numbers.items()}
 
 
 def find_differing_messages(snapshots: Mapping[int, RankSnapshot]) -> dict[int, str]:

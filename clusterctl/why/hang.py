@@ -52,7 +52,7 @@ _NO_ROUND = re.compile(r"(?:[._]|\b)(?:fd|fileno|pid|port|seed|rank|src|dst|peer
 _NEW_GROUP = "_new_process_group_helper"
 """The function of `torch.distributed` that creates each process group."""
 _MAX_ERROR = 200
-_ERROR = re.compile(r"(?:error|failed|failure|exception|errno)\b", re.IGNORECASE)
+_ERROR = re.compile(r"\w(?:Error|Exception)\b:|\[Errno \d|\bERROR\b|(?<!\b0 )(?<!\bno )\bfailed\b")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -575,7 +575,7 @@ def _judge_blocker(hang: HangAnalysis, ranks: Collection[int], effect: str = "")
 
 def _judge_advanced_ranks(
     hang: HangAnalysis, others: Sequence[int], ranks: Collection[int], *, is_at_peers: bool
-) -> Verdict | None:
+) -> Verdict:
     """Judge a few ranks that have gone on to a collective, while most ranks still wait for something else.
 
     The others wait for their peers, or check something again and again.
@@ -666,24 +666,15 @@ def _judge_messages(hang: HangAnalysis, found: Sequence[LateRanks]) -> Verdict |
     messages = [group for group in found if group.is_message]
     highest = collectives.find_highest_message(hang.snapshots, {group.group for group in messages})
     late = {rank for group in found if not group.is_message for rank in group.ranks}
-    # No pair of ranks has reached such a number.
-    ahead = late & {rank for group in messages if group.number > highest for rank in group.waiting}
-    if ahead:
+    # Of the other pairs of ranks, none has reached such a number.
+    ahead = late & {rank for group in messages if group.number > highest > 0 for rank in group.waiting}
+    if ahead and 2 * len(ahead) < len(hang.snapshots):
         others = {rank for group in found if not group.is_message for rank in group.waiting}
         return _judge_advanced_ranks(hang, sorted(others), ahead, is_at_peers=True)
     awaiting = {rank for rank, one in hang.snapshots.items() if collectives.list_awaited_messages(one)}
     absent = {rank for group in messages for rank in group.ranks} - awaiting
     if absent:
-        if len(set(collectives.count_messages(hang.snapshots).values())) > 1:
-            return _judge_advanced_ranks(hang, sorted(awaiting), absent, is_at_peers=True)
-        wrong = {rank for group in messages if not absent.isdisjoint(group.ranks) for rank in group.waiting}
-        return hang.build_verdict(
-            Fault.MISMATCH,
-            Confidence.LIKELY if len(wrong) == 1 else Confidence.AMBIGUOUS,
-            f"{hang.describe(wrong)} waited for a message of {format_ranks(absent)}, but all ranks have exchanged the "
-            "same number of messages: perhaps another partner was meant",
-            wrong,
-        )
+        return _judge_absent_partners(hang, messages, awaiting, absent, highest)
     differing = collectives.find_differing_messages(hang.snapshots)
     if not differing:
         return None
@@ -697,6 +688,51 @@ def _judge_messages(hang: HangAnalysis, found: Sequence[LateRanks]) -> Verdict |
         summary,
         differing,
         lambda rank: f"its message has {differing[rank]}",
+    )
+
+
+def _judge_absent_partners(
+    hang: HangAnalysis,
+    messages: Sequence[LateRanks],
+    awaiting: Collection[int],
+    absent: Collection[int],
+    highest: int,
+) -> Verdict:
+    """Judge ranks that have gone on to a collective while others wait for their messages. Either may be wrong.
+
+    Args:
+        hang: The hang.
+        messages: The messages that some ranks have not begun.
+        awaiting: The ranks that wait for a message.
+        absent: The ranks that have not begun a message, and wait for none.
+        highest: The highest number of messages between two ranks that lack none.
+    """
+    lacking = [group for group in messages if not set(absent).isdisjoint(group.ranks)]
+    wrong = {rank for group in lacking for rank in group.waiting}
+    if len(set(collectives.count_messages(hang.snapshots).values())) == 1:
+        return hang.build_verdict(
+            Fault.MISMATCH,
+            Confidence.LIKELY if len(wrong) == 1 else Confidence.AMBIGUOUS,
+            f"{hang.describe(wrong)} waited for a message of {format_ranks(absent)}, but all ranks have exchanged the "
+            "same number of messages: perhaps another partner was meant",
+            wrong,
+        )
+    are_usual = any(group.number == highest for group in lacking)
+    others = hang.snapshots.keys() - set(awaiting)
+    if are_usual or len(awaiting) > len(others):
+        return _judge_advanced_ranks(hang, sorted(awaiting), absent, is_at_peers=True)
+    if len(awaiting) == 1 < len(others):
+        return hang.build_verdict(
+            Fault.MISMATCH,
+            Confidence.LIKELY,
+            f"no rank answers the message of {hang.describe(wrong)}, and {format_waiting(others)} for their peers",
+            wrong,
+        )
+    return hang.build_verdict(
+        Fault.MISMATCH,
+        Confidence.AMBIGUOUS,
+        f"{hang.describe(wrong)} waited for a message of {format_ranks(absent)}, which has gone on without it",
+        {*wrong, *absent},
     )
 
 
@@ -889,18 +925,13 @@ def _find_awaited_client(hang: HangAnalysis, server: int) -> int | None:
     client, socket = clients.popitem() if len(clients) == 1 else (None, None)
     if client is None or socket is None or is_computing(hang.snapshots[server]):
         return None
-    own = hang.awaited_sockets.get(client)
-    # A client that waits for an answer on another connection has sent its request.
-    is_other = (
-        own is not None
-        and own[1] == server
-        and (own[0]["port"], own[0]["peer_port"])
-        != (
-            socket["peer_port"],
-            socket["port"],
-        )
-    )
-    return None if is_other else client
+    awaited, peer = hang.awaited_sockets.get(client, (None, None))
+    if awaited is None or peer != server:
+        return client
+    # This client may have sent its whole request. If the server accepts no other client, it wants more of this one.
+    is_same = (awaited["port"], awaited["peer_port"]) == (socket["peer_port"], socket["port"])
+    has_others = any(other == server and rank != client for rank, other in _find_reads(hang).items())
+    return client if is_same and has_others else None
 
 
 def _judge_client(hang: HangAnalysis, client: int, server: int, effect: str = "") -> Verdict:
@@ -1119,7 +1150,8 @@ def _describe_external_wait(hang: HangAnalysis) -> Verdict:
     position = next(iter(hang.positions.values()))
     wait = f"all ranks wait at {position.where} in {position.op} {awaited}{how}"
     errors = {rank: error for rank, snapshot in hang.snapshots.items() if (error := _find_printed_error(snapshot.tail))}
-    if len(errors) == 1 < len(hang.snapshots):
+    has_other_output = any(snapshot.tail for rank, snapshot in hang.snapshots.items() if rank not in errors)
+    if len(errors) == 1 and has_other_output:
         (error,) = errors.values()
         summary = f"{wait}, and only {hang.evidence.name_ranks(errors)} has printed an error: {error}"
         return hang.build_verdict(

@@ -25,6 +25,8 @@ READINGS_BETWEEN_TIMINGS = 10
 """A dump of a full recorder takes about 30 ms of this rank's CPU, so the times on the GPU are read less often."""
 _MAX_KEPT = 40
 _MAX_GROUPS = 32
+_MAX_ENTRIES = 128
+"""The agent reads as many entries."""
 _DEFAULT_GROUP = "0"
 _FILES = ("torch/distributed/distributed_c10d.py", "torch/distributed/rendezvous.py")
 _PEERS, _SETUP = ("src", "dst"), ("world_size", "rank")
@@ -183,7 +185,8 @@ def _read_newest_entries() -> list[dict[str, Any]]:
             entry["peer"] = call[1]
             break
     # A message that nobody waits for may end later than the collectives, which are then the present operation.
-    return _list_unused_groups() + collective_recorder.list_messages() + found
+    others = _list_unused_groups() + collective_recorder.list_messages()
+    return others + found[-(_MAX_ENTRIES - len(others)) :]
 
 
 def _read_current_call() -> tuple[str, int] | None:

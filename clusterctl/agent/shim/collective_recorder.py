@@ -136,13 +136,10 @@ def list_messages() -> list[dict[str, Any]]:
 def watch_group(name: str, group: Any) -> None:
     """Record the operations of a new process group, unless torch records them itself."""
     records.pop(id(group), None)
-    if isinstance(group, find_name(GROUP)):
-        # A later group may have the name of one that was destroyed.
-        for key in [key for key in _messages if key.startswith(f"{name}:")]:
-            del _messages[key], _numbers[key]
-        _groups[id(group)] = str(name), int(group.rank())
-        for method in MESSAGE_METHODS:
-            _wrap_method(find_name(GROUP), method, _make_message_recorder)
+    try:
+        _watch_messages(str(name), group)
+    except Exception:  # The program gets its group, even if torch has changed it.
+        _groups.pop(id(group), None)
     if records_itself(group):
         return
     record = records[id(group)] = GroupRecord(str(name))
@@ -154,6 +151,20 @@ def watch_group(name: str, group: Any) -> None:
         _wrap_methods(type(group))
     else:
         record.is_blind = True
+
+
+def _watch_messages(name: str, group: Any) -> None:
+    group_class = find_name(GROUP)
+    if group_class is None or not isinstance(group, group_class):
+        return
+    # A later group may have the name of one that was destroyed.
+    for key in tuple(_messages):
+        if key.startswith(f"{name}:"):
+            _messages.pop(key, None)
+            _numbers.pop(key, None)
+    _groups[id(group)] = name, int(group.rank())
+    for method in MESSAGE_METHODS:
+        _wrap_method(group_class, method, _make_message_recorder)
 
 
 def records_itself(group: Any) -> bool:

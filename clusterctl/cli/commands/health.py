@@ -137,7 +137,7 @@ def command(
     # `--history` and `--list` do not need this module, which connects to nodes.
     from clusterctl.cli import node_check_runs as runs
 
-    output = runs.CheckOutput(common.console(), printed, strict=strict, is_verbose=verbose, is_quiet=common.quiet)
+    output = runs.CheckOutput(console, printed, strict=strict, is_verbose=verbose, is_quiet=common.quiet)
     if replay is not None:
         return runs.judge_recording_file(replay, checks, output)
     if rma is not None:

@@ -113,7 +113,9 @@ def _compare_rates(
         ((entry.measure, entry.variant, entry.model), entry) for entry in found if entry.measure in names
     )
     for (measure, variant, model), entries in groups.items():
-        limits = cpu_limits if all(entry.gpu is None for entry in entries) else gpu_limits
+        # The all-reduce of a node has no GPU of its own.
+        is_cpu = all(entry.gpu is None for entry in entries) and not variant.startswith("nccl")
+        limits = cpu_limits if is_cpu else gpu_limits
         rates: dict[_Member, float] = {}
         for entry in entries:
             rates[entry.node, entry.gpu] = max(entry.value or 0.0, rates.get((entry.node, entry.gpu), 0.0))

@@ -29,7 +29,7 @@ PARTS = 3
 _MIN_LOOKS, _MIN_COLLECTIVES = 13, 2
 """The fewest looks and collectives from which a wait share is computed. The shim looks at its rank periodically."""
 _IDLE_WINDOW_S = 120.0
-_FEWEST_COMPARED, _FEWEST_SAMPLES = 3, 6
+_FEWEST_COMPARED, _FEWEST_SAMPLES = 3, 4
 """The fewest ranks, and the fewest samples of a part, by which ranks are compared without collectives."""
 _SAME_RATE = 1.2
 """Ranks that wait for each other in each step take steps at rates that differ by less than this factor."""
@@ -84,17 +84,20 @@ def have_all_ranks_wait_counts(newest: Iterable[ActivitySample]) -> bool:
 def _parse_earlier_samples(lines: Sequence[bytes], last: ActivitySample) -> list[ActivitySample]:
     """Return the first sample of each part of the window, from the attempt of the last sample."""
     lines = [line for line in lines if node_samples.may_be_sample(line, "activity")]
-
-    def is_in_window(line: bytes) -> bool:
-        moment, attempt = _MOMENT.search(line), _ATTEMPT.search(line)
-        if moment is None or attempt is None:
-            return False
-        return int(attempt[1]) == last["attempt"] and float(moment[1]) >= last["m"] - WINDOW_S
-
-    window = lines[bisect_left(lines, True, key=is_in_window) :]
+    window = _select_window(lines, last["attempt"], last["m"] - WINDOW_S)
     chosen = [window[part * len(window) // PARTS] for part in range(PARTS)] if window else []
     parsed = node_samples.parse_samples(chosen, "activity", "m", "ranks", "attempt", fields=WAIT_FIELDS)
     return [s for s in parsed if s["attempt"] == last["attempt"] and 0 < last["m"] - s["m"] <= WINDOW_S]
+
+
+def _select_window(lines: list[bytes], attempt: int, begin: float) -> list[bytes]:
+    """Return the samples of an attempt from a moment on (seconds on the clock of the node), without parsing them."""
+
+    def is_in_window(line: bytes) -> bool:
+        moment, number = _MOMENT.search(line), _ATTEMPT.search(line)
+        return moment is not None and number is not None and int(number[1]) == attempt and float(moment[1]) >= begin
+
+    return lines[bisect_left(lines, True, key=is_in_window) :]
 
 
 # --- of a rank
@@ -223,10 +226,12 @@ def measure_rank_timings(
     timings: dict[int, RankTimeUse] = {}
     activities: dict[int, TimedActivities] = {}
     for own in lines.values():
-        chosen = choose_evenly([line for line in own if node_samples.may_be_sample(line, "activity")], max_lines)
+        samples = [line for line in own if node_samples.may_be_sample(line, "activity")]
+        newest = _MOMENT.search(samples[-1]) if samples else None
+        window = [] if newest is None else _select_window(samples, attempt, float(newest[1]) - WINDOW_S)
+        chosen = choose_evenly(window, max_lines)
         parsed = node_samples.parse_samples(chosen, "activity", "m", "ranks", "attempt", fields=_TIMING_FIELDS)
         read = [sample for sample in parsed if sample["attempt"] == attempt]
-        read = [sample for sample in read if read[-1]["m"] - sample["m"] <= WINDOW_S]
         gpu_clock_mhz = _find_gpu_clock_mhz(own)
         for rank in read[-1]["ranks"] if read else ():
             timed = _list_timed_activities(read, rank)
@@ -234,7 +239,8 @@ def measure_rank_timings(
                 timings[int(rank)] = _measure_timing(timed, gpu_clock_mhz)
                 activities[int(rank)] = timed
     has_collectives = any(_read_look_counts(own)[2] for timed in activities.values() for _, own in timed)
-    if has_collectives or any(timing.gpu_clock_mhz for timing in timings.values()):
+    has_busy_gpu = any(timing.gpu_clock_mhz for timing in timings.values())
+    if has_collectives or has_busy_gpu or len(timings) < _FEWEST_COMPARED:
         return timings  # A rank that uses no CPU may wait for its GPU.
     activities = {
         rank: [each for each in timed if timed[-1][0] - each[0] <= _IDLE_WINDOW_S] for rank, timed in activities.items()
@@ -243,7 +249,7 @@ def measure_rank_timings(
     if _are_in_step(activities.values()):
         compute, basis = _compute_idle_shares, "use of CPUs"
     shares = {rank: compute(timed) for rank, timed in activities.items()}
-    if len(shares) < _FEWEST_COMPARED or None in shares.values():
+    if None in shares.values():
         return timings
     return {rank: replace(one, idle_shares=shares[rank], idle_basis=basis) for rank, one in timings.items()}
 
@@ -257,11 +263,16 @@ def _are_in_step(activities: Iterable[TimedActivities]) -> bool:
             return False
         (begin, first), (end, last) = steps[0], steps[-1]
         rates.append((last - first) / (end - begin))
-    return bool(rates) and 0 < max(rates) <= _SAME_RATE * min(rates)
+    return 0 < max(rates) <= _SAME_RATE * min(rates)
 
 
 def _compute_idle_shares(timed: TimedActivities) -> WaitShares | None:
-    """Return the share of time in which a rank neither used nor lacked a CPU, for each part of the measured time."""
+    """Return the share of time in which a rank neither used nor lacked a CPU, for each part of the measured time.
+
+    `None` with too few samples.
+    """
+    if len(timed) < PARTS * _FEWEST_SAMPLES:
+        return None
     cuts = [timed[part * (len(timed) - 1) // PARTS] for part in range(PARTS + 1)]
     shares: list[float] = []
     for (begin, one), (end, other) in pairwise(cuts):

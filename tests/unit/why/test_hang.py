@@ -450,7 +450,7 @@ def test_a_rank_that_waits_for_a_message_too_many_is_named() -> None:
 
 
 def test_a_rank_that_leaves_out_a_collective_and_goes_on_to_the_next_message_is_named() -> None:
-    done = [entry(4, op="send", group=f"0:{rank}->{rank + 1}", p2p=True, done=True) for rank in range(3)]
+    done = [entry(4, op="recv", group=f"0:{rank + 1}->{rank}", p2p=True, done=True) for rank in range(3)]
     first = waiting(entries=(done[0], entry(5, group="1")), setup=setup(0))
     last = in_messages(3, "5 2->3")
     last = replace(last, entries=(*(last.entries or ()), entry(4, group="1", done=True)))
@@ -461,6 +461,23 @@ def test_a_rank_that_leaves_out_a_collective_and_goes_on_to_the_next_message_is_
     verdict = of(first, *middle, last)
 
     assert (verdict.cls, named(verdict)) == (Fault.MISMATCH, [3])
+
+
+def test_the_first_of_a_chain_of_messages_is_named_if_it_has_gone_on_without_its_message() -> None:
+    sent = tuple(entry(4, op="send", group=f"0:{rank}->{rank + 1}", p2p=True, done=True) for rank in range(3))
+    ranks = [in_messages(rank, f"5 {rank - 1}->{rank}") for rank in (1, 2, 3)]
+    ranks = [replace(one, entries=(*sent[rank : rank + 1], *(one.entries or ()))) for rank, one in enumerate(ranks, 1)]
+    verdict = of(waiting(entries=(sent[0], entry(5)), setup=setup(0)), *ranks)
+
+    assert (verdict.cls, named(verdict)) == (Fault.MISMATCH, [0])
+
+
+def test_of_two_ranks_that_disagree_whether_a_message_follows_both_are_named() -> None:
+    gone_on = waiting(entries=(entry(4, op="send", group="0:0->1", p2p=True, done=True), entry(5)), setup=setup(0))
+    awaits = in_messages(1, "5 0->1")
+    awaits = replace(awaits, entries=(*(awaits.entries or ()), entry(4, done=True)))
+
+    assert named(of(gone_on, awaits)) == [0, 1]
 
 
 def test_a_rank_that_chooses_another_partner_is_named() -> None:

@@ -207,7 +207,7 @@ def test_of_ranks_without_collectives_the_one_that_computes_in_each_common_step_
 ) -> None:
     lines = {
         f"gpu{rank}": [
-            sampled(m, 0, 0, 0, rank=rank, cpu_s=m * used, printed_steps=[5, m * rate]) for m in range(100, 200, 10)
+            sampled(m, 0, 0, 0, rank=rank, cpu_s=m * used, printed_steps=[5, m * rate]) for m in range(100, 250, 10)
         ]
         for rank, (used, rate) in enumerate(zip(cores, rates, strict=True))
     }
@@ -235,6 +235,28 @@ def test_of_ranks_that_wait_at_sockets_the_one_that_does_not_is_slow(
     }
 
     assert list(find_slow_ranks(measure_rank_timings(lines, 0))) == named_ranks
+
+
+def test_of_an_hour_of_samples_the_last_minutes_count() -> None:
+    lines = {
+        f"gpu{rank}": [
+            sampled(m, 0, 0, 0, rank=rank, cpu_s=m * used, printed_steps=[5, m]) for m in range(100, 3700, 10)
+        ]
+        for rank, used in enumerate((0.05, 0.9, 0.02, 0.05))
+    }
+
+    assert list(find_slow_ranks(measure_rank_timings(lines, 0))) == [1]
+
+
+def test_too_few_samples_of_the_last_minutes_show_no_slow_rank() -> None:
+    lines = {
+        f"gpu{rank}": [
+            sampled(m, 0, 0, 0, rank=rank, cpu_s=m * used, printed_steps=[5, m]) for m in range(100, 3700, 50)
+        ]
+        for rank, used in enumerate((0.05, 0.9, 0.02, 0.05))
+    }
+
+    assert find_slow_ranks(measure_rank_timings(lines, 0)) == ()
 
 
 def test_samples_of_an_earlier_attempt_count_for_nothing() -> None:

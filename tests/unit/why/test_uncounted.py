@@ -83,6 +83,21 @@ def test_the_client_is_named_for_whose_data_a_thread_of_the_server_waits() -> No
     assert "a thread of rank 0 waits" in verdict.summary
 
 
+def test_a_server_that_has_read_the_only_request_is_named_itself() -> None:
+    hub = elsewhere(sockets=(answers(2, awaited_by_thread=True),))
+    quiet = [elsewhere(line=90) for _ in range(2)]
+    verdict = of(hub, quiet[0], at_socket(reads(2)), quiet[1])
+
+    assert 2 not in named(verdict)
+
+
+@pytest.mark.parametrize("line", ["epoch 3 val_error 0.12", "0 failed, 3 passed", "mean squared error: 0.3"])
+def test_a_metric_is_no_printed_error(line: str) -> None:
+    polls = [elsewhere(main_age=0.1, tail=("step 9",)) for _ in range(3)]
+
+    assert named(of(*polls, elsewhere(main_age=0.1, tail=(line,)))) == []
+
+
 def test_a_server_that_computes_is_named_itself() -> None:
     hub = elsewhere(sockets=(answers(1), answers(2, awaited_by_thread=True), answers(3)), state="R", wchan="", cpu=1.0)
     verdict = of(hub, at_socket(reads(1)), at_socket(reads(2)), at_socket(reads(3)))
