@@ -137,11 +137,17 @@ def _list_unused_pairs(
         if one.setup and one.entries is not None and len(pairs) < _MAX_PAIRS and _ANY_SOURCE not in "".join(pairs):
             ranks[one.setup["rank"]] = rank
     names = [name for name in by_group if name.startswith(f"{_DEFAULT}:")]
-    ends = ((name, int(end)) for name in names for end in name.partition(":")[2].split(_MESSAGE))
+    ends = ((name, int(end)) for name in names for end in _split_pair(name))
     return [(ranks[end], name) for name, end in ends if end in ranks and ranks[end] not in by_group[name]]
 
 
-def find_odd_correspondents(
+def _split_pair(group: str) -> tuple[str, str]:
+    """Return the source and the destination in the name of a pair of ranks."""
+    source, _, destination = group.rpartition(":")[2].partition(_MESSAGE)
+    return source, destination
+
+
+def find_odd_receivers(
     snapshots: Mapping[int, RankSnapshot], found: Collection[LateRanks], cycle: Collection[int]
 ) -> list[int]:
     """Return the ranks of a cycle that alone wait for a message of this kind, if the others do what most ranks do.
@@ -149,12 +155,12 @@ def find_odd_correspondents(
     Most ranks send to the same rank, or receive from the same rank, as when one rank collects the parts of all others.
     """
     names = {e["group"] for one in snapshots.values() for e in one.entries or () if _MESSAGE in e["group"]}
-    pairs = [tuple(name.rpartition(":")[2].split(_MESSAGE)) for name in names]
+    pairs = list(map(_split_pair, names))
     sources, destinations = Counter(source for source, _ in pairs), Counter(destination for _, destination in pairs)
     alike: dict[int, int] = {}
     for group in found:
         if group.is_message:
-            source, destination = group.group.rpartition(":")[2].split(_MESSAGE)
+            source, destination = _split_pair(group.group)
             alike |= dict.fromkeys(group.waiting, max(sources[source], destinations[destination]))
     usual = [rank for rank in cycle if 2 * alike.get(rank, 0) > len(snapshots)]
     odd = [rank for rank in cycle if alike.get(rank) == 1]

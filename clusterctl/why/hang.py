@@ -628,7 +628,7 @@ def _judge_cycle(hang: HangAnalysis, found: Sequence[LateRanks], blocked: Collec
     if cycle:
         fewer = _find_smaller_side([group for group in found if not group.is_message], cycle)
         order = f": {format_ranks(fewer)} used the groups in another order" if fewer else ""
-        if not fewer and (fewer := collectives.find_odd_correspondents(hang.snapshots, found, cycle)):
+        if not fewer and (fewer := collectives.find_odd_receivers(hang.snapshots, found, cycle)):
             order = f": only {format_ranks(fewer)} expects messages in this direction"
         at = "messages" if all(group.is_message for group in found) else "several process groups"
         return hang.build_verdict(
@@ -695,7 +695,7 @@ def _judge_absent_partners(
     hang: HangAnalysis,
     messages: Sequence[LateRanks],
     awaiting: Collection[int],
-    absent: Collection[int],
+    partners: Collection[int],
     highest: int,
 ) -> Verdict:
     """Judge ranks that have gone on to a collective while others wait for their messages. Either may be wrong.
@@ -704,35 +704,35 @@ def _judge_absent_partners(
         hang: The hang.
         messages: The messages that some ranks have not begun.
         awaiting: The ranks that wait for a message.
-        absent: The ranks that have not begun a message, and wait for none.
+        partners: The ranks that have not begun a message, and wait for none.
         highest: The highest number of messages between two ranks that lack none.
     """
-    lacking = [group for group in messages if not set(absent).isdisjoint(group.ranks)]
-    wrong = {rank for group in lacking for rank in group.waiting}
+    missing = [group for group in messages if not set(partners).isdisjoint(group.ranks)]
+    waiting = {rank for group in missing for rank in group.waiting}
     if len(set(collectives.count_messages(hang.snapshots).values())) == 1:
         return hang.build_verdict(
             Fault.MISMATCH,
-            Confidence.LIKELY if len(wrong) == 1 else Confidence.AMBIGUOUS,
-            f"{hang.describe(wrong)} waited for a message of {format_ranks(absent)}, but all ranks have exchanged the "
-            "same number of messages: perhaps another partner was meant",
-            wrong,
+            Confidence.LIKELY if len(waiting) == 1 else Confidence.AMBIGUOUS,
+            f"{hang.describe(waiting)} waited for a message of {format_ranks(partners)}, but all ranks have exchanged "
+            "the same number of messages: perhaps another partner was meant",
+            waiting,
         )
-    are_usual = any(group.number == highest for group in lacking)
+    has_usual_number = any(group.number == highest for group in missing)
     others = hang.snapshots.keys() - set(awaiting)
-    if are_usual or len(awaiting) > len(others):
-        return _judge_advanced_ranks(hang, sorted(awaiting), absent, is_at_peers=True)
+    if has_usual_number or len(awaiting) > len(others):
+        return _judge_advanced_ranks(hang, sorted(awaiting), partners, is_at_peers=True)
     if len(awaiting) == 1 < len(others):
         return hang.build_verdict(
             Fault.MISMATCH,
             Confidence.LIKELY,
-            f"no rank answers the message of {hang.describe(wrong)}, and {format_waiting(others)} for their peers",
-            wrong,
+            f"no rank answers the message of {hang.describe(waiting)}, and {format_waiting(others)} for their peers",
+            waiting,
         )
     return hang.build_verdict(
         Fault.MISMATCH,
         Confidence.AMBIGUOUS,
-        f"{hang.describe(wrong)} waited for a message of {format_ranks(absent)}, which has gone on without it",
-        {*wrong, *absent},
+        f"{hang.describe(waiting)} waited for a message of {format_ranks(partners)}, and they went on without it",
+        {*waiting, *partners},
     )
 
 

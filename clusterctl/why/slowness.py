@@ -1,8 +1,7 @@
 """Judges a run that makes progress: finds ranks that the others wait for, and slow starts.
 
-A rank is slow if it waits for its peers much less than the others do. Without collectives, the use of CPUs
-and the waits for sockets show who waits. The reason is taken from timings, health
-problems and wait channels of the kernel.
+A rank is slow if it waits for its peers much less than the others do. Without collectives, the use of CPUs and
+the waits for sockets show who waits. The reason is taken from timings, health problems and wait channels of the kernel.
 """
 
 from __future__ import annotations
@@ -150,9 +149,9 @@ def judge_stragglers(evidence: Evidence) -> Verdict | None:
     why = f": {common.pop()}" if len(common) == 1 and "" not in common else ""
     are = f"{evidence.name_ranks(found)} {'are' if len(found) > 1 else 'is'}"
     basis = timings[found[0]].idle_basis
-    they = f"{'probably ' if basis else ''}wait for it {share:.0%} of the time" + (
-        f", by their {basis}" if basis else ""
-    )
+    they = f"wait for it {share:.0%} of the time"
+    if basis:
+        they = f"probably {they}, by their {basis}"
 
     def describe(rank: Rank) -> str:
         reason = reasons[rank.rank]
